@@ -1,0 +1,172 @@
+"""Lay the queue on one pinned release (and take it off again), and prove the result.
+
+pins -> source -> series and guards -> selected patches -> strict replay -> build aside with quilt -> compare with the
+replay, byte for byte -> provenance -> rename into work/<tag>/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import quilt as quilts
+from . import series, source
+from .lint import lint
+from .outcome import Outcome, Problem, Refused
+from .patchfile import Patch
+from .pins import Pin
+from .replay import Replay, Step, replay
+from .series import OVERLAY_PATCH, Queue, as_patch
+from .source import Source
+from .tree import differing, hash_listing, list_folder, sha256
+from .worktree import Inspection, State, WorkTree, write_patches, write_record
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an apply (or unapply) did. steps: every patch of the queue, selected or not, with its outcome and reason."""
+
+    pin: Pin
+    outcome: Outcome
+    path: Path
+    steps: tuple[Step, ...]
+    reasons: dict[str, str] = field(default_factory=dict)
+    record: dict = field(default_factory=dict)
+
+
+def load_queue(root: Path) -> Queue:
+    """The queue below `root`. Raises Refused with everything that lint has against it: no broken queue is ever laid."""
+    queue, problems = series.read(root)
+    problems += lint(root, queue)
+    if problems:
+        raise Refused(problems)
+    return queue
+
+
+def select(queue: Queue, pin: Pin) -> list[Patch]:
+    """The patches for this pin. Raises Refused when there is none and pins.toml does not say why, or says so wrongly."""
+    patches = queue.select(pin.version)
+    if not patches and not pin.no_patches:
+        raise Refused(Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", "correct the guards, or give the reason as no_patches in upstream/pins.toml"))
+    if patches and pin.no_patches:
+        raise Refused(Problem("stale-no-patches", pin.tag, f"pins.toml says there is no patch ({pin.no_patches}), but {patches[0].name} is for it", "remove no_patches"))
+    return patches
+
+
+def replay_on(queue: Queue, patches: list[Patch], origin: Source) -> Replay:
+    """The strict replay of the selection on a pristine release."""
+    return replay(patches, queue.overlay_for(patches), origin.read, origin.pin.tag)
+
+
+def stack(queue: Queue, patches: list[Patch]) -> dict[str, bytes]:
+    """What quilt pushes, in order: the overlay as one generated patch (where one is needed), then the patches."""
+    overlay = queue.overlay_for(patches)
+    return ({OVERLAY_PATCH: as_patch(overlay)} if overlay else {}) | {patch.name: patch.content for patch in patches}
+
+
+def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = False) -> Report:
+    """Make work/<tag>/ the pinned release with the queue on it.
+
+    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed, when anything at all
+    is wrong: a broken queue, a source that is not the pinned one, a hunk that does not fit, edits that would be lost.
+    """
+    queue = load_queue(root)
+    patches = select(queue, pin)
+    pristine = source.fetch(pin, origin, say)
+    planned = replay_on(queue, patches, pristine)
+    if planned.problems:
+        raise Refused(planned.problems)
+    pushed = stack(queue, patches)
+    tree = WorkTree(root, pin.tag)
+    quilt = quilts.find(source.cache_folder(), say)
+    with tree.locked(say) as lock:
+        found = tree.inspect()
+        if found.state is State.APPLIED and found.record["queue"] == _queue_hash(pushed) and found.record["source"]["sha256"] == pristine.sha256:
+            return _report(queue, pin, tree, Outcome.ALREADY_APPLIED, patches, found.record)
+        refuse_to_lose(tree, found, discard)
+        record, listing = _build(tree, queue, patches, pushed, pristine, planned, quilt, lock)
+        tree.finish(listing)
+    outcome = Outcome.APPLIED if patches else Outcome.EMPTY
+    return _report(queue, pin, tree, outcome, patches, record)
+
+
+def unapply(root: Path, pin: Pin, say: Say) -> Report:
+    """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the pristine tree is back."""
+    tree = WorkTree(root, pin.tag)
+    quilt = quilts.find(source.cache_folder(), say)
+    with tree.locked(say) as lock:
+        found = tree.inspect()
+        if found.state is State.ABSENT:
+            raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"`nox -s apply -- {pin.tag}` makes it"))
+        if found.state is State.UNAPPLIED:
+            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
+        refuse_to_lose(tree, found, discard=False)
+        aside = tree.start(copy=True)
+        quilt.run(aside, "pop", "-a", lock=lock)
+        listing = list_folder(aside)
+        if hash_listing(listing) != found.record["tree"]["before"]:
+            raise Refused(Problem(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", "popping every patch did not bring the pristine tree back", "`nox -s apply -- --discard` builds it anew"))
+        tree.finish(listing)
+    return Report(pin, Outcome.APPLIED, tree.path, (), record=found.record)
+
+
+def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
+    """Raise Refused where replacing the tree would lose what the user has in it, unless told to discard that."""
+    where = f"work/{tree.tag}"
+    if found.strangers:
+        raise Refused(Problem("strangers", where, f"holds files of yours: {' '.join(found.strangers[:5])}", "move them out of the tree"))
+    if discard:
+        return
+    if found.state is State.FOREIGN:
+        raise Refused(Problem("foreign-tree", where, "is there, but this tool did not make it", "move it away, or `nox -s apply -- --discard` to replace it"))
+    if found.state is State.CHANGED:
+        files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
+        shown = " ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+        raise Refused(
+            Problem("edited-tree", where, f"has edits that the queue does not hold: {shown or 'patches partly popped'}", f"`nox -s refresh -- {tree.tag}` writes them back to patches/; `nox -s apply -- {tree.tag} --discard` throws them away")
+        )  # fmt: skip
+
+
+def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str, bytes], pristine: Source, planned: Replay, quilt: quilts.Quilt, lock: int) -> tuple[dict, dict[str, str]]:
+    """Unpack, push, compare: the tree aside is right in every byte when this returns its record and listing."""
+    aside = tree.start()
+    before = pristine.unpack(aside)
+    write_patches(aside, pushed)
+    if pushed:
+        quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
+    if quilts.applied(aside) != list(pushed):
+        raise Refused(Problem("engines-disagree", tree.tag, f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}", "report this"))
+    expected = before | {path: sha256(content) for path, content in planned.files.items()}
+    after = list_folder(aside)
+    if after != expected:
+        raise Refused(Problem("engines-disagree", tree.tag, f"quilt and the replay made different files: {' '.join(differing(after, expected)[:5])}", "report this"))
+    record = {
+        "version": str(pristine.pin.version),
+        "tag": pristine.pin.tag,
+        "source": {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256},
+        "queue": _queue_hash(pushed),
+        "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
+        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(queue.overlay_for(patches).items())],
+        "tree": {"before": hash_listing(before), "after": hash_listing(after)},
+    }
+    write_record(aside, record)
+    return record, after
+
+
+def _queue_hash(pushed: dict[str, bytes]) -> str:
+    """The identity of what is laid on one release: names and contents, in order."""
+    return "sha256:" + sha256("".join(f"{sha256(content)}  {name}\n" for name, content in pushed.items()).encode())
+
+
+def _report(queue: Queue, pin: Pin, tree: WorkTree, outcome: Outcome, patches: list[Patch], record: dict) -> Report:
+    selected = {patch.name for patch in patches}
+    each = outcome if outcome.good and outcome is not Outcome.EMPTY else Outcome.NOT_SELECTED
+    steps, reasons = [], {}
+    for entry in queue.entries:
+        chosen = entry.name in selected
+        steps.append(Step(entry.name, each if chosen else Outcome.NOT_SELECTED))
+        reasons[entry.name] = queue.header(entry.name).get("Subject") if chosen else f"for {entry.guard}"
+    return Report(pin, outcome, tree.path, tuple(steps), reasons, record)

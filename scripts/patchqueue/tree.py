@@ -1,0 +1,58 @@
+"""The identity of a tree: a hash of its file names and contents.
+
+A *listing* maps a path in upstream's git layout ("python/sglang/version.py") to the sha256 of the file's bytes, in hex.
+The tree hash is the sha256 of `sha256sum`'s own output over the sorted paths, so anyone can check it without this tool:
+
+    find python -type f ! -name '*.so' | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOTS = ("python", "test")  # what of a work tree is upstream's; everything else there is the queue's or the user's own
+GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git checkout has none
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def is_part_of_tree(path: str) -> bool:
+    """Compiled extensions differ per platform and byte code per run: neither is part of a tree's identity."""
+    return not path.endswith((".so", ".pyc")) and "/__pycache__/" not in path
+
+
+def hash_listing(listing: Mapping[str, str]) -> str:
+    """The tree hash of a listing, as "sha256:<hex>"."""
+    lines = (f"{digest}  {path}\n" for path, digest in sorted(listing.items()))
+    return "sha256:" + sha256("".join(lines).encode())
+
+
+def python_part(listing: Mapping[str, str]) -> dict[str, str]:
+    """What a release's wheel and its git tag have in common: sglang's Python files, less the generated one."""
+    return {
+        path: digest
+        for path, digest in listing.items()
+        if path.startswith("python/sglang/") and path.endswith(".py") and path != GENERATED
+    }
+
+
+def list_folder(folder: Path) -> dict[str, str]:
+    """The listing of a work tree on disk (links are not followed: a linked file counts by its target's name)."""
+    listing = {}
+    for root in ROOTS:
+        for path in (folder / root).rglob("*"):
+            name = path.relative_to(folder).as_posix()
+            if path.is_symlink():
+                listing[name] = sha256(b"link to " + str(path.readlink()).encode())
+            elif path.is_file() and is_part_of_tree(name):
+                listing[name] = sha256(path.read_bytes())
+    return listing
+
+
+def differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
+    """The paths that are not the same in both, sorted."""
+    return sorted(path for path in left.keys() | right.keys() if left.get(path) != right.get(path))
