@@ -15,7 +15,9 @@
 # ///
 """The project's sessions. Each chooses what to run; the work is done by scripts/patchqueue.
 
-Words after `--` name revisions (v0.5.9) and go to every session of the call: `nox -s apply test -- v0.5.9`.
+Words after `--` name revisions and go to every session of the call:
+    nox -s apply test -- v0.5.9
+    nox -s check -- --help        what else a session takes
 """
 
 import sys
@@ -33,17 +35,67 @@ def patchqueue(session: nox.Session, command: str, *words: str) -> None:
 
 @nox.session
 def apply(session: nox.Session) -> None:
-    """Lay the queue on a release, in work/TAG/ (default: v0.5.9; --all, --from PATH|URL, --discard)."""
+    """Lay the queue on a release, in work/TAG/."""
     patchqueue(session, "apply", *session.posargs)
 
 
 @nox.session(default=False)
 def unapply(session: nox.Session) -> None:
-    """Take it off again: back to the pristine release."""
+    """Take it off again, back to the pristine release."""
     patchqueue(session, "unapply", *session.posargs)
 
 
 @nox.session(default=False)
 def check(session: nox.Session) -> None:
-    """Lint the queue and replay it in memory on every pin."""
+    """Lint the queue and replay it in memory, on every pin."""
     patchqueue(session, "check", *session.posargs)
+
+
+@nox.session
+def test(session: nox.Session) -> None:
+    """Prove it without a GPU: check, tests/queue, tests/revision."""
+    patchqueue(session, "check")
+    session.run(sys.executable, "-m", "pytest", "tests/queue", external=True)
+    patchqueue(session, "test", *session.posargs)
+
+
+@nox.session(default=False)
+def refresh(session: nox.Session) -> None:
+    """Write edits in work/TAG/ back to patches/, series and overlay/."""
+    patchqueue(session, "refresh", *session.posargs)
+
+
+@nox.session(default=False)
+def new(session: nox.Session) -> None:
+    """Start a patch on top of work/TAG/: nox -s new -- v0.5.9 topic/verb-object."""
+    patchqueue(session, "new", *session.posargs)
+
+
+@nox.session(default=False)
+def quilt(session: nox.Session) -> None:
+    """Run quilt in work/TAG/: nox -s quilt -- v0.5.9 pop -a."""
+    patchqueue(session, "quilt", *session.posargs)
+
+
+@nox.session(default=False)
+def pin(session: nox.Session) -> None:
+    """Add a release: nox -s pin -- 0.5.24."""
+    patchqueue(session, "pin", *session.posargs)
+
+
+@nox.session(default=False)
+def lock(session: nox.Session) -> None:
+    """Resolve a release's test environment as of its pinned day."""
+    patchqueue(session, "lock", *session.posargs)
+
+
+@nox.session(default=False)
+def matrix(session: nox.Session) -> None:
+    """Print the revisions that have an environment as JSON, for CI."""
+    patchqueue(session, "matrix", *session.posargs)
+
+
+@nox.session(default=False)
+def figures(session: nox.Session) -> None:
+    """Measure apply and check: times, kills, two at once, bad input."""
+    session.run(sys.executable, "scripts/figures/queue_figures.py", *session.posargs, external=True)

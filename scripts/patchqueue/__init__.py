@@ -1,5 +1,6 @@
 """Lay an ordered patch series and its overlay files on pinned sglang releases, and prove what was done.
 
 Floors, low to high; no module imports from a higher one:
-outcome · pins patchfile tree · series source quilt · replay lint probe · worktree · apply check pin lock environment · cli
+outcome tree locking header · pins patchfile · series source quilt · replay lint probe · worktree · apply pin standins lock ·
+environment check refresh · testing · cli
 """

@@ -16,7 +16,8 @@ from .lint import lint
 from .outcome import Outcome, Problem, Refused
 from .patchfile import Patch
 from .pins import Pin
-from .replay import Replay, Step, replay
+from .probe import probe
+from .replay import Replay, replay
 from .series import OVERLAY_PATCH, Queue, as_patch
 from .source import Source
 from .tree import differing, hash_listing, list_folder, sha256
@@ -26,14 +27,22 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Row:
+    """One patch (all its variants together) in a report. why: its subject where it was laid, else why it was not."""
+
+    patch: str
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True)
 class Report:
-    """What an apply (or unapply) did. steps: every patch of the queue, selected or not, with its outcome and reason."""
+    """What an apply or unapply did. rows: every patch of the queue; record: the tree's provenance."""
 
     pin: Pin
     outcome: Outcome
     path: Path
-    steps: tuple[Step, ...]
-    reasons: dict[str, str] = field(default_factory=dict)
+    rows: tuple[Row, ...]
     record: dict = field(default_factory=dict)
 
 
@@ -85,12 +94,12 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
     with tree.locked(say) as lock:
         found = tree.inspect()
         if found.state is State.APPLIED and found.record["queue"] == _queue_hash(pushed) and found.record["source"]["sha256"] == pristine.sha256:
-            return _report(queue, pin, tree, Outcome.ALREADY_APPLIED, patches, found.record)
+            return _report(queue, pristine, tree, Outcome.ALREADY_APPLIED, patches, found.record)
         refuse_to_lose(tree, found, discard)
         record, listing = _build(tree, queue, patches, pushed, pristine, planned, quilt, lock)
         tree.finish(listing)
     outcome = Outcome.APPLIED if patches else Outcome.EMPTY
-    return _report(queue, pin, tree, outcome, patches, record)
+    return _report(queue, pristine, tree, outcome, patches, record)
 
 
 def unapply(root: Path, pin: Pin, say: Say) -> Report:
@@ -122,6 +131,9 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
         return
     if found.state is State.FOREIGN:
         raise Refused(Problem("foreign-tree", where, "is there, but this tool did not make it", "move it away, or `nox -s apply -- --discard` to replace it"))
+    popped = len(found.record["patches"]) - len(quilts.applied(tree.path)) if found.record else 0
+    if found.state is State.CHANGED and popped and not found.edited_patches:
+        raise Refused(Problem("popped-tree", where, f"{popped} of its {len(found.record['patches'])} patches are popped", f"`quilt push -a` in it, or `nox -s apply -- {tree.tag} --discard`"))
     if found.state is State.CHANGED:
         files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
         shown = " ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
@@ -161,12 +173,16 @@ def _queue_hash(pushed: dict[str, bytes]) -> str:
     return "sha256:" + sha256("".join(f"{sha256(content)}  {name}\n" for name, content in pushed.items()).encode())
 
 
-def _report(queue: Queue, pin: Pin, tree: WorkTree, outcome: Outcome, patches: list[Patch], record: dict) -> Report:
-    selected = {patch.name for patch in patches}
-    each = outcome if outcome.good and outcome is not Outcome.EMPTY else Outcome.NOT_SELECTED
-    steps, reasons = [], {}
-    for entry in queue.entries:
-        chosen = entry.name in selected
-        steps.append(Step(entry.name, each if chosen else Outcome.NOT_SELECTED))
-        reasons[entry.name] = queue.header(entry.name).get("Subject") if chosen else f"for {entry.guard}"
-    return Report(pin, outcome, tree.path, tuple(steps), reasons, record)
+def _report(queue: Queue, pristine: Source, tree: WorkTree, outcome: Outcome, patches: list[Patch], record: dict) -> Report:
+    selected = {queue.base(patch.name) for patch in patches}
+    rows = []
+    for finding in probe(queue, pristine.pin, pristine.read):
+        header = queue.header(finding.patch)
+        if finding.patch in selected:
+            rows.append(Row(finding.patch, outcome, header.get("Subject")))
+        elif finding.outcome is Outcome.MERGED_UPSTREAM:
+            merged = header.get("Upstream-Status").partition("Merged ")[2]
+            rows.append(Row(finding.patch, finding.outcome, f"since {merged}" if merged else "the release has it"))
+        else:
+            rows.append(Row(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given"))
+    return Report(pristine.pin, outcome, tree.path, tuple(rows), record)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import sys
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from . import pins as pinning
+from . import quilt as quilts
 from .apply import Report, apply, unapply
 from .check import CheckReport, check
+from .header import documentation
+from .lock import LockFailed, compile_lock
 from .outcome import Outcome, Problem, Refused
+from .pin import add as add_pin
 from .pins import Pin, Pins
+from .refresh import new, refresh
+from .source import cache_folder
+from .testing import has_environment, lock_file, test_revision
+from .worktree import State, WorkTree
 
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
 OUT = Console(highlight=False, soft_wrap=False)
@@ -42,10 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the project's folder (default: this one)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run, text: str, revisions: str) -> argparse.ArgumentParser:
+    def command(name: str, run, text: str, default: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(run=run)
-        added.add_argument("revisions", nargs="*", metavar="REVISION", help=f"v0.5.9 or 0.5.9 (default: {revisions})")
+        added.add_argument("words", nargs="*", metavar="REVISION", help=f"v0.5.9 or 0.5.9 (default: {default})")
         added.add_argument("--all", action="store_true", help="every pinned revision")
         added.add_argument("--from", dest="origin", metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
         added.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
@@ -54,13 +63,24 @@ def _parser() -> argparse.ArgumentParser:
     command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin")
     command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
+    command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested").add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
+    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", "the default pin").add_argument("--add", action="store_true", help="take edits of files that are in no patch into the top one")
+    command("new", _new, "start an empty patch topic/verb-object on top of work/TAG/", "the default pin")
+    command("pin", _pin, "add a release to upstream/pins.toml", "none; name one, as 0.5.24")
+    command("lock", _lock, "resolve a release's environment anew as of its pinned day", "the default pin")
+    command("matrix", _matrix, "print the revisions that have an environment as JSON, for CI", "every pin")
+    own = commands.add_parser("quilt", help="run quilt in work/TAG/, as apply does (for hosts without one)", description="Run quilt in work/TAG/.")
+    own.set_defaults(run=_quilt)
+    own.add_argument("revision", metavar="REVISION")
+    own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …")
+    commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)
     return parser
 
 
 def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> list[Pin]:
     if options.all:
         return list(pins.all)
-    return [pins.find(name) for name in options.revisions] or list(default)
+    return [pins.find(name) for name in options.words] or list(default)
 
 
 def _apply(options: argparse.Namespace) -> int:
@@ -77,7 +97,7 @@ def _unapply(options: argparse.Namespace) -> int:
     for pin in _chosen(options, pins, [pins.default]):
         report = unapply(options.root, pin, _say)
         done = "was pristine already" if report.outcome is Outcome.ALREADY_APPLIED else "is pristine again"
-        OUT.print(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}")
+        OUT.print(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}", soft_wrap=True)
     return 0
 
 
@@ -90,18 +110,108 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if report.all_problems else 0
 
 
+def _test(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    chosen = _chosen(options, pins, pins.tested or [pins.default])
+    without = [pin for pin in chosen if not has_environment(options.root, pin)]
+    if without and not options.all:
+        raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"`nox -s lock -- {pin.tag}` makes one") for pin in without])
+    words = ["-k", options.expression] if options.expression else []
+    results = []
+    for pin in (pin for pin in chosen if pin not in without):
+        OUT.rule(f"{pin.tag}", align="left", style="dim")
+        OUT.file.flush()
+        results.append(test_revision(options.root, pin, options.origin, words, _say))
+    for result in results:
+        verdict = Text("passed", "green") if result.passed else Text(f"failed (pytest exit code {result.exit_code})", "red")
+        OUT.print(f"{result.pin.tag}:", verdict, "(the tree has edits of yours)" if result.as_it_stands else "")
+    for pin in without:
+        OUT.print(f"{pin.tag}: [yellow]not tested[/], it has no environment")
+    return 0 if all(result.passed for result in results) else 1
+
+
+def _refresh(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    for pin in _chosen(options, pins, [pins.default]):
+        written, report = refresh(options.root, pins, pin, options.add, _say)
+        for file in written:
+            OUT.print(f"{file.path}: {file.why}")
+        if not written:
+            OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
+        if report is None:
+            raise Refused(Problem("unfinished", "the queue", "was written, but is not complete yet (see above)", f"fill in the header in patches/, then `nox -s refresh -- {pin.tag}` again"))
+    return 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    names = [word for word in options.words if "/" in word]
+    revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
+    if len(names) != 1 or len(revisions) != 1:
+        raise Refused(Problem("bad-words", "new", "takes one name and at most one revision", "`nox -s new -- v0.5.9 topic/verb-object`"))
+    file = new(options.root, revisions[0], names[0], _say)
+    tree = f"work/{revisions[0].tag}"
+    OUT.print(f"{_relative(file, options.root)} is the top patch of {tree} now. In {tree}:")
+    OUT.print("  quilt add python/sglang/…   before you edit a file\n  quilt header -e             to fill in its header")
+    OUT.print(f"then `nox -s refresh -- {revisions[0].tag}` writes it to patches/ and series.")
+    return 0
+
+
+def _pin(options: argparse.Namespace) -> int:
+    if not options.words:
+        raise Refused(Problem("bad-words", "pin", "which release?", "`nox -s pin -- 0.5.24`"))
+    for word in options.words:
+        pin = add_pin(options.root, word, options.origin, _say)
+        OUT.print(f"{pin.tag}: {len(pin.wheels)} wheels with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
+    return 0
+
+
+def _lock(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    for pin in _chosen(options, pins, [pins.default]):
+        file = lock_file(options.root, pin)
+        try:
+            compile_lock(str(pin.version), pin.resolve_as_of, file)
+        except LockFailed as failure:
+            raise Refused(Problem("no-lock", pin.tag, failure.what, failure.next_step)) from None
+        OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
+    return 0
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    rows = [{"revision": pin.tag} for pin in _chosen(options, pins, pins.all) if has_environment(options.root, pin)]
+    print(json.dumps({"include": rows}))
+    return 0
+
+
+def _quilt(options: argparse.Namespace) -> int:
+    pin = pinning.load(options.root).find(options.revision)
+    tree = WorkTree(options.root, pin.tag)
+    if tree.inspect().state is State.ABSENT:
+        raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"`nox -s apply -- {pin.tag}` makes it"))
+    engine = quilts.find(cache_folder(), _say)
+    with tree.locked(_say):
+        return subprocess.run([engine.command, *(options.arguments or ["--help"])], cwd=tree.path, env=engine.environment()).returncode
+
+
+def _fields(options: argparse.Namespace) -> int:
+    print(documentation())
+    return 0
+
+
 def _show_apply(report: Report, root: Path, seconds: float) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("patch", "outcome", "why"):
-        table.add_column(name, no_wrap=name == "outcome", overflow="fold")
-    for step in report.steps:
-        table.add_row(step.patch.removesuffix(".patch"), Text(str(step.outcome), COLOURS.get(step.outcome, "red")), report.reasons[step.patch])
+        table.add_column(name, no_wrap=name != "why", overflow="fold")
+    for row in report.rows:
+        table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), row.why)
     OUT.print(table)
     if report.outcome is Outcome.EMPTY:
         OUT.print(f"[yellow]No patch is for {report.pin.tag}[/]: {report.pin.no_patches}.")
-    count = sum(step.outcome is not Outcome.NOT_SELECTED for step in report.steps)
     record = report.record
-    OUT.print(f"{_relative(report.path, root)}: {record['version']} from {record['source']['name']}, {count} of {len(report.steps)} patches {report.outcome}, {len(record['overlay'])} overlay files, {seconds:.1f} s")
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {len(record['overlay'])} overlay files"
+    OUT.print(f"{_relative(report.path, root)}: {record['version']} from {record['source']['name']}, {counts}, {seconds:.1f} s", soft_wrap=True)
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)
 
 

@@ -106,6 +106,8 @@ def parse(text: str) -> tuple[Header, list[str]]:
     """The header in `text` (everything before the first diff line), and what is unreadable in it."""
     message = message_from_string(text)
     complaints = [type(defect).__name__ for defect in message.defects]
+    if message.get_unixfrom():
+        complaints.append(f"a mail's first line: {message.get_unixfrom()!r}")
     body = message.get_payload()
     if isinstance(body, str) and body.strip():
         complaints.append(f"text that belongs to no field: {body.strip().splitlines()[0]!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from .outcome import Problem
@@ -15,7 +16,7 @@ def lint(root: Path, queue: Queue) -> list[Problem]:
 
 def _guards(queue: Queue) -> list[Problem]:
     return [
-        Problem("overlapping-variants", f"{FILE}:{b.line}", f"{a.name} ({a.guard}) and {b.name} ({b.guard}) are both for {version}")
+        Problem("overlapping-variants", f"{FILE}:{b.line}", f"{a.name} ({a.text}) and {b.name} ({b.text}) are both for {version}")
         for a, b, version in overlapping(queue.entries)
     ]
 
@@ -43,6 +44,8 @@ def _overlay(root: Path, queue: Queue) -> list[Problem]:
         where = f"overlay/{path}"
         if not path.startswith(("python/sglang/", "test/")):
             found.append(Problem("bad-path", where, "lies outside python/sglang/ and test/"))
+        if re.search(r'[\s"\\\x00-\x1f]', path):
+            found.append(Problem("bad-path", where, "has white space, a quote, a backslash or a control character, which no patch can name"))
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError:

@@ -26,6 +26,8 @@ else:
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_34"  # what sglang's own wheels ask for from 0.5.11 on
 TEST_TOOLS = ("pytest", "hypothesis", "packaging", "numpy")
+# Imported without being required: sglang's dill came with datasets, torch.compile's setuptools with packages left out.
+UNDECLARED = ("dill", "setuptools")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -101,7 +103,7 @@ def quiet_uv(environ: Mapping[str, str]) -> dict[str, str]:
 
 def requirements(version: str) -> list[str]:
     """What a lock is resolved from."""
-    return [f"sglang=={version}", *TEST_TOOLS]
+    return [f"sglang=={version}", *UNDECLARED, *TEST_TOOLS]
 
 
 def header(version: str, as_of: datetime.date, left_out: Iterable[LeftOut] = LEFT_OUT) -> str:

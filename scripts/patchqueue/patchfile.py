@@ -135,6 +135,7 @@ def _strip(path: str) -> str:
 def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
     """What is wrong with the diff's form, line by line: a small state machine that knows how much of a hunk is left."""
     old_left = new_left = 0
+    before = " "  # how the line before this one began
     old_path = None
     seen: list[str] = []
     state = "start"  # start | old (--- read) | new (+++ read) | hunk (inside) | after (a whole hunk read)
@@ -144,6 +145,11 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
             if line[:1] not in tuple(" -+\\"):
                 yield Problem("wrong-hunk-counts", at, f"the hunk's header promises {old_left} old and {new_left} new lines more", "write patches with `nox -s refresh`, not by hand")
                 return
+            if line[0] == "\\":  # "No newline": only behind the last line of its side, which then is the file's last
+                if before == "+" and new_left or before == "-" and old_left or before not in "+-":
+                    yield Problem("wrong-hunk-counts", at, f"{line!r} in the middle of a hunk", "write patches with `nox -s refresh`, not by hand")
+                    return
+            before = line[0]
             old_left -= line[0] in " -"
             new_left -= line[0] in " +"
             if old_left < 0 or new_left < 0:
@@ -181,7 +187,7 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
                 yield Problem("bad-hunk-header", at, f"{line!r} is no hunk header", "write patches with `nox -s refresh`")
                 return
             old_left, new_left = (int(count) if count is not None else 1 for count in match.group(2, 4))
-            state = "hunk" if old_left or new_left else "after"
+            state, before = "hunk" if old_left or new_left else "after", " "
         else:
             yield Problem("trailing-junk", at, f"{line!r} belongs to no hunk", "a patch ends with its last hunk")
             return
@@ -205,7 +211,9 @@ def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
     for file in files:
         for hunk in file.hunks:
             at = f"{where}:{hunk.at_line}"
-            if all(line.kind == " " for line in hunk.lines):
+            if not hunk.old and hunk.old_start == 0 or not hunk.new and hunk.new_start == 0:
+                yield Problem("new-or-deleted-file", at, "fills an empty file, and `quilt pop` then deletes it" if hunk.new else "empties the file, and quilt then deletes it")
+            elif all(line.kind == " " for line in hunk.lines):
                 yield Problem("empty-hunk", at, "a hunk that changes nothing")
             elif hunk.leading > CONTEXT or hunk.trailing > CONTEXT:
                 yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {CONTEXT}", "`nox -s refresh` writes it so")
@@ -222,6 +230,8 @@ def _path(at: str, path: str, prefix: str) -> Iterator[Problem]:
         reason = "is quoted, or has a backslash, a tab (a timestamp?) or a control character"
     elif path.startswith("/"):
         reason = "is absolute"
+    elif " " in path:
+        reason = "has a space, where GNU patch ends a name"
     elif ".." in parts or "." in parts or "" in parts:
         reason = "has .., . or an empty part"
     elif not path.startswith((f"{prefix}python/sglang/", f"{prefix}test/")):

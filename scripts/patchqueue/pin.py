@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -
     except InvalidVersion:
         raise Refused(Problem("unknown-revision", repr(name), "is no version", "name one as in `nox -s pin -- 0.5.24`")) from None
     path = root / pins.FILE
+    if path.is_file():
+        pins.load(root)  # a file that is broken already is named, and left alone
     document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
     if any(entry["version"] == str(version) for entry in document["revision"]):
         raise Refused(Problem("duplicate-pin", str(pins.FILE), f"{version} is pinned already"))
@@ -41,7 +44,9 @@ def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -
         if not wheels:
             raise Refused(Problem("not-fetched", f"sglang {version}", "no wheel of it is to be had", "check the version, and `pip config list`"))
         entry = describe(version, wheels)
+    pins.check(entry.unwrap())
     document["revision"].append(entry)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".toml.new")
     temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
     temporary.replace(path)
@@ -53,9 +58,14 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     trees: dict[str, str] = {}
     newest = datetime.date(1980, 1, 1)
     for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            listing = {path: sha256(archive.read(member)) for path, member in source.members(archive, "wheel", wheel.name).items()}
-            newest = max([newest, *(datetime.date(*member.date_time[:3]) for member in archive.infolist())])
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                listing = {path: sha256(archive.read(member)) for path, member in source.members(archive, "wheel", wheel.name).items()}
+                newest = max([newest, *(datetime.date(*member.date_time[:3]) for member in archive.infolist())])
+        except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
+            raise Refused(Problem("bad-archive", wheel.name, f"is no zip archive that can be read: {error}", "fetch it again")) from None
+        if not listing:
+            raise Refused(Problem("bad-archive", wheel.name, "holds no file of sglang", "do not use this archive"))
         trees[wheel.name] = hash_listing(listing)
     if len(set(trees.values())) > 1:
         raise Refused(Problem("wheels-differ", f"sglang {version}", f"its wheels hold different trees: {trees}", "find out which one is the release"))

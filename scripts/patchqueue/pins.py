@@ -20,6 +20,7 @@ else:
 
 FILE = Path("upstream/pins.toml")
 HASH = re.compile(r"sha256:[0-9a-f]{64}")
+TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # it names a folder in work/, and an argument of git
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ class Pin:
 
 @dataclass(frozen=True)
 class Pins:
-    """All pins, oldest first, and the one that is meant when none is named."""
+    """All pins, oldest first; the one that is meant when none is named; those that are tested when none is named."""
 
     all: tuple[Pin, ...]
     default: Pin
+    tested: tuple[Pin, ...]
 
     def find(self, name: str) -> Pin:
         """The pin that a user calls `name`: "v0.5.9", "0.5.9", or an installed "0.5.9+cu130".
@@ -81,8 +83,8 @@ def load(root: Path) -> Pins:
     path = root / FILE
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Refused(Problem("no-pins", str(FILE), "does not exist", f"run it in the project's folder, not {root}")) from None
+    except OSError:
+        raise Refused(Problem("no-pins", str(FILE), "does not exist, or is no file", f"run it in the project's folder, not {root}")) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(Problem("bad-pins", str(FILE), f"is not TOML: {error}")) from None
     entries = data.get("revision")
@@ -92,13 +94,25 @@ def load(root: Path) -> Pins:
     for earlier, later in zip(pins, pins[1:]):
         if earlier.version == later.version:
             raise Refused(Problem("duplicate-pin", str(FILE), f"{later.tag} is pinned twice"))
-    default = [pin for pin in pins if str(pin.version) == data.get("default")]
-    if not default:
+    if len({pin.tag for pin in pins}) < len(pins):
+        raise Refused(Problem("duplicate-pin", str(FILE), "two revisions have the same tag"))
+    by_name = {str(pin.version): pin for pin in pins}
+    tested = data.get("tested", [])
+    if not isinstance(data.get("default"), str) or data["default"] not in by_name:
         raise Refused(Problem("bad-pins", str(FILE), f"default = {data.get('default')!r} is none of its revisions"))
-    return Pins(pins, default[0])
+    if not isinstance(tested, list) or not all(isinstance(name, str) and name in by_name for name in tested):
+        raise Refused(Problem("bad-pins", str(FILE), f"tested = {tested!r} is no list of its revisions"))
+    return Pins(pins, by_name[data["default"]], tuple(by_name[name] for name in tested))
 
 
-def _pin(number: int, entry: dict) -> Pin:
+def check(entry: object) -> None:
+    """Raise Refused unless `entry` may stand in pins.toml."""
+    _pin(0, entry)
+
+
+def _pin(number: int, entry: object) -> Pin:
+    if not isinstance(entry, dict):
+        raise Refused(Problem("bad-pins", f"{FILE}: revision {number}", f"is no [[revision]] table: {entry!r}"))
     where = f"{FILE}: revision {entry.get('version', number)}"
 
     def field(name: str, kind: type):
@@ -116,6 +130,8 @@ def _pin(number: int, entry: dict) -> Pin:
         version = Version(field("version", str))
     except InvalidVersion:
         raise Refused(Problem("bad-pins", where, "version is no PEP 440 version")) from None
+    if not TAG.fullmatch(field("tag", str)):
+        raise Refused(Problem("bad-pins", where, f"tag {entry['tag']!r} could not name a folder in work/"))
     wheels = tuple(_wheel(where, version, wheel) for wheel in field("wheels", list))
     if not wheels:
         raise Refused(Problem("bad-pins", where, "has no wheels"))

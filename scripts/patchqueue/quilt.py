@@ -30,15 +30,24 @@ class Quilt:
     command: str
     variables: dict[str, str] = field(default_factory=dict)
 
+    def environment(self) -> dict[str, str]:
+        """The caller's environment without anything that configures quilt or patch."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("QUILT") and key not in STEERING}
+        return kept | {"LC_ALL": "C", "QUILT_PATCHES": "patches", "QUILT_PC": ".pc", "QUILT_SERIES": "series"} | self.variables
+
+    def works(self) -> bool:
+        try:
+            return self.run(Path("/"), "push", "-h", check=False).stdout.startswith("Usage: quilt push")
+        except OSError:
+            return False
+
     def run(self, tree: Path, *arguments: str, lock: int | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run one quilt command in a work tree, as `quilt push -a --fuzz=0`. Raises Refused with quilt's words when it fails.
 
         lock: a locked descriptor that quilt and its children hold too, so that the lock outlives a killed parent.
         """
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("QUILT") and key not in STEERING}
-        environment |= {"LC_ALL": "C", "QUILT_PATCHES": "patches", "QUILT_PC": ".pc", "QUILT_SERIES": "series"} | self.variables
         done = subprocess.run(
-            [self.command, "--quiltrc", "-", *arguments], cwd=tree, env=environment, text=True, errors="replace",
+            [self.command, "--quiltrc", "-", *arguments], cwd=tree, env=self.environment(), text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[lock] if lock is not None else [],
         )  # fmt: skip
         if check and done.returncode not in (0, NOTHING_TO_DO):
@@ -57,26 +66,20 @@ def find(cache: Path, say: Callable[[str], None]) -> Quilt:
 
     Raises Refused saying what to install where none of that works.
     """
-    if shutil.which("quilt") and shutil.which("patch"):
-        return Quilt("quilt")
+    installed = Quilt("quilt", {"QUILT_DIR": os.environ["QUILT_DIR"]} if "QUILT_DIR" in os.environ else {})  # where it is, no setting
+    if shutil.which("quilt") and shutil.which("patch") and installed.works():
+        return installed
     home = cache / "quilt"
-    if not _works(home):
+    if not _unpacked(home).works():
         with locked(cache / ".lock", say):
-            if not _works(home):
+            if not _unpacked(home).works():
                 _fetch(home, cache, say)
     return _unpacked(home)
 
 
 def _unpacked(home: Path) -> Quilt:
-    share = home / "usr/share/quilt"
-    return Quilt(str(home / "usr/bin/quilt"), {"QUILT_DIR": str(share), "PATH": f"{os.environ.get('PATH', os.defpath)}:{home / 'usr/bin'}"})
-
-
-def _works(home: Path) -> bool:
-    try:
-        return _unpacked(home).run(home, "push", "-h", check=False).stdout.startswith("Usage: quilt push")
-    except OSError:
-        return False
+    path = f"{os.environ.get('PATH', os.defpath)}:{home / 'usr/bin'}"
+    return Quilt(str(home / "usr/bin/quilt"), {"QUILT_DIR": str(home / "usr/share/quilt"), "PATH": path})
 
 
 def _fetch(home: Path, cache: Path, say: Callable[[str], None]) -> None:
@@ -97,7 +100,7 @@ def _fetch(home: Path, cache: Path, say: Callable[[str], None]) -> None:
             subprocess.run(["dpkg-deb", "-x", str(package), str(space / "root")], check=True)
         shutil.rmtree(home, ignore_errors=True)
         os.rename(space / "root", home)
-    if not _works(home):
+    if not _unpacked(home).works():
         raise Refused(Problem("no-quilt", "quilt", "the one that apt delivered does not start", INSTALL))
 
 

@@ -82,14 +82,16 @@ def apply_to_text(text: str, file: FileDiff, where: str) -> tuple[str, list[tupl
     lines = _split_lines(text)
     result: list[str] = []
     done = 0  # lines of the old text that are already in the result
+    moved = 0  # by how many lines the hunks so far push down what follows, whether they fit or not
     problems = []
     for number, hunk in enumerate(file.hunks, 1):
         start = max(hunk.old_start - 1, 0)
         wrong = _misfit(lines, start, hunk, number, where)
         if not wrong and start < done:
             wrong = Outcome.CORRUPT, Problem(str(Outcome.CORRUPT), f"{where}: hunk {number}", "it overlaps the hunk before it")
-        if not wrong and hunk.new_start - 1 != len(result) + start - done:
-            wrong = Outcome.CORRUPT, Problem("wrong-hunk-counts", f"{where}: hunk {number}", f"its new side begins at line {hunk.new_start}, but the hunks before it make that {len(result) + start - done + 1}", "write patches with `nox -s refresh`, not by hand")
+        if not wrong and hunk.new_start - 1 != start + moved:
+            wrong = Outcome.CORRUPT, Problem("wrong-hunk-counts", f"{where}: hunk {number}", f"its new side begins at line {hunk.new_start}, but the hunks before it make that {start + moved + 1}", "write patches with `nox -s refresh`, not by hand")
+        moved += len(hunk.new) - len(hunk.old)
         if wrong:
             problems.append(wrong)
             continue
@@ -110,7 +112,7 @@ def _misfit(lines: list[str], start: int, hunk: Hunk, number: int, where: str) -
     if elsewhere:
         nearest = min(elsewhere, key=lambda found: abs(found - start))
         offset = nearest - start
-        what = f"its text is at line {nearest + 1}, {abs(offset)} lines {'later' if offset > 0 else 'earlier'}"
+        what = f"its text is at line {nearest + 1}, {abs(offset)} line{'' if abs(offset) == 1 else 's'} {'later' if offset > 0 else 'earlier'}"
         what += f" (and at {len(elsewhere) - 1} other places)" if len(elsewhere) > 1 else ""
         return Outcome.NEEDS_REFRESH, Problem(str(Outcome.NEEDS_REFRESH), at, what, "make a variant for this release: `nox -s refresh -- REVISION`")
     if hunk.new != old and _find(lines, hunk.new):
@@ -119,6 +121,8 @@ def _misfit(lines: list[str], start: int, hunk: Hunk, number: int, where: str) -
 
 
 def _find(lines: list[str], wanted: list[str]) -> list[int]:
+    if not wanted:  # a hunk that deletes the whole file has no new text to look for
+        return []
     return [n for n in range(len(lines) - len(wanted) + 1) if lines[n] == wanted[0] and lines[n : n + len(wanted)] == wanted]
 
 

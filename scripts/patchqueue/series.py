@@ -22,10 +22,11 @@ OVERLAY_PATCH = "overlay.patch"  # the overlay, as quilt sees it: one patch that
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the series. name: path below patches/; guard: the sglang releases it is for; line: 1-based."""
+    """One line of the series. name: path below patches/; guard: the sglang releases it is for, text: as written; line: 1-based."""
 
     name: str
     guard: SpecifierSet
+    text: str
     line: int
 
     @property
@@ -49,6 +50,10 @@ class Queue:
         """The patches for one release, in the series' order."""
         return [self.patches[entry.name] for entry in self.entries if entry.name in self.patches and entry.is_for(version)]
 
+    def base(self, patch: str) -> str:
+        """The name that all variants of a patch share."""
+        return next(entry.base for entry in self.entries if entry.name == patch)
+
     def header(self, patch: str) -> Header:
         """A patch's own header, or, for a variant, that of the patch it is a variant of."""
         own = self.patches[patch].header
@@ -69,8 +74,10 @@ def read(root: Path) -> tuple[Queue, list[Problem]]:
     """The queue below `root`, as far as it is readable, and everything that is wrong with the series itself."""
     try:
         text = (root / FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Queue((), {}, {}), [Problem("no-series", str(FILE), "does not exist", f"run it in the project's folder, not {root}")]
+    except OSError:
+        return Queue((), {}, {}), [Problem("no-series", str(FILE), "does not exist, or is no file", f"run it in the project's folder, not {root}")]
+    except UnicodeDecodeError as error:
+        return Queue((), {}, {}), [Problem("not-utf-8", str(FILE), f"byte {error.start} is not UTF-8")]
     entries, problems = parse(text)
     patches = {}
     for entry in entries:
@@ -100,8 +107,8 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
     """The entries of a series file, and the lines that are none.
 
     >>> entries, problems = parse("a/b.patch  # >=0.5.6,<0.5.10\\n")
-    >>> entries[0].name, str(entries[0].guard), problems
-    ('a/b.patch', '<0.5.10,>=0.5.6', [])
+    >>> entries[0].name, entries[0].text, problems
+    ('a/b.patch', '>=0.5.6,<0.5.10', [])
     """
     entries: list[Entry] = []
     problems: list[Problem] = []
@@ -123,9 +130,13 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
             problems.append(Problem("empty-guard", where, f"{name} has no guard", "write the releases it is for: `PATH  # >=0.5.9,<0.5.10`"))
             continue
         try:
-            entries.append(Entry(name, SpecifierSet(guard_text), number))
+            entries.append(Entry(name, SpecifierSet(guard_text), guard_text, number))
         except InvalidSpecifier:
             problems.append(Problem("bad-guard", where, f"{guard_text!r} is no PEP 440 specifier"))
+            continue
+        if "===" in guard_text:
+            entries.pop()
+            problems.append(Problem("bad-guard", where, f"{guard_text!r} compares text; a guard is a range", "write == for one release"))
     return entries, problems
 
 
@@ -144,9 +155,10 @@ def overlapping(entries: Sequence[Entry]) -> list[tuple[Entry, Entry, Version]]:
 
 def _around(specifiers) -> list[Version]:
     bounds = [Version(re.sub(r"(\.\*)?$", "", spec.version)) for spec in specifiers] or [Version("0")]
-    nearby = [str(bound) for bound in bounds]
+    nearby = ["0", *map(str, bounds)]
     nearby += [f"{bound.base_version}{end}" for bound in bounds for end in ("", ".post1", ".post9", "rc1", ".1")]
     nearby += [f"{bound.major}.{bound.minor}.{bound.micro + step}" for bound in bounds for step in (-1, 1) if bound.micro + step >= 0]
+    nearby += [f"{bound.major}.{bound.minor + 1}" for bound in bounds]  # behind a whole `!=0.5.*`
     return sorted(map(Version, nearby))
 
 

@@ -54,7 +54,10 @@ class Source:
 
     @cached_property
     def _zip(self) -> zipfile.ZipFile:
-        return zipfile.ZipFile(self.archive)
+        try:
+            return zipfile.ZipFile(self.archive)
+        except zipfile.BadZipFile as error:
+            raise Refused(Problem("bad-archive", self.archive.name, f"is no zip archive: {error}", "do not use this archive")) from None
 
     @cached_property
     def _members(self) -> dict[str, zipfile.ZipInfo]:
@@ -105,7 +108,7 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     found: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         path = member.filename
-        if path.startswith("/") or "\\" in path or any(part in ("..", ".") for part in path.split("/")) or "\0" in member.orig_filename:
+        if path.startswith("/") or "\\" in path or any(part in ("..", ".", "") for part in path.removesuffix("/").split("/")) or "\0" in member.orig_filename:
             raise Refused(Problem("bad-member", name, f"has a member called {member.orig_filename!r}", "do not use this archive"))
         is_link = stat.S_ISLNK(member.external_attr >> 16)
         if is_link and kind == "wheel":
@@ -232,7 +235,7 @@ def _git(origin: str, pin: Pin, *arguments: str) -> str:
     """Run git as nobody's repository and nobody's configuration would have it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_SSL")}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
-    command = ["git", "-c", "core.autocrlf=false", "-c", "safe.directory=*", "-c", "core.attributesFile=/dev/null", *arguments]
+    command = ["git", "-c", "core.autocrlf=false", "-c", "core.eol=lf", "-c", "safe.directory=*", "-c", "core.attributesFile=/dev/null", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     except FileNotFoundError:

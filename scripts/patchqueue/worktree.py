@@ -67,7 +67,7 @@ class WorkTree:
         """Be the only writer of this tree; what an earlier, killed run left is removed first. Yields the lock's descriptor."""
         with locked(self._own / f"{self.tag}.lock", say) as descriptor:
             for left in (self._aside("building"), self._aside("old")):
-                shutil.rmtree(left, ignore_errors=True)
+                _remove(left)
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:
@@ -83,10 +83,10 @@ class WorkTree:
         """Put what was built in the tree's place. Two renames: killed between them, the next run builds again."""
         lines = (f"{digest}  {path}\n" for path, digest in sorted(listing.items()))
         self._aside("sha256sum").write_text("".join(lines))
-        if self.path.exists():
+        if self.path.exists() or self.path.is_symlink():
             os.rename(self.path, self._aside("old"))
         os.rename(self._aside("building"), self.path)
-        shutil.rmtree(self._aside("old"), ignore_errors=True)
+        _remove(self._aside("old"))
 
     def finished_listing(self) -> dict[str, str]:
         """The listing of the tree as it was finished, kept to tell which files were edited since; empty where it is lost."""
@@ -118,6 +118,13 @@ class WorkTree:
 
     def _aside(self, what: str) -> Path:
         return self._own / f"{self.tag}.{what}"
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or what a discarded foreign tree was instead: a file or a link."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def read_record(tree: Path) -> dict | None:
