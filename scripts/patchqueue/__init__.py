@@ -4,3 +4,5 @@ Floors, low to high; no module imports from a higher one:
 outcome tree locking header · pins patchfile · series source quilt · replay lint probe · worktree · apply pin standins lock ·
 environment check refresh · testing · cli
 """
+
+RELEASE = 1  # the queue's own release: `sglang-0.5.9+pcg.1`; one more with every release of the queue

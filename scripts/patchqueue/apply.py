@@ -6,10 +6,12 @@ replay, byte for byte -> provenance -> rename into work/<tag>/.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import RELEASE
 from . import quilt as quilts
 from . import series, source
 from .lint import lint
@@ -18,7 +20,7 @@ from .patchfile import Patch
 from .pins import Pin
 from .probe import probe
 from .replay import Replay, replay
-from .series import OVERLAY_PATCH, Queue, as_patch
+from .series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from .source import Source
 from .tree import differing, hash_listing, list_folder, sha256
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
@@ -65,14 +67,30 @@ def select(queue: Queue, pin: Pin) -> list[Patch]:
     return patches
 
 
+def overlay_of(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
+    """The overlay files that the selection needs, and with the overlay package its provenance, readable in a server."""
+    files = queue.overlay_for(patches)
+    if not any(path.startswith(PACKAGE) for path in files):
+        return files
+    provenance = {
+        "version": str(pin.version),
+        "release": RELEASE,
+        "queue": _queue_hash({OVERLAY_PATCH: as_patch(files)} | {patch.name: patch.content for patch in patches}),
+        "tree_before": pin.tree,
+        "patches": [{"name": patch.name, "sha256": sha256(patch.content), "subject": queue.header(patch.name).get("Subject")} for patch in patches],
+        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(files.items())],
+    }
+    return files | {PROVENANCE: (json.dumps(provenance, indent=1) + "\n").encode()}
+
+
 def replay_on(queue: Queue, patches: list[Patch], origin: Source) -> Replay:
     """The strict replay of the selection on a pristine release."""
-    return replay(patches, queue.overlay_for(patches), origin.read, origin.pin.tag)
+    return replay(patches, overlay_of(queue, patches, origin.pin), origin.read, origin.pin.tag)
 
 
-def stack(queue: Queue, patches: list[Patch]) -> dict[str, bytes]:
+def stack(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
     """What quilt pushes, in order: the overlay as one generated patch (where one is needed), then the patches."""
-    overlay = queue.overlay_for(patches)
+    overlay = overlay_of(queue, patches, pin)
     return ({OVERLAY_PATCH: as_patch(overlay)} if overlay else {}) | {patch.name: patch.content for patch in patches}
 
 
@@ -88,7 +106,7 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
     planned = replay_on(queue, patches, pristine)
     if planned.problems:
         raise Refused(planned.problems)
-    pushed = stack(queue, patches)
+    pushed = stack(queue, patches, pin)
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder(), say)
     with tree.locked(say) as lock:
@@ -161,7 +179,7 @@ def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str,
         "source": {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256},
         "queue": _queue_hash(pushed),
         "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
-        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(queue.overlay_for(patches).items())],
+        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(overlay_of(queue, patches, pristine.pin).items())],
         "tree": {"before": hash_listing(before), "after": hash_listing(after)},
     }
     write_record(aside, record)

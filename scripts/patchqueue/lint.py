@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from .outcome import Problem
-from .series import FILE, Queue, overlapping
+from .series import FILE, PROVENANCE, Queue, overlapping
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
@@ -42,6 +42,8 @@ def _overlay(root: Path, queue: Queue) -> list[Problem]:
             found.append(Problem("symlink", path.relative_to(root).as_posix(), "an overlay file is a plain file"))
     for path, content in queue.overlay.items():
         where = f"overlay/{path}"
+        if path == PROVENANCE:
+            found.append(Problem("reserved-name", where, "is written by the tool itself, for each tree", "choose another name"))
         if not path.startswith(("python/sglang/", "test/")):
             found.append(Problem("bad-path", where, "lies outside python/sglang/ and test/"))
         if re.search(r'[\s"\\\x00-\x1f]', path):

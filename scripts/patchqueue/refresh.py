@@ -18,7 +18,7 @@ from .apply import Report, apply, load_queue, replay_on, select, stack
 from .outcome import Outcome, Problem, Refused
 from .patchfile import Patch
 from .pins import Pin, Pins
-from .series import OVERLAY_PATCH, Entry, Queue
+from .series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
 from .source import Source
 from .tree import differing, list_folder, sha256
 from .worktree import State, WorkTree, write_patches
@@ -91,7 +91,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
         else:
             recorded = {}
             pristine.unpack(aside)
-            write_patches(aside, stack(queue, queue.select(pin.version)))
+            write_patches(aside, stack(queue, queue.select(pin.version), pin))
             _lay(aside, quilt, lock, {})
         written = list(_write_back(root, pins, pin, queue, aside, recorded, say))
         wanted = list_folder(aside)
@@ -112,7 +112,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
 def _moved_on(queue: Queue, patches: list[Patch], recorded: dict[str, str]) -> set[str]:
     """Files that the queue changes otherwise than it did when the tree was made: there the tree is only older, not edited."""
     newer = [patch for patch in patches if recorded.get(patch.name) != sha256(patch.content)]
-    return {file.path for patch in newer for file in patch.files}
+    return {PROVENANCE} | {file.path for patch in newer for file in patch.files}
 
 
 def _take_off(aside: Path, quilt: quilts.Quilt, lock: int, pristine: Source) -> dict[str, bytes]:
@@ -218,7 +218,7 @@ def _fits(queue: Queue, patch: Patch, pin: Pin, say: Say) -> bool:
 def _write_overlay(root: Path, queue: Queue, diff: str) -> Iterator[Written]:
     for file in patchfile.parse_diff(diff):
         text = "".join(line for hunk in file.hunks for line in hunk.new).encode()
-        if queue.overlay.get(file.path) != text:
+        if file.path != PROVENANCE and queue.overlay.get(file.path) != text:
             yield _write(root, f"overlay/{file.path}", text, "refreshed" if file.path in queue.overlay else "new")
 
 

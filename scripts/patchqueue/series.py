@@ -19,6 +19,9 @@ from .tree import is_part_of_tree
 FILE = Path("series")
 OVERLAY_PATCH = "overlay.patch"  # the overlay, as quilt sees it: one patch that makes new files, generated for each tree
 
+PACKAGE = "python/sglang/srt/prefill_graph/"  # the overlay's own package
+PROVENANCE = PACKAGE + "provenance.json"  # generated for each tree: what it was made of, without a date or a place
+
 
 @dataclass(frozen=True)
 class Entry:

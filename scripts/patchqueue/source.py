@@ -224,7 +224,9 @@ def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
         top = _git(origin, pin, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
         wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
         file = space / f"sglang-{pin.tag}-{commit[:12]}.zip"
-        _git(origin, pin, "-C", str(repository), "archive", "--format=zip", f"--output={file}", commit, "--", *(f":(top){name}" for name in wanted))
+        # From outside the checkout: inside one, git archives the current folder only.
+        folder = _git(origin, pin, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
+        _git(origin, pin, "-C", str(space), f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}", commit, "--", *wanted)
         digest = file_sha256(file)
         probe = Source(pin, file, digest, "git", commit)
         probe.verify(probe.listing())  # before it is kept: a wrong tree never enters the cache
