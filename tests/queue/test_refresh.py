@@ -1,0 +1,186 @@
+"""What a person does in a work tree comes back to the queue whole, in one fixed form, or is refused and kept."""
+
+from __future__ import annotations
+
+import fakes
+import pytest
+from fakes import RUNNER, TAG, numbered, quiet
+from patchqueue import pins, quilt, source
+from patchqueue.apply import apply
+from patchqueue.check import check
+from patchqueue.outcome import Outcome, Refused
+from patchqueue.refresh import new, refresh
+from patchqueue.tree import hash_listing, list_folder
+
+COUNT, CUT = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"
+STEPS = "python/sglang/srt/steps/__init__.py"
+
+
+def engine() -> quilt.Quilt:
+    return quilt.find(source.cache_folder(), quiet)
+
+
+def run(project, add: bool = False, tag: str = TAG):
+    all_pins = pins.load(project.root)
+    return refresh(project.root, all_pins, all_pins.find(tag), add, project.said.append)
+
+
+def refused(project, **options) -> list[str]:
+    with pytest.raises(Refused) as caught:
+        run(project, **options)
+    return [problem.name for problem in caught.value.problems]
+
+
+def edit(path, old: str, new_text: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new_text))
+
+
+def test_nothing_edited_writes_nothing(applied):
+    before = fakes.snapshot(applied.root / "patches", applied.root / "overlay")
+    written, report = run(applied)
+    assert written == [] and report.outcome is Outcome.ALREADY_APPLIED
+    assert fakes.snapshot(applied.root / "patches", applied.root / "overlay") == before
+
+
+def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
+    """count-once-more is not the top patch; its file is edited all the same."""
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    wanted = hash_listing(list_folder(applied.tree))
+    with pytest.raises(Refused, match="edited-tree"):
+        applied.apply()
+    written, report = run(applied)
+    assert [file.path for file in written] == [COUNT]
+    assert "+added_step = 21\n" in (applied.root / COUNT).read_text() and report.outcome is Outcome.APPLIED
+    assert hash_listing(list_folder(applied.tree)) == wanted == report.record["tree"]["after"]
+
+
+def test_the_same_edit_gives_the_same_bytes(applied, tmp_path):
+    edit(applied.tree / RUNNER, "step_35 = 35\n", "step_35 = 35\nlate = 1\n")
+    run(applied)
+    first = (applied.root / COUNT).read_bytes()
+    edit(applied.tree / RUNNER, "late = 1\n", "")
+    run(applied)
+    edit(applied.tree / RUNNER, "step_35 = 35\n", "step_35 = 35\nlate = 1\n")
+    run(applied)
+    assert (applied.root / COUNT).read_bytes() == first
+    assert b"Index:" not in first and b"\t" not in first.split(b"--- a/")[1].split(b"\n")[0]
+
+
+def test_a_file_in_no_patch_is_refused_and_kept(applied):
+    edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.2")
+    before = fakes.snapshot(applied.root / "patches")
+    assert refused(applied) == ["stray-edits"]
+    assert (applied.tree / "python/sglang/version.py").read_text() == '__version__ = "9.9.2"\n'
+    assert fakes.snapshot(applied.root / "patches") == before
+
+
+def test_add_takes_it_into_the_top_patch(applied):
+    edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.2")
+    written, report = run(applied, add=True)
+    assert [file.path for file in written] == [CUT] and report.outcome is Outcome.APPLIED
+    assert '+__version__ = "9.9.2"' in (applied.root / CUT).read_text()
+    assert (applied.tree / "python/sglang/version.py").read_text() == '__version__ = "9.9.2"\n'
+
+
+def test_leftovers_of_a_failed_push_are_refused(applied):
+    (applied.tree / f"{RUNNER}.rej").write_text("hunk\n")
+    assert refused(applied) == ["stray-edits"]
+
+
+def test_the_overlay_comes_back(applied):
+    (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
+    written, _ = run(applied)
+    assert [file.path for file in written] == [f"overlay/{STEPS}"]
+    assert (applied.root / "overlay" / STEPS).read_text() == '"""Steps of our own, more of them."""\n'
+
+
+def test_popped_patches_come_back_too(applied):
+    engine().run(applied.tree, "pop")
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
+    written, report = run(applied)
+    assert [file.path for file in written] == [COUNT] and report.outcome is Outcome.APPLIED
+    assert len(quilt.applied(applied.tree)) == 3
+
+
+def test_changed_in_the_queue_and_in_the_tree_is_refused(applied):
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    edit(applied.root / COUNT, "+added_step = 20", "+added_step = 30")
+    assert refused(applied) == ["changed-twice"]
+    assert "added_step = 21" in (applied.tree / RUNNER).read_text() and "added_step = 30" in (applied.root / COUNT).read_text()
+
+
+def test_a_queue_that_moved_on_is_no_edit(applied):
+    """The queue's other patch changed meanwhile: the tree is only older there, and gets it."""
+    (applied.tree / STEPS).write_text('"""Mine."""\n')
+    edit(applied.root / CUT, "+six = 6", "+six = 66")
+    written, report = run(applied)
+    assert [file.path for file in written] == [f"overlay/{STEPS}"] and report.outcome is Outcome.APPLIED
+    assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")
+
+
+def test_a_new_patch_from_start_to_apply(applied):
+    file = new(applied.root, applied.pin, "steps/say-version", quiet)
+    assert quilt.applied(applied.tree)[-1] == "steps/say-version.patch" and not file.exists()
+    engine().run(applied.tree, "add", "python/sglang/version.py")
+    edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.1-mine")
+    written, report = run(applied)
+    assert [file.path for file in written] == ["patches/steps/say-version.patch"]
+    assert report is None and any("[bad-field]" in line for line in applied.said)  # the header is a form to fill in
+    assert (applied.root / "series").read_text().splitlines()[-1] == "steps/say-version.patch  # ==9.9.1.*"
+    path = applied.root / "patches/steps/say-version.patch"
+    diff = path.read_text()[path.read_text().index("--- a/") :]
+    path.write_text(f"{fakes.header(Probe='python/sglang/version.py :: 9.9.1-mine')}\n{diff}")
+    written, report = run(applied)
+    assert report.outcome is Outcome.APPLIED and "9.9.1-mine" in (applied.tree / "python/sglang/version.py").read_text()
+    assert path.read_text().startswith("Subject: Count the steps once more\n")
+
+
+def test_new_below_popped_patches_goes_there_in_the_series(applied):
+    engine().run(applied.tree, "pop")
+    new(applied.root, applied.pin, "steps/in-between", quiet)
+    engine().run(applied.tree, "add", "python/sglang/version.py")
+    edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.3")
+    run(applied)
+    names = [line.split()[0] for line in (applied.root / "series").read_text().splitlines() if not line.startswith("#")]
+    assert names == ["steps/count-once-more.patch", "steps/in-between.patch", "steps/name-the-cut.patch"]
+
+
+@pytest.mark.parametrize("name, problem", [("steps/count-once-more", "duplicate"), ("Steps/X y", "bad-path"), ("alone", "bad-path"), ("../x/y", "bad-path"), ("a/b@1.2", "bad-path")])  # fmt: skip
+def test_new_refuses_a_bad_name(applied, name, problem):
+    with pytest.raises(Refused) as caught:
+        new(applied.root, applied.pin, name, quiet)
+    assert [each.name for each in caught.value.problems] == [problem]
+
+
+def test_text_that_moved_on_another_release_becomes_a_variant(applied):
+    """9.9.3 has two lines more on top: quilt lays the patch with an offset, the strict replay refuses it, refresh mends it."""
+    files = fakes.release_of("9.9.3") | {"sglang/srt/runner.py": "new_a = 1\nnew_b = 2\n" + numbered(40)}
+    applied.release("9.9.3", files)
+    applied.warm()
+    all_pins = pins.load(applied.root)
+    report = check(applied.root, all_pins.all, None, quiet)
+    assert {problem.name for problem in report.all_problems} == {"needs refresh", "unexplained-gap"}
+    edit(applied.root / CUT, "Overlay: none", "Gap: >9.9.2: the cut is another one there\nOverlay: none")
+    written, laid = run(applied, tag="v9.9.3")
+    assert [file.path for file in written] == ["patches/steps/count-once-more@9.9.3.patch"] and laid.outcome is Outcome.APPLIED
+    assert "steps/count-once-more.patch  # >=9.9,<10,!=9.9.3.*\nsteps/count-once-more@9.9.3.patch  # ==9.9.3.*\n" in (applied.root / "series").read_text()
+    assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
+    assert apply(applied.root, applied.pin, None, quiet).outcome is Outcome.APPLIED
+
+
+def test_an_edit_that_fits_every_release_stays_one_patch(applied):
+    applied.release("9.9.3", fakes.release_of("9.9.3"))
+    applied.warm()
+    edit(applied.root / CUT, "Overlay: none", "Gap: >9.9.2: the cut is another one there\nOverlay: none")
+    applied.apply()
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    written, _ = run(applied)
+    assert [file.path for file in written] == [COUNT] and check(applied.root, pins.load(applied.root).all, None, quiet).all_problems == ()
+
+
+def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):
+    project.write(f"work/{TAG}/mine.py", "x = 1\n")
+    assert refused(project) == ["foreign-tree"]
+    assert (project.tree / "mine.py").read_text() == "x = 1\n"
