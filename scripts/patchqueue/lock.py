@@ -121,12 +121,17 @@ def header(version: str, as_of: datetime.date, left_out: Iterable[LeftOut] = LEF
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
+def until(as_of: datetime.date) -> str:
+    """uv's --exclude-newer for everything published up to the end of `as_of` (UTC)."""
+    end = datetime.datetime.combine(as_of + datetime.timedelta(days=1), datetime.time(), datetime.timezone.utc)
+    return end.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def uv_command(uv: str, as_of: datetime.date, wanted: Path, excludes: Path, out: Path) -> list[str]:
     """The `uv pip compile` command. Everything published up to the end of `as_of` (UTC) counts."""
-    until = datetime.datetime.combine(as_of + datetime.timedelta(days=1), datetime.time(), datetime.timezone.utc)
     return [
         uv, "pip", "compile", "--quiet", "--no-config", "--no-build", "--format", "pylock.toml", "--no-header",
-        "--prerelease=allow", "--exclude-newer", until.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "--prerelease=allow", "--exclude-newer", until(as_of),
         "--python-version", PYTHON, "--python-platform", PLATFORM,
         "--excludes", str(excludes), "--output-file", str(out), str(wanted),
     ]  # fmt: skip

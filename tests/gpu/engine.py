@@ -1,0 +1,98 @@
+"""One engine in one mode, asked everything: `python engine.py PLAN.json`. Started by run.py, which sets its environment.
+
+PLAN: model (folder), mode, enforce, port, watch (where watch/sitecustomize.py writes), out (the answers, as JSON).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cases
+import modes
+
+ENGINE = dict(
+    skip_tokenizer_init=True, dtype="bfloat16", attention_backend="flashinfer", sampling_backend="pytorch", grammar_backend="none",
+    log_level="info", random_seed=1, mem_fraction_static=0.5, max_total_tokens=65536, max_mamba_cache_size=512, max_running_requests=32,
+    chunked_prefill_size=cases.CHUNK, cuda_graph_max_bs=8,
+)  # fmt: skip
+
+
+def start(plan: dict):
+    """The engine, and how long it took to start, in seconds. Exits with a sentence where the release has no such mode."""
+    import sglang
+    from sglang.srt.server_args import ServerArgs
+
+    known = {field.name for field in dataclasses.fields(ServerArgs)}
+    chosen = modes.flags(plan["mode"], known, list(plan.get("capture", cases.CAPTURE)), plan.get("enforce", False))
+    if isinstance(chosen, modes.Unavailable):
+        sys.exit(f"not applicable: {chosen.reason}")
+    words = ENGINE | plan.get("engine", {}) | chosen | {"model_path": plan["model"], "port": plan["port"]}
+    if "cuda_graph_max_bs" not in known:
+        words["cuda_graph_max_bs_decode"] = words.pop("cuda_graph_max_bs")
+    dropped = sorted(set(words) - known)
+    began = time.time()
+    engine = sglang.Engine(**{name: value for name, value in words.items() if name in known})
+    return engine, {"start_s": round(time.time() - began, 1), "flags": chosen, "dropped_flags": dropped}
+
+
+def ask(engine, call: cases.Call) -> dict:
+    """One call's answers: tokens, their log-probabilities, the two best at each step, cached prompt tokens; and its time span."""
+    prompts = [list(prompt) for prompt in call.prompts]
+    sampling = {"max_new_tokens": cases.NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    began = time.time()
+    # A start of the log-probabilities behind the prompt: asking for any of the prompt's own makes releases run it eagerly.
+    answers = engine.generate(
+        input_ids=prompts, sampling_params=sampling, return_logprob=True, logprob_start_len=[len(p) for p in prompts], top_logprobs_num=2
+    )
+    return {"from": began, "to": time.time(), "answers": [_answer(answer) for answer in answers]}
+
+
+def _answer(answer: dict) -> dict:
+    info = answer["meta_info"]
+    return {
+        "tokens": answer["output_ids"],
+        "logprobs": [entry[0] for entry in info["output_token_logprobs"]],
+        "best": [[entry[0] for entry in step] for step in info["output_top_logprobs"]],
+        "cached": info["cached_tokens"],
+    }
+
+
+def watched(pattern: str) -> list[dict]:
+    """What the watch wrote: one dict per prefill."""
+    folder, name = Path(pattern).parent, Path(pattern).name
+    return [json.loads(line) for file in sorted(folder.glob(f"{name}.*")) for line in file.read_text().splitlines()]
+
+
+def report() -> object:
+    """What the queue's own report says on this server; None where the tree has none."""
+    done = subprocess.run([sys.executable, "-m", "sglang.srt.prefill_graph", "--json"], capture_output=True, text=True, timeout=120)
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        return None if "No module named" in done.stderr else {"error": (done.stderr or done.stdout)[-500:]}
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    engine, result = start(plan)
+    Path(plan["out"] + ".ready").touch()
+    result["passes"] = {}
+    for name in cases.PASSES:
+        if name == cases.AGAIN:
+            engine.flush_cache()
+        result["passes"][name] = {call.name: ask(engine, call) for call in cases.calls()}
+        print(f"pass {name} done", flush=True)
+    result["prefills"] = watched(plan["watch"])
+    result["report"] = report()
+    Path(plan["out"]).write_text(json.dumps(result))
+    print("all answers written", flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":  # the engine's own processes import this file again
+    main()

@@ -1,0 +1,144 @@
+"""Start engines on this host: their environment, several at once on one GPU, none left behind. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SETTINGS = {
+    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",  # another kernel package than the release's own may be in place, and said so
+    "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+GRACE_S = 5  # between asking a process group to end and killing it
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things lie on this host. path: folders for PYTHONPATH, first wins; out: where results go; python: what runs engines."""
+
+    path: tuple[Path, ...]
+    out: Path
+    python: str = sys.executable
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        cuda = {"CUDA_HOME": "/usr/local/cuda"} if "CUDA_HOME" not in kept and Path("/usr/local/cuda").is_dir() else {}
+        return kept | cuda | SETTINGS | more | {"PYTHONPATH": os.pathsep.join(map(str, self.path)), "PYTHONPYCACHEPREFIX": str(self.out / "bytecode")}
+
+    def ask(self, code: str, limit_s: float = 300) -> object:
+        """The JSON that `code`, run as the engines are, prints last. Raises RuntimeError with its last words."""
+        done = subprocess.run([self.python, "-c", code], env=self.environment(), cwd=self.out, capture_output=True, text=True, timeout=limit_s)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+@dataclass
+class Job:
+    """One process: a script with a plan. name: also of its files; ready: a file that it writes once others may start.
+
+    After `run_all`: code (exit code; None where it never ran), seconds, and why it did not do what it should.
+    """
+
+    name: str
+    script: Path
+    plan: dict
+    limit_s: float
+    code: int | None = None
+    seconds: float = 0.0
+    why: str = ""
+    process: subprocess.Popen | None = field(default=None, repr=False)
+    began: float = 0.0
+
+
+def run_all(place: Place, jobs: Sequence[Job], width: int, deadline: float, say: Callable[[str], None], lead: bool = True) -> None:
+    """Run every job, `width` at once; the first alone until it is ready, because it compiles what the others reuse.
+
+    deadline: time.time() after which nothing starts and what runs is ended. Every job ends with its code or a reason.
+    """
+    waiting, running = list(jobs), []
+    try:
+        while waiting or running:
+            now = time.time()
+            for job in [job for job in running if _finished(job, now, deadline)]:
+                running.remove(job)
+                say(f"{job.name}: {'done' if job.code == 0 else job.why} after {job.seconds:.0f} s")
+            if now > deadline and waiting:
+                for job in waiting:
+                    job.why = "not started: no time was left"
+                waiting = []
+            room = 1 if lead and running and not _ready(running[0]) and len(running) == 1 and len(waiting) == len(jobs) - 1 else width
+            if waiting and len(running) < room:
+                job = waiting.pop(0)
+                _begin(place, job)
+                running.append(job)
+                say(f"{job.name}: started")
+                continue
+            time.sleep(0.5)
+    finally:
+        for job in running:
+            _end(job)
+
+
+def _ready(job: Job) -> bool:
+    return Path(job.plan["out"] + ".ready").exists()
+
+
+def _begin(place: Place, job: Job) -> None:
+    plan, log = place.out / f"{job.name}.plan.json", place.out / f"{job.name}.log"
+    plan.write_text(json.dumps(job.plan))
+    environment = place.environment(**({"PREFILL_WATCH": job.plan["watch"]} if job.plan.get("watch") else {}))
+    with log.open("wb") as out:  # a session of its own: the engine's children go when it goes
+        job.process = subprocess.Popen([place.python, str(job.script), str(plan)], env=environment, cwd=place.out, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    job.began = time.time()
+
+
+def _finished(job: Job, now: float, deadline: float) -> bool:
+    job.seconds = now - job.began
+    written = Path(job.plan["out"]).exists()
+    if job.process.poll() is None:
+        if written and now - Path(job.plan["out"]).stat().st_mtime > GRACE_S:
+            _end(job)  # it has answered; engines sometimes hang while they clean up
+            job.code = 0
+            return True
+        if job.seconds <= job.limit_s and now <= deadline:
+            return False
+        job.why = f"ended after {job.seconds:.0f} s without an answer"
+        _end(job)
+        job.code = -1
+        return True
+    _end(job)
+    job.code = 0 if written else (job.process.returncode or 1)
+    job.why = "" if written else f"exit code {job.process.returncode}"
+    return True
+
+
+def _end(job: Job) -> None:
+    """End the job's whole process group; whatever is left of it after GRACE_S is killed."""
+    for number, wait in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
+        try:
+            os.killpg(job.process.pid, number)
+        except ProcessLookupError:
+            return
+        until = time.time() + wait
+        while time.time() < until and job.process.poll() is None:
+            time.sleep(0.1)
+
+
+def last_words(place: Place, job: Job, lines: int = 12) -> str:
+    """The end of a job's log, for a failure's report."""
+    log = place.out / f"{job.name}.log"
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""

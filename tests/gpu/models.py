@@ -1,0 +1,191 @@
+"""Small checkpoints with real random weights, for numbers that mean something: `python models.py FOLDER [NAME …]`.
+
+Uniform dummy weights give the same answer whatever the graph does. These are scaled by each matrix's fan-in, so that
+activations neither vanish nor explode; time steps and decays span memories of a few to a thousand tokens, so that a
+wrong state shows; experts are close relatives, so that a router's tie costs little. Same seed, same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+VOCABULARY = 4096
+NEMOTRON_H = dict(
+    architectures=["NemotronHForCausalLM"], model_type="nemotron_h", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0, max_position_embeddings=131072, initializer_range=0.02, residual_in_fp32=False,
+    layer_norm_epsilon=1e-5, rms_norm_eps=1e-5, attention_bias=False, attention_dropout=0.0, attention_head_dim=128, head_dim=128,
+    hidden_dropout=0.0, sliding_window=None, mlp_bias=False, mlp_hidden_act="relu2", num_logits_to_keep=1, rescale_prenorm_residual=True,
+    chunk_size=128, mamba_chunk_size=128, conv_kernel=4, expand=2, mamba_hidden_act="silu", mamba_proj_bias=False, n_groups=8, mamba_n_groups=8,
+    ssm_state_size=128, time_step_floor=1e-4, time_step_limit=[0.0, 1e9], time_step_max=0.1, time_step_min=0.001, time_step_rank=256,
+    use_bias=False, use_conv_bias=True, use_mamba_kernels=True,
+)  # fmt: skip
+
+
+def nemotron_h(pattern: str, hidden: int, intermediate: int, heads: tuple[int, int], mamba: tuple[int, int], vocabulary: int = VOCABULARY, **more) -> dict:
+    """pattern: M Mamba2, * attention, - MLP, E experts. heads: attention's query and key heads; mamba: heads and their size."""
+    return NEMOTRON_H | dict(
+        hybrid_override_pattern=pattern, num_hidden_layers=len(pattern), hidden_size=hidden, intermediate_size=intermediate,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], num_query_groups=heads[1], mamba_num_heads=mamba[0],
+        mamba_head_dim=mamba[1], vocab_size=vocabulary, **more,
+    )  # fmt: skip
+
+
+QWEN3_NEXT = dict(
+    architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True,
+    bos_token_id=1, eos_token_id=2, vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=8,
+    full_attention_interval=4, num_attention_heads=8, num_key_value_heads=2, head_dim=128, hidden_act="silu", attention_bias=False,
+    attention_dropout=0.0, max_position_embeddings=32768, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=1e7, partial_rotary_factor=0.25,
+    linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_num_key_heads=4, linear_num_value_heads=8, linear_value_head_dim=128,
+    decoder_sparse_step=1, mlp_only_layers=[], num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256, norm_topk_prob=True,
+    shared_expert_intermediate_size=256, router_aux_loss_coef=0.001, output_router_logits=False, initializer_range=0.02, use_sliding_window=False,
+)  # fmt: skip
+
+MODELS = {
+    "nemotron-h": nemotron_h("M-M*M-M*M-", 512, 1024, (8, 2), (16, 64)),
+    "nemotron-h-moe": nemotron_h(
+        "MEM*EMEM*E", 512, 512, (8, 2), (16, 64), n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=256,
+        moe_shared_expert_intermediate_size=256, routed_scaling_factor=1.0, n_group=1, topk_group=1, norm_topk_prob=True, moe_latent_size=None,
+    ),
+    "qwen3-next": QWEN3_NEXT,
+}  # fmt: skip
+# The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For speed, with dummy weights.
+NANO_9B = nemotron_h("M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 4480, 15680, (40, 8), (128, 80), 131072)
+
+
+def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Every tensor of a checkpoint as published ones name it: (name, shape, kind); kind says how it is drawn."""
+    yield from _nemotron_h(config) if config["model_type"] == "nemotron_h" else _qwen3_next(config)
+
+
+def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, inner = c["hidden_size"], c["mamba_num_heads"] * c["mamba_head_dim"]
+    groups = 2 * c["n_groups"] * c["ssm_state_size"]
+    yield "backbone.embeddings.weight", (c["vocab_size"], hidden), "embedding"
+    for number, kind in enumerate(c["hybrid_override_pattern"]):
+        layer = f"backbone.layers.{number}"
+        yield f"{layer}.norm.weight", (hidden,), "norm"
+        layer += ".mixer"
+        if kind == "M":
+            yield f"{layer}.in_proj.weight", (2 * inner + groups + c["mamba_num_heads"], hidden), "matrix"
+            yield f"{layer}.conv1d.weight", (inner + groups, 1, c["conv_kernel"]), "matrix"
+            yield f"{layer}.conv1d.bias", (inner + groups,), "bias"
+            for name, how in (("A_log", "decay"), ("D", "norm"), ("dt_bias", "time-step")):
+                yield f"{layer}.{name}", (c["mamba_num_heads"],), how
+            yield f"{layer}.norm.weight", (inner,), "norm"
+            yield f"{layer}.out_proj.weight", (hidden, inner), "matrix"
+        elif kind == "*":
+            for name, heads in (("q", c["num_attention_heads"]), ("k", c["num_key_value_heads"]), ("v", c["num_key_value_heads"])):
+                yield f"{layer}.{name}_proj.weight", (heads * c["head_dim"], hidden), "matrix"
+            yield f"{layer}.o_proj.weight", (hidden, c["num_attention_heads"] * c["head_dim"]), "matrix"
+        elif kind == "-":
+            yield from _two_matrices(layer, hidden, c["intermediate_size"], "matrix")
+        else:
+            yield f"{layer}.gate.weight", (c["n_routed_experts"], hidden), "matrix"
+            yield f"{layer}.gate.e_score_correction_bias", (c["n_routed_experts"],), "bias"
+            for expert in range(c["n_routed_experts"]):
+                yield from _two_matrices(f"{layer}.experts.{expert}", hidden, c["moe_intermediate_size"], "expert")
+            yield from _two_matrices(f"{layer}.shared_experts", hidden, c["moe_shared_expert_intermediate_size"], "matrix")
+    yield "backbone.norm_f.weight", (hidden,), "norm"
+    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+
+
+def _two_matrices(layer: str, hidden: int, intermediate: int, kind: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    yield f"{layer}.up_proj.weight", (intermediate, hidden), kind
+    yield f"{layer}.down_proj.weight", (hidden, intermediate), kind
+
+
+def _three_matrices(layer: str, hidden: int, intermediate: int, kind: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    yield f"{layer}.gate_proj.weight", (intermediate, hidden), kind
+    yield from _two_matrices(layer, hidden, intermediate, kind)
+
+
+def _qwen3_next(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, values = c["hidden_size"], c["linear_num_value_heads"]
+    key_size, value_size = c["linear_num_key_heads"] * c["linear_key_head_dim"], values * c["linear_value_head_dim"]
+    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+    for number in range(c["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        yield f"{layer}.input_layernorm.weight", (hidden,), "norm-about-zero"
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm-about-zero"
+        if (number + 1) % c["full_attention_interval"]:
+            yield f"{layer}.linear_attn.in_proj_qkvz.weight", (2 * key_size + 2 * value_size, hidden), "matrix"
+            yield f"{layer}.linear_attn.in_proj_ba.weight", (2 * values, hidden), "matrix"
+            yield f"{layer}.linear_attn.conv1d.weight", (2 * key_size + value_size, 1, c["linear_conv_kernel_dim"]), "matrix"
+            yield f"{layer}.linear_attn.A_log", (values,), "decay"
+            yield f"{layer}.linear_attn.dt_bias", (values,), "time-step"
+            yield f"{layer}.linear_attn.norm.weight", (c["linear_value_head_dim"],), "norm"
+            yield f"{layer}.linear_attn.out_proj.weight", (hidden, value_size), "matrix"
+        else:
+            queries = c["num_attention_heads"] * c["head_dim"]
+            yield f"{layer}.self_attn.q_proj.weight", (2 * queries, hidden), "matrix"  # queries and their gates
+            for name in ("k", "v"):
+                yield f"{layer}.self_attn.{name}_proj.weight", (c["num_key_value_heads"] * c["head_dim"], hidden), "matrix"
+            yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
+            yield f"{layer}.self_attn.q_norm.weight", (c["head_dim"],), "norm-about-zero"
+            yield f"{layer}.self_attn.k_norm.weight", (c["head_dim"],), "norm-about-zero"
+        yield f"{layer}.mlp.gate.weight", (c["num_experts"], hidden), "matrix"
+        for expert in range(c["num_experts"]):
+            yield from _three_matrices(f"{layer}.mlp.experts.{expert}", hidden, c["moe_intermediate_size"], "expert")
+        yield from _three_matrices(f"{layer}.mlp.shared_expert", hidden, c["shared_expert_intermediate_size"], "matrix")
+        yield f"{layer}.mlp.shared_expert_gate.weight", (1, hidden), "matrix"
+    yield "model.norm.weight", (hidden,), "norm-about-zero"
+    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+
+
+def draw(name: str, shape: tuple[int, ...], kind: str, seed: int = 0):
+    """One tensor in float32. The generator is seeded with the name, so that no tensor depends on another."""
+    import torch
+
+    def normal(of: str) -> torch.Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(f"{seed} {of}".encode())))
+
+    noise = normal(name)
+    fan_in = math.sqrt(math.prod(shape[1:]))
+    if kind == "matrix":
+        return noise / fan_in
+    if kind == "expert":  # mostly what all experts of the layer share
+        head, _, tail = name.partition(".experts.")
+        return (0.95 * normal(f"{head} {tail.partition('.')[2]}") + 0.31 * noise) / fan_in
+    if kind == "embedding":
+        return noise
+    if kind == "head":
+        return 2.0 * noise / fan_in  # logits of standard deviation 2
+    if kind == "norm":
+        return 1.0 + 0.1 * noise
+    if kind in ("norm-about-zero", "bias"):
+        return 0.1 * noise
+    uniform = torch.special.ndtr(noise)
+    if kind == "decay":  # log of a rate in 1 … 16
+        return torch.log(1.0 + 15.0 * uniform)
+    if kind == "time-step":  # a step of 0.001 … 0.1, as the softplus of this value
+        step = torch.exp(math.log(0.001) + uniform * math.log(100.0))
+        return step + torch.log(-torch.expm1(-step))
+    raise ValueError(f"{name}: unknown kind {kind!r}")
+
+
+def write(folder: Path, config: dict) -> Path:
+    """The checkpoint in `folder`: config.json and model.safetensors. Needs torch and safetensors."""
+    import torch
+    from safetensors.torch import save_file
+
+    write_config(folder, config)
+    tensors = {name: draw(name, shape, kind).to(torch.bfloat16).contiguous() for name, shape, kind in shapes(config)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_config(folder: Path, config: dict) -> Path:
+    """config.json alone, for load_format="dummy"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    return folder
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[2:] or MODELS:
+        write(Path(sys.argv[1]) / chosen, MODELS[chosen])

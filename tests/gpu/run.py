@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Prove a patched release on this host's GPU: every model in every graph mode against eager prefill.
+
+    python run.py --out RESULTS                         in an unpacked bundle
+    python run.py --out RESULTS --tree F --site F …     with these folders in front of the interpreter's own packages
+
+Writes RESULTS/evidence.json, and a log and the answers of every engine beside it. Exit code 0: every check passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import datetime
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cases  # noqa: E402
+import compare  # noqa: E402
+import launch  # noqa: E402
+import models  # noqa: E402
+import modes  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+SCHEMA = 1
+GRAPH_CAPTURE = re.compile(r"Capture (?P<what>[^.]*?(?:piecewise|breakable|prefill)[^.]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>[\d.]+)", re.I)
+WHY_OFF = re.compile(r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    place = _place(options)
+    began = time.time()
+    say(f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {options.width} engines at once")
+    facts = describe(place, options)
+    say(f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
+    subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
+    jobs = [job(place, number, model, mode) for number, (model, mode) in enumerate(wanted(options))]
+    launch.run_all(place, jobs, options.width, began + options.limit, say)
+    facts["runs"] = [judge(place, one, jobs) for one in jobs]
+    facts["seconds"] = round(time.time() - began)
+    facts["passed"] = all(run["verdict"] in ("passed", "not applicable") for run in facts["runs"])
+    (place.out / "evidence.json").write_text(json.dumps(facts, indent=1) + "\n")
+    show(facts, place, jobs)
+    return 0 if facts["passed"] else 1
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="where results go")
+    parser.add_argument("--tree", type=Path, help="the folder that holds the patched sglang/ (default: the bundle's tree/)")
+    parser.add_argument("--site", type=Path, action="append", help="a folder of packages (default: the bundle's hostsite/ and site/; may be given again)")
+    parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=[*models.MODELS])
+    parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*modes.ALL], help="eager always runs: it is the reference")
+    parser.add_argument("--width", type=int, default=4, help="engines at once (default 4)")
+    parser.add_argument("--limit", type=float, default=1500, help="seconds after which nothing starts any more")
+    return parser.parse_args(words)
+
+
+def _place(options: argparse.Namespace) -> launch.Place:
+    bundle = HERE.parents[1]
+    tree = options.tree or bundle / "tree"
+    sites = options.site or [folder for folder in (bundle / "hostsite", bundle / "site") if folder.is_dir()]
+    # the host's own description of gaps first, then the tree, so that nothing in a folder of packages hides it
+    head = [folder for folder in sites if (folder / "sitecustomize.py").is_file()]
+    path = [HERE / "watch", *head, tree, *(folder for folder in sites if folder not in head)]
+    out = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    return launch.Place(tuple(folder.absolute() for folder in path), out)
+
+
+def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """(model, mode), every model's reference first; engines of one model apart, so that equal kernels are compiled once."""
+    chosen = [modes.EAGER, *(mode for mode in modes.ALL if mode in options.mode and mode != modes.EAGER)]
+    return [(model, mode) for mode in chosen for model in options.model]
+
+
+def job(place: launch.Place, number: int, model: str, mode: str) -> launch.Job:
+    name = f"{model}.{mode}"
+    plan = {
+        "model": str(place.out / "models" / model), "mode": mode, "port": 21000 + 1200 * number, "out": str(place.out / f"{name}.json"),
+        "watch": str(place.out / f"{name}.watch"), "enforce": model == "qwen3-next",
+    }  # fmt: skip
+    return launch.Job(name, HERE / "engine.py", plan, limit_s=420)
+
+
+def describe(place: launch.Place, options: argparse.Namespace) -> dict:
+    """What is about to run, and where: everything that evidence must name."""
+    tree = options.tree or HERE.parents[1] / "tree"
+    record, untouched = identity(tree)
+    manifest = HERE.parents[1] / "manifest.json"
+    bundle = json.loads(manifest.read_text()) if manifest.is_file() else {}
+    torch = place.ask("import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'python': __import__('platform').python_version()}))")
+    pinned = torch_pin(tree)
+    return {
+        "schema": SCHEMA, "version": record["version"], "tag": record["tag"], "queue_release": record.get("release"), "queue": record["queue"],
+        "tree": record["tree"]["after"], "tree_untouched": untouched, "patches": [patch["name"] for patch in record["patches"]],
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "gpu": gpu(),
+        "torch": {"version": torch["version"], "cuda": torch["cuda"], "pinned": pinned, "off_pin": torch["version"].split("+")[0] != pinned},
+        "python": torch["python"], "kernel": bundle.get("kernel"), "shims": bundle.get("shims", []), "dependencies_of": bundle.get("dependencies_of"),
+        "packages": [line for line in bundle.get("packages", []) if line.startswith(("flashinfer", "sgl", "transformers", "apache-tvm"))],
+        "capture": list(cases.CAPTURE), "chunk": cases.CHUNK, "tolerance": {"worst": compare.TOLERANCE, "mean": compare.MEAN_TOLERANCE, "tie": compare.TIE},
+    }  # fmt: skip
+
+
+def identity(tree: Path) -> tuple[dict, bool]:
+    """The tree's own record (from its .dist-info/, else from the work tree above), and whether every file is as built."""
+    found = sorted(tree.glob("sglang-*.dist-info/patch_queue.json"))
+    if not found:
+        return json.loads((tree.parent / "provenance.json").read_text()), True
+    rows = csv.reader((found[0].with_name("RECORD")).read_text().splitlines())
+    untouched = all(not row[1] or row[1] == _record_hash(tree / row[0]) for row in rows if row)
+    return json.loads(found[0].read_text()), untouched
+
+
+def _record_hash(file: Path) -> str:
+    digest = hashlib.sha256(file.read_bytes()).digest() if file.is_file() else b""
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def torch_pin(tree: Path) -> str:
+    """The torch version that the release's own metadata asks for; empty where it does not say."""
+    text = "".join(file.read_text() for file in tree.glob("sglang-*.dist-info/METADATA"))
+    found = re.search(r"(?m)^Requires-Dist: torch==([^\s;]+)", text)
+    return found[1] if found else ""
+
+
+def gpu() -> dict:
+    words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader,nounits"]
+    line = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    name, driver, memory, capability = (part.strip() for part in line.split(","))
+    return {"name": name, "driver": driver, "memory_mib": int(memory), "compute_capability": capability}
+
+
+def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> dict:
+    """One engine's result with all its verdicts."""
+    model, mode = one.name.split(".", 1)
+    run = {"model": model, "mode": mode, "seconds": round(one.seconds), "verdict": "not run", "why": one.why, "checks": []}
+    log = (place.out / f"{one.name}.log").read_text(errors="replace") if one.code is not None else ""
+    run["capture"] = [{"what": found["what"], "seconds": float(found["s"]), "gb": float(found["gb"])} for found in GRAPH_CAPTURE.finditer(log)]
+    said = [line.strip()[-300:] for line in log.splitlines() if WHY_OFF.search(line)]
+    run["said"] = list(dict.fromkeys(said))[:6]
+    if one.code != 0:
+        reason = re.search(r"(?m)^not applicable: (.*)$", log)
+        if one.code is not None:
+            run |= {"verdict": "not applicable", "why": reason[1]} if reason else {"verdict": "failed", "why": f"{one.why}: {_error(log)}"}
+        return run
+    result = json.loads(Path(one.plan["out"]).read_text())
+    reference = next((other for other in jobs if other.name == f"{model}.{modes.EAGER}" and other.code == 0), None)
+    verdicts = checks(mode, result, json.loads(Path(reference.plan["out"]).read_text()) if reference else None)
+    run |= {"start_s": result["start_s"], "flags": result["flags"], "dropped_flags": result["dropped_flags"], "report": result["report"]}
+    run["checks"] = [verdict.as_json() for verdict in verdicts]
+    bad = [verdict for verdict in verdicts if not verdict.good]
+    return run | ({"verdict": "failed", "why": f"{bad[0].what}: {bad[0].why}"} if bad else {"verdict": "passed", "why": ""})
+
+
+def _error(log: str) -> str:
+    lines = [line for line in log.splitlines() if re.search(r"(Error|Exception|Killed|assert)", line)]
+    return lines[-1].strip()[:300] if lines else "no word of why"
+
+
+def checks(mode: str, result: dict, reference: dict | None) -> list[compare.Verdict]:
+    """What one engine's answers must stand up to."""
+    passes, made = result["passes"], cases.calls()
+    found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS), compare.hits(passes)]
+    if mode == modes.EAGER:
+        found += [compare.varied(passes[cases.COLD]), compare.remembers(passes[cases.COLD], cases.memory_pairs(made))]
+    elif reference is None:
+        found.append(compare.Verdict("agrees with eager prefill", False, "eager prefill itself did not run"))
+    else:
+        found += [compare.same_answers(f"agrees with eager prefill, {name}", passes[name], reference["passes"][name]) for name in cases.PASSES]
+    return found + [compare.same_answers("answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD])]
+
+
+def show(facts: dict, place: launch.Place, jobs: Sequence[launch.Job]) -> None:
+    for run, one in zip(facts["runs"], jobs):
+        print(f"\n{run['model']} {run['mode']}: {run['verdict']}{' - ' + run['why'] if run['why'] else ''} ({run['seconds']} s, start {run.get('start_s', '?')} s)")
+        for check in run["checks"]:
+            print(f"  {'ok  ' if check['good'] else 'FAIL'} {check['what']}: {check['why']}")
+        for entry in run["capture"]:
+            print(f"       {entry['what']}: {entry['seconds']} s, {entry['gb']} GB")
+        if run["verdict"] == "failed" and not run["checks"]:
+            print("\n".join(f"    | {line[:220]}" for line in launch.last_words(place, one).splitlines()))
+    counts = [run["verdict"] for run in facts["runs"]]
+    print(f"\n{facts['tag']} on {facts['gpu']['name']}: " + ", ".join(f"{counts.count(name)} {name}" for name in dict.fromkeys(counts)) + f", {facts['seconds']} s")
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

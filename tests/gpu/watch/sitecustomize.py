@@ -1,0 +1,104 @@
+"""Write down what every prefill of an engine ran on, from inside its scheduler: PREFILL_WATCH=FILE, this folder on PYTHONPATH.
+
+One JSON line per prefill: when, how many tokens and requests, whether the prefill runner replayed, and how many CUDA
+graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none.
+"""
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+RUNNERS = {
+    "sglang.srt.model_executor.piecewise_cuda_graph_runner": "PiecewiseCudaGraphRunner",
+    "sglang.srt.model_executor.breakable_cuda_graph_runner": "BreakableCudaGraphRunner",
+    "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": "PrefillCudaGraphRunner",
+}
+state = {"runner": None, "launches": 0, "counting": False}
+
+
+def watch_launches():
+    import torch
+
+    original = torch.cuda.CUDAGraph.replay
+
+    def replay(self):
+        state["launches"] += 1
+        return original(self)
+
+    torch.cuda.CUDAGraph.replay = replay
+
+
+def watch_runner(module, name):
+    kind = getattr(module, name)
+    for method in ("replay", "execute"):  # "execute" in later releases
+        original = kind.__dict__.get(method)
+        if original is None:
+            continue
+
+        def wrapped(self, *args, _original=original, **kwargs):
+            state["runner"] = name
+            return _original(self, *args, **kwargs)
+
+        setattr(kind, method, wrapped)
+
+
+def watch_model_runner(module):
+    original = module.ModelRunner.forward
+
+    def forward(self, forward_batch, *args, **kwargs):
+        if not forward_batch.forward_mode.is_extend():
+            return original(self, forward_batch, *args, **kwargs)
+        if not state["counting"]:
+            watch_launches()
+            state["counting"] = True
+        state["runner"], before, tokens = None, state["launches"], len(forward_batch.input_ids)
+        requests = int(forward_batch.batch_size)
+        result = original(self, forward_batch, *args, **kwargs)
+        line = {"at": time.time(), "tokens": tokens, "requests": requests, "runner": state["runner"], "launches": state["launches"] - before}
+        with open(f"{os.environ['PREFILL_WATCH']}.{os.getpid()}", "a") as out:
+            out.write(json.dumps(line) + "\n")
+        return result
+
+    module.ModelRunner.forward = forward
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    def __init__(self, hooks):
+        self.hooks = hooks
+
+    def find_spec(self, name, path, target=None):
+        hook = self.hooks.pop(name, None)
+        spec = importlib.util.find_spec(name) if hook else None
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            hook(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def next_sitecustomize():
+    """Another one further down the path would not be run otherwise."""
+    folders = [pathlib.Path(folder or ".").resolve() for folder in sys.path]
+    for folder in folders[folders.index(HERE) + 1 :] if HERE in folders else []:
+        file = folder / "sitecustomize.py"
+        if file.is_file():
+            spec = importlib.util.spec_from_file_location("next_sitecustomize", file)
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+            return
+
+
+if os.environ.get("PREFILL_WATCH"):
+    hooks = {name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()}
+    hooks["sglang.srt.model_executor.model_runner"] = watch_model_runner
+    sys.meta_path.insert(0, AfterImport(hooks))
+next_sitecustomize()
