@@ -63,11 +63,15 @@ def split_at(op_name: str) -> None:
             config.register_split_op(op_name)(None)
     elif hasattr(config.CompilationConfig, "add_split_op"):
         _add_to_every_config(config.CompilationConfig, target)
-    elif hasattr(backend := importlib.import_module(_BACKEND), "add_split_ops"):
+    else:
+        try:
+            backend = importlib.import_module(_BACKEND)
+        except (ImportError, NotImplementedError):
+            return  # the compiler's backend loads only where graphs can be captured: nothing will be split here
+        if not hasattr(backend, "add_split_ops"):
+            raise RuntimeError(f"this release has no way to split its piecewise graph at {target}")
         if target not in backend.SPLIT_OPS:
             backend.add_split_ops([target])
-    else:
-        raise RuntimeError(f"this release has no way to split its piecewise graph at {target}")
 
 
 def _add_to_every_config(config_class: type, target: str) -> None:
@@ -125,7 +129,24 @@ def capture_sizes(graph: Any) -> tuple[int, ...]:
     return tuple(sorted(getattr(graph, "capture_num_tokens", ())))
 
 
+def never_runs(graph: Any) -> bool:
+    """Whether a graph runner refuses every batch: the breakable one does where it found no inner model (0.5.12, 0.5.13)."""
+    return getattr(graph, "layer_model", graph) is None
+
+
 # Why a graph is off
+
+
+def feature(server_args: Any) -> str:
+    """Which prefill graph these arguments are about."""
+    if getattr(server_args, "enable_breakable_cuda_graph", False):
+        return "breakable CUDA graph"
+    return f"piecewise CUDA graph, {getattr(server_args, 'piecewise_cuda_graph_compiler', 'eager')} compiler"
+
+
+def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
+    """The token counts that the arguments ask to capture; empty where every one is over a limit."""
+    return tuple(getattr(server_args, "piecewise_cuda_graph_tokens", None) or ())
 
 
 @dataclass(frozen=True)
@@ -135,6 +156,9 @@ class Rule:
     where: str
     condition: str
     holds: bool | None
+
+    def __str__(self) -> str:
+        return f"{self.condition} ({self.where})"
 
 
 @dataclass(frozen=True)
