@@ -24,6 +24,9 @@ import sys
 
 import nox
 
+# scripts/requirements.txt is the list above, locked. After a change to it:
+# uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate noxfile.py -o scripts/requirements.txt
+
 nox.needs_version = ">=2026.2"
 nox.options.sessions = ["apply", "test"]
 nox.options.default_venv_backend = "none"  # the sessions share the environment that runs nox: it has all they need

@@ -76,7 +76,7 @@ class Queue:
 def read(root: Path) -> tuple[Queue, list[Problem]]:
     """The queue below `root`, as far as it is readable, and everything that is wrong with the series itself."""
     try:
-        text = (root / FILE).read_text(encoding="utf-8")
+        text = (root / FILE).read_bytes().decode("utf-8")  # not read_text: it turns CRLF into LF unseen
     except OSError:
         return Queue((), {}, {}), [Problem("no-series", str(FILE), "does not exist, or is no file", f"run it in the project's folder, not {root}")]
     except UnicodeDecodeError as error:

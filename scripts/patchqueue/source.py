@@ -181,6 +181,8 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
     if wheel is None:
         pinned = next((wheel.sha256 for wheel in pin.wheels if wheel.file == file.name), "another file name")
         raise Refused(Problem("wrong-sha256", file.name, f"its sha256 is {digest}, pinned is {pinned}", "do not use it; see where your package index gets it from"))
+    probe = Source(pin, file, digest, "wheel", wheel.file)
+    probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
     return Source(pin, _keep(file, digest, wheel.file, cache), digest, "wheel", wheel.file)
 
 

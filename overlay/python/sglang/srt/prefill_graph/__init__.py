@@ -1,0 +1,13 @@
+"""Prefill CUDA graphs for models and releases of sglang that lack them, and the report on why a graph is on or off.
+
+Thin patches hook the release's own files; what they call is here. Modules, low to high, none imports a higher one:
+
+    compat              how releases differ (the only place that knows)
+    stack               where a model keeps its decoder layers
+    layers, split_op    what each layer is; how a layer method becomes an op at which the graph is split
+    mamba2, gdn         the split op of each kind of layer
+    report, __main__    the record of why the graph is on or off, and its command line
+
+`python -m sglang.srt.prefill_graph` prints what this tree was made of and every server that runs on this host.
+Importing the package imports nothing else.
+"""

@@ -1,0 +1,249 @@
+"""How releases of sglang differ, found by looking for features. No other module of this package knows a release.
+
+Where the facts come from (paths below sglang/srt/):
+    piecewise flag, forward context    compilation/piecewise_context_manager.py, 0.5.5.post3 to 0.5.13.post1
+    list of split ops                  compilation/backend.py SPLIT_OPS up to 0.5.6.post2; a literal in
+                                       compilation_config.py CompilationConfig.__init__ in 0.5.7;
+                                       compilation_config.py SPLIT_OPS and register_split_op from 0.5.8
+    switches                           server_args.py: enable_piecewise_cuda_graph up to 0.5.9, then disable_…
+Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = "sglang.srt.compilation.piecewise_context_manager"
+_CONFIG = "sglang.srt.compilation.compilation_config"
+_BACKEND = "sglang.srt.compilation.backend"
+OPT_IN, OPT_OUT = "enable_piecewise_cuda_graph", "disable_piecewise_cuda_graph"
+
+
+# The graph's state, and its split ops
+
+
+def graph_flag() -> Callable[[], bool]:
+    """The release's own test of whether a forward is being captured for, or replayed from, the piecewise graph.
+
+    Bind it once in a module: model code calls it in traced forwards, where torch.compile reads it as a constant.
+    """
+    return importlib.import_module(_CONTEXT).is_in_piecewise_cuda_graph
+
+
+def forward_context() -> Any:
+    """The release's forward context: `forward_batch`, `attention_layers` by layer_id, and from 0.5.7 `moe_layers`.
+
+    Raises RuntimeError outside of `set_forward_context`, where a split op has no layers to look up.
+    """
+    context = importlib.import_module(_CONTEXT).get_forward_context()
+    if context is None:
+        raise RuntimeError("a split op ran outside of the piecewise graph: there is no forward context")
+    return context
+
+
+def split_at(op_name: str) -> None:
+    """Make the release's compiler split traced forwards at torch.ops.sglang.<op_name>. Calling it again changes nothing.
+
+    A runner copies the list when it is built, so this has to come before; importing the model's module is early enough.
+    Raises RuntimeError where the release has none of the known ways.
+    """
+    target = f"sglang.{op_name}"
+    config = importlib.import_module(_CONFIG)
+    if hasattr(config, "SPLIT_OPS"):
+        if target not in config.SPLIT_OPS:
+            config.register_split_op(op_name)(None)
+    elif hasattr(config.CompilationConfig, "add_split_op"):
+        _add_to_every_config(config.CompilationConfig, target)
+    else:
+        try:
+            backend = importlib.import_module(_BACKEND)
+        except (ImportError, NotImplementedError):
+            return  # the compiler's backend loads only where graphs can be captured: nothing will be split here
+        if not hasattr(backend, "add_split_ops"):
+            raise RuntimeError(f"this release has no way to split its piecewise graph at {target}")
+        if target not in backend.SPLIT_OPS:
+            backend.add_split_ops([target])
+
+
+def _add_to_every_config(config_class: type, target: str) -> None:
+    """For a release whose configuration makes its list afresh each time (0.5.7): add `target` to every one made later."""
+    made = config_class.__init__
+    targets = getattr(made, "split_targets", None)
+    if targets is None:
+        targets = []
+
+        @functools.wraps(made)
+        def init(self, *args, **kwargs):
+            made(self, *args, **kwargs)
+            for name in targets:
+                self.add_split_op(name)
+
+        init.split_targets = targets
+        config_class.__init__ = init
+    if target not in targets:
+        targets.append(target)
+
+
+def defines(module: str, name: str) -> bool:
+    """Whether the release's own `module` has a function `name`; reads the file, because importing it may be circular."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return False
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    return f"\ndef {name}(" in Path(spec.origin).read_text(encoding="utf-8")
+
+
+# The model runner
+
+
+def layer_lists(runner: Any) -> tuple[str, ...]:
+    """The lists by layer_id that this release's runner collects next to attention_layers: none up to 0.5.6.post2,
+    then moe_layers, and moe_fusions from 0.5.9."""
+    return tuple(name for name in ("moe_layers", "moe_fusions") if hasattr(runner, name))
+
+
+def is_first_rank(runner: Any) -> bool:
+    """Whether this process is the one that logs for its server."""
+    ranks = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
+    return not any(getattr(runner, rank, None) for rank in ranks)
+
+
+def graph_runner(runner: Any) -> Any:
+    """The prefill graph's runner, or None where the release left the graph off."""
+    return getattr(runner, "piecewise_cuda_graph_runner", None)
+
+
+def capture_sizes(graph: Any) -> tuple[int, ...]:
+    """The token counts that a graph runner captured, ascending."""
+    return tuple(sorted(getattr(graph, "capture_num_tokens", ())))
+
+
+def never_runs(graph: Any) -> bool:
+    """Whether a graph runner refuses every batch: the breakable one does where it found no inner model (0.5.12, 0.5.13)."""
+    return getattr(graph, "layer_model", graph) is None
+
+
+# Why a graph is off
+
+
+def feature(server_args: Any) -> str:
+    """Which prefill graph these arguments are about."""
+    if getattr(server_args, "enable_breakable_cuda_graph", False):
+        return "breakable CUDA graph"
+    return f"piecewise CUDA graph, {getattr(server_args, 'piecewise_cuda_graph_compiler', 'eager')} compiler"
+
+
+def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
+    """The token counts that the arguments ask to capture; empty where every one is over a limit."""
+    return tuple(getattr(server_args, "piecewise_cuda_graph_tokens", None) or ())
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition under which the release leaves the graph off. holds: None where it cannot be evaluated from here."""
+
+    where: str
+    condition: str
+    holds: bool | None
+
+    def __str__(self) -> str:
+        return f"{self.condition} ({self.where})"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The server argument that decides. opt_in: off unless asked for. on: what it says now."""
+
+    flag: str
+    opt_in: bool
+    on: bool
+
+
+def switch(server_args: Any) -> Switch | None:
+    """The release's switch for the prefill graph, or None where it has neither known one."""
+    if hasattr(server_args, OPT_IN):
+        return Switch("--enable-piecewise-cuda-graph", True, bool(getattr(server_args, OPT_IN)))
+    if hasattr(server_args, OPT_OUT):
+        return Switch("--disable-piecewise-cuda-graph", False, not getattr(server_args, OPT_OUT))
+    return None
+
+
+def switch_rules(server_args: Any) -> list[Rule]:
+    """The release's own rules that turn its switch off, each evaluated on the arguments as they are now.
+
+    They are read from the source of ServerArgs: conditions over `self.disable_piecewise_cuda_graph = True` (or
+    `self.enable_… = False`). What a rule asks is therefore always what this release asks.
+    """
+    wanted = {OPT_IN: False, OPT_OUT: True}
+
+    def turns_off(statement: ast.stmt) -> bool:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            return False
+        names = [target.attr for target in statement.targets if isinstance(target, ast.Attribute)]
+        return any(name in wanted and statement.value.value is wanted[name] for name in names)
+
+    methods = [value for value in vars(type(server_args)).values() if inspect.isfunction(value)]
+    methods = [method for method in methods if set(method.__code__.co_names) & wanted.keys()]
+    return [rule for method in methods for rule in _rules(method, server_args, turns_off)]
+
+
+def runner_rules(runner: Any) -> list[Rule]:
+    """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to 0.5.9), evaluated now."""
+    method = getattr(type(runner), "can_run_piecewise_cuda_graph", None)
+
+    def says_no(statement: ast.stmt) -> bool:
+        return isinstance(statement, ast.Return) and isinstance(statement.value, ast.Constant) and statement.value.value is False
+
+    return _rules(method, runner, says_no) if inspect.isfunction(method) else []
+
+
+def _rules(method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool]) -> list[Rule]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
+    except (OSError, SyntaxError, IndexError):
+        return []
+    names = {**method.__globals__, "self": owner}
+    found = []
+    for conditions in _paths(tree.body, (), is_effect):
+        text = " and ".join(ast.unparse(condition) for condition in conditions)
+        found.append(Rule(f"{type(owner).__name__}.{method.__name__}", text or "always", _all_hold(conditions, names)))
+    return found
+
+
+def _paths(body: list[ast.stmt], conditions: tuple, is_effect: Callable[[ast.stmt], bool]) -> Iterator[tuple]:
+    """The conditions on each way through `body` to a statement that is_effect."""
+    for statement in body:
+        if is_effect(statement):
+            yield conditions
+        elif isinstance(statement, ast.If):
+            otherwise = ast.UnaryOp(ast.Not(), statement.test)
+            yield from _paths(statement.body, (*conditions, statement.test), is_effect)
+            yield from _paths(statement.orelse, (*conditions, otherwise), is_effect)
+            if isinstance(statement.body[-1], (ast.Return, ast.Raise)):
+                conditions = (*conditions, otherwise)
+
+
+def _all_hold(conditions: tuple, names: dict[str, Any]) -> bool | None:
+    verdicts = [_holds(condition, names) for condition in conditions]
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
+
+
+def _holds(condition: ast.expr, names: dict[str, Any]) -> bool | None:
+    expression = ast.fix_missing_locations(ast.Expression(condition))
+    try:
+        return bool(eval(compile(expression, "<rule>", "eval"), names))
+    except Exception:  # a local name of the method, or a check that needs the moment it was made for
+        return None

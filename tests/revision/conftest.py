@@ -1,0 +1,156 @@
+"""Tests of one patched release, on a host without a GPU: `nox -s test` runs them in the release's own environment.
+
+    @pytest.mark.revision(">=0.5.11,<0.5.13")      the releases a test is for; on others it is deselected, and listed
+    def test_layers(build_model):
+        model = build_model("nemotron_h")           the real class on the meta device; see host/models.py
+
+Import sglang inside tests and fixtures, not at the top: every module here is collected on every release.
+"""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from host import standin_packages
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+_NOT_FOR = pytest.StashKey[list]()
+
+
+def _tree():
+    return Path(os.environ["PATCHQUEUE_TREE"]).resolve()
+
+
+def _inside(file, folder):
+    return file is not None and Path(file).resolve().is_relative_to(folder)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "revision(SPECIFIERS): the releases of sglang that the test is for, as in series")
+    config.stash[_NOT_FOR] = []
+    missing = [name for name in ("PATCHQUEUE_TREE", "PATCHQUEUE_REVISION") if not os.environ.get(name)]
+    if missing:
+        raise pytest.UsageError(f"{' and '.join(missing)} not set: run these tests with `nox -s test -- v0.5.9`")
+    found = importlib.util.find_spec("sglang")
+    origin = found and (found.origin or next(iter(found.submodule_search_locations or []), None))
+    if not _inside(origin, _tree() / "python"):
+        raise pytest.UsageError(
+            f"sglang would come from {origin}, not from the tree under test {_tree()}: put its python/ first on PYTHONPATH, "
+            "or use `nox -s test`"
+        )
+    standin_packages.install()
+
+
+def pytest_report_header(config):
+    return f"sglang {os.environ['PATCHQUEUE_REVISION']}, patched, from {_tree()}"
+
+
+def _is_for(item, version):
+    """Whether every revision marker on the test, its class and its module allows `version`."""
+    for mark in item.iter_markers("revision"):
+        try:
+            allowed = SpecifierSet(",".join(mark.args))
+        except (InvalidSpecifier, TypeError) as error:
+            raise pytest.UsageError(f"{item.nodeid}: bad revision marker: {error}") from None
+        if not allowed.contains(version, prereleases=True):
+            return False
+    return True
+
+
+def pytest_collection_modifyitems(config, items):
+    version = Version(os.environ["PATCHQUEUE_REVISION"])
+    keep = [item for item in items if _is_for(item, version)]
+    dropped = [item for item in items if item not in set(keep)]
+    if dropped:
+        config.stash[_NOT_FOR] += dropped
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = keep
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    dropped = config.stash[_NOT_FOR]
+    if not dropped:
+        return
+    terminalreporter.section(f"not for {os.environ['PATCHQUEUE_REVISION']}: {len(dropped)} tests", sep="-")
+    counts = {}
+    for item in dropped:
+        wanted = " and ".join(",".join(mark.args) for mark in item.iter_markers("revision"))
+        key = (item.nodeid.split("::")[0], wanted)
+        counts[key] = counts.get(key, 0) + 1
+    for (file, wanted), count in sorted(counts.items()):
+        terminalreporter.write_line(f"{file}: {count} for {wanted}")
+
+
+@pytest.fixture(scope="session")
+def tree():
+    """Folder of the patched tree; the package lies in its python/sglang."""
+    return _tree()
+
+
+@pytest.fixture(scope="session")
+def revision():
+    """The release under test, as packaging.version.Version. Tests should rather look for features than compare it."""
+    return Version(os.environ["PATCHQUEUE_REVISION"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _only_the_tree():
+    """No module of sglang may come from the pristine release, however a test imported it."""
+    yield
+    strays = {
+        name: module.__file__
+        for name, module in list(sys.modules.items())
+        if name.split(".")[0] == "sglang" and getattr(module, "__file__", None) and not _inside(module.__file__, _tree())
+    }
+    assert not strays, f"imported from outside of the tree under test: {strays}"
+
+
+@pytest.fixture(scope="session")
+def build_model():
+    """host.models.build: build_model(kind, device="meta", server_args={...}, **config changes)."""
+    from host import models
+
+    return models.build
+
+
+@pytest.fixture(scope="session")
+def default_server_args():
+    """host.process.default_server_args: default_server_args(model_path, **changes)."""
+    from host import process
+
+    return process.default_server_args
+
+
+@functools.lru_cache(maxsize=1)
+def _pristine_package():
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = "import importlib.util as u; print(u.find_spec('sglang').origin)"
+    return Path(subprocess.check_output([sys.executable, "-c", code], env=variables, cwd="/", text=True).strip()).parent
+
+
+@pytest.fixture(scope="session")
+def pristine():
+    """Folder of the unpatched release's package, installed beside the tree: the control to compare source with."""
+    return _pristine_package()
+
+
+@pytest.fixture(scope="session")
+def run_pristine():
+    """run_pristine(code): what Python `code` prints when it runs on the unpatched release, with the same stand-ins.
+
+    Raises subprocess.CalledProcessError, its stderr attached, when the code fails there.
+    """
+
+    def run(code):
+        variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        preamble = "from host import standin_packages; standin_packages.install()\n"
+        return subprocess.run(
+            [sys.executable, "-c", preamble + code], env=variables, cwd="/", text=True, capture_output=True, check=True
+        ).stdout
+
+    return run

@@ -1,0 +1,134 @@
+"""The piecewise graph without a GPU: the release's own tracer, splitter and context, and stand-ins for captures and kernels."""
+
+import contextlib
+import importlib
+import inspect
+import sys
+import types
+from dataclasses import dataclass
+
+import torch
+
+
+def context_module():
+    return importlib.import_module("sglang.srt.compilation.piecewise_context_manager")
+
+
+def forward_context(batch, attention_layers, moe_layers=(), moe_fusions=()):
+    """The release's set_forward_context, with as many of its arguments as it has."""
+    enter = context_module().set_forward_context
+    values = dict(
+        forward_batch=batch,
+        attention_layers=list(attention_layers),
+        quant_config=None,
+        moe_layers=list(moe_layers),
+        moe_fusions=list(moe_fusions),
+        dsa_indexers=[],
+    )
+    known = inspect.signature(enter).parameters
+    return enter(**{name: value for name, value in values.items() if name in known})
+
+
+def prefill_batch(tokens, **fields):
+    """A ForwardBatch of one prefill of `tokens`; `fields` are set on top."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+    return ForwardBatch(
+        **{
+            **dict(
+                forward_mode=ForwardMode.EXTEND,
+                batch_size=1,
+                input_ids=torch.zeros(tokens, dtype=torch.int64),
+                req_pool_indices=torch.arange(1),
+                seq_lens=torch.tensor([tokens]),
+                out_cache_loc=None,
+                seq_lens_sum=tokens,
+                extend_num_tokens=tokens,
+            ),
+            **fields,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of the split forward. op: the split op's name, "" for a piece that is captured. has_size: a symbolic
+    number of tokens is among its inputs; the release's runner captures no piece without."""
+
+    op: str
+    has_size: bool
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A forward compiled by the release's own backend. outputs: of the first and of a second run."""
+
+    pieces: tuple[Piece, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+
+def traced_forward(model, batch, lists, tokens):
+    """Compile `model.model` as the release's runner does, split it, and run it twice on `tokens` tokens.
+
+    lists: attention_layers, and where the release has them moe_layers and moe_fusions. Split ops need CPU kernels.
+    """
+    _stand_in_for_captures()
+    compile_, config = (importlib.import_module(f"sglang.srt.compilation.{name}") for name in ("compile", "compilation_config"))
+    backend = importlib.import_module("sglang.srt.compilation.backend")
+    settings = config.CompilationConfig([tokens], "eager")
+    made = []
+
+    def factory(graph, inputs):
+        made.append(backend.SGLangBackend(settings, object()))
+        return made[0](graph, inputs)
+
+    torch._dynamo.reset()
+    compile_.install_torch_compiled(
+        model.model, fullgraph=True, dynamic_arg_dims=None, compile_config=settings, graph_pool=object(), backend_factory=factory
+    )
+    ids = torch.arange(tokens)
+    compiling = getattr(context_module(), "enable_piecewise_cuda_graph_compile", contextlib.nullcontext)
+    with context_module().enable_piecewise_cuda_graph(), compile_.set_compiled(True), compiling(), torch.no_grad():
+        with forward_context(batch, **lists):
+            outputs = tuple(model.model.forward(ids, ids, batch) for _ in range(2))
+    return Traced(tuple(_piece(item) for item in made[0].piecewise_graphs), outputs)
+
+
+def _piece(item):
+    nodes = item.graph.graph.nodes
+    op = next((str(node.target) for node in nodes if item.is_splitting_graph and node.op == "call_function"), "")
+    sizes = [node for node in nodes if node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt)]
+    return Piece(op, bool(sizes))
+
+
+def _stand_in_for_captures():
+    """The module of weak references to captured memory refuses to load where nothing can be captured."""
+    name = "sglang.srt.compilation.weak_ref_tensor"
+    try:
+        importlib.import_module(name)
+    except (ImportError, NotImplementedError):
+        module = types.ModuleType(name)
+        module.weak_ref_tensor = module.weak_ref_tensors = lambda tensors: tensors
+        sys.modules[name] = module
+
+
+@contextlib.contextmanager
+def cpu_kernel(op, function):
+    """Give a GPU-only op of the release a kernel for CPU tensors, for as long as the context lasts."""
+    library = torch.library.Library("sglang", "IMPL")
+    library.impl(op, function, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def split_ops():
+    """The ops at which a compiler configured now would split."""
+    from sglang.srt.compilation.compilation_config import CompilationConfig
+
+    made = CompilationConfig([8], "eager")
+    if hasattr(made, "split_ops"):
+        return made.split_ops
+    _stand_in_for_captures()
+    return importlib.import_module("sglang.srt.compilation.backend").SPLIT_OPS

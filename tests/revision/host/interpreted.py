@@ -1,0 +1,39 @@
+"""Run a module of tests in a process where Triton interprets its kernels, so that the release's own ones run on the CPU.
+
+The interpreter must be chosen before triton is first imported, hence the process of its own. In it, `start` comes first.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+
+def run(module, cases):
+    """What `python -m module` makes of `cases` (a dict by name): its results by name. Its stderr shows when it fails."""
+    variables = {**os.environ, "TRITON_INTERPRET": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], os.path.dirname(os.path.dirname(__file__))])
+    done = subprocess.run([sys.executable, "-m", module, json.dumps(cases)], env=variables, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def start():
+    """What the interpreter needs on a host without a GPU."""
+    import torch
+    import triton.runtime.interpreter as interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor):
+        patch(tensor)
+        tensor.__index__ = lambda self: int(self.handle.data.item())  # NumPy 2.4 refuses int() of an array of one
+
+    interpreter._patch_lang_tensor = patched
+    torch.cuda.device = lambda *_: contextlib.nullcontext()  # kernels enter the device of their tensors
+
+
+def main(compare):
+    """Print what compare(**case) returns for each case that the command line gives."""
+    print(json.dumps({name: compare(**case) for name, case in json.loads(sys.argv[1]).items()}))

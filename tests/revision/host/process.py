@@ -1,0 +1,71 @@
+"""One process that sglang takes for a whole deployment: default server arguments and groups of one rank over gloo."""
+
+import dataclasses
+import functools
+import inspect
+import socket
+import types
+
+
+def default_server_args(model_path="model", **changes):
+    """ServerArgs with every field at its default, except `changes`; not resolved, because resolving inspects the host.
+
+    Raises TypeError for a change that names no field of this release.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs.__new__(ServerArgs)
+    fields = {field.name: field for field in dataclasses.fields(ServerArgs)}
+    unknown = sorted(changes.keys() - fields.keys())
+    if unknown:
+        raise TypeError(f"ServerArgs of this release has no {', '.join(unknown)}")
+    for name, field in fields.items():
+        if field.default is not dataclasses.MISSING:
+            setattr(args, name, field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            setattr(args, name, field.default_factory())
+    for name, value in {"model_path": model_path, "device": "cpu", **changes}.items():
+        setattr(args, name, value)
+    return args
+
+
+def use_server_args(args):
+    """Make `args` the ones that layers look up."""
+    from sglang.srt import server_args
+
+    server_args.set_global_server_args_for_scheduler(args)
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+@functools.lru_cache(maxsize=1)
+def start_groups():
+    """World, tensor-, expert- and pipeline-parallel groups of this one process. Once per process; later calls return."""
+    from sglang.srt import distributed
+
+    distributed.init_distributed_environment(
+        backend="gloo",
+        world_size=1,
+        rank=0,
+        local_rank=0,
+        distributed_init_method=f"tcp://127.0.0.1:{free_port()}",
+    )
+    widths = {"tensor_model_parallel_size": 1}  # newer releases read the widths from the published arguments
+    known = inspect.signature(distributed.initialize_model_parallel).parameters
+    distributed.initialize_model_parallel(**{name: width for name, width in widths.items() if name in known})
+
+
+def start_dp_attention(args, hidden_size, dtype):
+    """What a model runner does before it loads a model: attention data parallelism of one rank."""
+    from sglang.srt.layers import dp_attention
+
+    model_config = types.SimpleNamespace(
+        hidden_size=hidden_size, dtype=dtype, hf_config=types.SimpleNamespace(hybrid_override_pattern=None)
+    )
+    values = {"server_args": args, "model_config": model_config}
+    known = inspect.signature(dp_attention.initialize_dp_attention).parameters
+    dp_attention.initialize_dp_attention(**{name: value for name, value in values.items() if name in known})

@@ -1,0 +1,63 @@
+"""A model runner as far as the prefill graph looks at it, to run the release's own decision on."""
+
+import types
+
+from . import models, process
+
+
+class Captured:
+    """Stands in for the release's graph runner: it was asked to capture."""
+
+    def __init__(self, model_runner):
+        self.capture_num_tokens = [64, 128]
+        self.attention_layers = model_runner.attention_layers
+
+
+def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
+    """What ModelRunner.init_piecewise_cuda_graphs makes of `model`: the runner it left behind, captures stood in for.
+
+    num_hidden_layers: what the configuration says; more than there are keeps a release from capturing.
+    """
+    from sglang.srt.model_executor import model_runner
+    from sglang.srt.server_args import ServerArgs
+
+    fields = ServerArgs.__dataclass_fields__
+    switch = {name: True for name in ("enable_piecewise_cuda_graph",) if name in fields}
+    args = process.default_server_args(**{**switch, "piecewise_cuda_graph_tokens": [64, 128], **server_args})
+    runner = types.SimpleNamespace(
+        model=model,
+        server_args=args,
+        model_config=types.SimpleNamespace(num_hidden_layers=num_hidden_layers or model.config.num_hidden_layers),
+        device="cpu",
+        gpu_id=0,
+        tp_rank=tp_rank,
+        pp_rank=0,
+        pp_size=1,
+        is_draft_worker=False,
+    )
+    runner.can_run_piecewise_cuda_graph = lambda: True
+    before = {name: getattr(model_runner, name) for name in ("PiecewiseCudaGraphRunner", "get_available_gpu_memory")}
+    model_runner.PiecewiseCudaGraphRunner, model_runner.get_available_gpu_memory = Captured, lambda *_, **__: 0.0
+    try:
+        model_runner.ModelRunner.init_piecewise_cuda_graphs(runner)
+    finally:
+        for name, value in before.items():
+            setattr(model_runner, name, value)
+    return runner
+
+
+def names(model, objects):
+    """Where in `model` each object is, as "model.layers.0.self_attn.attn"; None for None."""
+    known = {id(module): name for name, module in model.named_modules()}
+    return [None if thing is None else known[id(thing)] for thing in objects]
+
+
+def lists(runner):
+    """The runner's lists by layer_id, as names."""
+    kept = {name: getattr(runner, name, None) for name in ("attention_layers", "moe_layers", "moe_fusions")}
+    return {name: names(runner.model, objects) for name, objects in kept.items() if objects is not None}
+
+
+def collected(kind, **changes):
+    """The lists that the release's own loop collects for a model of `kind`, whether it would capture or not."""
+    return lists(decide(models.build(kind, **changes), num_hidden_layers=10**6))

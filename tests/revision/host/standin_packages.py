@@ -1,0 +1,42 @@
+"""Packages that sglang imports where it finds no GPU, and that no environment here has."""
+
+import importlib.machinery
+import sys
+import types
+
+# sglang's fallbacks for hosts without a GPU name kernels of vllm. Building a model imports the names; nothing calls them.
+# Only these modules: quantization probes further ones, and must go on finding that vllm is not there.
+VLLM = (
+    "vllm",
+    "vllm._custom_ops",
+    "vllm.model_executor",
+    "vllm.model_executor.layers",
+    "vllm.model_executor.layers.activation",
+    "vllm.model_executor.layers.layernorm",
+)
+
+
+class _StandIn(types.ModuleType):
+    """A module that has whatever public name is asked of it: a class that cannot be made."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": _cannot_run, "__module__": self.__name__})
+
+
+def _cannot_run(self, *_, **__):
+    raise NotImplementedError(f"{type(self).__module__}.{type(self).__name__} needs vllm and a GPU")
+
+
+def install():
+    """Put the stand-ins where `import` finds them, unless the real package is there already. May be called again."""
+    for name in VLLM:
+        if name in sys.modules:
+            continue
+        module = _StandIn(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # importlib.util.find_spec refuses a module without
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)

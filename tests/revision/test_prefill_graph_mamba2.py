@@ -1,0 +1,94 @@
+"""NemotronH's Mamba2 split op: against a plain reference, on padded rows, and for every way tokens are counted."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
+
+CASES = {
+    "several sequences, padded": dict(lengths=[5, 3, 9], prefixes=[0, 0, 0], rows=24, poison="nan"),
+    "cached prefixes": dict(lengths=[5, 3, 9], prefixes=[0, 4, 2], rows=24, poison="nan"),
+    "no tail": dict(lengths=[8], prefixes=[0], rows=8, poison="nan"),
+    "one token": dict(lengths=[1], prefixes=[0], rows=16, poison="inf"),
+    "over chunk borders": dict(lengths=[20, 33], prefixes=[7, 0], rows=64, poison="nan"),
+}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    from host import interpreted
+
+    return interpreted.run("host.references.compare_mamba2", CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_op_equals_the_reference_and_padding_is_zero(case, compared):
+    """Largest differences in float32; outputs are of order 1, states of order 10."""
+    found = compared[case]
+    assert found["output"] < 1e-5 and found["conv"] < 1e-5 and found["ssm"] < 1e-3, found
+    assert found["padding"] == 0.0
+    assert found["others_untouched"]
+
+
+def metadata(**counts):
+    return SimpleNamespace(linear_attn_backend=SimpleNamespace(forward_metadata=SimpleNamespace(**counts)))
+
+
+COUNTS = {
+    "prefill": (dict(num_prefill_tokens=5, num_decodes=0, is_target_verify=False, draft_token_num=1), 5),
+    "prefill and decode": (dict(num_prefill_tokens=3, num_decodes=2, is_target_verify=False, draft_token_num=4), 5),
+    "verify drafts": (dict(num_prefill_tokens=0, num_decodes=2, is_target_verify=True, draft_token_num=3), 6),
+    "metadata of 0.5.5": (dict(num_prefill_tokens=4, num_decodes=2), 6),
+    "no tokens": (dict(num_prefill_tokens=0, num_decodes=0), 0),
+}
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_the_layer_sees_exactly_the_real_tokens(case):
+    """MambaMixer2 asserts that it is given as many rows as the metadata counts."""
+    import torch
+    from host import graph
+    from sglang.srt.prefill_graph import mamba2
+
+    counts, real = COUNTS[case]
+    backend, calls = metadata(**counts), []
+    layer = SimpleNamespace(mixer="the mixer", layer_id=1)
+
+    def forward(*, mixer, layer_id, hidden_states, output, use_triton_causal_conv):
+        calls.append((mixer, layer_id, use_triton_causal_conv, len(hidden_states)))
+        output.copy_(hidden_states + 1)
+
+    backend.linear_attn_backend.forward = forward
+    hidden_states = torch.randn(8, 6)
+    hidden_states[real:] = math.nan
+    output = torch.full_like(hidden_states, math.nan)
+    with graph.forward_context(SimpleNamespace(attn_backend=backend), [None, layer]):
+        mamba2.nemotron_mamba2_with_output(hidden_states, output, 1)
+    assert calls == ([("the mixer", 1, True, real)] if real else [])
+    torch.testing.assert_close(output[:real], hidden_states[:real] + 1)
+    assert output[real:].eq(0).all()
+
+
+def test_eager_forwards_do_not_use_the_op(build_model, monkeypatch):
+    """Outside of the graph the layer calls its backend itself, on all rows."""
+    import torch
+    from host import graph
+    from sglang.srt.models import nemotron_h
+
+    monkeypatch.setattr(nemotron_h, "HybridLinearAttnBackend", SimpleNamespace)
+    monkeypatch.setattr(nemotron_h, "Mamba2AttnBackend", SimpleNamespace)
+    layer = build_model("nemotron_h", device="cpu", dtype=torch.float32).model.layers[0]
+    rows = []
+    backend = SimpleNamespace(
+        forward_metadata=SimpleNamespace(num_prefill_tokens=5, num_decodes=0),
+        forward=lambda *, hidden_states, output, **_: (rows.append(len(hidden_states)), output.zero_()),
+    )
+    batch = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=backend))
+    hidden_states = torch.randn(8, 128)
+    with torch.no_grad():
+        layer(hidden_states=hidden_states, residual=None, forward_batch=batch)
+        with graph.context_module().enable_piecewise_cuda_graph(), graph.forward_context(batch, [layer]):
+            layer(hidden_states=hidden_states, residual=None, forward_batch=batch)
+    assert rows == [8, 5]

@@ -1,0 +1,132 @@
+"""Where the release's own compiler splits a real model's forward, and that the pieces compute what eager does."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
+DENSE, MOE = "M-M*M-", "ME*E"
+TOKENS, REAL = 8, 5
+MAMBA2, ATTENTION = "sglang.nemotron_mamba2_with_output", "sglang.unified_attention_with_output"
+PATTERN_OPS = {"M": MAMBA2, "*": ATTENTION}
+
+
+def mean_of_all(hidden_states):
+    """A layer in place of Mamba2 and attention: every token depends on every other, so that padding would spread."""
+    return hidden_states + hidden_states.mean(0, keepdim=True)
+
+
+def attention(query, key, value, output, save_kv_cache, layer_id, *, q_rope=None, k_rope=None, sinks=None):
+    output.copy_(query)
+
+
+class Backend:
+    """Stands in for the linear attention backend: metadata for REAL tokens, and what each call of a layer was given."""
+
+    def __init__(self):
+        self.forward_metadata = SimpleNamespace(num_prefill_tokens=REAL, num_decodes=0)
+        self.calls = []
+
+    def forward(self, *, mixer, layer_id, hidden_states, output, use_triton_causal_conv):
+        self.calls.append((layer_id, tuple(hidden_states.shape)))
+        output.copy_(mean_of_all(hidden_states))
+
+
+@pytest.fixture
+def nemotron(build_model):
+    import torch
+
+    def build(pattern):
+        return build_model(
+            "nemotron_h", device="cpu", dtype=torch.float32, hybrid_override_pattern=pattern, num_hidden_layers=len(pattern),
+            n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=64, moe_shared_expert_intermediate_size=64,
+            num_experts_per_tok=2, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0,
+        )  # fmt: skip
+
+    return build
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """traced(model): the model compiled, split and run by the release, with CPU kernels where it has GPU ones only."""
+    import torch
+    from host import graph
+    from sglang.srt.prefill_graph import layers, stack
+
+    def mean_of_experts(hidden_states, *_):
+        return hidden_states * 0.5
+
+    def run(model):
+        backend = Backend()
+        batch = graph.prefill_batch(TOKENS)
+        batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
+        table = layers.describe(stack.find(model).layers)
+        lists = dict(attention_layers=table.attention_layers, moe_layers=table.moe_layers, moe_fusions=table.moe_fusions)
+        with contextlib.ExitStack() as kernels:
+            kernels.enter_context(graph.cpu_kernel("unified_attention_with_output", attention))
+            if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
+                kernels.enter_context(graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", mean_of_experts))
+            return graph.traced_forward(model, batch, lists, TOKENS), backend
+
+    return run
+
+
+@pytest.mark.parametrize("pattern", [DENSE, MOE])
+def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, traced):
+    """Pieces alternate: captured, split op, captured, … with one split op for each M and * of the pattern, in order."""
+    result, backend = traced(nemotron(pattern))
+    ops = [PATTERN_OPS[layer] for layer in pattern if layer in PATTERN_OPS]
+    assert [piece.op for piece in result.pieces] == ["", *(name for op in ops for name in (op, ""))]
+    once = [(i, (REAL, 128)) for i, layer in enumerate(pattern) if layer == "M"]
+    assert backend.calls == 3 * once  # to trace, and two runs
+
+
+def test_every_captured_piece_knows_the_number_of_tokens(nemotron, traced):
+    """The release's runner captures a piece per number of tokens, which it reads from a symbolic size among the inputs."""
+    result, _ = traced(nemotron(DENSE))
+    assert [piece.has_size for piece in result.pieces if not piece.op] == [True] * 5
+
+
+def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced, monkeypatch):
+    """Eager on the real tokens alone, against the split forward on padded ones."""
+    import torch
+    from host import graph
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.models import nemotron_h
+
+    model = nemotron(DENSE)
+    result, backend = traced(model)
+    monkeypatch.setattr(nemotron_h, "HybridLinearAttnBackend", SimpleNamespace)
+    monkeypatch.setattr(nemotron_h, "Mamba2AttnBackend", Backend)
+    monkeypatch.setattr(RadixAttention, "forward", lambda self, q, k, v, forward_batch, *_, **__: q)
+    batch = graph.prefill_batch(REAL)
+    batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
+    with torch.no_grad():
+        ids = torch.arange(REAL)
+        eager = type(model.model).forward(model.model, ids, ids, batch)
+    for output in result.outputs:
+        torch.testing.assert_close(output[:REAL], eager)
+        assert output.isfinite().all()
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """NemotronH's MoE with both of its ways stood in for, on what it takes for CUDA: which one is asked for."""
+    from sglang.srt.models import nemotron_h
+
+    monkeypatch.setattr(nemotron_h, "_is_cuda", True)
+    moe = SimpleNamespace(_forward_core_shared_routed_overlap=lambda _: "two", _forward_core_normal=lambda _: "one")
+    return lambda: nemotron_h.NemotronHMoE._forward_core(moe, None)
+
+
+@pytest.mark.revision(">=0.5.6")
+def test_experts_leave_the_second_stream_alone_in_the_graph_only(streams):
+    import torch
+    from host import graph
+
+    assert streams() == "two"
+    with graph.context_module().enable_piecewise_cuda_graph():
+        assert streams() == "one"
+    assert streams() == "two"
+    assert torch.compile(lambda x: x + (streams() == "one"), backend="eager", fullgraph=True)(torch.zeros(())) == 1

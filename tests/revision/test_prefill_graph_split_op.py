@@ -1,0 +1,140 @@
+"""Making a split op: its registration in whatever way the release has, its promises, its errors."""
+
+import contextlib
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
+NUMBERS = itertools.count()
+
+
+def add_one(layer, hidden_states, output, forward_batch):
+    output.copy_(hidden_states + layer.step)
+
+
+@pytest.fixture
+def op():
+    """A new op that adds its layer's step, for the forward batch's `tokens`."""
+    from sglang.srt.prefill_graph.split_op import split_op
+
+    name = f"prefill_graph_test_{next(NUMBERS)}"
+    return SimpleNamespace(name=name, call=split_op(name, tokens=lambda batch: batch.tokens)(add_one))
+
+
+def run(op, rows, tokens, layers, layer_id=1, output=None):
+    import torch
+    from host import graph
+
+    hidden_states = torch.arange(rows * 4, dtype=torch.float32).view(rows, 4)
+    hidden_states[tokens:] = math.nan
+    output = torch.full_like(hidden_states, math.nan) if output is None else output
+    with graph.forward_context(SimpleNamespace(tokens=tokens), layers):
+        op.call(hidden_states, output, layer_id)
+    return hidden_states, output
+
+
+LAYERS = [None, SimpleNamespace(step=1), SimpleNamespace(step=2)]
+
+
+@pytest.mark.parametrize("rows, tokens", [(8, 5), (8, 8), (8, 1), (8, 0)], ids=["padded", "full", "one", "none"])
+def test_real_rows_are_the_layers_and_the_rest_is_zero(op, rows, tokens):
+    import torch
+
+    for layer_id, step in ((1, 1), (2, 2)):
+        hidden_states, output = run(op, rows, tokens, LAYERS, layer_id)
+        torch.testing.assert_close(output[:tokens], hidden_states[:tokens] + step)
+        assert output[tokens:].eq(0).all()
+
+
+@pytest.mark.parametrize("layer_id", [0, 3], ids=["an entry of None", "no entry"])
+def test_a_layer_that_is_not_listed_is_an_error(op, layer_id):
+    with pytest.raises(RuntimeError, match=f"no layer is listed under layer_id {layer_id}"):
+        run(op, 8, 5, LAYERS, layer_id)
+
+
+def test_more_tokens_than_rows_and_another_shape_are_errors(op):
+    import torch
+
+    with pytest.raises(ValueError, match="9 tokens"):
+        run(op, 8, 9, LAYERS)
+    with pytest.raises(ValueError, match=r"output \(8, 5\)"):
+        run(op, 8, 5, LAYERS, output=torch.zeros(8, 5))
+
+
+def test_outside_of_the_graph_is_an_error(op):
+    import torch
+
+    with pytest.raises(RuntimeError, match="no forward context"):
+        op.call(torch.zeros(2, 4), torch.zeros(2, 4), 1)
+
+
+def test_schema_fake_and_every_device(op):
+    import torch
+
+    overload = getattr(torch.ops.sglang, op.name).default
+    assert str(overload._schema) == f"sglang::{op.name}(Tensor hidden_states, Tensor(a1!) output, SymInt layer_id) -> ()"
+    for device in ("CPU", "CUDA", "Meta"):
+        assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"sglang::{op.name}", device), device
+    meta = torch.zeros(8, 4, device="meta")
+    assert op.call(meta, torch.empty_like(meta), 1) is None
+
+
+def test_what_the_compiler_traces_is_what_the_release_splits_at(op):
+    """One node named sglang.<op> in the traced graph, and the same name in the configuration made for the compiler."""
+    import torch
+    from host import graph
+
+    seen = []
+
+    def backend(traced, inputs):
+        seen.extend(str(node.target) for node in traced.graph.nodes if node.op == "call_function")
+        return traced.forward
+
+    def forward(hidden_states):
+        output = torch.empty_like(hidden_states)
+        op.call(hidden_states, output, 1)
+        return output * 2
+
+    with graph.forward_context(SimpleNamespace(tokens=5), LAYERS):
+        output = torch.compile(forward, fullgraph=True, backend=backend)(torch.ones(8, 4))
+    assert output[:5].eq(4).all() and output[5:].eq(0).all()
+    assert seen.count(f"sglang.{op.name}") == 1
+    assert graph.split_ops().count(f"sglang.{op.name}") == 1
+
+
+def test_registering_twice_changes_nothing(op):
+    import torch
+    from host import graph
+    from sglang.srt.prefill_graph.split_op import split_op
+
+    again = split_op(op.name, tokens=lambda batch: batch.tokens)(add_one)
+    assert again is op.call is getattr(torch.ops.sglang, op.name)
+    assert graph.split_ops().count(f"sglang.{op.name}") == 1
+
+
+UPSTREAM = {"nemotron_mamba2_with_output": "sglang.srt.models.nemotron_h", "gdn_with_output": "sglang.srt.models.qwen3_next"}
+
+
+@pytest.mark.parametrize("name, module", UPSTREAM.items())
+def test_a_release_that_has_the_op_keeps_its_own(name, module):
+    """Whichever is imported first, our module or the release's: the op is the release's where it defines one."""
+    import importlib
+    import inspect
+    import sys
+
+    import torch
+
+    ours = importlib.import_module({"nemotron_mamba2_with_output": "sglang.srt.prefill_graph.mamba2"}.get(name, "sglang.srt.prefill_graph.gdn"))
+    from sglang.srt.prefill_graph import compat
+
+    theirs = importlib.import_module(module)
+    defined = compat.defines(module, name)
+    assert defined == (f"\ndef {name}(" in inspect.getsource(sys.modules[module]))
+    if defined:
+        assert inspect.isfunction(getattr(ours, name)) and hasattr(torch.ops.sglang, name)
+    else:
+        assert getattr(ours, name) is getattr(torch.ops.sglang, name)
+        assert getattr(theirs, name, getattr(ours, name)) is getattr(ours, name)
