@@ -228,7 +228,7 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which to measure: {', '.join(FIGURES)} (default: all)")
     parser.add_argument("--pin", default="", metavar="REVISION", help="the release to apply (default: the default pin)")
     parser.add_argument("--kills", type=int, default=25, metavar="N", help="how many moments to kill an apply at (default: 25)")
