@@ -4,7 +4,7 @@ import importlib.machinery
 import sys
 import types
 
-# sglang's fallbacks for hosts without a GPU name kernels of vllm. Building a model imports the names; nothing calls them.
+# sglang's fallbacks for hosts without a GPU name vllm's kernels, and up to 0.5.7 its layers.
 # Only these modules: quantization probes further ones, and must go on finding that vllm is not there.
 VLLM = (
     "vllm",
@@ -17,11 +17,15 @@ VLLM = (
 
 
 class _StandIn(types.ModuleType):
-    """A module that has whatever public name is asked of it: a class that cannot be made."""
+    """A module that has whatever public name is asked of it: a layer of vllm_layers, else a class that cannot be made."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        if self.__name__.startswith("vllm.model_executor.layers."):
+            from . import vllm_layers
+
+            return getattr(vllm_layers, name)
         return type(name, (), {"__init__": _cannot_run, "__module__": self.__name__})
 
 
