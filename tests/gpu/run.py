@@ -31,7 +31,7 @@ import modes  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SCHEMA = 1
-GRAPH_CAPTURE = re.compile(r"Capture (?P<what>[^.]*?(?:piecewise|breakable|prefill)[^.]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>[\d.]+)", re.I)
+GRAPH_CAPTURE = re.compile(r"Capture (?P<what>[^.]*?(?:piecewise|breakable|prefill)[^.]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)", re.I)
 WHY_OFF = re.compile(r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I)
 
 
@@ -146,7 +146,7 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
     run = {"model": model, "mode": mode, "seconds": round(one.seconds), "verdict": "not run", "why": one.why, "checks": []}
     log = (place.out / f"{one.name}.log").read_text(errors="replace") if one.code is not None else ""
     run["capture"] = [{"what": found["what"], "seconds": float(found["s"]), "gb": float(found["gb"])} for found in GRAPH_CAPTURE.finditer(log)]
-    said = [line.strip()[-300:] for line in log.splitlines() if WHY_OFF.search(line)]
+    said = [line.strip()[-300:] for line in log.splitlines() if "server_args=" not in line and WHY_OFF.search(line)]
     run["said"] = list(dict.fromkeys(said))[:6]
     if one.code != 0:
         reason = re.search(r"(?m)^not applicable: (.*)$", log)
