@@ -33,7 +33,7 @@ def start(plan: dict):
         sys.exit(f"not applicable: {chosen.reason}")
     words = ENGINE | plan.get("engine", {}) | chosen | {"model_path": plan["model"], "port": plan["port"]}
     if "cuda_graph_max_bs" not in known:
-        words["cuda_graph_max_bs_decode"] = words.pop("cuda_graph_max_bs")
+        words |= {f"{name}_decode": words.pop(name) for name in ("cuda_graph_max_bs", "cuda_graph_bs") if name in words}
     dropped = sorted(set(words) - known)
     began = time.time()
     engine = sglang.Engine(**{name: value for name, value in words.items() if name in known})

@@ -22,6 +22,7 @@ SETTINGS = {
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",
 }
+MARK = "» "  # begins a line of an engine's log that is shown while it runs
 GRACE_S = 5  # between asking a process group to end and killing it
 
 
@@ -62,6 +63,7 @@ class Job:
     why: str = ""
     process: subprocess.Popen | None = field(default=None, repr=False)
     began: float = 0.0
+    shown: int = 0
 
 
 def run_all(place: Place, jobs: Sequence[Job], width: int, deadline: float, say: Callable[[str], None], lead: bool = True) -> None:
@@ -73,6 +75,8 @@ def run_all(place: Place, jobs: Sequence[Job], width: int, deadline: float, say:
     try:
         while waiting or running:
             now = time.time()
+            for job in running:
+                _pass_on(place, job, say)
             for job in [job for job in running if _finished(job, now, deadline)]:
                 running.remove(job)
                 say(f"{job.name}: {'done' if job.code == 0 else job.why} after {job.seconds:.0f} s")
@@ -91,6 +95,18 @@ def run_all(place: Place, jobs: Sequence[Job], width: int, deadline: float, say:
     finally:
         for job in running:
             _end(job)
+
+
+def _pass_on(place: Place, job: Job, say: Callable[[str], None]) -> None:
+    """Say the lines that a job means for whoever watches: those that begin with MARK."""
+    with (place.out / f"{job.name}.log").open("rb") as log:
+        log.seek(job.shown)
+        new = log.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    job.shown += len(whole)
+    for line in whole.decode(errors="replace").splitlines():
+        if line.startswith(MARK):
+            say(f"{job.name}: {line.removeprefix(MARK)}")
 
 
 def _ready(job: Job) -> bool:

@@ -188,4 +188,5 @@ def write_config(folder: Path, config: dict) -> Path:
 
 if __name__ == "__main__":
     for chosen in sys.argv[2:] or MODELS:
-        write(Path(sys.argv[1]) / chosen, MODELS[chosen])
+        if not (Path(sys.argv[1]) / chosen / "model.safetensors").is_file():
+            write(Path(sys.argv[1]) / chosen, MODELS[chosen])

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -31,13 +32,13 @@ import modes  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SCHEMA = 1
-GRAPH_CAPTURE = re.compile(r"Capture (?P<what>[^.]*?(?:piecewise|breakable|prefill)[^.]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)", re.I)
+CAPTURED = re.compile(r"Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)", re.I)
 WHY_OFF = re.compile(r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
-    place = _place(options)
+    place = place_of(options)
     began = time.time()
     say(f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {options.width} engines at once")
     facts = describe(place, options)
@@ -55,9 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="where results go")
-    parser.add_argument("--tree", type=Path, help="the folder that holds the patched sglang/ (default: the bundle's tree/)")
-    parser.add_argument("--site", type=Path, action="append", help="a folder of packages (default: the bundle's hostsite/ and site/; may be given again)")
+    add_place(parser)
     parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=[*models.MODELS])
     parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*modes.ALL], help="eager always runs: it is the reference")
     parser.add_argument("--width", type=int, default=4, help="engines at once (default 4)")
@@ -65,7 +64,15 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _place(options: argparse.Namespace) -> launch.Place:
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """The options that place_of reads."""
+    parser.add_argument("--out", type=Path, required=True, help="where results go")
+    parser.add_argument("--tree", type=Path, help="the folder that holds the patched sglang/ (default: the bundle's tree/)")
+    parser.add_argument("--site", type=Path, action="append", help="a folder of packages (default: the bundle's hostsite/ and site/; may be given again)")
+
+
+def place_of(options: argparse.Namespace) -> launch.Place:
+    """Where things lie: the options, else the unpacked bundle around this file."""
     bundle = HERE.parents[1]
     tree = options.tree or bundle / "tree"
     sites = options.site or [folder for folder in (bundle / "hostsite", bundle / "site") if folder.is_dir()]
@@ -145,13 +152,13 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
     model, mode = one.name.split(".", 1)
     run = {"model": model, "mode": mode, "seconds": round(one.seconds), "verdict": "not run", "why": one.why, "checks": []}
     log = (place.out / f"{one.name}.log").read_text(errors="replace") if one.code is not None else ""
-    run["capture"] = [{"what": found["what"], "seconds": float(found["s"]), "gb": float(found["gb"])} for found in GRAPH_CAPTURE.finditer(log)]
+    run["captured"] = [asdict(found) for found in captures(log)]
     said = [line.strip()[-300:] for line in log.splitlines() if "server_args=" not in line and WHY_OFF.search(line)]
     run["said"] = list(dict.fromkeys(said))[:6]
     if one.code != 0:
         reason = re.search(r"(?m)^not applicable: (.*)$", log)
         if one.code is not None:
-            run |= {"verdict": "not applicable", "why": reason[1]} if reason else {"verdict": "failed", "why": f"{one.why}: {_error(log)}"}
+            run |= {"verdict": "not applicable", "why": reason[1]} if reason else {"verdict": "failed", "why": f"{one.why}: {error(log)}"}
         return run
     result = json.loads(Path(one.plan["out"]).read_text())
     reference = next((other for other in jobs if other.name == f"{model}.{modes.EAGER}" and other.code == 0), None)
@@ -162,7 +169,22 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
     return run | ({"verdict": "failed", "why": f"{bad[0].what}: {bad[0].why}"} if bad else {"verdict": "passed", "why": ""})
 
 
-def _error(log: str) -> str:
+@dataclass(frozen=True)
+class Capture:
+    """What a release says when it has captured graphs: of which kind, in how many seconds, and what memory they took."""
+
+    what: str
+    seconds: float
+    gb: float
+
+
+def captures(log: str) -> list[Capture]:
+    """Every capture that a log tells of. Memory counts the whole GPU: with engines side by side it says nothing."""
+    return [Capture(found["what"], float(found["s"]), float(found["gb"])) for found in CAPTURED.finditer(log)]
+
+
+def error(log: str) -> str:
+    """The last line of a log that looks like the reason."""
     lines = [line for line in log.splitlines() if re.search(r"(Error|Exception|Killed|assert)", line)]
     return lines[-1].strip()[:300] if lines else "no word of why"
 
@@ -185,7 +207,7 @@ def show(facts: dict, place: launch.Place, jobs: Sequence[launch.Job]) -> None:
         print(f"\n{run['model']} {run['mode']}: {run['verdict']}{' - ' + run['why'] if run['why'] else ''} ({run['seconds']} s, start {run.get('start_s', '?')} s)")
         for check in run["checks"]:
             print(f"  {'ok  ' if check['good'] else 'FAIL'} {check['what']}: {check['why']}")
-        for entry in run["capture"]:
+        for entry in run["captured"]:
             print(f"       {entry['what']}: {entry['seconds']} s, {entry['gb']} GB")
         if run["verdict"] == "failed" and not run["checks"]:
             print("\n".join(f"    | {line[:220]}" for line in launch.last_words(place, one).splitlines()))

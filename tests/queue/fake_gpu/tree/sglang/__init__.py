@@ -1,0 +1,54 @@
+"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in graph modes."""
+
+import asyncio
+import os
+import random
+import time
+
+from sglang.srt.model_executor.model_runner import Batch, ModelRunner
+
+FAULT = os.environ.get("FAKE_FAULT", "")
+
+
+class Engine:
+    def __init__(self, **words):
+        self.on = bool(words.get("enable_piecewise_cuda_graph"))
+        self.fault = FAULT if self.on else ""
+        self.runner = ModelRunner(self.on and self.fault != "graph-unused")
+        self.loop = asyncio.new_event_loop()
+        self.seen = []
+        if self.fault == "dies":
+            raise ValueError("planted: the engine does not start")
+        if self.on:
+            print("Capture piecewise CUDA graph begin. avail mem=1 GB\nCapture piecewise CUDA graph end. Time elapsed: 5.36 s. mem usage=0.12 GB. avail mem=1 GB.")
+
+    def flush_cache(self):
+        self.seen = []
+
+    def generate(self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0):
+        self.runner.forward(Batch(input_ids))
+        return [self._answer(prompt, sampling_params["max_new_tokens"]) for prompt in input_ids]
+
+    async def async_generate(self, input_ids, sampling_params):
+        await asyncio.sleep(0.001)
+        return self.generate([input_ids], sampling_params)[0]
+
+    def shutdown(self):
+        if self.fault == "hangs":
+            time.sleep(600)
+
+    def _answer(self, prompt, count):
+        source = random.Random(str(prompt))
+        tokens = [source.randrange(10, 4000) for _ in range(count)]
+        logprobs = [-3 * source.random() for _ in tokens]
+        if len(prompt) == 257:
+            tokens[3:4] = [5] if self.fault == "wrong-token" else tokens[3:4]
+            logprobs[2:3] = [float("nan")] if self.fault == "nan" else logprobs[2:3]
+        cached = 0 if self.fault == "no-cache" else max((len(s) for s in self.seen if tuple(prompt[: len(s)]) == s), default=0)
+        self.seen.append(tuple(prompt))
+        info = {
+            "output_token_logprobs": [(value, token, None) for value, token in zip(logprobs, tokens)],
+            "output_top_logprobs": [[(value, token, None), (value - 1, token + 1, None)] for value, token in zip(logprobs, tokens)],
+            "cached_tokens": cached, "completion_tokens": count,
+        }  # fmt: skip
+        return {"output_ids": tokens, "meta_info": info}

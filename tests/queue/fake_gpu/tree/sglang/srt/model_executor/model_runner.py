@@ -1,0 +1,23 @@
+from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
+
+
+class Extend:
+    def is_extend(self):
+        return True
+
+
+class Batch:
+    forward_mode = Extend()
+
+    def __init__(self, prompts):
+        self.input_ids = [token for prompt in prompts for token in prompt]
+        self.batch_size = len(prompts)
+
+
+class ModelRunner:
+    def __init__(self, on_graph):
+        self.runner = PiecewiseCudaGraphRunner() if on_graph else None
+
+    def forward(self, batch):
+        if self.runner and len(batch.input_ids) <= 4096:
+            self.runner.replay(batch)

@@ -1,0 +1,6 @@
+import torch
+
+
+class PiecewiseCudaGraphRunner:
+    def replay(self, batch):
+        torch.cuda.CUDAGraph().replay()

@@ -1,0 +1,11 @@
+import dataclasses
+
+
+@dataclasses.dataclass
+class ServerArgs:
+    model_path: str = ""
+    port: int = 0
+    enable_piecewise_cuda_graph: bool = False
+    piecewise_cuda_graph_tokens: list = None
+    piecewise_cuda_graph_compiler: str = "eager"
+    cuda_graph_max_bs: int = 0
