@@ -109,7 +109,7 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     pinned = torch_pin(tree)
     return {
         "schema": SCHEMA, "version": record["version"], "tag": record["tag"], "queue_release": record.get("release"), "queue": record["queue"],
-        "tree": record["tree"]["after"], "tree_untouched": untouched, "patches": [patch["name"] for patch in record["patches"]],
+        "tree": record["tree"]["after"], "tree_untouched": untouched, "patches": record["patches"], "overlay": record.get("overlay", []),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "gpu": gpu(),
         "torch": {"version": torch["version"], "cuda": torch["cuda"], "pinned": pinned, "off_pin": torch["version"].split("+")[0] != pinned},
         "python": torch["python"], "kernel": bundle.get("kernel"), "shims": bundle.get("shims", []), "dependencies_of": bundle.get("dependencies_of"),
