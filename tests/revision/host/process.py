@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import os
 import socket
 import types
 
@@ -34,6 +35,8 @@ def use_server_args(args):
     from sglang.srt import server_args
 
     server_args.set_global_server_args_for_scheduler(args)
+    if hasattr(args, "mamba_ssm_dtype"):  # up to 0.5.8 the state's type travels through the environment
+        os.environ.setdefault("SGLANG_MAMBA_SSM_DTYPE", args.mamba_ssm_dtype or "float32")
 
 
 def free_port():
