@@ -102,16 +102,16 @@ def test_no_lock_no_environment(tmp_path):
 
 
 def test_a_failed_install_leaves_the_environment_before_it(tmp_path, monkeypatch):
-    locked = tmp_path / "0.5.9.txt"
+    home, locked = tmp_path / "environments", tmp_path / "0.5.9.txt"
     locked.write_text("a==1\n")
-    (tmp_path / "v0.5.9").mkdir()
-    (tmp_path / "v0.5.9" / "old").touch()
+    (home / "v0.5.9").mkdir(parents=True)
+    (home / "v0.5.9" / "old").touch()
     failed = subprocess.CompletedProcess([], 1, stdout="", stderr="no space left")
     monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: failed)
     monkeypatch.setattr(environment, "find_uv", lambda: "uv")
     monkeypatch.setattr(environment.sys, "platform", "linux")
     monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
     with pytest.raises(environment.EnvironmentFailed, match="no space left"):
-        environment.build("0.5.9", locked, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".v0.5.9.lock", "0.5.9.txt", "v0.5.9"]
-    assert (tmp_path / "v0.5.9" / "old").exists()
+        environment.build("0.5.9", locked, home)
+    assert sorted(path.name for path in home.iterdir()) == [".v0.5.9.lock", "v0.5.9"]
+    assert (home / "v0.5.9" / "old").exists()
