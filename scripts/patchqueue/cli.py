@@ -29,7 +29,7 @@ from .testing import has_environment, lock_file, test_revision
 from .worktree import State, WorkTree
 
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
-OUT = Console(highlight=False, soft_wrap=False)
+OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -126,7 +126,7 @@ def _test(options: argparse.Namespace) -> int:
         verdict = Text("passed", "green") if result.passed else Text(f"failed (pytest exit code {result.exit_code})", "red")
         OUT.print(f"{result.pin.tag}:", verdict, "(the tree has edits of yours)" if result.as_it_stands else "")
     for pin in without:
-        OUT.print(f"{pin.tag}: [yellow]not tested[/], it has no environment")
+        OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
     return 0 if all(result.passed for result in results) else 1
 
 
@@ -208,10 +208,12 @@ def _show_apply(report: Report, root: Path, seconds: float) -> None:
         table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), row.why)
     OUT.print(table)
     if report.outcome is Outcome.EMPTY:
-        OUT.print(f"[yellow]No patch is for {report.pin.tag}[/]: {report.pin.no_patches}.")
+        OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
     record = report.record
-    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {len(record['overlay'])} overlay files"
-    OUT.print(f"{_relative(report.path, root)}: {record['version']} from {record['source']['name']}, {counts}, {seconds:.1f} s", soft_wrap=True)
+    files = len(record["overlay"])
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
+    OUT.print(f"{_relative(report.path, root)}: {counts}, {seconds:.1f} s")
+    OUT.print(f"from {record['source']['name']}", soft_wrap=True)
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)
 
 

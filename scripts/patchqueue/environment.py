@@ -19,6 +19,7 @@ from .locking import locked
 
 MARKER = "made-from.sha256"  # written last: an environment without it was never finished
 STAND_INS = "stand-ins"
+RECIPE = "1"  # raise it when `build` makes something else of the same lock: environments made before then count no more
 
 
 class EnvironmentFailed(Exception):
@@ -38,11 +39,10 @@ class Environment:
 
 
 def stamp(lock: Path) -> str:
-    """What an environment depends on, as one sha256 (64 hex digits): the lock, and the code that turns it into files."""
-    total = hashlib.sha256()
-    for file in (lock, Path(standins.__file__), Path(__file__)):
-        total.update(hashlib.sha256(file.read_bytes()).digest())
-    return total.hexdigest()
+    """What an environment depends on, as one sha256 (64 hex digits): the lock's entries and the way it is built."""
+    entries = [line for line in lock.read_bytes().splitlines() if not line.startswith(b"#")]
+    recipe = [RECIPE.encode(), PYTHON.encode(), Path(standins.__file__).read_bytes()]
+    return hashlib.sha256(b"\n".join([*recipe, *entries])).hexdigest()
 
 
 def _environment(folder: Path) -> Environment:
@@ -85,7 +85,7 @@ def build(version: str, lock: Path, home: Path, say: Callable[[str], None] = lam
             f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}", "run the tests there, or in CI"
         )
     home = home.absolute()
-    with locked(home / f".v{version}.lock", say):
+    with locked(home / f".v{version}.lock", say) as held:
         aside, old = home / f".building-v{version}", home / f".old-v{version}"
         for leftover in (aside, old):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -94,7 +94,7 @@ def build(version: str, lock: Path, home: Path, say: Callable[[str], None] = lam
             return found
         say(f"building the environment of {version} from {lock.name} (about 1.5 GB from the package index unless cached)")
         try:
-            _install(version, lock, aside)
+            _install(version, lock, aside, held)
             made = standins.write_stand_ins(next((aside / "lib").glob("python*/site-packages")), aside / STAND_INS)
             _check(version, aside, made)
             (aside / MARKER).write_text(stamp(lock) + "\n")
@@ -108,12 +108,13 @@ def build(version: str, lock: Path, home: Path, say: Callable[[str], None] = lam
         return _environment(folder)
 
 
-def _uv(version: str, what: str, *arguments: str) -> None:
+def _uv(version: str, held: int, what: str, *arguments: str) -> None:
     try:
         uv = find_uv()
     except LockFailed as error:
         raise EnvironmentFailed(error.what, error.next_step) from None
-    run = subprocess.run([uv, *arguments], env=quiet_uv(os.environ), capture_output=True, text=True)
+    # held: where this process is killed, uv keeps the lock until it too has stopped writing
+    run = subprocess.run([uv, *arguments], env=quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,))
     if run.returncode:
         raise EnvironmentFailed(
             f"{version}: uv could not {what}:\n{textwrap.indent(run.stderr.strip(), '    ')}",
@@ -121,13 +122,12 @@ def _uv(version: str, what: str, *arguments: str) -> None:
         )
 
 
-def _install(version: str, lock: Path, folder: Path) -> None:
-    # relocatable: its scripts must survive the rename
-    _uv(version, f"make a Python {PYTHON} environment", "venv", "--no-config", "--quiet", "--relocatable", "--python", PYTHON, str(folder))
-    _uv(
-        version, f"install {lock}", "pip", "install", "--no-config", "--quiet", "--no-deps", "--no-build", "--require-hashes",
-        "--python", str(folder / "bin" / "python"), "--requirement", str(lock),
-    )  # fmt: skip
+def _install(version: str, lock: Path, folder: Path, held: int) -> None:
+    make = ["venv", "--no-config", "--quiet", "--relocatable", "--python", PYTHON]  # its scripts must survive the rename
+    _uv(version, held, f"make a Python {PYTHON} environment", *make, str(folder))
+    install = ["pip", "install", "--no-config", "--quiet", "--no-deps", "--no-build", "--require-hashes"]
+    where = ["--python", str(folder / "bin" / "python"), "--requirement", str(lock)]
+    _uv(version, held, f"install {lock}", *install, *where)
 
 
 def _check(version: str, folder: Path, stand_ins: list[str]) -> None:

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,11 +45,12 @@ class LockFailed(Exception):
 class LeftOut:
     """Packages that a lock does not name although the release requires them, and why that is right for CPU tests.
 
-    What only these packages require goes with them.
+    What only these packages require goes with them. releases: the ones that do without them (PEP 440; empty: all).
     """
 
     reason: str
     names: tuple[str, ...]
+    releases: str = ""
 
 
 def _cuda_libraries() -> tuple[str, ...]:
@@ -55,17 +58,18 @@ def _cuda_libraries() -> tuple[str, ...]:
     return tuple(f"nvidia-{part}{suffix}" for part in parts.split() for suffix in ("", "-cu12", "-cu13"))
 
 
-# One rule for each kind of package, not for each release. A package belongs here when it is of no use without a GPU, a
+# A package belongs here when it is of no use without a GPU, a
 # network or media files, and every module that the tests import still imports without it.
 LEFT_OUT = (
     LeftOut("CUDA libraries, 2.5 GB: nothing calls them without a GPU; standins.py gives the loader what it asks for", _cuda_libraries()),
     LeftOut(
         "kernels built ahead for GPUs, and compilers for GPU kernels",
         tuple(
-            "flashinfer-cubin nvidia-cudnn-frontend nvidia-cutlass-dsl nvidia-mathdx tilelang flash-attn-4 quack-kernels sgl-deep-gemm "
+            "flashinfer-cubin nvidia-cudnn-frontend nvidia-mathdx tilelang flash-attn-4 quack-kernels sgl-deep-gemm "
             "sgl-deep-ep sgl-flash-mla tokenspeed-mla tokenspeed-triton torch-c-dlpack-ext cuda-tile".split()
         ),
     ),
+    LeftOut("a compiler for GPU kernels; the linear attention of 0.5.8 alone imports it unasked", ("nvidia-cutlass-dsl",), "!=0.5.8.*"),
     LeftOut(
         "reading audio, images and video",
         tuple("av decord2 opencv-python-headless soundfile timm torchaudio torchcodec".split()),
@@ -106,7 +110,12 @@ def requirements(version: str) -> list[str]:
     return [f"sglang=={version}", *UNDECLARED, *TEST_TOOLS]
 
 
-def header(version: str, as_of: datetime.date, left_out: Iterable[LeftOut] = LEFT_OUT) -> str:
+def left_out(version: str) -> list[LeftOut]:
+    """The rules that hold for a release."""
+    return [rule for rule in LEFT_OUT if SpecifierSet(rule.releases).contains(version, prereleases=True)]
+
+
+def header(version: str, as_of: datetime.date) -> str:
     """The comment at the top of a lock: what it is for, how to remake it, what it lacks and why."""
     lines = [
         f"sglang {version} and what its CPU tests need: Python {PYTHON}, {PLATFORM}, resolved as of {as_of.isoformat()}.",
@@ -115,7 +124,7 @@ def header(version: str, as_of: datetime.date, left_out: Iterable[LeftOut] = LEF
         "",
         "Left out where the release asks for them, with whatever only they need:",
     ]
-    for rule in left_out:
+    for rule in left_out(version):
         lines += textwrap.wrap(f"{rule.reason}:", 116, initial_indent="- ", subsequent_indent="  ")
         lines += textwrap.wrap(" ".join(rule.names), 116, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
@@ -157,7 +166,7 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="patchqueue-lock-") as scratch:
         wanted, excludes, made = (Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml"))
         wanted.write_text("".join(f"{line}\n" for line in requirements(version)))
-        excludes.write_text("".join(f"{name}\n" for rule in LEFT_OUT for name in rule.names))
+        excludes.write_text("".join(f"{name}\n" for rule in left_out(version) for name in rule.names))
         command = uv_command(find_uv(), as_of, wanted, excludes, made)
         run = subprocess.run(command, env=quiet_uv(os.environ), cwd=scratch, capture_output=True, text=True)
         if run.returncode:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -29,6 +30,8 @@ from .pins import Pin, Wheel
 from .tree import hash_listing, is_part_of_tree, python_part, sha256
 
 Say = Callable[[str], None]
+
+LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")  # a backslash, or a part that is empty, . or ..
 
 CACHE_README = """Upstream release archives, kept by the sglang patch queue under their own sha256.
 Everything here can be deleted; it is fetched again when it is needed.
@@ -108,7 +111,7 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     found: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         path = member.filename
-        if path.startswith("/") or "\\" in path or any(part in ("..", ".", "") for part in path.removesuffix("/").split("/")) or "\0" in member.orig_filename:
+        if LEAVES_THE_TREE.search(path.removesuffix("/")) or "\0" in member.orig_filename:
             raise Refused(Problem("bad-member", name, f"has a member called {member.orig_filename!r}", "do not use this archive"))
         is_link = stat.S_ISLNK(member.external_attr >> 16)
         if is_link and kind == "wheel":

@@ -97,7 +97,7 @@ def build(kind, device="meta", dtype=torch.bfloat16, seed=0, server_args=None, *
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with torch.device(device), process.cpu_device_module():
             model = model_class(config=config, quant_config=None)
     finally:
         torch.set_default_dtype(before)

@@ -1,23 +1,30 @@
 """One process that sglang takes for a whole deployment: default server arguments and groups of one rank over gloo."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import os
 import socket
 import types
+from unittest import mock
+
+import torch
 
 
-def default_server_args(model_path="model", **changes):
+def default_server_args(model_path="dummy", **changes):
     """ServerArgs with every field at its default, except `changes`; not resolved, because resolving inspects the host.
 
     Raises TypeError for a change that names no field of this release.
     """
     from sglang.srt.server_args import ServerArgs
 
-    args = ServerArgs.__new__(ServerArgs)
+    chosen = {"model_path": model_path, "device": "cpu", **changes}
+    if not dataclasses.is_dataclass(ServerArgs):
+        return ServerArgs(**chosen)  # from 0.5.20 on making the object resolves nothing
+    args = ServerArgs.__new__(ServerArgs)  # __init__ would go on and resolve
     fields = {field.name: field for field in dataclasses.fields(ServerArgs)}
-    unknown = sorted(changes.keys() - fields.keys())
+    unknown = sorted(chosen.keys() - fields.keys())
     if unknown:
         raise TypeError(f"ServerArgs of this release has no {', '.join(unknown)}")
     for name, field in fields.items():
@@ -25,7 +32,7 @@ def default_server_args(model_path="model", **changes):
             setattr(args, name, field.default)
         elif field.default_factory is not dataclasses.MISSING:
             setattr(args, name, field.default_factory())
-    for name, value in {"model_path": model_path, "device": "cpu", **changes}.items():
+    for name, value in chosen.items():
         setattr(args, name, value)
     return args
 
@@ -34,9 +41,26 @@ def use_server_args(args):
     """Make `args` the ones that layers look up."""
     from sglang.srt import server_args
 
-    server_args.set_global_server_args_for_scheduler(args)
-    if hasattr(args, "mamba_ssm_dtype"):  # up to 0.5.8 the state's type travels through the environment
-        os.environ.setdefault("SGLANG_MAMBA_SSM_DTYPE", args.mamba_ssm_dtype or "float32")
+    if getattr(args, "mamba_ssm_dtype", None):  # up to 0.5.8 its value reaches the Mamba layers through this variable
+        os.environ["SGLANG_MAMBA_SSM_DTYPE"] = args.mamba_ssm_dtype
+    try:
+        from sglang.srt.runtime_context import SpawnRanks, publish
+    except ImportError:
+        server_args.set_global_server_args_for_scheduler(args)
+    else:  # newest releases want the rank from whoever starts the process
+        publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0))
+
+
+@contextlib.contextmanager
+def cpu_device_module():
+    """A CUDA build of torch names torch.cuda as the device module even where there is no device to ask it about."""
+    real = torch.get_device_module
+
+    def device_module(device=None):
+        return torch.cpu if device is None and not torch.cuda.is_available() else real(device)
+
+    with mock.patch.object(torch, "get_device_module", device_module):
+        yield
 
 
 def free_port():

@@ -4,7 +4,7 @@ import importlib.machinery
 import sys
 import types
 
-# sglang's fallbacks for hosts without a GPU name kernels of vllm. Building a model imports the names; nothing calls them.
+# sglang's fallbacks for hosts without a GPU name vllm's kernels, and up to 0.5.7 its layers.
 # Only these modules: quantization probes further ones, and must go on finding that vllm is not there.
 VLLM = (
     "vllm",
@@ -17,11 +17,15 @@ VLLM = (
 
 
 class _StandIn(types.ModuleType):
-    """A module that has whatever public name is asked of it: a class that cannot be made."""
+    """A module that has whatever public name is asked of it: a layer of vllm_layers, else a class that cannot be made."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        if self.__name__.startswith("vllm.model_executor.layers."):
+            from . import vllm_layers
+
+            return getattr(vllm_layers, name)
         return type(name, (), {"__init__": _cannot_run, "__module__": self.__name__})
 
 
@@ -29,8 +33,18 @@ def _cannot_run(self, *_, **__):
     raise NotImplementedError(f"{type(self).__module__}.{type(self).__name__} needs vllm and a GPU")
 
 
+def _let_the_compilers_backend_load():
+    """Its weak references to captured memory refuse to be imported where nothing can be captured; nothing is here."""
+    name = "sglang.srt.compilation.weak_ref_tensor"
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        module.weak_ref_tensor = module.weak_ref_tensors = lambda tensors: tensors
+        sys.modules[name] = module
+
+
 def install():
     """Put the stand-ins where `import` finds them, unless the real package is there already. May be called again."""
+    _let_the_compilers_backend_load()
     for name in VLLM:
         if name in sys.modules:
             continue

@@ -1,0 +1,265 @@
+"""Measure the queue's promises on this machine: how fast it is, and that neither a kill nor a second run harms a tree.
+
+It works on a copy of the project in a temporary folder, with the real cache; the project's own work/ is not touched.
+Exit code 1 when a figure misses its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import resource
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never installed
+
+from patchqueue import pins, quilt, series, source  # noqa: E402
+from patchqueue.tree import hash_listing, list_folder  # noqa: E402
+from patchqueue.worktree import State, WorkTree, read_record  # noqa: E402
+
+COPIED = ("series", "patches", "overlay", "upstream", "tests", "scripts", "noxfile.py")
+REPEATS = 5
+OWN_FILES = {"work/notes.txt": b"mine\n", "work/mine/model.bin": bytes(range(256)) * 64, "work/.mine": b"", "notes.txt": b"mine too\n"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured promise. shown: the value for people; details: every single number, for the JSON."""
+
+    name: str
+    shown: str
+    limit: str
+    met: bool
+    details: dict = field(default_factory=dict)
+
+
+class Copy:
+    """A copy of the project to be hard on."""
+
+    def __init__(self, folder: Path, tag: str):
+        self.root, self.tag = folder / "project", tag
+        self.root.mkdir()
+        for name in COPIED:
+            original = ROOT / name
+            (shutil.copytree if original.is_dir() else shutil.copy2)(original, self.root / name)
+        if (ROOT / ".nox/tools").is_dir():
+            (self.root / ".nox").mkdir()
+            (self.root / ".nox/tools").symlink_to(ROOT / ".nox/tools")
+        self.tree = self.root / "work" / tag
+        for name, content in OWN_FILES.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_bytes(content)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start one command of the tool, as the leader of its own process group."""
+        command = [sys.executable, "-m", "patchqueue", "--root", str(self.root), *words]
+        environment = os.environ | {"PYTHONPATH": str(self.root / "scripts")}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+    def run(self, *words: str) -> float:
+        """Run one command to its end: the seconds it took. Raises RuntimeError with its words when it fails."""
+        started = time.monotonic()
+        running = self.start(*words)
+        said = running.communicate()[0]
+        if running.returncode:
+            raise RuntimeError(said)
+        return time.monotonic() - started
+
+    def remove_tree(self) -> None:
+        shutil.rmtree(self.tree, ignore_errors=True)
+
+    def change_queue(self, text: str) -> None:
+        """Make the tree out of date but not different: one more line in the header of a patch that is selected."""
+        queue, _ = series.read(self.root)
+        name = queue.select(pins.load(self.root).find(self.tag).version)[0].name
+        path = self.root / "patches" / name
+        head, mark, diff = path.read_text(encoding="utf-8").partition("\n--- ")
+        longer = re.sub(r"(?m)^Description:.*\n(?: .*\n)*", lambda found: f"{found[0]} {text}\n", head, count=1)
+        path.write_text((longer if longer != head else f"{head}Description: {text} Nothing else.\n") + mark + diff, encoding="utf-8")
+
+    def tree_hash(self) -> str:
+        return hash_listing(list_folder(self.tree))
+
+    def state(self) -> State:
+        return WorkTree(self.root, self.tag).inspect().state
+
+    def harm(self, expected: str) -> list[str]:
+        """What is not as it should be after a run that ended well."""
+        found = [f"{name} was changed" for name, content in OWN_FILES.items() if (self.root / name).read_bytes() != content]
+        if self.tree_hash() != expected:
+            found.append(f"tree hash is {self.tree_hash()}")
+        record = read_record(self.tree)
+        if not record or quilt.applied(self.tree) != [patch["name"] for patch in record["patches"]]:
+            found.append("quilt's record is not the tree's")
+        left = {path.name for path in (self.root / "work/.patchqueue").iterdir()} - {f"{self.tag}.lock", f"{self.tag}.sha256sum"}
+        return found + [f"{name} was left" for name in sorted(left)]
+
+
+def seconds(name: str, limit: float, measure: Callable[[], float]) -> Figure:
+    """The median of a few runs. The processor's time is noted beside it: on a busy machine it tells waiting from work."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    times = [round(measure(), 2) for _ in range(REPEATS)]
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    middle, cpu = statistics.median(times), (now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime) / REPEATS
+    details = {"seconds": times, "median": middle, "cpu seconds of one": round(cpu, 2), "load": round(os.getloadavg()[0], 1)}
+    return Figure(name, f"{middle:.2f} s", f"< {limit:g} s", middle < limit, details)
+
+
+def apply_time(copy: Copy, options: argparse.Namespace) -> Figure:
+    def once() -> float:
+        copy.remove_tree()
+        return copy.run("apply", copy.tag)
+
+    copy.run("apply", copy.tag)  # warms the cache
+    return seconds(f"apply {copy.tag}, warm cache", 5, once)
+
+
+def nox_time(copy: Copy, options: argparse.Namespace) -> Figure:
+    made = (copy.root / ".nox/tools").exists()
+    command = [str(copy.root / "scripts/nox")] if made else [sys.executable, "-m", "nox"]
+
+    def once() -> float:
+        copy.remove_tree()
+        started = time.monotonic()
+        done = subprocess.run([*command, "-s", "apply", "--", copy.tag], cwd=copy.root, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
+        return time.monotonic() - started
+
+    return seconds(f"nox -s apply -- {copy.tag}", 5, once)
+
+
+def check_time(copy: Copy, options: argparse.Namespace) -> Figure:
+    count = len(pins.load(copy.root).all)
+    copy.run("check")
+    return seconds(f"check on all {count} pins, warm cache", 3, lambda: copy.run("check"))
+
+
+def kills(copy: Copy, options: argparse.Namespace) -> Figure:
+    return _kills(copy, options.kills, "apply killed, then run again", lambda run: os.killpg(run.pid, signal.SIGKILL))
+
+
+def parent_kills(copy: Copy, options: argparse.Namespace) -> Figure:
+    return _kills(copy, max(3, options.kills // 5), "only its parent killed", lambda run: os.kill(run.pid, signal.SIGKILL))
+
+
+def _kills(copy: Copy, rounds: int, name: str, kill: Callable[[subprocess.Popen[str]], None]) -> Figure:
+    """Kill an apply at moments spread over its whole running time; the next apply must make the very same tree.
+
+    In turn there is no tree before, and one that is out of date, which is replaced in the end.
+    """
+    copy.remove_tree()
+    whole = statistics.median([copy.run("apply", copy.tag, "--discard"), _timed_rebuild(copy), _timed_rebuild(copy)])
+    expected = copy.tree_hash()
+    harm: list[str] = []
+    moments: list[dict] = []
+    for number in range(rounds):
+        moment = whole * (number + random.random()) / rounds
+        if number % 2:
+            copy.change_queue(f"Round {number}.")
+        else:
+            copy.remove_tree()
+        running = copy.start("apply", copy.tag)
+        time.sleep(moment)
+        in_time = running.poll() is None
+        if in_time:
+            kill(running)
+        running.wait()
+        state = copy.state()
+        copy.run("apply", copy.tag)
+        running.stdout.close()
+        found = copy.harm(expected) + ([] if state in (State.ABSENT, State.APPLIED) else [f"the kill left a tree that is {state}"])
+        harm += [f"at {moment:.2f} s: {what}" for what in found]
+        moments.append({"second": round(moment, 3), "was running": in_time, "tree then": str(state)})
+    hit = sum(moment["was running"] for moment in moments)
+    return Figure(name, f"{rounds - len({what.split(':')[0] for what in harm})} of {rounds} right", f"{rounds}", not harm, {"whole": round(whole, 2), "hit": hit, "moments": moments, "harm": harm})
+
+
+def _timed_rebuild(copy: Copy) -> float:
+    copy.remove_tree()
+    return copy.run("apply", copy.tag)
+
+
+def two_at_once(copy: Copy, options: argparse.Namespace) -> Figure:
+    copy.run("apply", copy.tag)
+    expected, harm, waited = copy.tree_hash(), [], 0
+    for number in range(REPEATS):
+        copy.remove_tree()
+        both = [copy.start("apply", copy.tag) for _ in range(2)]
+        said = [run.communicate()[0] for run in both]
+        waited += any("waiting" in text for text in said)
+        harm += [f"round {number}: exit code {run.returncode}: {text[-400:]}" for run, text in zip(both, said) if run.returncode]
+        harm += [f"round {number}: {what}" for what in copy.harm(expected)]
+    right = REPEATS - len({what.split(":")[0] for what in harm})
+    return Figure("two applies at once", f"{right} of {REPEATS} right", f"{REPEATS}", not harm, {"one waited": waited, "harm": harm})
+
+
+def bad_input(copy: Copy, options: argparse.Namespace) -> Figure:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/queue/test_broken_input.py"]
+    done = subprocess.run(command, cwd=copy.root, capture_output=True, text=True)
+    found = re.findall(r"::test_refused\[(.+)\]$", done.stdout, re.MULTILINE)
+    return Figure("kinds of broken input tested", str(len(found)), ">= 30", len(found) >= 30, {"kinds": found})
+
+
+FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
+    "apply": apply_time,
+    "nox": nox_time,
+    "check": check_time,
+    "kills": kills,
+    "parent-kills": parent_kills,
+    "two-at-once": two_at_once,
+    "bad-input": bad_input,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which to measure: {', '.join(FIGURES)} (default: all)")
+    parser.add_argument("--pin", default="", metavar="REVISION", help="the release to apply (default: the default pin)")
+    parser.add_argument("--kills", type=int, default=25, metavar="N", help="how many moments to kill an apply at (default: 25)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write every number to this file, as JSON")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.figures if name not in FIGURES]
+    if unknown:
+        parser.error(f"no such figure: {', '.join(unknown)}")
+    known = pins.load(ROOT)
+    tag = (known.find(options.pin) if options.pin else known.default).tag
+    quilt.find(source.cache_folder(), print)
+    measured = []
+    with tempfile.TemporaryDirectory(prefix="queue-figures-") as folder:
+        copy = Copy(Path(folder), tag)
+        print(f"{'figure':<40}{'measured':>16}{'limit':>10}  met", flush=True)
+        for name in options.figures or FIGURES:
+            figure = FIGURES[name](copy, options)
+            print(f"{figure.name:<40}{figure.shown:>16}{figure.limit:>10}  {'yes' if figure.met else 'NO'}", flush=True)
+            for what in figure.details.get("harm", [])[:5]:
+                print(f"  {what}")
+            measured.append(figure)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(_as_json(tag, measured), indent=1) + "\n", encoding="utf-8")
+    return 0 if all(figure.met for figure in measured) else 1
+
+
+def _as_json(tag: str, measured: Sequence[Figure]) -> dict:
+    machine = {"cpus": os.cpu_count(), "load": [round(load, 1) for load in os.getloadavg()], "python": platform.python_version(), "system": platform.platform()}
+    return {"revision": tag, "machine": machine, "figures": [asdict(figure) for figure in measured]}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

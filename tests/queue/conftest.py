@@ -1,0 +1,71 @@
+"""The tests of the tool: hermetic (own home, own cache, no package index) and small (a release of a few lines)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
+sys.path.insert(0, SCRIPTS)  # the tool is run from the checkout, never installed
+os.environ["PYTHONPATH"] = SCRIPTS  # for the tests that start it as a process
+
+import fakes  # noqa: E402
+from patchqueue import quilt, source  # noqa: E402
+
+settings.register_profile("queue", deadline=None, database=None)  # a busy machine is no failure; nothing is left behind
+settings.load_profile("queue")
+
+
+@pytest.fixture(scope="session")
+def quilt_home() -> Path | None:
+    """Where the machine's own cache has quilt unpacked; None where quilt is on PATH. Asked for before anything is redirected."""
+    cache = source.cache_folder()
+    return None if quilt.find(cache, print).command == "quilt" else cache / "quilt"
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory, quilt_home: Path | None) -> Path:
+    """A good project, applied, with its cache: made once, copied for each test that wants it."""
+    folder = tmp_path_factory.mktemp("template")
+    (folder / "cache").mkdir()
+    if quilt_home:
+        (folder / "cache/quilt").symlink_to(quilt_home)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATCHQUEUE_CACHE", str(folder / "cache"))
+        project = fakes.make(folder / "project", folder / "cache", folder / "wheels")
+        project.warm()
+        project.apply()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of the test's own; pip sees the test's wheels and nothing else."""
+    for name in list(os.environ):
+        if name.startswith(("GIT_", "QUILT", "PIP_", "XDG_")) or name in ("GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR"):
+            monkeypatch.delenv(name)
+    (tmp_path / "home").mkdir()
+    for name, value in {
+        "HOME": str(tmp_path / "home"), "PATCHQUEUE_CACHE": str(tmp_path / "cache"), "COLUMNS": "80", "GIT_CONFIG_NOSYSTEM": "1",
+        "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_CONFIG_FILE": os.devnull,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def applied(tmp_path: Path, template: Path) -> fakes.Project:
+    """A good project with its queue applied and its release cached."""
+    shutil.copytree(template, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return fakes.Project(tmp_path / "project", tmp_path / "cache", tmp_path / "wheels")
+
+
+@pytest.fixture
+def project(applied: fakes.Project) -> fakes.Project:
+    """A good project with its release cached and no work tree yet."""
+    shutil.rmtree(applied.root / "work")
+    return applied

@@ -1,0 +1,181 @@
+"""A tiny sglang release and a project with a queue for it, made in a temporary folder: small, fast, no network."""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from patchqueue import apply, pin, pins, source
+
+VERSION, TAG = "9.9.1", "v9.9.1"
+RUNNER = "python/sglang/srt/runner.py"
+
+
+def numbered(count: int, name: str = "step") -> str:
+    """Lines that are all different, so that a hunk fits in one place only."""
+    return "".join(f"{name}_{n} = {n}\n" for n in range(1, count + 1))
+
+
+RELEASE = {  # member of the wheel -> content
+    "sglang/__init__.py": "",
+    "sglang/version.py": '__version__ = "9.9.1"\n',
+    "sglang/_version.py": "# written by the build\n",
+    "sglang/srt/runner.py": numbered(40),
+    "sglang/srt/page.py": "first = 1\n\f\nsecond = 2\nthird = 3\nfourth = 4\nfifth = 5\nsixth = 6\n",
+    "sglang/srt/cut.py": "one = 1\ntwo = 2\nthree = 3\nfour = 4\nfive = 5",  # no line end
+    "sglang/srt/kernels.so": "not text",
+    "sglang-9.9.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.1\n",
+    "sglang-9.9.1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "sglang-9.9.1.dist-info/RECORD": "",
+}
+
+
+def release_of(version: str) -> dict[str, str]:
+    """The release's files as another version would have them."""
+    return {name.replace("9.9.1", version): content.replace("9.9.1", version) for name, content in RELEASE.items()}
+
+
+def write_wheel(path: Path, files: Mapping[str, str]) -> Path:
+    """A wheel with these members and a fixed date: the same bytes every time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name, (2030, 1, 2, 0, 0, 0)), content)
+    return path
+
+
+def diff(path: str, before: str, after: str) -> str:
+    """`diff -U3` of one file, in quilt's form."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    parts = text.split("\n")
+    return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+HEADER = {
+    "Subject": "Count the steps once more",
+    "Description": "Why: without it a user saw\n too few steps.",
+    "Origin": "own",
+    "Upstream-Status": "Pending",
+    "Probe": f"{RUNNER} :: added_step",
+    "Overlay": "none",
+    "Test": "tests/revision/test_steps.py",
+}
+
+
+def header(**changes: str | list[str] | None) -> str:
+    """A header that is right but for `changes` (Upstream_Status stands for Upstream-Status; None leaves a field out)."""
+    fields: dict = HEADER | {name.replace("_", "-"): value for name, value in changes.items()}
+    rows = [(name, value) for name, values in fields.items() for value in (values if isinstance(values, list) else [values])]
+    return "".join(f"{name}: {value}\n" for name, value in rows if value is not None)
+
+
+def patch_text(path: str = RUNNER, before: str = numbered(40), after: str | None = None, **changes) -> str:
+    """A whole patch; without `after` it adds a line behind the 20th."""
+    after = before.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n") if after is None else after
+    return f"{header(**changes)}\n{diff(path, before, after)}"
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
+
+
+@dataclass
+class Project:
+    """A project's folder. said: what the tool told the user on the way."""
+
+    root: Path
+    cache: Path
+    wheels: Path
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def tree(self) -> Path:
+        return self.root / "work" / TAG
+
+    @property
+    def pin(self) -> pins.Pin:
+        return pins.load(self.root).find(TAG)
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Write one file of the project, as it is."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Replace text that must be there."""
+        path = self.root / name
+        text = path.read_bytes().decode()
+        assert old in text, f"{old!r} is not in {name}"
+        path.write_bytes(text.replace(old, new).encode())
+
+    def release(self, version: str = VERSION, files: Mapping[str, str] | None = None) -> Path:
+        """Make a wheel of a release, and pin it."""
+        wheel = write_wheel(self.wheels / f"sglang-{version}-py3-none-any.whl", files or release_of(version))
+        pin.add(self.root, version, str(self.wheels), quiet)
+        return wheel
+
+    def warm(self) -> None:
+        """Put every release into the cache."""
+        for each in pins.load(self.root).all:
+            source.fetch(each, str(self.wheels), quiet)
+
+    def apply(self, origin: object = None, **options) -> apply.Report:
+        return apply.apply(self.root, self.pin, str(origin) if origin else None, self.said.append, **options)
+
+    def unapply(self) -> apply.Report:
+        return apply.unapply(self.root, self.pin, self.said.append)
+
+    def checkout(self, folder: Path, tag: str | None = TAG) -> Path:
+        """The release as a git checkout with upstream's layout."""
+        for name, content in RELEASE.items():
+            path = folder / "python" / name
+            if name.startswith("sglang/") and name != "sglang/_version.py":
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+        git(folder, "init", "-q")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-q", "-m", "release")
+        if tag:
+            git(folder, "tag", "-a", tag, "-m", tag)
+        return folder
+
+
+def make(root: Path, cache: Path, wheels: Path) -> Project:
+    """A project that is right in every way: one release, two patches, one overlay file."""
+    project = Project(root, cache, wheels)
+    (root / "upstream").mkdir(parents=True)
+    project.release()
+    project.write("series", "# order\nsteps/count-once-more.patch  # >=9.9,<10\nsteps/name-the-cut.patch      # ==9.9.1\n")
+    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/"))
+    cut = RELEASE["sglang/srt/cut.py"]
+    project.write("patches/steps/name-the-cut.patch", patch_text("python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe="python/sglang/srt/cut.py :: six = 6"))
+    project.write("overlay/python/sglang/srt/steps/__init__.py", '"""Steps of our own."""\n')
+    project.write("tests/revision/test_steps.py", "")
+    return project
+
+
+def git(folder: Path, *arguments: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "commit.gpgSign=false", "-c", "tag.gpgSign=false"]
+    return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def snapshot(*folders: Path) -> dict[str, object]:
+    """Every name below the folders, with its bytes and the time it was written."""
+    found: dict[str, object] = {}
+    for folder in folders:
+        for path in folder.rglob("*"):
+            status = path.lstat()
+            found[str(path)] = (path.read_bytes(), status.st_mtime_ns) if path.is_file() else "folder"
+    return found
+

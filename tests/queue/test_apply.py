@@ -1,0 +1,384 @@
+"""Apply and take off again: what is there afterwards is right in every byte, and nothing of the user's is ever lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import fakes
+import pytest
+from fakes import RELEASE, RUNNER, TAG, git, numbered, quiet
+from patchqueue import pins, quilt, source, worktree
+from patchqueue.apply import apply
+from patchqueue.outcome import Outcome, Refused
+from patchqueue.tree import hash_listing, list_folder
+
+STEPS = "python/sglang/srt/steps/__init__.py"
+
+
+def names(call, *arguments, **options) -> list[str]:
+    with pytest.raises(Refused) as caught:
+        call(*arguments, **options)
+    return [problem.name for problem in caught.value.problems]
+
+
+def tree_hash(project) -> str:
+    return hash_listing(list_folder(project.tree))
+
+
+def engine() -> quilt.Quilt:
+    return quilt.find(source.cache_folder(), quiet)
+
+
+def test_apply_makes_the_tree(project):
+    report = project.apply()
+    assert report.outcome is Outcome.APPLIED and report.path == project.tree
+    assert (project.tree / RUNNER).read_text() == numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    assert (project.tree / "python/sglang/srt/cut.py").read_text() == RELEASE["sglang/srt/cut.py"] + "\nsix = 6"
+    assert (project.tree / STEPS).read_text() == '"""Steps of our own."""\n'
+    assert not list(project.tree.rglob("*.so"))
+
+
+def test_provenance_says_what_was_done(applied):
+    record = json.loads((applied.tree / "provenance.json").read_text())
+    assert record["tree"] == {"before": applied.pin.tree, "after": tree_hash(applied)}
+    assert record["source"] == {"kind": "wheel", "name": applied.pin.wheels[0].file, "sha256": applied.pin.wheels[0].sha256}
+    assert [patch["name"] for patch in record["patches"]] == ["overlay.patch", "steps/count-once-more.patch", "steps/name-the-cut.patch"]
+    assert [file["path"] for file in record["overlay"]] == [STEPS] and record["tag"] == TAG
+
+
+def test_apply_twice_changes_nothing(applied):
+    before = fakes.snapshot(applied.root, applied.cache)
+    assert applied.apply().outcome is Outcome.ALREADY_APPLIED
+    assert fakes.snapshot(applied.root, applied.cache) == before
+
+
+def test_the_same_queue_makes_the_same_tree_anywhere(applied, tmp_path):
+    elsewhere = fakes.Project(tmp_path / "else where", applied.cache, applied.wheels)
+    shutil.copytree(applied.root, elsewhere.root, ignore=shutil.ignore_patterns("work"))
+    elsewhere.apply()
+    assert (elsewhere.tree / "provenance.json").read_bytes() == (applied.tree / "provenance.json").read_bytes()
+
+
+def test_unapply_gives_the_pristine_tree_back(applied):
+    report = applied.unapply()
+    assert report.outcome is Outcome.APPLIED and tree_hash(applied) == applied.pin.tree
+    assert not (applied.tree / STEPS).exists() and quilt.applied(applied.tree) == []
+    assert applied.unapply().outcome is Outcome.ALREADY_APPLIED
+    assert applied.apply().outcome is Outcome.APPLIED and (applied.tree / STEPS).is_file()
+
+
+def test_plain_quilt_takes_everything_off_and_on_again(applied):
+    after = tree_hash(applied)
+    engine().run(applied.tree, "pop", "-a")
+    assert tree_hash(applied) == applied.pin.tree and not (applied.tree / STEPS).exists()
+    engine().run(applied.tree, "push", "-a", "--fuzz=0")
+    assert tree_hash(applied) == after and applied.apply().outcome is Outcome.ALREADY_APPLIED
+
+
+def test_unapply_without_a_tree(project):
+    assert names(project.unapply) == ["no-tree"]
+
+
+EDITS = {
+    "edit of a patched file": (RUNNER, "edited\n"),
+    "edit of another file": ("python/sglang/version.py", "edited\n"),
+    "edit of an overlay file": (STEPS, "edited\n"),
+    "new file": ("python/sglang/srt/mine.py", "mine\n"),
+    "edit of a patch": ("patches/steps/name-the-cut.patch", "edited\n"),
+    "new patch": ("patches/steps/mine.patch", "mine\n"),
+    "edit of the series": ("patches/series", "overlay.patch\n"),
+}
+
+
+@pytest.mark.parametrize("file, content", EDITS.values(), ids=EDITS.keys())
+@pytest.mark.parametrize("command", ["apply", "unapply"])
+def test_edits_are_named_and_kept(applied, file, content, command):
+    (applied.tree / file).write_text(content)
+    before = fakes.snapshot(applied.root, applied.cache)
+    with pytest.raises(Refused) as caught:
+        getattr(applied, command)()
+    assert [problem.name for problem in caught.value.problems] == ["edited-tree"]
+    assert file in str(caught.value) and "--discard" in str(caught.value)
+    assert fakes.snapshot(applied.root, applied.cache) == before
+
+
+def test_a_removed_file_is_an_edit(applied):
+    (applied.tree / "python/sglang/version.py").unlink()
+    assert names(applied.apply) == ["edited-tree"]
+
+
+def test_edits_are_kept_when_the_queue_has_changed_too(applied):
+    (applied.tree / RUNNER).write_text("edited\n")
+    applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
+    assert names(applied.apply) == ["edited-tree"] and (applied.tree / RUNNER).read_text() == "edited\n"
+
+
+def test_discard_throws_edits_away(applied):
+    after = tree_hash(applied)
+    (applied.tree / RUNNER).write_text("edited\n")
+    assert applied.apply(discard=True).outcome is Outcome.APPLIED and tree_hash(applied) == after
+
+
+@pytest.mark.parametrize("stranger", ["notes.txt", ".git/config", "run/log"])
+@pytest.mark.parametrize("discard", [False, True])
+def test_strangers_in_the_tree_are_kept(applied, stranger, discard):
+    path = applied.tree / stranger
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine\n")
+    applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
+    before = fakes.snapshot(applied.root)
+    assert names(applied.apply, discard=discard) == ["strangers"] and fakes.snapshot(applied.root) == before
+
+
+def test_what_running_the_tree_leaves_behind_is_no_edit(applied):
+    for name in ("python/sglang/__pycache__/a.cpython-311.pyc", ".pytest_cache/x", "__pycache__/a.pyc"):
+        (applied.tree / name).parent.mkdir(exist_ok=True)
+        (applied.tree / name).write_text("x")
+    assert applied.apply().outcome is Outcome.ALREADY_APPLIED
+
+
+def test_files_beside_the_trees_are_the_users_own(applied):
+    own = applied.root / "work/mine/notes.txt"
+    own.parent.mkdir()
+    own.write_text("mine\n")
+    applied.unapply()
+    applied.apply()
+    applied.apply(discard=True)
+    assert own.read_text() == "mine\n"
+
+
+def test_a_changed_queue_is_laid_anew(applied):
+    applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
+    applied.write("overlay/" + STEPS, '"""Other steps."""\n')
+    assert applied.apply().outcome is Outcome.APPLIED
+    assert "added_step = 21\n" in (applied.tree / RUNNER).read_text() and "Other" in (applied.tree / STEPS).read_text()
+
+
+def test_a_changed_order_is_laid_anew(applied):
+    applied.write("series", "steps/name-the-cut.patch  # ==9.9.1\nsteps/count-once-more.patch  # >=9.9\n")
+    assert applied.apply().outcome is Outcome.APPLIED
+    assert quilt.applied(applied.tree) == ["overlay.patch", "steps/name-the-cut.patch", "steps/count-once-more.patch"]
+
+
+def test_a_patch_that_is_gone_takes_its_overlay_along(applied):
+    applied.write("series", "steps/name-the-cut.patch  # ==9.9.1\n")
+    (applied.root / "patches/steps/count-once-more.patch").unlink()
+    shutil.rmtree(applied.root / "overlay")
+    applied.apply()
+    assert not (applied.tree / STEPS).exists() and "added_step" not in (applied.tree / RUNNER).read_text()
+
+
+def test_partly_popped(applied):
+    after = tree_hash(applied)
+    engine().run(applied.tree, "pop")
+    before = fakes.snapshot(applied.root)
+    for call in (applied.apply, applied.unapply):
+        assert names(call)[0] in ("popped-tree", "edited-tree")
+    assert fakes.snapshot(applied.root) == before
+    applied.apply(discard=True)
+    assert tree_hash(applied) == after
+
+
+FOREIGN = {
+    "folder": lambda path: (path / "python").mkdir(parents=True),
+    "file": lambda path: path.write_text("mine\n"),
+    "link": lambda path: path.symlink_to("elsewhere"),
+    "broken record": lambda path: (path.mkdir(), (path / "provenance.json").write_text('{"patches": [1]}')),
+    "record of something else": lambda path: (path.mkdir(), (path / "provenance.json").write_text("{}")),
+}
+
+
+@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN.keys())
+def test_what_this_tool_did_not_make_is_kept_unless_discarded(project, make):
+    (project.root / "work").mkdir()
+    make(project.tree)
+    before = fakes.snapshot(project.root / "work")
+    assert names(project.apply) == ["foreign-tree"]
+    found = fakes.snapshot(project.root / "work")
+    assert {path: found[path] for path in before} == before
+    for _ in range(2):
+        project.apply(discard=True)
+        assert tree_hash(project) == json.loads((project.tree / "provenance.json").read_text())["tree"]["after"]
+        (project.tree / RUNNER).write_text("edited\n")
+
+
+def only_newer(project) -> None:
+    project.write("series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n")
+
+
+def test_no_patch_undeclared(project):
+    only_newer(project)
+    assert names(project.apply) == ["empty"] and not project.tree.exists()
+
+
+def test_no_patch_declared(project):
+    only_newer(project)
+    project.edit("upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"')
+    report = project.apply()
+    assert report.outcome is Outcome.EMPTY and tree_hash(project) == project.pin.tree
+    assert report.pin.no_patches == "has all of it"
+    project.apply()
+    project.unapply()
+    assert tree_hash(project) == project.pin.tree
+
+
+def test_declared_empty_but_patches_selected(project):
+    project.edit("upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"')
+    assert names(project.apply) == ["stale-no-patches"]
+
+
+def test_an_engine_that_makes_other_bytes_is_refused(project, monkeypatch):
+    real = quilt.Quilt.run
+
+    def meddle(self, tree, *arguments, **options):
+        done = real(self, tree, *arguments, **options)
+        if arguments[0] == "push" and (tree / RUNNER).is_file():
+            (tree / RUNNER).write_text("meddled\n")
+        return done
+
+    monkeypatch.setattr(quilt.Quilt, "run", meddle)
+    assert names(project.apply) == ["engines-disagree"] and not project.tree.exists()
+
+
+def test_an_engine_that_lays_less_is_refused(project, monkeypatch):
+    real = quilt.Quilt.run
+    monkeypatch.setattr(quilt.Quilt, "run", lambda self, tree, *words, **options: real(self, tree, *[w for w in words if w != "-a"], **options))
+    with pytest.raises(Refused, match="quilt applied") as caught:
+        project.apply()
+    assert caught.value.problems[0].name == "engines-disagree" and not project.tree.exists()
+
+
+def test_an_overlay_file_that_upstream_has_is_refused(project):
+    project.write("overlay/python/sglang/version.py", "x = 1\n")
+    project.edit("patches/steps/count-once-more.patch", "Overlay: python/sglang/srt/steps/", "Overlay: python/sglang/srt/steps/, python/sglang/version.py")
+    assert names(project.apply) == ["overlay-shadows-upstream"]
+
+
+USER_SETTINGS = {
+    "environment": {"QUILT_PATCHES": "other", "QUILT_PC": ".other", "QUILT_SERIES": "order", "QUILT_PATCH_OPTS": "--fuzz=3 --dry-run", "QUILT_PUSH_ARGS": "--leave-rejects"},
+    "patch": {"POSIXLY_CORRECT": "1", "VERSION_CONTROL": "numbered", "SIMPLE_BACKUP_SUFFIX": ".mine", "GREP_OPTIONS": "--color=always"},
+    "locale": {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "de"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variables", USER_SETTINGS.values(), ids=USER_SETTINGS.keys())
+def test_the_users_settings_do_not_matter(project, tmp_path, monkeypatch, variables, template):
+    (tmp_path / "home/.quiltrc").write_text("QUILT_PATCHES=other\nQUILT_PATCH_OPTS=--fuzz=3\nQUILT_NO_DIFF_INDEX=1\nexit 1\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    project.apply()
+    expected = template / "project/work" / TAG
+    assert (project.tree / "provenance.json").read_bytes() == (expected / "provenance.json").read_bytes()
+    project.unapply()
+    assert tree_hash(project) == project.pin.tree
+
+
+def test_fuzz_is_never_used(project, monkeypatch):
+    """A hunk that quilt would lay with fuzz is a conflict, whatever the user's options say."""
+    monkeypatch.setenv("QUILT_PATCH_OPTS", "--fuzz=3")
+    said = []
+    real = quilt.Quilt.run
+    monkeypatch.setattr(quilt.Quilt, "run", lambda self, tree, *words, **options: said.append(words) or real(self, tree, *words, **options))
+    project.apply()
+    assert [words for words in said if words[:2] == ("push", "-a")] == [("push", "-a", "--fuzz=0")]
+    project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
+    assert names(project.apply) == ["conflict"]
+
+
+def test_a_project_inside_another_git_checkout(project, tmp_path):
+    """`git apply` skips every file in such a place, and says that all is well."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".gitignore").write_text("work/\n")
+    project.apply(project.checkout(tmp_path / "project/upstream/checkout"))
+    assert "added_step" in (project.tree / RUNNER).read_text() and (project.tree / STEPS).is_file()
+    project.unapply()
+    assert "added_step" not in (project.tree / RUNNER).read_text()
+
+
+def test_another_source_is_laid_anew(applied, tmp_path):
+    (tmp_path / "home/.gitconfig").write_text("[core]\n autocrlf = true\n")
+    assert applied.apply(applied.checkout(tmp_path / "checkout")).outcome is Outcome.APPLIED
+    assert json.loads((applied.tree / "provenance.json").read_text())["source"]["kind"] == "git"
+    assert not (applied.tree / "python/sglang/_version.py").exists() and b"\r" not in (applied.tree / RUNNER).read_bytes()
+
+
+def test_two_releases_stand_side_by_side(applied):
+    applied.edit("series", "==9.9.1", ">=9.9")
+    applied.release("9.9.2")
+    first = applied.apply()
+    other = pins.load(applied.root).find("9.9.2")
+    second = apply(applied.root, other, str(applied.wheels), quiet)
+    assert first.path != second.path and first.record["tree"] != second.record["tree"]
+    assert first.record["queue"] == second.record["queue"]
+
+
+def test_what_a_killed_run_left_is_removed(project):
+    for left in ("building/python", "old/python"):
+        (project.root / f"work/.patchqueue/{TAG}.{left}").mkdir(parents=True)
+    project.apply()
+    assert sorted(path.name for path in (project.root / "work/.patchqueue").iterdir()) == [f"{TAG}.lock", f"{TAG}.sha256sum"]
+
+
+def test_killed_between_the_two_renames(applied):
+    after = tree_hash(applied)
+    applied.tree.rename(applied.root / f"work/.patchqueue/{TAG}.old")
+    assert applied.apply().outcome is Outcome.APPLIED and tree_hash(applied) == after
+
+
+def command(project, *words: str) -> list[str]:
+    return [sys.executable, "-m", "patchqueue", "--root", str(project.root), *words]
+
+
+@pytest.mark.parametrize("moment", [0.35, 0.5, 0.6, 0.7])
+def test_killed_at_any_moment_the_next_run_is_right(project, template, moment):
+    running = subprocess.Popen(command(project, "apply"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    time.sleep(moment)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    project.apply()
+    assert tree_hash(project) == hash_listing(list_folder(template / "project/work" / TAG))
+    assert [path.name for path in (project.root / "work").iterdir() if path.name != ".patchqueue"] == [TAG]
+
+
+def test_two_at_once_wait_for_each_other(project, template):
+    both = [subprocess.Popen(command(project, "apply"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    said = [run.communicate()[0] for run in both]
+    assert [run.returncode for run in both] == [0, 0], said
+    assert tree_hash(project) == hash_listing(list_folder(template / "project/work" / TAG))
+
+
+def test_a_second_run_says_that_it_waits_even_for_a_child(applied):
+    """The lock is held as long as any process of the first run lives, as when only the parent is killed."""
+    with worktree.WorkTree(applied.root, TAG).locked(quiet) as lock:
+        child = subprocess.Popen(["sleep", "0.5"], pass_fds=[lock])
+    started = time.monotonic()
+    applied.apply()
+    assert time.monotonic() - started > 0.3 and child.wait() == 0
+    assert any("waiting" in text for text in applied.said)
+
+
+def test_merged_upstream_is_said_before_anything_is_written(project):
+    files = dict(RELEASE) | {"sglang/srt/runner.py": numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")}
+    (project.root / "upstream/pins.toml").unlink()
+    project.release(files=files)
+    project.warm()
+    assert names(project.apply) == ["merged upstream"] and not (project.root / "work").exists()
+
+
+def test_unapply_leaves_no_empty_package_behind(applied):
+    applied.unapply()
+    assert not (applied.tree / STEPS).parent.exists()
+
+
+def test_a_compiled_extension_of_the_users_is_never_lost(applied):
+    extension = applied.tree / "python/sglang/srt/mine.cpython-311-x86_64-linux-gnu.so"
+    extension.write_bytes(b"mine")
+    applied.edit("patches/steps/name-the-cut.patch", "+six = 6", "+six = 66")
+    assert names(applied.apply, discard=True) == ["strangers"]
+    assert extension.read_bytes() == b"mine"

@@ -1,0 +1,139 @@
+"""The command line: exit codes, help, lines that fit, errors that say where and what next."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from fakes import RUNNER, TAG
+from patchqueue import cli
+
+COMMANDS = ["apply", "unapply", "check", "test", "refresh", "new", "pin", "lock", "matrix", "quilt", "fields"]
+
+
+@pytest.fixture
+def run(applied, capsys):
+    """Run one command on the applied project: exit code, standard output, standard error."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        try:
+            code = cli.main(["--root", str(applied.root), *words])
+        except SystemExit as stop:  # argparse
+            code = stop.code
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    call.project = applied
+    return call
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(run, command):
+    code, out, _ = run(command, "--help")
+    assert code == 0 and out.startswith(f"usage: patchqueue {command}") and "--help" in out
+
+
+def test_help_names_every_command(run):
+    code, out, _ = run("--help")
+    listed = set(re.findall(r"^    (\w+) ", out, re.MULTILINE))
+    assert code == 0 and listed == set(COMMANDS)
+
+
+@pytest.mark.parametrize("words", [(), ("aply",), ("apply", "--discrad"), ("apply", "--from")])
+def test_wrong_words(run, words):
+    code, _, err = run(*words)
+    assert code == 2 and "usage: patchqueue" in err
+
+
+@pytest.mark.parametrize("words", [("apply",), ("apply", TAG), ("apply", "9.9.1", "--discard"), ("apply", "--all"), ("unapply",), ("check",), ("check", "--all"), ("matrix",), ("fields",)])
+def test_good(run, words):
+    assert run(*words)[0] == 0
+
+
+def test_output_fits_80_columns(run):
+    run.project.edit("patches/steps/count-once-more.patch", "Count the steps once more", "Count the steps once more, so that no user sees too few of them again")
+    for words in (("apply",), ("apply",), ("check",), ("unapply",)):
+        code, out, err = run(*words)
+        lines = [line for line in out.splitlines() if "sha256:" not in line and not line.startswith("work/")]  # these are to be copied whole
+        assert code == 0 and all(len(line) <= 80 for line in lines), out
+
+
+def test_the_summary_of_apply_fits_80_columns(run):
+    code, out, _ = run("apply")
+    (summary,) = [line for line in out.splitlines() if line.startswith("work/")]
+    assert code == 0 and len(summary) <= 80
+
+
+def test_apply_says_what_it_did(run):
+    run("unapply")
+    code, out, _ = run("apply")
+    record = run.project.apply().record
+    for text in ("steps/count-once-more", "steps/name-the-cut", "applied", "Count the steps once more", "work/v9.9.1", record["tree"]["before"], record["tree"]["after"]):
+        assert text in out
+    assert "2 of 2 patches" in out and "1 overlay file" in out
+
+
+def test_apply_of_a_release_without_patches_says_so(run):
+    run.project.write("series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n")
+    run.project.edit("upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "has all of it"')
+    code, out, _ = run("apply")
+    assert code == 0 and "No patch is for v9.9.1" in out and "has all of it" in out
+
+
+@pytest.mark.parametrize("subject", ["Count [steps] once more", "Count steps[/] once more"])
+def test_subjects_are_no_markup(run, subject):
+    run.project.edit("patches/steps/count-once-more.patch", "Count the steps once more", subject)
+    code, out, _ = run("apply")
+    assert code == 0 and subject in out
+
+
+def test_errors_name_patch_file_hunk_line_and_the_next_command(run):
+    run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
+    code, out, err = run("apply")
+    assert code == 1 and out == ""
+    said, following = err.splitlines()
+    assert said == (
+        f"patches/steps/count-once-more.patch on {TAG}: {RUNNER}: hunk 1, line 18: "
+        "line 18 should read 'step_18 = other', upstream has 'step_18 = 18' [conflict]"
+    )
+    assert following.startswith("    next: ")
+
+
+def test_check_goes_on_after_a_problem(run):
+    run.project.release("9.9.2")
+    run.project.warm()
+    run.project.edit("series", "==9.9.1", ">=9.9")
+    run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
+    code, out, err = run("check")
+    assert code == 1 and err.count("[conflict]") == 2 and "v9.9.1" in out and "v9.9.2" in out
+
+
+def test_problems_are_annotations_on_github(run, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    run.project.edit("series", ">=9.9,<10", "9.9")
+    code, out, _ = run("check")
+    annotation = next(line for line in out.splitlines() if line.startswith("::"))
+    assert code == 1 and annotation.startswith("::error title=bad-guard::series:2: ")
+
+
+def test_interrupted(run, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "apply", interrupt)
+    code, _, err = run("apply")
+    assert code == 130 and "interrupted" in err
+
+
+def test_as_a_process(applied):
+    done = subprocess.run([sys.executable, "-m", "patchqueue", "apply"], cwd=applied.root, capture_output=True, text=True)
+    assert done.returncode == 0 and "already applied" in done.stdout and done.stderr == ""
+
+
+def test_in_the_wrong_folder(tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = subprocess.run([sys.executable, "-m", "patchqueue", "apply"], cwd=tmp_path / "empty", capture_output=True, text=True)
+    assert done.returncode == 1 and "[no-pins]" in done.stderr and "Traceback" not in done.stderr
+    assert list((tmp_path / "empty").iterdir()) == []

@@ -1,0 +1,95 @@
+"""Lint: each rule about the queue as a whole, by name, and what it leaves alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fakes import patch_text
+from patchqueue import lint as linting
+from patchqueue import series
+from patchqueue.series import PROVENANCE
+
+VARIANT = "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1]
+TWO = "steps/count-once-more.patch  # {}\nsteps/count-once-more@9.9.patch  # {}\nsteps/name-the-cut.patch  # ==9.9.1\n"
+
+
+def problems(project) -> list[tuple[str, str]]:
+    queue, found = series.read(project.root)
+    assert found == []
+    return [(problem.name, problem.where) for problem in linting.lint(project.root, queue)]
+
+
+def with_variant(project, first: str, second: str, content: str = VARIANT) -> None:
+    project.write("series", TWO.format(first, second))
+    project.write("patches/steps/count-once-more@9.9.patch", content)
+
+
+def overlap(project):
+    with_variant(project, ">=9.8,<10", ">=9.9")
+
+
+def no_variant_of(project):
+    with_variant(project, "<9.9", ">=9.9", patch_text())
+
+
+def variant_of_another(project):
+    with_variant(project, "<9.9", ">=9.9", VARIANT.replace("count-once-more", "name-the-cut"))
+
+
+def stem_without_variant(project):
+    project.write("patches/steps/name-the-cut.patch", VARIANT)
+
+
+def variant_of_nothing(project):
+    with_variant(project, "<9.9", ">=9.9")
+    (project.root / "patches/steps/count-once-more.patch").unlink()
+    project.write("series", TWO.format("<9.9", ">=9.9").split("\n", 1)[1])
+
+
+CASES = [
+    ("overlapping-variants", "series:2", overlap),
+    ("bad-variant", "patches/steps/count-once-more@9.9.patch", no_variant_of),
+    ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_another),
+    ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_nothing),
+    ("bad-variant", "patches/steps/name-the-cut.patch", stem_without_variant),
+    ("unnamed-overlay", "overlay/python/sglang/srt/extra.py", lambda p: p.write("overlay/python/sglang/srt/extra.py", "x = 1\n")),
+    ("symlink", "overlay/python/sglang/srt/steps/link.py", lambda p: (p.root / "overlay/python/sglang/srt/steps/link.py").symlink_to("__init__.py")),
+    ("symlink", "overlay/test", lambda p: (p.root / "overlay/test").symlink_to("python")),
+    ("reserved-name", f"overlay/{PROVENANCE}", lambda p: p.write(f"overlay/{PROVENANCE}", "x = 1\n")),
+    ("bad-path", "overlay/setup.py", lambda p: p.write("overlay/setup.py", "x = 1\n")),
+    ("bad-path", "overlay/python/sglang/srt/steps/a b.py", lambda p: p.write("overlay/python/sglang/srt/steps/a b.py", "x = 1\n")),
+    ("bad-path", 'overlay/python/sglang/srt/steps/a".py', lambda p: p.write('overlay/python/sglang/srt/steps/a".py', "x = 1\n")),
+    ("not-utf-8", "overlay/python/sglang/srt/steps/a.py", lambda p: p.write("overlay/python/sglang/srt/steps/a.py", b"\xff\n")),
+    ("crlf", "overlay/python/sglang/srt/steps/a.py", lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1\r\n")),
+    ("overlay-form", "overlay/python/sglang/srt/steps/a.py", lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "")),
+    ("overlay-form", "overlay/python/sglang/srt/steps/a.py", lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1")),
+    ("missing-overlay", "patches/steps/count-once-more.patch", lambda p: (p.root / "overlay/python/sglang/srt/steps/__init__.py").unlink()),
+    ("missing-test", "patches/steps/count-once-more.patch", lambda p: (p.root / "tests/revision/test_steps.py").unlink()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, where, change", CASES, ids=[f"{name}-{n}" for n, (name, _, _) in enumerate(CASES)])
+def test_refuses(project, name, where, change):
+    change(project)
+    assert (name, where) in problems(project)
+
+
+def test_all_names_are_covered():
+    names = set(re.findall(r'Problem\("([a-z0-9-]+)"', open(linting.__file__).read()))
+    assert names == {name for name, _, _ in CASES}
+
+
+def test_a_good_queue_has_no_problem(project):
+    assert problems(project) == []
+
+
+def test_disjoint_variants_are_good(project):
+    with_variant(project, "<9.9", ">=9.9,<10")
+    assert problems(project) == []
+
+
+def test_byte_code_and_git_files_in_the_overlay_are_no_part_of_it(project):
+    project.write("overlay/python/sglang/srt/steps/__pycache__/a.cpython-311.pyc", b"\0")
+    project.write("overlay/.gitkeep", "")
+    assert problems(project) == []

@@ -1,0 +1,163 @@
+"""The form of a patch file: every kind of problem by name and line, and what must not be mistaken for one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fakes import RELEASE, RUNNER, diff, header, numbered, patch_text
+from hypothesis import given
+from hypothesis import strategies as st
+from patchqueue import patchfile
+
+GOOD = patch_text()
+FIRST = GOOD.count("\n", 0, GOOD.index("--- a/")) + 1  # the line of the patch file that holds ---
+TWO = diff(RUNNER, numbered(40), numbered(40).replace("step_20 ", "step_zwanzig ")) + diff("python/sglang/version.py", "a\n", "b\n")
+
+
+def read(text: str | bytes) -> tuple[patchfile.Patch | None, list]:
+    return patchfile.read("steps/count.patch", text.encode() if isinstance(text, str) else text)
+
+
+def replaced(old: str, new: str, text: str = GOOD) -> str:
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+def refuse(name: str, text: str | bytes, line: int | None = None, what: str = ""):
+    return pytest.param(name, text, line, what, id=f"{name}-{what or line}".replace(" ", "_"))
+
+
+PROBLEMS = [
+    refuse("not-utf-8", GOOD.encode() + b"\xff", None, "byte"),
+    refuse("crlf", GOOD.replace("\n", "\r\n"), 1),
+    refuse("crlf", replaced("+added_step = 20\n", "+added_step = 20\r\n"), FIRST + 6),
+    refuse("bad-header", "words\n" + GOOD),
+    refuse("missing-field", GOOD.replace("Origin: own\n", "")),
+    refuse("empty-patch", header()),
+    refuse("empty-patch", header() + "\n"),
+    refuse("wrong-hunk-counts", replaced("-18,6 +18,7", "-18,6 +18,8"), None, "early"),
+    refuse("trailing-junk", replaced("-18,6 +18,7", "-18,5 +18,6"), FIRST + 9, "step_23"),
+    refuse("wrong-hunk-counts", replaced("-18,6 +18,7", "-18,6 +18,6"), FIRST + 9, "longer"),
+    refuse("wrong-hunk-counts", replaced(" step_19 = 19\n", "step_19 = 19\n"), FIRST + 4, "promises"),
+    refuse("wrong-hunk-counts", replaced(" step_19 = 19\n", "\n"), FIRST + 4, "promises"),
+    refuse("wrong-hunk-counts", GOOD[: GOOD.index("@@")], FIRST + 1, "no hunk"),
+    refuse("wrong-hunk-counts", GOOD[:-1], FIRST + 9, "cut off"),
+    refuse("wrong-hunk-counts", replaced("+added_step = 20\n", "+added_step = 20\n\\ No newline at end of file\n"), FIRST + 7, "middle"),
+    refuse("bad-hunk-header", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 @@"), FIRST + 2),
+    refuse("bad-hunk-header", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 +18,x @@"), FIRST + 2),
+    refuse("trailing-junk", GOOD + "-- \n2.39.5\n", FIRST + 10, "belongs to no hunk"),
+    refuse("trailing-junk", GOOD + "\n", FIRST + 10, "belongs to no hunk"),
+    refuse("trailing-junk", replaced("--- a/", f"Index: {RUNNER}\n--- a/"), FIRST, "Index"),
+    refuse("trailing-junk", replaced("--- a/", f"diff --git a/{RUNNER} b/{RUNNER}\n--- a/"), FIRST, "diff"),
+    refuse("trailing-junk", replaced("--- a/", "index 012..345 100644\n--- a/"), FIRST, "index"),
+    refuse("rename", replaced("--- a/", "rename from a\nrename to b\n--- a/"), FIRST, "rename from"),
+    refuse("rename", replaced("+++ b/python/sglang/srt/runner.py", "+++ b/python/sglang/srt/walker.py"), FIRST + 1, "from a/"),
+    refuse("mode-change", replaced("--- a/", "old mode 100644\nnew mode 100755\n--- a/"), FIRST, "old mode"),
+    refuse("mode-change", GOOD + "new file mode 100644\n", FIRST + 10, "new file mode"),
+    refuse("binary", f"{header()}\nBinary files a/x and b/x differ\n", FIRST, "Binary"),
+    refuse("binary", f"{header()}\nGIT binary patch\n", FIRST, "GIT"),
+    refuse("new-or-deleted-file", f"{header()}\n--- /dev/null\n+++ b/python/sglang/new.py\n@@ -0,0 +1 @@\n+x\n", FIRST + 1),
+    refuse("new-or-deleted-file", f"{header()}\n--- a/python/sglang/new.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n", FIRST + 1),
+    refuse("new-or-deleted-file", f"{header()}\n--- a/python/sglang/new.py\n+++ b/python/sglang/new.py\n@@ -1 +0,0 @@\n-x\n", FIRST + 2, "empties"),
+    refuse("new-or-deleted-file", header() + "\n" + diff(RUNNER, "", "a\nb\n"), FIRST + 2, "fills"),
+    refuse("file-twice", header() + "\n" + diff(RUNNER, "a\n", "b\n") * 2, FIRST + 6),
+    refuse("unsorted-files", header() + "\n" + diff("python/sglang/b.py", "a\n", "b\n") + diff("python/sglang/a.py", "a\n", "b\n"), FIRST + 6),
+    refuse("empty-hunk", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +1,2 @@\n a\n b\n", FIRST + 2),
+    refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,5 +18,6 @@\n a\n b\n+x\n c\n d\n e\n", FIRST + 2, "2 lines"),
+    refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n d\n+x\n e\n f\n g\n", FIRST + 2, "4 lines"),
+    refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n+x\n d\n e\n f\n g\n", FIRST + 2, "4 after"),
+    refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,0 +19 @@\n+x\n", FIRST + 2, "0 lines"),
+    *(
+        refuse("bad-path", GOOD.replace(RUNNER, path), FIRST, reason)
+        for path, reason in [
+            ("python/sglang/../../../evil.py", ".."),
+            ("python/sglang/./runner.py", "."),
+            ("python/sglang//runner.py", "empty part"),
+            ("../evil.py", ".."),
+            ("python\\sglang\\runner.py", "backslash"),
+            ("python/sglang/a\x07b.py", "control"),
+            ("python/sglang/a.py\t2030-01-02 00:00:00", "timestamp"),
+            ("python/sglang/a b.py", "space"),
+            ("python/torch/a.py", "outside"),
+            ("setup.py", "outside"),
+        ]
+    ),
+    refuse("bad-path", replaced(f"a/{RUNNER}", f"/{RUNNER}"), FIRST, "absolute"),
+    refuse("bad-path", replaced(f"a/{RUNNER}", '"a/python/sglang/\\303.py"'), FIRST, "quoted"),
+    refuse("bad-path", replaced(f"a/{RUNNER}", RUNNER), FIRST, "outside"),
+]
+
+
+@pytest.mark.parametrize("name, text, line, what", PROBLEMS)
+def test_refuses(name, text, line, what):
+    patch, problems = read(text)
+    assert name in [problem.name for problem in problems]
+    problem = next(problem for problem in problems if problem.name == name)
+    assert problem.where.startswith("patches/steps/count.patch")
+    assert line is None or problem.where == f"patches/steps/count.patch:{line}"
+    assert what in f"{problem.what} {problem.where}"
+    assert patch is None or name in ("missing-field", "bad-header")
+
+
+def test_all_names_are_covered():
+    source = open(patchfile.__file__).read()
+    names = set(re.findall(r'Problem\("([a-z0-9-]+)"', source)) | {name for name, _ in patchfile.FORBIDDEN}
+    assert names <= {case.values[0] for case in PROBLEMS}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        header() + "\n" + diff("python/sglang/a.py", "a\n", "b\n") + diff("test/a.py", "a\n", "b\n"),
+        header() + "\n" + diff(RUNNER, numbered(40), "new\n" + numbered(40)),  # less context at the file's start
+        header() + "\n" + diff(RUNNER, numbered(40), numbered(40) + "new\n"),  # and at its end
+        header() + "\n" + diff(RUNNER, "a\nb", "a\nb\nc"),  # no line end before nor after
+        header() + "\n" + diff(RUNNER, numbered(9), numbered(9).replace("step_5 = 5\n", "-- a/b\n++ b/c\n")),  # look like --- and +++
+        header(Description="Not a diff:\n --- a/b\n index\n .\n rename to") + "\n" + diff(RUNNER, "a\n", "b\n"),
+        header() + "\n" + diff(RUNNER, RELEASE["sglang/srt/page.py"], RELEASE["sglang/srt/page.py"].replace("second", "2nd")),
+        GOOD.replace("@@\n", "@@ def f():\n"),
+    ],
+)
+def test_accepts(text):
+    patch, problems = read(text)
+    assert problems == [] and patch is not None and patch.content == text.encode()
+
+
+def test_reads_hunks():
+    patch, _ = read(GOOD)
+    (file,) = patch.files
+    (hunk,) = file.hunks
+    assert (file.path, file.is_new, hunk.old_start, hunk.new_start, hunk.at_line) == (RUNNER, False, 18, 18, FIRST + 2)
+    assert hunk.old == [f"step_{n} = {n}\n" for n in range(18, 24)]
+    assert [line for line in hunk.new if line not in hunk.old] == ["added_step = 20\n"]
+    assert (hunk.leading, hunk.trailing, patch.changed_lines) == (3, 3, 1)
+
+
+def test_no_line_end_belongs_to_the_line_before_it():
+    patch, _ = read(header() + "\n" + diff(RUNNER, "a\nb", "a\nc\n"))
+    assert patch.files[0].hunks[0].old == ["a\n", "b"] and patch.files[0].hunks[0].new == ["a\n", "c\n"]
+
+
+TEXTS = st.lists(st.sampled_from(["a", "b", "", "-- x", "++ y", "@@ -1 +1 @@", "\\ x", "\f", "é", "diff "]), max_size=14).map("\n".join)
+
+
+@given(before=TEXTS, after=TEXTS)
+def test_every_diff_of_difflib_is_read_or_named(before, after):
+    """Whatever the lines look like: what diff writes has a good form, unless it fills or empties a file."""
+    made = diff(RUNNER, before, after)
+    patch, problems = read(f"{header()}\n{made}")
+    names = {problem.name for problem in problems}
+    assert names <= ({"empty-patch"} if not made else {"new-or-deleted-file"} if not after or not before else set()), made
+    assert not patch or [hunk for file in patch.files for hunk in file.hunks]
+
+
+@given(cut=st.integers(0, len(GOOD) - 1))
+def test_a_patch_cut_anywhere_is_refused(cut):
+    assert read(GOOD[:cut])[1]
+
+
+@given(at=st.integers(GOOD.index("@@"), len(GOOD) - 1), character=st.sampled_from("\n\r\0\t -+@\\x"))
+def test_no_damage_to_a_hunk_raises(at, character):
+    read(GOOD[:at] + character + GOOD[at + 1 :])

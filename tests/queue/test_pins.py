@@ -1,0 +1,187 @@
+"""upstream/pins.toml: what is refused in it, how a revision is found, and how one is added."""
+
+from __future__ import annotations
+
+import fakes
+import pytest
+from fakes import RELEASE, quiet
+from patchqueue import pin, pins
+from patchqueue.outcome import Refused
+from patchqueue.tree import GENERATED
+
+WHEEL = "sglang-9.9.1-py3-none-any.whl"
+
+
+def refusal(call, *arguments) -> tuple[str, str]:
+    with pytest.raises(Refused) as caught:
+        call(*arguments)
+    return caught.value.problems[0].name, str(caught.value)
+
+
+BAD = [  # what replaces what in a good pins.toml, and what the refusal says
+    ('default = "9.9.1"', "", "default"),
+    ('default = "9.9.1"', 'default = "9.9.2"', "9.9.2"),
+    ('default = "9.9.1"', "default = []", "default"),
+    ('default = "9.9.1"', 'default = "9.9.1"\ntested = ["9.9.2"]', "tested"),
+    ('default = "9.9.1"', 'default = "9.9.1"\ntested = "9.9.1"', "tested"),
+    ('default = "9.9.1"', 'default = "9.9.1"\ntested = [[]]', "tested"),
+    ("[[revision]]", "[[revisions]]", "no [[revision]]"),
+    ("[[revision]]", "[revision]", "no [[revision]]"),
+    ("[[revision]]", "[[revision", "not TOML"),
+    ('version = "9.9.1"', "", "version"),
+    ('version = "9.9.1"', "version = 9.9", "version"),
+    ('version = "9.9.1"', 'version = "newest"', "version"),
+    ('tag = "v9.9.1"', "", "tag"),
+    ('tag = "v9.9.1"', 'tag = "../../v9.9.1"', "tag"),
+    ('tag = "v9.9.1"', 'tag = ""', "tag"),
+    ('tag = "v9.9.1"', 'tag = "--evil"', "tag"),
+    ("released = 2030-01-02", 'released = "2030-01-02"', "released"),
+    ("released = 2030-01-02", "released = 2030-01-02T00:00:00", "released"),
+    ("resolve_as_of = 2030-01-05", "", "resolve_as_of"),
+    ('tree = "sha256:', 'tree = "', "tree"),
+    ('tree = "sha256:', 'tree = "sha256:g', "tree"),
+    ('python = "sha256:', 'python = "sha1:', "python"),
+    ('sha256 = "', 'sha256 = "x', "64 hex"),
+    ('sha256 = "', 'sha1 = "', "wheel"),
+    ('sha256 = "', 'url = "x", sha256 = "', "wheel"),
+    ("-py3-none-any.whl", "-any.whl", "wheel"),
+    ("sglang-9.9.1-py3", "sglang-9.9.2-py3", "9.9.2"),
+    ("sglang-9.9.1-py3", "vllm-9.9.1-py3", "vllm"),
+    ("sglang-9.9.1-py3", "../sglang-9.9.1-py3", "../sglang"),
+    ('tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = true', "no_patches"),
+    ('tag = "v9.9.1"', 'tag = "v9.9.1"\nbranch = "main"', "branch"),
+]
+
+
+@pytest.mark.parametrize("old, new, says", BAD, ids=[f"{new[:30]!r}" for _, new, _ in BAD])
+def test_bad_pins(project, old, new, says):
+    project.edit("upstream/pins.toml", old, new)
+    name, text = refusal(pins.load, project.root)
+    assert name == "bad-pins" and text.startswith("upstream/pins.toml") and says in text
+
+
+@pytest.mark.parametrize("content", ['default = "1"\nrevision = []\n', 'default = "1"\nrevision = ["1"]\n', 'default = "1"\n', "", b"\xff"])
+def test_no_revisions(project, content):
+    project.write("upstream/pins.toml", content)
+    assert refusal(pins.load, project.root)[0] == "bad-pins"
+
+
+def test_no_file(project):
+    (project.root / "upstream/pins.toml").unlink()
+    name, text = refusal(pins.load, project.root)
+    assert name == "no-pins" and str(project.root) in text
+    (project.root / "upstream/pins.toml").mkdir()
+    assert refusal(pins.load, project.root)[0] == "no-pins"
+
+
+def test_twice_the_same(project):
+    text = (project.root / "upstream/pins.toml").read_text()
+    entry = text[text.index("[[revision]]") :]
+    project.write("upstream/pins.toml", text + entry)
+    assert refusal(pins.load, project.root)[0] == "duplicate-pin"
+    project.write("upstream/pins.toml", text + entry.replace('"9.9.1"', '"9.9.2"').replace("-9.9.1-", "-9.9.2-"))
+    assert refusal(pins.load, project.root)[0] == "duplicate-pin"
+
+
+@pytest.mark.parametrize("name", ["v9.9.1", "9.9.1", "9.9.1+cu130", "V9.9.1"])
+def test_finds(project, name):
+    assert pins.load(project.root).find(name).tag == "v9.9.1"
+
+
+@pytest.mark.parametrize("name", ["9.9.2", "v9.9", "9.9.1.post1", "main", "", "../v9.9.1"])
+def test_unknown_revision_names_the_known(project, name):
+    problem, text = refusal(pins.load(project.root).find, name)
+    assert problem == "unknown-revision" and repr(name) in text and "pinned are v9.9.1" in text and "nox -s pin" in text
+
+
+def test_oldest_first(project):
+    for version in ("9.10.0", "9.9.1.post1", "9.9.2", "9.8.3"):
+        project.release(version)
+    assert [each.tag for each in pins.load(project.root).all] == ["v9.8.3", "v9.9.1", "v9.9.1.post1", "v9.9.2", "v9.10.0"]
+
+
+def test_add_describes_the_release(project):
+    found = project.pin
+    assert (found.tag, str(found.released), str(found.resolve_as_of), [wheel.file for wheel in found.wheels]) == ("v9.9.1", "2030-01-02", "2030-01-05", [WHEEL])
+    assert found.tree != found.python and GENERATED.endswith("_version.py")
+
+
+def test_add_keeps_comments_and_order(project):
+    project.write("upstream/pins.toml", (project.root / "upstream/pins.toml").read_text() + "# the end\n")
+    project.release("9.9.2")
+    text = (project.root / "upstream/pins.toml").read_text()
+    assert "# the end" in text and text.startswith("# The pinned releases") and text.index("9.9.1") < text.index("9.9.2")
+    assert not list((project.root / "upstream").glob("*.new"))
+
+
+def test_add_asks_pip_where_no_folder_is_given(project):
+    fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
+    assert pin.add(project.root, "v9.9.2", None, quiet).wheels[0].file == "sglang-9.9.2-py3-none-any.whl"
+
+
+def platform_wheels(project, second: dict[str, str]) -> None:
+    (project.wheels / WHEEL).unlink()
+    fakes.write_wheel(project.wheels / "sglang-9.9.2-cp311-cp311-manylinux_2_34_x86_64.whl", RELEASE)
+    fakes.write_wheel(project.wheels / "sglang-9.9.2-cp312-cp312-manylinux_2_34_x86_64.whl", RELEASE | second)
+
+
+def test_add_takes_wheels_that_differ_in_compiled_parts_only(project):
+    platform_wheels(project, {"sglang/srt/kernels.so": "another"})
+    assert len(pin.add(project.root, "9.9.2", str(project.wheels), quiet).wheels) == 2
+
+
+def missing_wheels(project):
+    (project.wheels / WHEEL).unlink()
+
+
+def no_archive(project):
+    (project.wheels / "sglang-9.9.2-py3-none-any.whl").write_bytes(b"no zip")
+
+
+def damaged(project):
+    path = fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", RELEASE)
+    path.write_bytes(path.read_bytes().replace(b"step_1 = 1", b"step_1 = 2"))
+
+
+def bad_name(project):
+    fakes.write_wheel(project.wheels / "sglang-9.9.2-any.whl", RELEASE)
+
+
+def empty(project):
+    fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", {"other/a.py": ""})
+
+
+def evil(project):
+    fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", RELEASE | {"../evil.py": "x"})
+
+
+@pytest.mark.parametrize(
+    "version, change, name",
+    [
+        ("9.9.2", missing_wheels, "not-fetched"),
+        ("9.9.1", lambda project: None, "duplicate-pin"),
+        ("9.9.01", lambda project: None, "duplicate-pin"),
+        ("newest", lambda project: None, "unknown-revision"),
+        ("9.9.2", lambda project: platform_wheels(project, {"sglang/version.py": "another\n"}), "wheels-differ"),
+        ("9.9.2", no_archive, "bad-archive"),
+        ("9.9.2", damaged, "bad-archive"),
+        ("9.9.2", empty, "bad-archive"),
+        ("9.9.2", bad_name, "bad-pins"),
+        ("9.9.2", evil, "bad-member"),
+        ("9.9.2", lambda project: project.write("upstream/pins.toml", "[[["), "bad-pins"),
+        ("9.9.2", lambda project: project.write("upstream/pins.toml", "default = 1\n"), "bad-pins"),
+    ],
+)
+def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):
+    change(project)
+    before = fakes.snapshot(project.root)
+    assert refusal(pin.add, project.root, version, str(project.wheels), quiet)[0] == name
+    assert fakes.snapshot(project.root) == before
+
+
+def test_add_makes_the_first_pin(tmp_path):
+    wheels = tmp_path / "wheels"
+    fakes.write_wheel(wheels / WHEEL, RELEASE)
+    (tmp_path / "new").mkdir()
+    pin.add(tmp_path / "new", "9.9.1", str(wheels), quiet)
+    assert pins.load(tmp_path / "new").default.tag == "v9.9.1"

@@ -1,0 +1,85 @@
+"""Merged upstream: the four ways in which a patch can stand to a pristine release; check says them for every pin."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import RUNNER, patch_text, quiet, release_of
+from patchqueue import pins, series
+from patchqueue.check import check
+from patchqueue.outcome import Outcome
+from patchqueue.probe import probe
+
+GUARD = "steps/count-once-more.patch  # {}\nsteps/name-the-cut.patch  # ==9.9.1\n"
+
+
+def first(project):
+    queue, _ = series.read(project.root)
+    origin = {RUNNER: (project.tree.parent.parent / "release").read_bytes()}
+    return probe(queue, project.pin, origin.get)[0]
+
+
+@pytest.mark.parametrize(
+    "guard, merged, gap, outcome, problem",
+    [
+        (">=9.9", False, None, Outcome.APPLIED, None),
+        (">=9.9", True, None, Outcome.MERGED_UPSTREAM, "merged upstream"),
+        ("<9.9", True, None, Outcome.MERGED_UPSTREAM, None),
+        ("<9.9", False, None, Outcome.NOT_SELECTED, "unexplained-gap"),
+        ("<9.9", False, ">=9.9: does it in another way", Outcome.NOT_SELECTED, None),
+        ("<9.9", False, ">=9.10: does it in another way", Outcome.NOT_SELECTED, "unexplained-gap"),
+    ],
+)
+def test_findings(project, guard, merged, gap, outcome, problem):
+    project.write("series", GUARD.format(guard))
+    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/", Gap=gap))
+    project.write("release", "if x:\n    added_step = 20\n" if merged else "nothing of the kind\n")
+    found = first(project)
+    assert (found.outcome, found.problem and found.problem.name) == (outcome, problem)
+    assert found.patch == "steps/count-once-more.patch"
+    if problem:
+        assert found.problem.where == "patches/steps/count-once-more.patch on v9.9.1" and found.problem.hint
+    if outcome is Outcome.NOT_SELECTED and not problem:
+        assert found.reason == "does it in another way"
+
+
+def test_any_probe_is_enough_and_a_missing_file_is_none(project):
+    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/", Probe=["python/sglang/gone.py :: x", f"{RUNNER} :: /^step_7 /"]))
+    project.write("release", "step_7 = 7\n")
+    assert first(project).outcome is Outcome.MERGED_UPSTREAM
+    project.write("release", "step_8 = 8\n")
+    assert first(project).outcome is Outcome.APPLIED
+
+
+def test_variants_count_as_one_patch(project):
+    project.write("series", "steps/count-once-more.patch  # <9.9\nsteps/count-once-more@9.9.patch  # >=9.9\nsteps/name-the-cut.patch  # ==9.9.1\n")
+    project.write("patches/steps/count-once-more@9.9.patch", "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1])
+    project.write("release", "")
+    queue, problems = series.read(project.root)
+    assert problems == []
+    assert [(finding.patch, finding.outcome) for finding in probe(queue, project.pin, lambda path: b"")] == [
+        ("steps/count-once-more.patch", Outcome.APPLIED),
+        ("steps/name-the-cut.patch", Outcome.APPLIED),
+    ]
+
+
+def check_all(project):
+    return check(project.root, pins.load(project.root).all, None, quiet)
+
+
+def test_check_is_good(project):
+    report = check_all(project)
+    assert report.all_problems == () and [pin.outcome for pin in report.pins] == [Outcome.APPLIED]
+
+
+def test_check_names_what_is_wrong_on_one_pin_and_goes_on(project):
+
+
+    files = release_of("9.9.2")
+    files["sglang/srt/runner.py"] = files["sglang/srt/runner.py"].replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    project.release("9.9.2", files)
+    project.release("9.8.0")
+    project.warm()
+    report = check_all(project)
+    assert [(str(pin.pin.version), pin.outcome) for pin in report.pins] == [("9.8.0", Outcome.EMPTY), ("9.9.1", Outcome.APPLIED), ("9.9.2", Outcome.MERGED_UPSTREAM)]
+    names = {(pin.pin.tag, problem.name) for pin in report.pins for problem in pin.problems}
+    assert names == {("v9.8.0", "unexplained-gap"), ("v9.8.0", "empty"), ("v9.9.2", "merged upstream"), ("v9.9.2", "unexplained-gap")}

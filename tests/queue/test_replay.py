@@ -1,0 +1,244 @@
+"""The strict replay: exact lines only, every misfit named; and the same bytes as quilt makes."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fakes import RUNNER, diff, numbered, quiet
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from patchqueue import patchfile, quilt, source
+from patchqueue.header import Header
+from patchqueue.outcome import Outcome
+from patchqueue.replay import replay
+from patchqueue.worktree import write_patches
+
+BASE = numbered(40)
+EDITED = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")
+
+
+def patch(text: str, name: str = "a/b.patch") -> patchfile.Patch:
+    return patchfile.Patch(name, text.encode(), Header(()), patchfile.parse_diff(text))
+
+
+def run(upstream: str | bytes | None, *diffs: str, overlay: dict[str, bytes] | None = None):
+    content = upstream.encode() if isinstance(upstream, str) else upstream
+    read = {RUNNER: content} if content is not None else {}
+    return replay([patch(text, f"a/{n}.patch") for n, text in enumerate(diffs)], overlay or {}, read.get, "v9.9.1")
+
+
+def one(upstream: str | bytes | None, text: str):
+    """outcome, problem names, first problem."""
+    result = run(upstream, text)
+    (step,) = result.steps
+    assert step.outcome is Outcome.APPLIED or not result.files
+    return step.outcome, [problem.name for problem in step.problems], (*step.problems, None)[0]
+
+
+def test_exact():
+    result = run(BASE, diff(RUNNER, BASE, EDITED))
+    assert [step.outcome for step in result.steps] == [Outcome.APPLIED] and result.files == {RUNNER: EDITED.encode()}
+    assert result.problems == ()
+
+
+def test_patches_build_on_each_other():
+    twice = EDITED.replace("added = 1\n", "added = 1\nagain = 2\n")
+    assert run(BASE, diff(RUNNER, BASE, EDITED), diff(RUNNER, EDITED, twice)).files == {RUNNER: twice.encode()}
+
+
+@pytest.mark.parametrize("offset, says", [(1, "at line 19, 1 line later"), (7, "at line 25, 7 lines later"), (-5, "at line 13, 5 lines earlier")])
+def test_offset_needs_refresh(offset, says):
+    moved = "new\n" * offset + BASE if offset > 0 else "".join(BASE.splitlines(True)[-offset:])
+    outcome, names, problem = one(moved, diff(RUNNER, BASE, EDITED))
+    assert (outcome, names) == (Outcome.NEEDS_REFRESH, ["needs refresh"])
+    assert says in problem.what and problem.where == f"patches/a/0.patch on v9.9.1: {RUNNER}: hunk 1, line 18" and "refresh" in problem.hint
+
+
+def test_offset_names_the_nearest_of_many():
+    same = "a\nb\nc\nd\ne\nf\n"
+    text = diff(RUNNER, same, same.replace("c\nd\n", "c\nnew\nd\n"))
+    _, _, problem = one("x\n" + same + same, text)
+    assert "at line 2, 1 line later (and at 1 other place" in problem.what
+
+
+def test_conflict_names_the_upstream_line():
+    outcome, names, problem = one(BASE.replace("step_22 = 22", "step_22 = None"), diff(RUNNER, BASE, EDITED))
+    assert (outcome, names) == (Outcome.CONFLICT, ["conflict"])
+    assert problem.what == "line 22 should read 'step_22 = 22', upstream has 'step_22 = None'" and "hunk 1, line 18" in problem.where and problem.hint
+
+
+def test_conflict_at_the_end_of_the_file():
+    _, _, problem = one(numbered(19), diff(RUNNER, BASE, EDITED))
+    assert problem.what == "line 20 should read 'step_20 = 20', upstream has the end of the file"
+
+
+def test_already_there_is_merged_upstream():
+    outcome, names, problem = one(EDITED, diff(RUNNER, BASE, EDITED))
+    assert (outcome, names) == (Outcome.MERGED_UPSTREAM, ["merged upstream"]) and "guard" in problem.hint
+
+
+def test_missing_file():
+    outcome, names, problem = one(None, diff(RUNNER, BASE, EDITED))
+    assert (outcome, names) == (Outcome.CONFLICT, ["conflict"]) and RUNNER in problem.where
+
+
+def test_a_patch_is_laid_whole_or_not_at_all():
+    after = BASE.replace("step_5 = 5\n", "five = 5\n").replace("step_30 = 30\n", "thirty = 30\n")
+    upstream = BASE.replace("step_29 = 29", "step_29 = None")
+    result = run(upstream, diff(RUNNER, BASE, after))
+    assert result.files == {} and [problem.where.split(": ")[-1] for problem in result.problems] == ["hunk 2, line 27"]
+
+
+def test_every_misfit_is_named():
+    after = BASE.replace("step_5 = 5\n", "five = 5\n").replace("step_30 = 30\n", "thirty = 30\n")
+    _, names, _ = one(BASE.replace("step_4 = 4", "step_4 = None").replace("step_29 = 29", "step_29 = None"), diff(RUNNER, BASE, after))
+    assert names == ["conflict", "conflict"]
+
+
+def test_a_misfit_says_nothing_wrong_about_the_hunks_after_it():
+    after = BASE.replace("step_5 = 5\n", "step_5 = 5\nfive = 5\n").replace("step_30 = 30\n", "thirty = 30\n")
+    outcome, names, _ = one(BASE.replace("step_4 = 4", "step_4 = None"), diff(RUNNER, BASE, after))
+    assert (outcome, names) == (Outcome.CONFLICT, ["conflict"])
+
+
+@pytest.mark.parametrize("upstream, after", [("a\nb", "a\nc"), ("a\nb", "a\nb\n"), ("a\nb\n", "a\nb"), ("a\nb", "a\nb\nc"), ("b", "a\nb")])
+def test_no_line_end_at_the_end_of_the_file(upstream, after):
+    text = diff(RUNNER, upstream, after)
+    assert run(upstream, text).files == {RUNNER: after.encode()}
+    other = upstream + "\n" if not upstream.endswith("\n") else upstream[:-1]
+    assert one(other, text)[0] is (Outcome.MERGED_UPSTREAM if other == after else Outcome.CONFLICT)
+
+
+def test_lines_end_at_line_feeds_only():
+    upstream = "a\n\f\nb\x0bc\x1cd\u2028e\nf\ng\nh\n"
+    after = upstream.replace("f\n", "F\n")
+    assert run(upstream, diff(RUNNER, upstream, after)).files == {RUNNER: after.encode()}
+    assert one(upstream.replace("\f", ""), diff(RUNNER, upstream, after))[0] is Outcome.CONFLICT
+
+
+def test_bytes_that_are_no_text_are_kept():
+    upstream = b"\xff\r\n" + BASE.encode()
+    after = f"x\n{BASE}", f"x\n{EDITED}"
+    assert run(upstream, diff(RUNNER, *after)).files == {RUNNER: b"\xff\r\n" + EDITED.encode()}
+
+
+@pytest.mark.parametrize("upstream, fits", [("a\nb\nc\n", True), ("a\nb\nc\nd\n", False)])
+def test_less_context_behind_a_hunk_means_the_end_of_the_file(upstream, fits):
+    text = diff(RUNNER, "a\nb\nc\n", "a\nB\nc\n")
+    outcome, names, _ = one(upstream, text)
+    assert (outcome, names) == ((Outcome.APPLIED, []) if fits else (Outcome.CORRUPT, ["unequal-context"]))
+
+
+def test_a_wrong_new_side_is_corrupt():
+    text = diff(RUNNER, BASE, EDITED).replace("+18,7", "+19,7")
+    assert one(BASE, text)[:2] == (Outcome.CORRUPT, ["wrong-hunk-counts"])
+
+
+def test_overlapping_hunks_are_corrupt():
+    hunk = "@@ -18,6 +{},7 @@\n step_18 = 18\n step_19 = 19\n step_20 = 20\n+added = 1\n step_21 = 21\n step_22 = 22\n step_23 = 23\n"
+    text = f"--- a/{RUNNER}\n+++ b/{RUNNER}\n" + hunk.format(18) + hunk.format(19)
+    assert one(BASE, text)[:2] == (Outcome.CORRUPT, ["corrupt"])
+
+
+def test_a_hunk_that_deletes_all_of_another_text_is_a_conflict():
+    assert one("x\ny\n", f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +0,0 @@\n-a\n-b\n")[0] is Outcome.CONFLICT
+
+
+def test_overlay_lies_below_the_patches_and_shadows_nothing():
+    new = "python/sglang/new.py"
+    assert run(BASE, diff(new, "a\n", "b\n"), overlay={new: b"a\n"}).files == {new: b"b\n"}
+    result = run(BASE, overlay={RUNNER: b"mine\n"})
+    assert [problem.name for problem in result.problems] == ["overlay-shadows-upstream"] and result.steps[0].outcome is Outcome.CONFLICT
+
+
+LINES = st.lists(st.sampled_from([*"abcde", "", "    x = 1", "\f", "-- x", "++ y", "\\ z", "é"]), max_size=30)
+
+
+@st.composite
+def edits(draw) -> tuple[str, str]:
+    """A file and the same file after some lines were replaced, removed or put in; either may lack its last line end."""
+    before = draw(LINES)
+    after = list(before)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(after)))
+        after[at : at + draw(st.integers(0, 3))] = draw(st.lists(st.sampled_from(["new", "x", "a", ""]), max_size=3))
+    ends = draw(st.sampled_from(["\n", ""])), draw(st.sampled_from(["\n", ""]))
+    return "\n".join(before) + ends[0], "\n".join(after) + ends[1]
+
+
+@given(edits())
+def test_replay_gives_the_edited_file(edit):
+    before, after = edit
+    assume(after and before != after)  # a patch that empties its file is refused by its form
+    result = run(before, diff(RUNNER, before, after))
+    assert result.problems == () and result.files == {RUNNER: after.encode()}
+
+
+@given(edits(), st.integers(1, 5))
+def test_lines_put_in_before_are_never_passed_over(edit, count):
+    before, after = edit
+    assume(before != after)
+    text = diff(RUNNER, before, after)
+    result = run("quite new\n" * count + before, text)
+    assert result.problems and result.files == {}
+
+
+@pytest.fixture(scope="module")
+def engine(quilt_home):
+    return quilt.find(quilt_home.parent if quilt_home else source.cache_folder(), quiet)
+
+
+@contextmanager
+def laid(engine: quilt.Quilt, files: dict[str, str], text: str) -> Iterator[tuple[Path, subprocess.CompletedProcess]]:
+    """A tree of these files after `quilt push` of one patch, and what quilt said."""
+    with tempfile.TemporaryDirectory() as name:
+        for path, content in files.items():
+            (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(name) / path).write_bytes(content.encode())
+        write_patches(Path(name), {"a/b.patch": text.encode()})
+        yield Path(name), engine.run(Path(name), "push", "-a", "--fuzz=0", check=False)
+
+
+# An empty file is none for quilt; such patches are refused by their form.
+REAL_EDITS = edits().filter(lambda edit: edit[0] and edit[1] and edit[0] != edit[1])
+
+
+@settings(max_examples=6)
+@given(st.lists(REAL_EDITS, min_size=1, max_size=9))
+def test_quilt_makes_the_same_bytes(engine, several):
+    """Many files in one push: dozens of edits in the time of six."""
+    before = {f"python/sglang/f{n}.py": old for n, (old, _) in enumerate(several)}
+    after = {f"python/sglang/f{n}.py": new.encode() for n, (_, new) in enumerate(several)}
+    text = "".join(diff(path, old, after[path].decode()) for path, old in before.items())
+    replayed = replay([patch(text)], {}, lambda path: before[path].encode(), "v9.9.1")
+    with laid(engine, before, text) as (tree, done):
+        assert done.returncode == 0, done.stdout
+        assert {path: (tree / path).read_bytes() for path in before} == after == replayed.files
+        engine.run(tree, "pop", "-a")
+        assert {path: (tree / path).read_bytes() for path in before} == {path: old.encode() for path, old in before.items()}
+
+
+@settings(max_examples=5)
+@given(at=st.integers(5, 35), count=st.integers(1, 6))
+def test_quilt_moves_a_hunk_where_replay_says_needs_refresh(engine, at, count):
+    text = diff(RUNNER, BASE, BASE.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded = 1\n"))
+    with laid(engine, {RUNNER: "quite new\n" * count + BASE}, text) as (tree, done):
+        assert done.returncode == 0 and f"offset {count} line" in done.stdout and "added = 1" in (tree / RUNNER).read_text()
+    outcome, _, problem = one("quite new\n" * count + BASE, text)
+    assert outcome is Outcome.NEEDS_REFRESH and f"{count} line{'s' if count > 1 else ''} later" in problem.what
+
+
+@settings(max_examples=5)
+@given(at=st.integers(8, 33), wrong=st.integers(-2, 3))
+def test_quilt_refuses_what_replay_calls_a_conflict(engine, at, wrong):
+    assume(wrong != 0)
+    text = diff(RUNNER, BASE, BASE.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded = 1\n"))
+    upstream = BASE.replace(f"step_{at + wrong} = ", "other = ")
+    with laid(engine, {RUNNER: upstream}, text) as (tree, done):
+        assert done.returncode == 1 and (tree / RUNNER).read_text() == upstream
+    assert one(upstream, text)[0] is Outcome.CONFLICT

@@ -1,0 +1,134 @@
+"""The series: its lines, its guards, and variants whose guards overlap."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+from fakes import patch_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from patchqueue import patchfile, series
+
+
+def test_doctest():
+    assert doctest.testmod(series).failed == 0 and doctest.testmod(series).attempted > 0
+
+
+def test_parses_lines_in_order():
+    entries, problems = series.parse("# order\n\na/b-c.patch  # >=0.5.6,<0.5.10\na/b-c@0.5.10.patch # ==0.5.10.*\nx/y.patch # ~=0.5.9 \n")
+    assert problems == []
+    assert [(entry.name, entry.guard, entry.line, entry.base) for entry in entries] == [
+        ("a/b-c.patch", SpecifierSet(">=0.5.6,<0.5.10"), 3, "a/b-c.patch"),
+        ("a/b-c@0.5.10.patch", SpecifierSet("==0.5.10.*"), 4, "a/b-c.patch"),
+        ("x/y.patch", SpecifierSet("~=0.5.9"), 5, "x/y.patch"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line, name",
+    [
+        ("a/b.patch", "empty-guard"),
+        ("a/b.patch  #", "empty-guard"),
+        ("a/b.patch  # ", "empty-guard"),
+        ("a/b.patch  # 0.5.9", "bad-guard"),
+        ("a/b.patch  # =>0.5.9", "bad-guard"),
+        ("a/b.patch  # >=0.5.9 <0.5.10", "bad-guard"),
+        ("a/b.patch  # v0.5.9", "bad-guard"),
+        ("a/b.patch  # ===0.5.9", "bad-guard"),  # compares text: no range, and no telling whether two overlap
+        ("b.patch  # >=0.5.9", "bad-path"),
+        ("a/b.diff  # >=0.5.9", "bad-path"),
+        ("../b.patch  # >=0.5.9", "bad-path"),
+        ("/a/b.patch  # >=0.5.9", "bad-path"),
+        ("a/../b.patch  # >=0.5.9", "bad-path"),
+        ("a\\b.patch  # >=0.5.9", "bad-path"),
+        ("a/B.patch  # >=0.5.9", "bad-path"),
+        ("a/b.patch -p0  # >=0.5.9", "bad-path"),  # quilt would take an option from here
+        ("a/b.patch\t# >=0.5.9", "bad-path"),
+        ("a/b.patch  # >=0.5.9\r", "crlf"),
+        ("ok/ok.patch  # >=0.5.9", "duplicate"),
+        ("<<<<<<< HEAD", "bad-path"),
+    ],
+)
+def test_refuses_lines(line, name):
+    entries, problems = series.parse(f"ok/ok.patch  # >=0.5.9\n{line}\n")
+    assert [(problem.name, problem.where) for problem in problems] == [(name, "series:2")]
+    assert [entry.name for entry in entries] == ["ok/ok.patch"]
+
+
+@pytest.mark.parametrize(
+    "guard, version, taken",
+    [
+        (">=0.5.9,<0.5.10", "0.5.9", True),
+        (">=0.5.9,<0.5.10", "0.5.9.post1", True),
+        (">=0.5.9,<0.5.10", "0.5.10", False),
+        (">=0.5.9,<0.5.10", "0.5.8.post2", False),
+        ("==0.5.10.*", "0.5.10.post1", True),
+        (">=0.5.9", "0.5.10rc1", True),  # a release candidate that is pinned is meant
+        ("<0.5.10", "0.5.10rc1", False),
+    ],
+)
+def test_guards(guard, version, taken):
+    (entry,), _ = series.parse(f"a/b.patch  # {guard}\n")
+    assert entry.is_for(Version(version)) is taken
+
+
+SAMPLE = sorted(
+    Version(f"{major}.{minor}.{micro}{end}")
+    for major in (0, 1)
+    for minor in (0, 4, 5, 6)
+    for micro in (0, 7, 8, 9, 10, 11)
+    for end in ("rc1", "", ".post1", ".post2", ".1")
+)
+VERSIONS = st.sampled_from(["0.5.8", "0.5.9", "0.5.9.post1", "0.5.10rc1", "0.5.10", "0.5.11", "0.6.0", "0.5", "0.5.0"])
+CLAUSES = st.one_of(
+    st.builds("{}{}".format, st.sampled_from([">=", "<=", ">", "<", "==", "!="]), VERSIONS),
+    st.builds("{}{}.*".format, st.sampled_from(["==", "!="]), st.sampled_from(["0.5.8", "0.5.9", "0.5.10", "0.5"])),
+    st.sampled_from(["~=0.5.9", "~=0.5.9.post1", "~=0.5"]),
+)
+GUARDS = st.lists(CLAUSES, min_size=1, max_size=3).map(",".join)
+
+
+@settings(max_examples=200)
+@given(first=GUARDS, second=GUARDS)
+def test_overlap_is_found_exactly_where_there_is_one(first, second):
+    (a, b, _), problems = series.parse(f"a/b.patch # {first}\na/b@1.patch # {second}\nc/d.patch # {first}\n")
+    assert problems == []
+    both = [version for version in SAMPLE if a.is_for(version) and b.is_for(version)]
+    found = series.overlapping([a, b])
+    assert bool(found) == bool(both)
+    for one, other, version in found:
+        assert one.is_for(version) and other.is_for(version)
+
+
+def test_patches_that_are_no_variants_may_overlap():
+    entries, _ = series.parse("a/b.patch # >=1\na/c.patch # >=1\nb/b.patch # >=1\n")
+    assert series.overlapping(entries) == []
+
+
+@given(st.text(alphabet="ab/.@# \n\r\t<>=0.5*,p-", max_size=80))
+def test_no_text_makes_parsing_raise(text):
+    entries, _ = series.parse(text)
+    series.overlapping(entries)
+
+
+def test_variant_shares_its_base_header_and_overlay(project):
+    project.write("series", "steps/count-once-more.patch  # <9.9.1\nsteps/count-once-more@9.9.1.patch  # >=9.9.1\nsteps/name-the-cut.patch  # ==9.9.1\n")
+    project.write("patches/steps/count-once-more@9.9.1.patch", "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1])
+    queue, problems = series.read(project.root)
+    assert problems == []
+    (variant, _) = queue.select(Version("9.9.1"))
+    assert variant.name == "steps/count-once-more@9.9.1.patch"
+    assert queue.header(variant.name).get("Subject") == "Count the steps once more"
+    assert list(queue.overlay_for([variant])) == ["python/sglang/srt/steps/__init__.py"]
+    assert queue.overlay_for(queue.select(Version("9.9.1"))[1:]) == {}
+
+
+def test_as_patch_makes_new_files():
+    files = {"python/sglang/b.py": b"x\n", "python/sglang/a.py": b"1\n\f\n3\n"}
+    parsed = patchfile.parse_diff(series.as_patch(files).decode())
+    assert [(file.path, file.is_new, "".join(line for hunk in file.hunks for line in hunk.new).encode()) for file in parsed] == [
+        (path, True, content) for path, content in sorted(files.items())
+    ]

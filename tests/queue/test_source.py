@@ -1,0 +1,273 @@
+"""The pristine release: wheel or git, checked, cached, offline; and its tree hash, which sha256sum gives too."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import stat
+import subprocess
+import zipfile
+
+import fakes
+import pytest
+from fakes import RELEASE, TAG, git, quiet
+from patchqueue import pins, source, tree
+from patchqueue.outcome import Refused
+from patchqueue.tree import hash_listing, list_folder
+
+WHEEL = "sglang-9.9.1-py3-none-any.whl"
+
+
+def refusal(call, *arguments) -> tuple[str, str]:
+    with pytest.raises(Refused) as caught:
+        call(*arguments)
+    (problem,) = caught.value.problems
+    return problem.name, str(problem)
+
+
+def cached(project):
+    (path,) = (project.cache / "archives").glob("*/*.whl")
+    return path
+
+
+def test_tree_hash_is_what_sha256sum_says(applied):
+    """The documented command line, run as it stands in tree.py."""
+    command = next(line.strip() for line in tree.__doc__.splitlines() if line.strip().startswith("find ")).replace("\\\\", "\\")
+    record = applied.apply().record["tree"]
+    for expected in (record["after"], record["before"]):
+        done = subprocess.run(command, shell=True, cwd=applied.tree, capture_output=True, text=True, check=True)
+        assert "sha256:" + done.stdout.split()[0] == expected == hash_listing(list_folder(applied.tree))
+        if expected == record["after"]:
+            applied.unapply()
+
+
+def test_tree_hash_sees_every_change(applied):
+    before = hash_listing(list_folder(applied.tree))
+    runner = applied.tree / fakes.RUNNER
+    text = runner.read_text()
+    seen = {before}
+    for change in (lambda: runner.write_text(text + "\n"), lambda: runner.rename(runner.with_name("r.py")), lambda: runner.with_name("new.py").write_text("")):
+        change()
+        seen.add(hash_listing(list_folder(applied.tree)))
+    assert len(seen) == 4
+
+
+def test_compiled_parts_and_byte_code_do_not_count(applied):
+    before = hash_listing(list_folder(applied.tree))
+    for name in ("python/sglang/a.so", "python/sglang/__pycache__/a.cpython-311.pyc"):
+        path = applied.tree / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    assert hash_listing(list_folder(applied.tree)) == before
+
+
+def test_reads_a_wheel_in_gits_layout(project):
+    origin = source.fetch(project.pin, None, quiet)
+    assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
+    assert origin.read("python/sglang/nothing.py") is None and origin.read("sglang/version.py") is None
+    expected = {f"python/{name}" for name in RELEASE if name.startswith("sglang/") and not name.endswith(".so")}
+    assert set(origin.listing()) == expected
+    assert hash_listing(origin.listing()) == project.pin.tree
+
+
+def test_fetched_by_pip_once_and_offline_after(project):
+    shutil.rmtree(project.cache / "archives")
+    said: list[str] = []
+    source.fetch(project.pin, None, said.append)
+    assert said == [f"fetching {WHEEL}"] and cached(project).stat().st_mode & 0o222 == 0
+    shutil.rmtree(project.wheels)
+    source.fetch(project.pin, None, said.append)
+    assert len(said) == 1
+
+
+def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project):
+    path = cached(project)
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    said: list[str] = []
+    origin = source.fetch(project.pin, None, said.append)
+    assert said == [f"the cached {WHEEL} is damaged; it is fetched again", f"fetching {WHEEL}"]
+    assert source.file_sha256(origin.archive) == project.pin.wheels[0].sha256
+
+
+def test_what_a_killed_run_left_in_the_cache_is_removed(project):
+    left = project.cache / "tmp-left"
+    (left / "half").mkdir(parents=True)
+    source.fetch(project.pin, str(project.wheels), quiet)
+    assert not left.exists()
+
+
+def test_an_index_that_serves_another_file_is_refused(project):
+    shutil.rmtree(project.cache / "archives")
+    fakes.write_wheel(project.wheels / WHEEL, RELEASE | {"sglang/version.py": "evil\n"})
+    name, text = refusal(source.fetch, project.pin, None, quiet)
+    assert name == "wrong-sha256" and WHEEL in text and project.pin.wheels[0].sha256 in text
+    assert not list(project.cache.glob("archives/*/*")) and not list(project.cache.glob("tmp-*"))
+
+
+def test_nothing_to_be_had_says_what_pip_said(project):
+    shutil.rmtree(project.cache / "archives")
+    shutil.rmtree(project.wheels)
+    project.wheels.mkdir()
+    name, text = refusal(source.fetch, project.pin, None, quiet)
+    assert name == "not-fetched" and "9.9.1" in text and "--from" in text
+
+
+@pytest.mark.parametrize("where", ["file", "folder"])
+def test_from_a_wheel(project, where):
+    shutil.rmtree(project.cache / "archives")
+    origin = source.fetch(project.pin, str(project.wheels / WHEEL if where == "file" else project.wheels), quiet)
+    assert (origin.kind, origin.name, origin.archive) == ("wheel", WHEEL, cached(project))
+    assert (project.wheels / WHEEL).is_file()  # copied, not taken
+
+
+def test_from_a_wheel_that_is_another(project):
+    other = fakes.write_wheel(project.root / WHEEL, RELEASE | {"sglang/version.py": "evil\n"})
+    assert refusal(source.fetch, project.pin, str(other), quiet)[0] == "wrong-sha256"
+
+
+def archive_of(*members: tuple[zipfile.ZipInfo | str, str]) -> zipfile.ZipFile:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return zipfile.ZipFile(held)
+
+
+def link(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name)
+    member.create_system, member.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    return member
+
+
+@pytest.mark.parametrize(
+    "member",
+    ["../evil.py", "sglang/../../evil.py", "sglang/./a.py", "/etc/evil.py", "sglang\\a.py", "..\\evil.py", "sglang//a.py", link("sglang/a.py"), link("other")],
+    ids=repr,
+)
+def test_members_that_are_refused(member):
+    name, text = refusal(source.members, archive_of(("sglang/ok.py", ""), (member, "x")), "wheel", WHEEL)
+    assert name == "bad-member" and WHEEL in text
+
+
+def test_a_name_with_a_null_byte_is_refused():
+    """zipfile cuts the name there, so what is checked would not be what is in the archive."""
+    held = archive_of(("sglang/a.py#.txt", "x")).fp.getvalue().replace(b"#", b"\0")
+    assert refusal(source.members, zipfile.ZipFile(io.BytesIO(held)), "wheel", WHEEL)[0] == "bad-member"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_duplicate_members_are_refused():
+    assert refusal(source.members, archive_of(("sglang/a.py", "1"), ("sglang/a.py", "2")), "wheel", WHEEL)[0] == "bad-member"
+
+
+def test_members_of_the_tree_only():
+    names = ["sglang/", "sglang/a.py", "sglang/a.so", "sglang/__pycache__/a.pyc", "sglang_other/a.py", "sglang-9.9.1.dist-info/RECORD", "test/a.py"]
+    assert list(source.members(archive_of(*((name, "") for name in names)), "wheel", WHEEL)) == ["python/sglang/a.py"]
+    git_names = ["python/sglang/a.py", "test/a.py", "setup.py", "python/pyproject.toml"]
+    found = source.members(archive_of(*((name, "") for name in git_names), (link("python/sglang/l"), "a.py")), "git", "x")
+    assert list(found) == ["python/sglang/a.py", "test/a.py"]
+
+
+@pytest.fixture
+def checkout(project, tmp_path):
+    return project.checkout(tmp_path / "checkout")
+
+
+def pristine(origin) -> set[str]:
+    return {path for path in origin.listing()}
+
+
+@pytest.mark.parametrize("kind", ["checkout", "bare", "url", "inside"])
+def test_from_git(project, checkout, tmp_path, kind):
+    bare = tmp_path / "bare.git"
+    if kind in ("bare", "url"):
+        git(tmp_path, "clone", "-q", "--bare", str(checkout), str(bare))
+    (checkout / "python/sglang/version.py").write_text("edited, not committed\n")
+    given = {"checkout": checkout, "bare": bare, "url": bare.as_uri(), "inside": checkout / "python"}[kind]
+    origin = source.fetch(project.pin, str(given), quiet)
+    assert (origin.kind, origin.name) == ("git", git(checkout, "rev-parse", f"{TAG}^{{commit}}").strip())
+    assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
+    assert pristine(origin) == {f"python/{name}" for name in RELEASE if name.startswith("sglang/") and not name.endswith((".so", "_version.py"))}
+
+
+def test_from_git_brings_the_tests_and_leaves_links_out(project, tmp_path):
+    folder = project.checkout(tmp_path / "checkout", tag=None)
+    (folder / "test").mkdir()
+    (folder / "test/test_it.py").write_text("")
+    (folder / "python/sglang/link").symlink_to("version.py")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "more")
+    git(folder, "tag", TAG)
+    origin = source.fetch(project.pin, str(folder), quiet)
+    assert origin.read("test/test_it.py") == b"" and origin.read("python/sglang/link") is None
+
+
+def test_from_git_without_the_tag(project, tmp_path):
+    name, text = refusal(source.fetch, project.pin, str(project.checkout(tmp_path / "checkout", tag="v9.9.0")), quiet)
+    assert name == "not-fetched" and f"it has no tag {TAG}" in text
+    assert refusal(source.fetch, project.pin, (tmp_path / "checkout").as_uri(), quiet)[0] == "not-fetched"
+
+
+def test_a_branch_called_like_the_tag_is_not_taken(project, tmp_path):
+    folder = project.checkout(tmp_path / "checkout", tag=None)
+    git(folder, "branch", TAG)
+    assert refusal(source.fetch, project.pin, str(folder), quiet)[0] == "not-fetched"
+
+
+def test_a_tag_that_was_moved_is_refused(project, checkout):
+    (checkout / "python/sglang/version.py").write_text("moved\n")
+    git(checkout, "commit", "-q", "-a", "-m", "moved")
+    git(checkout, "tag", "-f", TAG)
+    before = fakes.snapshot(project.cache / "archives")
+    name, text = refusal(source.fetch, project.pin, str(checkout), quiet)
+    assert name == "tree mismatch" and TAG in text and project.pin.python in text
+    assert fakes.snapshot(project.cache / "archives") == before
+
+
+@pytest.mark.parametrize("given", ["nothing/there", "https://127.0.0.1:1/sglang.git", "--upload-pack=evil"])
+def test_from_nowhere(project, given):
+    assert refusal(source.fetch, project.pin, given, quiet)[0] == "not-fetched"
+
+
+def test_a_folder_that_is_no_repository(project, tmp_path):
+    (tmp_path / "plain").mkdir()
+    assert refusal(source.fetch, project.pin, str(tmp_path / "plain"), quiet)[0] == "not-fetched"
+
+
+def test_git_is_asked_without_the_users_configuration(project, checkout, tmp_path, monkeypatch):
+    (tmp_path / "home/.gitconfig").write_text(f"[core]\n autocrlf = true\n eol = crlf\n attributesFile = {tmp_path}/attributes\n")
+    (tmp_path / "attributes").write_text("*.py export-ignore\n* text=auto eol=crlf\n")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.autocrlf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "true")
+    assert source.fetch(project.pin, str(checkout), quiet).read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
+
+
+def test_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("PATCHQUEUE_CACHE")
+    assert source.cache_folder() == tmp_path / "home/.cache/sglang-patch-queue"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert source.cache_folder() == tmp_path / "x/sglang-patch-queue"
+    monkeypatch.setenv("PATCHQUEUE_CACHE", str(tmp_path / "own"))
+    assert source.cache_folder() == tmp_path / "own"
+
+
+def test_unpack_refuses_another_tree(project, tmp_path):
+    origin = source.fetch(project.pin, None, quiet)
+    project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
+    origin.pin = pins.load(project.root).find(TAG)
+    assert refusal(origin.unpack, tmp_path / "out")[0] == "tree mismatch"
+
+
+def test_this_machines_wheel_is_preferred(project):
+    machine = os.uname().machine
+    other = "aarch64" if machine == "x86_64" else "x86_64"
+    names = [f"sglang-9.9.1-{python}-{python}-manylinux_2_34_{name}.whl" for name in (other, machine) for python in ("cp310", "cp311")]
+    preferred = source._preferred(tuple(pins.Wheel(name, "0" * 64) for name in names))
+    assert [wheel.file for wheel in preferred][0] == f"sglang-9.9.1-cp311-cp311-manylinux_2_34_{machine}.whl"
