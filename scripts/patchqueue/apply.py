@@ -22,7 +22,7 @@ from .probe import probe
 from .replay import Replay, replay
 from .series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from .source import Source
-from .tree import differing, hash_listing, list_folder, sha256
+from .tree import ROOTS, differing, hash_listing, list_folder, sha256
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 Say = Callable[[str], None]
@@ -133,11 +133,19 @@ def unapply(root: Path, pin: Pin, say: Say) -> Report:
         refuse_to_lose(tree, found, discard=False)
         aside = tree.start(copy=True)
         quilt.run(aside, "pop", "-a", lock=lock)
+        _remove_empty_folders(aside)
         listing = list_folder(aside)
         if hash_listing(listing) != found.record["tree"]["before"]:
             raise Refused(Problem(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", "popping every patch did not bring the pristine tree back", "`nox -s apply -- --discard` builds it anew"))
         tree.finish(listing)
     return Report(pin, Outcome.APPLIED, tree.path, (), record=found.record)
+
+
+def _remove_empty_folders(tree: Path) -> None:
+    """quilt leaves an overlay package's folder behind, and Python would still import that."""
+    for folder in sorted((path for root in ROOTS for path in (tree / root).rglob("*") if path.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:

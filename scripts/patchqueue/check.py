@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from . import series, source
@@ -14,6 +17,7 @@ from .pins import Pin
 from .probe import Finding, probe
 from .replay import Step
 from .series import Queue
+from .source import Source
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,15 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[st
     """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be had."""
     queue, problems = series.read(root)
     problems += lint(root, queue)
-    return CheckReport(tuple(_one(queue, pin, origin, say) for pin in pins), tuple(problems))
+    with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
+        sources = list(threads.map(lambda pin: source.fetch(pin, origin, say), pins))
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as processes:  # reading their directories does not
+        reports = processes.map(partial(_one, queue), sources)
+        return CheckReport(tuple(reports), tuple(problems))
 
 
-def _one(queue: Queue, pin: Pin, origin: str | None, say: Callable[[str], None]) -> PinReport:
-    pristine = source.fetch(pin, origin, say)
+def _one(queue: Queue, pristine: Source) -> PinReport:
+    pin = pristine.pin
     findings = tuple(probe(queue, pin, pristine.read))
     problems = [finding.problem for finding in findings if finding.problem]
     try:

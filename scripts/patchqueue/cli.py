@@ -210,7 +210,8 @@ def _show_apply(report: Report, root: Path, seconds: float) -> None:
     if report.outcome is Outcome.EMPTY:
         OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
     record = report.record
-    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {len(record['overlay'])} overlay files"
+    files = len(record["overlay"])
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
     OUT.print(f"{_relative(report.path, root)}: {counts}, {seconds:.1f} s")
     OUT.print(f"from {record['source']['name']}", soft_wrap=True)
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)

@@ -152,8 +152,9 @@ def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
 
 
 def _strangers(tree: Path) -> Iterator[str]:
-    """What lies beside the tool's own names at the top of the tree: the user's own files."""
-    return (path.name for path in sorted(tree.iterdir()) if path.name not in (*OWN_NAMES, *IGNORED))
+    """The user's own files: what lies beside the tool's own names, and compiled extensions (the tool puts none there)."""
+    yield from (path.name for path in sorted(tree.iterdir()) if path.name not in (*OWN_NAMES, *IGNORED))
+    yield from (path.relative_to(tree).as_posix() for root in ROOTS for path in sorted((tree / root).rglob("*.so")))
 
 
 def _edited_patches(tree: Path, record: dict) -> Iterator[str]:

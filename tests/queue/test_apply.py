@@ -369,3 +369,16 @@ def test_merged_upstream_is_said_before_anything_is_written(project):
     project.release(files=files)
     project.warm()
     assert names(project.apply) == ["merged upstream"] and not (project.root / "work").exists()
+
+
+def test_unapply_leaves_no_empty_package_behind(applied):
+    applied.unapply()
+    assert not (applied.tree / STEPS).parent.exists()
+
+
+def test_a_compiled_extension_of_the_users_is_never_lost(applied):
+    extension = applied.tree / "python/sglang/srt/mine.cpython-311-x86_64-linux-gnu.so"
+    extension.write_bytes(b"mine")
+    applied.edit("patches/steps/name-the-cut.patch", "+six = 6", "+six = 66")
+    assert names(applied.apply, discard=True) == ["strangers"]
+    assert extension.read_bytes() == b"mine"

@@ -1,10 +1,10 @@
 """The rows that NemotronH's Mamba2 split op leaves behind the real tokens."""
 
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
 import torch
+from host.bodies import load_undecorated
 
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.11")
 
@@ -13,17 +13,7 @@ HIDDEN = 6
 
 @pytest.fixture
 def op(monkeypatch):
-    """The split op's Python body. The registered op has a kernel for GPU tensors only, so the module is loaded once
-    more, apart from sglang's own, with a decorator that registers nothing."""
-    from sglang.srt.compilation import compilation_config
-    from sglang.srt.models import nemotron_h
-    from sglang.srt.utils import custom_op
-
-    monkeypatch.setattr(custom_op, "register_custom_op", lambda **_: lambda body: body)
-    monkeypatch.setattr(compilation_config, "SPLIT_OPS", [])
-    module = importlib.util.module_from_spec(nemotron_h.__spec__)
-    nemotron_h.__spec__.loader.exec_module(module)
-    return module.nemotron_mamba2_with_output
+    return load_undecorated("sglang.srt.models.nemotron_h", monkeypatch).nemotron_mamba2_with_output
 
 
 def run_op(op, padded_to, prefill_tokens, decodes=0, draft_tokens=0):

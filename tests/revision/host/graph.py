@@ -3,8 +3,6 @@
 import contextlib
 import importlib
 import inspect
-import sys
-import types
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +70,6 @@ def traced_forward(model, batch, lists, tokens):
 
     lists: attention_layers, and where the release has them moe_layers and moe_fusions. Split ops need CPU kernels.
     """
-    _stand_in_for_captures()
     compile_, config = (importlib.import_module(f"sglang.srt.compilation.{name}") for name in ("compile", "compilation_config"))
     backend = importlib.import_module("sglang.srt.compilation.backend")
     settings = config.CompilationConfig([tokens], "eager")
@@ -101,17 +98,6 @@ def _piece(item):
     return Piece(op, bool(sizes))
 
 
-def _stand_in_for_captures():
-    """The module of weak references to captured memory refuses to load where nothing can be captured."""
-    name = "sglang.srt.compilation.weak_ref_tensor"
-    try:
-        importlib.import_module(name)
-    except (ImportError, NotImplementedError):
-        module = types.ModuleType(name)
-        module.weak_ref_tensor = module.weak_ref_tensors = lambda tensors: tensors
-        sys.modules[name] = module
-
-
 @contextlib.contextmanager
 def cpu_kernel(op, function):
     """Give a GPU-only op of the release a kernel for CPU tensors, for as long as the context lasts."""
@@ -130,5 +116,4 @@ def split_ops():
     made = CompilationConfig([8], "eager")
     if hasattr(made, "split_ops"):
         return made.split_ops
-    _stand_in_for_captures()
     return importlib.import_module("sglang.srt.compilation.backend").SPLIT_OPS

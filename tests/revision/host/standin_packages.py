@@ -33,8 +33,18 @@ def _cannot_run(self, *_, **__):
     raise NotImplementedError(f"{type(self).__module__}.{type(self).__name__} needs vllm and a GPU")
 
 
+def _let_the_compilers_backend_load():
+    """Its weak references to captured memory refuse to be imported where nothing can be captured; nothing is here."""
+    name = "sglang.srt.compilation.weak_ref_tensor"
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        module.weak_ref_tensor = module.weak_ref_tensors = lambda tensors: tensors
+        sys.modules[name] = module
+
+
 def install():
     """Put the stand-ins where `import` finds them, unless the real package is there already. May be called again."""
+    _let_the_compilers_backend_load()
     for name in VLLM:
         if name in sys.modules:
             continue

@@ -1,0 +1,117 @@
+"""Locks and environments: what can be proved without building one."""
+
+import ctypes
+import datetime
+import subprocess
+import sys
+
+import pytest
+from patchqueue import environment, lock, standins
+from patchqueue.standins import Wants, missing_libraries, read_wants, shared_library
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ELF files")
+
+
+@ON_LINUX
+@pytest.mark.parametrize("version", [None, "libcublas.so.12"])
+def test_a_stand_in_loads_and_every_function_says_no_device(tmp_path, version):
+    file = tmp_path / "libcublas.so.12"
+    file.write_bytes(shared_library(file.name, {f"cublas{n}": version for n in range(50)}))
+    library = ctypes.CDLL(str(file))
+    assert {getattr(library, f"cublas{n}")() for n in range(50)} == {standins.NO_DEVICE}
+    assert not hasattr(library, "cublas50")
+
+
+@ON_LINUX
+def test_a_stand_in_without_symbols_loads(tmp_path):
+    file = tmp_path / "libcurand.so.10"
+    file.write_bytes(shared_library(file.name, {}))
+    ctypes.CDLL(str(file))
+
+
+def test_only_known_missing_libraries_are_stood_in_for():
+    wants = Wants(
+        frozenset({"libcuda.so.1", "libcudart.so.12", "libcufile.so.0", "libc.so.6", "libavutil.so.60", "libcublas.so.12"}),
+        frozenset({
+            ("cuInit", None, None), ("cuFileRead", None, None), ("cudaMalloc", "libcudart.so.12", "libcudart.so.12"),
+            ("cublasCreate_v2", "libcublas.so.12", "libcublas.so.12"), ("printf", "libc.so.6", "GLIBC_2.2.5"), ("curious", None, None),
+        }),
+    )  # fmt: skip
+    assert missing_libraries([wants], ["libcudart.so.12"]) == {
+        "libcublas.so.12": {"cublasCreate_v2": "libcublas.so.12"},
+        "libcuda.so.1": {"cuInit": None},
+        "libcufile.so.0": {"cuFileRead": None},
+    }
+
+
+@ON_LINUX
+def test_what_a_real_library_wants_is_read():
+    import _ctypes
+
+    wants = read_wants(__import__("pathlib").Path(_ctypes.__file__))
+    assert wants is not None and any(name.startswith("libc.so") for name in wants.libraries)
+    assert any(version and version.startswith("GLIBC_") for _, _, version in wants.symbols)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"INPUT(libfoo.so)" * 9])
+def test_other_files_want_nothing(tmp_path, content):
+    file = tmp_path / "x.so"
+    file.write_bytes(content)
+    assert read_wants(file) is None
+
+
+def test_a_lock_says_what_it_is_and_what_it_lacks():
+    text = lock.header("0.5.9", datetime.date(2026, 2, 26))
+    assert all(line.startswith("#") for line in text.splitlines())
+    assert "sglang 0.5.9" in text and "2026-02-26" in text and "Python 3.11" in text
+    for rule in lock.left_out("0.5.9"):
+        assert all(name in text for name in rule.names)
+
+
+def test_the_day_counts_to_its_end(tmp_path):
+    command = lock.uv_command("uv", datetime.date(2026, 2, 28), tmp_path / "in", tmp_path / "ex", tmp_path / "pylock.toml")
+    assert command[command.index("--exclude-newer") + 1] == "2026-03-01T00:00:00Z"
+
+
+def test_a_lock_holds_names_versions_and_hashes_only():
+    wheel = {"url": "https://index.invalid/a.whl", "hashes": {"sha256": "a" * 64}}
+    assert lock.body({"packages": [{"name": "a", "version": "1", "wheels": [wheel]}]}) == f"a==1 \\\n    --hash=sha256:{'a' * 64}\n"
+
+
+@pytest.mark.parametrize("package", [{"name": "a", "directory": {"path": "."}}, {"name": "a", "version": "1", "sdist": {}}])
+def test_a_package_without_a_hashed_wheel_is_refused(package):
+    with pytest.raises(ValueError, match="a "):
+        lock.body({"packages": [package]})
+
+
+def test_an_environment_counts_only_with_its_own_locks_mark(tmp_path):
+    locked, home = tmp_path / "0.5.9.txt", tmp_path / "home"
+    locked.write_text("a==1\n")
+    assert environment.find("0.5.9", locked, home) is None
+    (home / "v0.5.9").mkdir(parents=True)
+    assert environment.find("0.5.9", locked, home) is None
+    (home / "v0.5.9" / environment.MARKER).write_text(environment.stamp(locked))
+    assert environment.find("0.5.9", locked, home) is not None
+    locked.write_text("a==2\n")
+    assert environment.find("0.5.9", locked, home) is None
+
+
+def test_no_lock_no_environment(tmp_path):
+    with pytest.raises(environment.EnvironmentFailed, match="nox -s lock"):
+        environment.build("9.9.9", tmp_path / "9.9.9.txt", tmp_path)
+
+
+def test_a_failed_install_leaves_the_environment_before_it(tmp_path, monkeypatch):
+    home, locked = tmp_path / "environments", tmp_path / "0.5.9.txt"
+    locked.write_text("a==1\n")
+    (home / "v0.5.9").mkdir(parents=True)
+    (home / "v0.5.9" / "old").touch()
+    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="no space left")
+    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(environment, "find_uv", lambda: "uv")
+    monkeypatch.setattr(environment.sys, "platform", "linux")
+    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    with pytest.raises(environment.EnvironmentFailed, match="no space left"):
+        environment.build("0.5.9", locked, home)
+    assert sorted(path.name for path in home.iterdir()) == [".v0.5.9.lock", "v0.5.9"]
+    assert (home / "v0.5.9" / "old").exists()
