@@ -99,6 +99,41 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def build(session: nox.Session) -> None:
+    """Repack a release's official wheel with the queue on it: dist/*.whl."""
+    patchqueue(session, "build", *session.posargs)
+
+
+@nox.session(default=False)
+def bundle(session: nox.Session) -> None:
+    """Pack a patched release for a GPU host without a package index."""
+    patchqueue(session, "bundle", *session.posargs)
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Prove a release on this host's GPU: nox -s gpu -- v0.5.9 [--here --site FOLDER]."""
+    patchqueue(session, "gpu", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Time a release on this host's GPU; --page makes docs/bench.md and its plot."""
+    if "--page" not in session.posargs:
+        patchqueue(session, "bench", *session.posargs)
+        return
+    python = [f"--python={sys.executable}", "--with-requirements=scripts/requirements.txt", "--with=matplotlib==3.10.7"]  # the plot alone needs it
+    words = ["uv", "run", "--no-project", *python, "python", "-m", "patchqueue", "bench", *session.posargs]
+    session.run(*words, env={"PYTHONPATH": "scripts"}, external=True)
+
+
+@nox.session(default=False)
+def status(session: nox.Session) -> None:
+    """Make the README's support matrix from evidence/ and the queue."""
+    patchqueue(session, "status", *session.posargs)
+
+
+@nox.session(default=False)
 def figures(session: nox.Session) -> None:
     """Measure apply and check: times, kills, two at once, bad input."""
     session.run(sys.executable, "scripts/figures/queue_figures.py", *session.posargs, external=True)

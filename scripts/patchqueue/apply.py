@@ -194,6 +194,19 @@ def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str,
     return record, after
 
 
+def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
+    """What a record, or evidence, of this selection names as `queue`: it changes with every patch and overlay file in it."""
+    return _queue_hash(stack(queue, patches, pin))
+
+
+def tree_after(queue: Queue, patches: list[Patch], pristine: Source) -> str:
+    """The hash that the tree has with this selection on it, from the replay alone."""
+    planned = replay_on(queue, patches, pristine)
+    if planned.problems:
+        raise Refused(planned.problems)
+    return hash_listing(pristine.listing() | {path: sha256(content) for path, content in planned.files.items()})
+
+
 def _queue_hash(pushed: dict[str, bytes]) -> str:
     """The identity of what is laid on one release: names and contents, in order."""
     return "sha256:" + sha256("".join(f"{sha256(content)}  {name}\n" for name, content in pushed.items()).encode())

@@ -68,20 +68,36 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     """The options that place_of reads."""
     parser.add_argument("--out", type=Path, required=True, help="where results go")
     parser.add_argument("--tree", type=Path, help="the folder that holds the patched sglang/ (default: the bundle's tree/)")
-    parser.add_argument("--site", type=Path, action="append", help="a folder of packages (default: the bundle's hostsite/ and site/; may be given again)")
+    parser.add_argument("--site", type=Path, action="append", help="a folder of packages, or an unpacked bundle (default: the bundle around this file; may be given again)")
 
 
 def place_of(options: argparse.Namespace) -> launch.Place:
     """Where things lie: the options, else the unpacked bundle around this file."""
     bundle = HERE.parents[1]
     tree = options.tree or bundle / "tree"
-    sites = options.site or [folder for folder in (bundle / "hostsite", bundle / "site") if folder.is_dir()]
+    sites = sites_of(options)
     # the host's own description of gaps first, then the tree, so that nothing in a folder of packages hides it
     head = [folder for folder in sites if (folder / "sitecustomize.py").is_file()]
     path = [HERE / "watch", *head, tree, *(folder for folder in sites if folder not in head)]
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     return launch.Place(tuple(folder.absolute() for folder in path), out)
+
+
+def sites_of(options: argparse.Namespace) -> list[Path]:
+    """The folders of packages. One that holds hostsite/ and site/, as an unpacked bundle does, stands for these."""
+    found = []
+    for folder in options.site or [HERE.parents[1]]:
+        inner = [folder / name for name in ("hostsite", "site") if (folder / name).is_dir()]
+        found += inner or ([folder] if options.site else [])
+    return found
+
+
+def manifest_of(options: argparse.Namespace) -> dict:
+    """What the bundle around this file, or around a folder of packages, says about itself; {} where there is none."""
+    near = [HERE.parents[1], *(folder for site in options.site or [] for folder in (site, site.parent))]
+    found = [folder / "manifest.json" for folder in near if (folder / "manifest.json").is_file()]
+    return json.loads(found[0].read_text()) if found else {}
 
 
 def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -103,8 +119,7 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     """What is about to run, and where: everything that evidence must name."""
     tree = options.tree or HERE.parents[1] / "tree"
     record, untouched = identity(tree)
-    manifest = HERE.parents[1] / "manifest.json"
-    bundle = json.loads(manifest.read_text()) if manifest.is_file() else {}
+    bundle = manifest_of(options)
     torch = place.ask("import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'python': __import__('platform').python_version()}))")
     pinned = torch_pin(tree)
     return {

@@ -1,0 +1,111 @@
+"""Take what a GPU host found into evidence/<version>/<gpu>.json, once it is seen to be about this queue's own tree.
+
+tests/gpu/run.py writes evidence.json, tests/gpu/bench.py bench.json (kept as <gpu>.bench.json). A later run of some
+models or modes replaces these and keeps the others, as long as tree, torch and kernels are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import source
+from .apply import identity, load_queue, select, tree_after
+from .outcome import Problem, Refused
+from .pins import Pin, Pins
+
+FOLDER = Path("evidence")
+SCHEMA = 1
+NEEDED = ("schema", "version", "queue", "tree", "tree_untouched", "gpu", "torch", "runs")
+SAME = ("queue", "tree", "torch", "kernel", "gpu")  # what two runs must share to be kept in one file
+PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of one file. kept: how many runs of the file that was there before stay."""
+
+    path: Path
+    runs: int
+    kept: int
+    passed: bool
+
+
+def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None]) -> Taken:
+    """Check one result and write it below evidence/. Raises Refused where it is unreadable or about another tree."""
+    found = read(file)
+    pin = pins.find(str(found["version"]))
+    check_tree(root, pin, found, file.name, say)
+    path = root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{'.bench' if 'load' in found else ''}.json"
+    found = clean(found)
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    kept = others(before, found)
+    found["runs"] = sorted([*kept, *found["runs"]], key=lambda run: (run.get("model", ""), run["mode"]))
+    found["passed"] = all(run["verdict"] in ("passed", "not applicable") for run in found["runs"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return Taken(path, len(found["runs"]) - len(kept), len(kept), found["passed"])
+
+
+def read(file: Path) -> dict:
+    """A result as a host wrote it. Raises Refused naming what is wrong with it."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Refused(Problem("no-evidence", str(file), f"cannot be read: {error.strerror}", "give the evidence.json or bench.json of a run")) from None
+    except ValueError as error:
+        raise Refused(Problem("bad-evidence", file.name, f"is no JSON: {error}")) from None
+    missing = [name for name in NEEDED if not isinstance(found, dict) or name not in found]
+    if missing or found["schema"] != SCHEMA:
+        raise Refused(Problem("bad-evidence", file.name, f"lacks {' '.join(missing)}" if missing else f"has schema {found['schema']}, not {SCHEMA}", "run tests/gpu of this checkout"))
+    return found
+
+
+def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str], None]) -> None:
+    """Raise Refused unless the run was of the tree that the queue makes now, with every file as it was built."""
+    queue = load_queue(root)
+    patches = select(queue, pin)
+    again = f"`nox -s gpu -- {pin.tag}` runs it on the tree of today"
+    if not found["tree_untouched"]:
+        raise Refused(Problem("touched-tree", name, "files of the tree were changed after it was built", again))
+    if found["queue"] != identity(queue, patches, pin):
+        raise Refused(Problem("stale-evidence", name, f"is about another queue than today's for {pin.tag}", again))
+    if found["tree"] != tree_after(queue, patches, source.fetch(pin, None, say)):
+        raise Refused(Problem(str("tree-mismatch"), name, f"names the tree {found['tree']}, which the queue does not make", again))
+
+
+def slug(gpu: str) -> str:
+    """A GPU's name as a file's: "NVIDIA H200" -> "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+def others(before: dict | None, found: dict) -> list[dict]:
+    """The runs of the file before that stay: same tree and host, another model or mode."""
+    if before is None or any(before.get(name) != found.get(name) for name in SAME):
+        return []
+    new = {(run.get("model"), run["mode"]) for run in found["runs"]}
+    return [run for run in before["runs"] if (run.get("model"), run["mode"]) not in new]
+
+
+def clean(found: dict) -> dict:
+    """The result without what only its host has: paths, and the reports of servers that ran beside."""
+    return _without_paths(found) | {"runs": [_without_paths(run | ({"report": report_of(run)} if "report" in run else {})) for run in found["runs"]]}
+
+
+def report_of(run: dict) -> list[dict]:
+    """The queue's own report of the run's server: of the servers it lists, those of this model."""
+    servers = (run.get("report") or {}).get("servers", [])
+    mine = [server for server in servers if Path(str(server.get("model", ""))).name == run.get("model")]
+    short = [{name: server.get(name) for name in ("feature", "verdict", "reason", "offender")} for server in mine]
+    return [entry for number, entry in enumerate(short) if entry not in short[:number]]
+
+
+def _without_paths(value):
+    if isinstance(value, dict):
+        return {name: _without_paths(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(inner) for inner in value]
+    return PLACE.sub("…", value) if isinstance(value, str) and not value.startswith("python/") else value
