@@ -23,7 +23,7 @@ def numbered(count: int, name: str = "step") -> str:
 RELEASE = {  # member of the wheel -> content
     "sglang/__init__.py": "",
     "sglang/version.py": '__version__ = "9.9.1"\n',
-    "sglang/_version.py": "# written by the build\n",
+    "sglang/_version.py": "__version__ = version = '9.9.1'\n__version_tuple__ = version_tuple = (9, 9, 1)\n",
     "sglang/srt/runner.py": numbered(40),
     "sglang/srt/page.py": "first = 1\n\f\nsecond = 2\nthird = 3\nfourth = 4\nfifth = 5\nsixth = 6\n",
     "sglang/srt/cut.py": "one = 1\ntwo = 2\nthree = 3\nfour = 4\nfive = 5",  # no line end

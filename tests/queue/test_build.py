@@ -1,0 +1,124 @@
+"""Patched wheels: what is in them, that the same queue gives the same bytes, that pip takes them."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+
+import fakes
+import pytest
+from fakes import quiet
+from patchqueue import build, pins
+from patchqueue.outcome import Refused
+
+ANY = build.Target("3.12", "x86_64")
+NAME = "sglang-9.9.1+pcg.1-py3-none-any.whl"
+INFO = "sglang-9.9.1+pcg.1.dist-info/"
+
+
+def make(project, out="dist", target=ANY, origin=None):
+    return build.build(project.root, project.pin, target, origin, project.root / out, quiet)
+
+
+def members(path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as wheel:
+        assert wheel.testzip() is None
+        return {name: wheel.read(name) for name in wheel.namelist()}
+
+
+def test_the_wheel_holds_the_patched_tree_and_upstreams_rest(project):
+    made = make(project)
+    assert (made.path.name, made.version, made.origin) == (NAME, "9.9.1+pcg.1", "sglang-9.9.1-py3-none-any.whl")
+    found = members(made.path)
+    for name in ("sglang/srt/runner.py", "sglang/srt/cut.py", "sglang/srt/steps/__init__.py"):
+        assert found[name] == (project.tree / "python" / name).read_bytes()
+    assert b"added_step = 20" in found["sglang/srt/runner.py"]
+    assert found["sglang/srt/kernels.so"] == fakes.RELEASE["sglang/srt/kernels.so"].encode()
+    assert found["sglang/_version.py"] == b"__version__ = version = '9.9.1+pcg.1'\n__version_tuple__ = version_tuple = (9, 9, 1, 'pcg.1')\n"
+    assert b"\nVersion: 9.9.1+pcg.1\n" in found[f"{INFO}METADATA"]
+    assert not any(name.startswith("sglang-9.9.1.dist-info/") for name in found)
+    assert json.loads(found[f"{INFO}{build.PROVENANCE}"])["tree"] == made.record["tree"]
+
+
+def test_record_names_every_member_with_its_hash_and_size(project):
+    found = members(make(project).path)
+    rows = list(csv.reader(found[f"{INFO}RECORD"].decode().splitlines()))
+    assert sorted(row[0] for row in rows) == sorted(found)
+    for name, digest, size in rows:
+        if name == f"{INFO}RECORD":
+            assert digest == size == ""
+            continue
+        expected = base64.urlsafe_b64encode(hashlib.sha256(found[name]).digest()).rstrip(b"=").decode()
+        assert (digest, int(size)) == (f"sha256={expected}", len(found[name]))
+
+
+def test_the_difference_to_upstream_is_what_the_queue_did(project):
+    record = "sglang-9.9.1.dist-info/RECORD"
+    upstream = {name: content.encode() for name, content in fakes.RELEASE.items() if name != record}
+    upstream[record] = build.record_of(upstream, record)
+    added, changed, removed = build.difference(upstream, members(make(project).path))
+    assert added == (".dist-info/patch_queue.json", "sglang/srt/steps/__init__.py")
+    assert changed == (".dist-info/METADATA", "sglang/_version.py", "sglang/srt/cut.py", "sglang/srt/runner.py")
+    assert removed == ()
+
+
+def test_two_builds_have_the_same_bytes(project):
+    first, second = make(project, "one"), make(project, "two")
+    assert first.path.read_bytes() == second.path.read_bytes() and first.sha256 == second.sha256
+
+
+def test_pip_installs_it_and_it_shows_its_local_version(project, tmp_path):
+    made = make(project)
+    target = tmp_path / "target"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(made.path)], check=True)
+    code = "import importlib.metadata as m, sglang._version as v; print(m.version('sglang'), v.version, v.version_tuple)"
+    said = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(target)}, capture_output=True, text=True, check=True).stdout
+    assert said.split("\n")[0] == "9.9.1+pcg.1 9.9.1+pcg.1 (9, 9, 1, 'pcg.1')"
+
+
+def test_a_release_without_a_wheel_for_the_target_is_refused(project):
+    project.edit("upstream/pins.toml", "sglang-9.9.1-py3-none-any.whl", "sglang-9.9.1-cp310-cp310-manylinux_2_34_aarch64.whl")
+    with pytest.raises(Refused, match="no wheel for Python 3.12 on x86_64"):
+        make(project)
+
+
+def test_a_release_without_patches_is_refused(project):
+    project.edit("upstream/pins.toml", f'tag = "{fakes.TAG}"', f'tag = "{fakes.TAG}"\nno_patches = "has all of it"')
+    with pytest.raises(Refused, match="no patch is for it: has all of it"):
+        make(project)
+
+
+def test_files_that_are_not_the_recorded_tree_are_refused(project):
+    report = project.apply()
+    files = build.patched_files(report.path)
+    with pytest.raises(Refused, match="is not the tree that its record names"):
+        build.repack({}, files | {"sglang/srt/runner.py": b"edited = 1\n"}, project.pin, report.record)
+
+
+@pytest.mark.parametrize(
+    ("file", "target", "fits"),
+    [
+        ("sglang-0.5.9-py3-none-any.whl", ("3.12", "x86_64"), True),
+        ("sglang-0.5.11-cp312-cp312-manylinux_2_34_x86_64.whl", ("3.12", "x86_64"), True),
+        ("sglang-0.5.11-cp312-cp312-manylinux_2_34_x86_64.whl", ("3.11", "x86_64"), False),
+        ("sglang-0.5.11-cp312-cp312-manylinux_2_34_aarch64.whl", ("3.12", "x86_64"), False),
+    ],
+)
+def test_which_wheels_a_target_takes(file, target, fits):
+    assert build.Target(*target).takes(pins.Wheel(file, "0" * 64)) is fits
+
+
+@pytest.mark.parametrize("text", ["Name: sglang\n\nVersion: 9.9.1\n", "Version: 9.9.1\nVersion: 9.9.1\n", "Version: 9.9.2\n"])
+def test_metadata_without_one_right_version_is_refused(text):
+    with pytest.raises(Refused, match="bad-metadata"):
+        build.stamp_metadata(text, "9.9.1", "9.9.1+pcg.1")
+
+
+def test_a_version_file_of_another_form_is_refused():
+    with pytest.raises(Refused, match="bad-version-file"):
+        build.stamp_module("__version__ = '9.9.1'\n", "9.9.1", "9.9.1+pcg.1")

@@ -1,0 +1,110 @@
+"""Bundles: equal content packs equally, parts come together again, a description that is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+from patchqueue import bundle, host
+from patchqueue.outcome import Refused
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST = ROOT / host.DEFAULT
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "made"
+    (made / "deep/__pycache__").mkdir(parents=True)
+    (made / "b.py").write_text("b = 1\n")
+    (made / "deep/a.so").write_bytes(b"\x7fELF")
+    (made / "deep/__pycache__/a.pyc").write_bytes(b"x")
+    return made
+
+
+def test_equal_content_packs_equally_whenever_it_was_written(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "b.py").touch()
+    for source, name in ((folder, "one"), (copy, "two")):
+        bundle._archive(tmp_path / name, [(source, "tree")])
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    with tarfile.open(tmp_path / "one", "r:xz") as archive:
+        assert {entry.name: entry.mode for entry in archive} == {"tree/b.py": 0o644, "tree/deep/a.so": 0o755}
+
+
+def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
+    out = tmp_path / "bundle"
+    out.mkdir()
+    parts = []
+    for name, inner in (("site", "site"), ("tree", "tree")):
+        bundle._archive(tmp_path / name, [(folder, inner)])
+        parts += bundle._split(tmp_path / name, out, f"{name}.tar.xz", 100)
+    assert len(parts) > 2 and all(part["bytes"] <= 100 for part in parts)
+    (out / "parts.sha256").write_text("".join(f"{part['sha256']}  {part['file']}\n" for part in parts))
+    (out / "manifest.json").write_text("{}")
+    shutil.copy(bundle.HOSTSITE / "unpack", out / "unpack")
+    subprocess.run([out / "unpack", tmp_path / "there"], check=True)
+    for inner in ("site", "tree"):
+        assert (tmp_path / "there" / inner / "b.py").read_text() == "b = 1\n"
+    damaged = out / parts[0]["file"]
+    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    assert subprocess.run([out / "unpack", tmp_path / "again"], capture_output=True).returncode
+
+
+def test_trimming_says_how_much_it_took(folder):
+    gone = bundle._trim(folder, bundle.Trimmed("kernels nobody calls", ("deep", "nothing-like-this")))
+    assert gone == {"reason": "kernels nobody calls", "patterns": ["deep", "nothing-like-this"], "bytes": 5}
+    assert not (folder / "deep").exists()
+
+
+def test_kernels_of_other_gpus_are_trimmed():
+    patterns = [pattern for rule in bundle.trim_rules(90) for pattern in rule.patterns]
+    assert "sgl_kernel/sm100" in patterns and "sgl_kernel/sm90" not in patterns
+
+
+def test_a_missing_kernel_raises_when_called_not_when_imported(tmp_path):
+    package = tmp_path / "sgl_kernel"
+    package.mkdir()
+    (package / "__init__.py").write_text("known = 1\n")
+    bundle._let_missing_kernels_raise(package / "__init__.py")
+    code = "from sgl_kernel import known, gone\ntry: gone(1)\nexcept NotImplementedError as e: print(e)\nimport sgl_kernel; print(hasattr(sgl_kernel, '__path__x'))"
+    said = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert said.stdout.split("\n")[0] == "this kernel package has no sgl_kernel.gone"
+
+
+def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
+    bundle._lay_host_files(tmp_path / "hostsite", {"stand_ins": ["leftout"], "shims": []})
+    assert json.loads((tmp_path / "hostsite/patchqueue_site.json").read_text())["stand_ins"] == ["leftout"]
+    code = "import leftout.inner; from leftout import Grammar; Grammar(1).anything(); print('ok')"
+    said = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path / "hostsite")}, capture_output=True, text=True)
+    assert said.stdout == "ok\n", said.stderr
+
+
+def test_the_host_as_it_is_for_each_release():
+    old, new = host.load(HOST, Version("0.5.9")), host.load(HOST, Version("0.5.11"))
+    assert old.kernel and old.shims and not new.kernel and not new.shims
+    assert host.load(HOST, Version("0.5.10.post1")).dependencies_of == Version("0.5.11") and old.dependencies_of == Version("0.5.9")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (None, "cannot be read"),
+        ("python = ", "is no host description"),
+        ('python = "3.12"\n', "does not say 'platform'"),
+        ('python = "3.12"\nplatform = "x"\ntorch = "2"\nbrings = []\n[[kernel]]\nfor = "about 1"\npackage = "a"\ninstead_of = []\nreason = "b"\n', "is no host description"),
+    ],
+)
+def test_a_wrong_host_description_is_named(tmp_path, text, named):
+    file = tmp_path / "host.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(Refused, match=named):
+        host.load(file, Version("0.5.9"))

@@ -1,0 +1,174 @@
+"""Evidence is taken only where it is about today's tree; the matrix says what it shows, and why the rest is not shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fakes import TAG, VERSION, quiet
+from patchqueue import apply, benchpage, evidence, pins, series, status
+from patchqueue.outcome import Refused
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def result(project, **changes) -> dict:
+    """What a host would write about the project's tree as it is now."""
+    record = project.apply().record
+    found = {
+        "schema": 1, "version": VERSION, "tag": TAG, "queue": record["queue"], "tree": record["tree"]["after"], "tree_untouched": True, "date": "2030-01-02",
+        "gpu": {"name": "NVIDIA Fake 1"}, "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True}, "kernel": None,
+        "runs": [{"model": "one", "mode": "eager", "verdict": "passed", "why": "see /tmp/there/log.txt", "report": {"servers": [
+            {"feature": "graph", "verdict": "on", "reason": "captured", "offender": None, "model": "/tmp/there/models/one", "pid": 7},
+            {"feature": "graph", "verdict": "off", "reason": "not asked for", "offender": None, "model": "/tmp/there/models/two", "pid": 8},
+        ]}}],
+    }  # fmt: skip
+    return found | changes
+
+
+def take(project, tmp_path, found: dict) -> evidence.Taken:
+    file = tmp_path / "evidence.json"
+    file.write_text(json.dumps(found))
+    return evidence.take(project.root, pins.load(project.root), file, quiet)
+
+
+def test_a_result_is_kept_by_release_and_gpu_without_its_hosts_paths(applied, tmp_path):
+    taken = take(applied, tmp_path, result(applied))
+    assert taken.path == applied.root / "evidence/9.9.1/nvidia-fake-1.json" and taken.passed
+    kept = json.loads(taken.path.read_text())
+    assert "/tmp" not in taken.path.read_text() and kept["tree"] == applied.apply().record["tree"]["after"]
+    assert kept["runs"][0]["report"] == [{"feature": "graph", "verdict": "on", "reason": "captured", "offender": None}]
+
+
+def test_a_bench_is_kept_beside(applied, tmp_path):
+    assert take(applied, tmp_path, result(applied, load={})).path.name == "nvidia-fake-1.bench.json"
+
+
+def test_a_later_run_of_other_models_is_added_and_one_of_the_same_replaces(applied, tmp_path):
+    take(applied, tmp_path, result(applied))
+    other = {"model": "two", "mode": "eager", "verdict": "failed", "why": "no"}
+    taken = take(applied, tmp_path, result(applied, runs=[other]))
+    assert (taken.runs, taken.kept, taken.passed) == (1, 1, False)
+    taken = take(applied, tmp_path, result(applied, runs=[other | {"verdict": "passed"}]))
+    assert (taken.runs, taken.kept, taken.passed) == (1, 1, True)
+
+
+def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
+    take(applied, tmp_path, result(applied))
+    taken = take(applied, tmp_path, result(applied, torch={"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}, runs=[{"model": "two", "mode": "eager", "verdict": "passed"}]))
+    assert taken.kept == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tree_untouched": False}, "touched-tree"),
+        ({"queue": "sha256:" + "0" * 64}, "stale-evidence"),
+        ({"tree": "sha256:" + "0" * 64}, "tree-mismatch"),
+        ({"schema": 2}, "has schema 2, not 1"),
+        ({"version": "9.9.2"}, "is not pinned"),
+    ],
+)
+def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, named):
+    with pytest.raises(Refused, match=named):
+        take(applied, tmp_path, result(applied, **changes))
+    assert not (applied.root / "evidence").exists()
+
+
+@pytest.mark.parametrize(("text", "named"), [("{", "is no JSON"), ("[]", "lacks schema"), ('{"schema": 1}', "lacks version")])
+def test_an_unreadable_result_is_named(applied, tmp_path, text, named):
+    file = tmp_path / "evidence.json"
+    file.write_text(text)
+    with pytest.raises(Refused, match=named):
+        evidence.read(file)
+
+
+@pytest.fixture(scope="module")
+def queue():
+    return series.read(ROOT)[0]
+
+
+PINS = pins.load(ROOT)
+NEMOTRON = status.FEATURES[0]
+
+
+def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
+    pin = PINS.find(tag)
+    runs = [{"model": model, "mode": "piecewise", "verdict": verdict, "why": "the reason"} for model in NEMOTRON.models]
+    return {
+        "queue": apply.identity(of, of.select(pin.version), pin), "date": "2030-01-02", "gpu": {"name": "NVIDIA Fake"},
+        "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True}, "kernel": None, "runs": runs,
+    } | changes  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "told"),
+    [
+        ({}, status.State.PROVEN, "on NVIDIA Fake with torch 2.11.0, off the release's pin 2.9.1"),
+        ({"verdict": "failed"}, status.State.FAILED, "the reason"),
+        ({"verdict": "not applicable"}, status.State.NOT_APPLICABLE, "the reason"),
+        ({"queue": "sha256:0"}, status.State.STALE, "the queue has changed since the run of 2030-01-02"),
+    ],
+)
+def test_what_evidence_shows(queue, changes, state, told):
+    judged = status.judge(found(queue, **changes), queue, PINS.find("v0.5.9"), NEMOTRON)
+    assert judged.state is state and told in judged.reason
+
+
+def test_evidence_about_one_of_two_models_shows_nothing(queue):
+    half = found(queue)
+    half["runs"].pop()
+    assert status.judge(half, queue, PINS.find("v0.5.9"), NEMOTRON) is None
+
+
+@pytest.mark.parametrize(
+    ("tag", "state"),
+    [("v0.5.9", status.State.NOT_RUN), ("v0.5.11", status.State.UPSTREAM), ("v0.5.23", status.State.NOT_APPLICABLE)],
+)
+def test_what_the_queue_alone_shows(queue, tag, state):
+    assert status.expected(queue, PINS.find(tag), NEMOTRON).state is state
+
+
+def test_the_readme_has_the_matrix_of_today():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert status.in_readme(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
+
+
+def test_every_state_has_a_reason():
+    assert all(cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells)
+
+
+def test_a_readme_without_markers_is_refused():
+    with pytest.raises(Refused, match="no-markers"):
+        status.in_readme("# title\n", "matrix")
+
+
+def test_the_bench_page_is_made_from_what_was_measured():
+    page = (ROOT / benchpage.PAGE)
+    assert not page.is_file() or page.read_text(encoding="utf-8") == benchpage.page(benchpage.load(ROOT), (ROOT / benchpage.PLOT).is_file())
+
+
+def measurement(rates: dict[str, list[float]], first: dict[str, float]) -> dict:
+    runs = [
+        {"mode": mode, "verdict": "passed", "why": "", "captured": [{"what": "piecewise CUDA graph", "seconds": 5.0, "gb": 1.0}], "memory_mib": {"after_load": 1024},
+         "prefills": {"on_graph": 3, "prefills": 3, "mean_tokens": 900}, "loads": [{"tokens_per_s": rate, "mean_latency_s": 1.0} for rate in rated],
+         "first_token_ms": {"1x64": {"median": first[mode]}, "1x4096": {"median": 200.0}}}
+        for mode, rated in rates.items()
+    ]  # fmt: skip
+    load = {"requests": 1, "in_flight": 1, "mean_prompt": 1, "shared_prefix": 1, "mean_answer": 1, "prefix_cache": True, "chunk": 1, "capture": [1, 2], "loads": 2, "times": 1}
+    return {"version": "0.5.9", "model": "m", "gpu": {"name": "G", "driver": "1"}, "torch": {"version": "2", "pinned": "1", "off_pin": True}, "python": "3", "date": "d", "queue_release": 1, "load": load, "runs": runs}
+
+
+def test_a_gain_is_told_beside_what_equal_loads_differ_by():
+    bench = measurement({"eager": [100, 101], "piecewise": [100.5, 101.5], "piecewise-inductor": [110, 112]}, {"eager": 30, "piecewise": 20, "piecewise-inductor": 15})
+    text = benchpage.page([bench], with_plot=False)
+    assert "piecewise, eager compiler: +0.5 % output tokens per second, which is less than equal loads differ by" in text
+    assert "piecewise, inductor: +10.4 % output tokens per second; the pull request reports +10.5 %" in text
+    assert "after 15.0 ms in the best graph mode, 30.0 ms without" in text and "off its pin" in text
+
+
+def test_a_mode_that_failed_has_its_row():
+    bench = measurement({"eager": [100]}, {"eager": 30})
+    bench["runs"].append({"mode": "piecewise", "verdict": "failed", "why": "it died"})
+    assert "| piecewise, eager compiler | failed: it died |" in benchpage.page([bench], with_plot=False)
