@@ -52,9 +52,10 @@ def traced(monkeypatch):
     """traced(model): the model compiled, split and run by the release, with CPU kernels where it has GPU ones only."""
     import torch
     from host import graph
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.prefill_graph import layers, stack
 
-    def mean_of_experts(hidden_states, *_):
+    def halve(hidden_states, *_):
         return hidden_states * 0.5
 
     def run(model):
@@ -66,7 +67,9 @@ def traced(monkeypatch):
         with contextlib.ExitStack() as kernels:
             kernels.enter_context(graph.cpu_kernel("unified_attention_with_output", attention))
             if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
-                kernels.enter_context(graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", mean_of_experts))
+                kernels.enter_context(graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve))
+            else:  # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
+                monkeypatch.setattr(FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states))
             return graph.traced_forward(model, batch, lists, TOKENS), backend
 
     return run
