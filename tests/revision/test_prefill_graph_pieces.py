@@ -7,6 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 DENSE, MOE = "M-M*M-", "ME*E"
+WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 TOKENS, REAL = 8, 5
 MAMBA2, ATTENTION = "sglang.nemotron_mamba2_with_output", "sglang.unified_attention_with_output"
 PATTERN_OPS = {"M": MAMBA2, "*": ATTENTION}
@@ -75,7 +76,7 @@ def traced(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("pattern", [DENSE, MOE])
+@pytest.mark.parametrize("pattern", [DENSE, pytest.param(MOE, marks=WITH_EXPERTS)])
 def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, traced):
     """Pieces alternate: captured, split op, captured, … with one split op for each M and * of the pattern, in order."""
     result, backend = traced(nemotron(pattern))
@@ -123,7 +124,7 @@ def streams(monkeypatch):
     return lambda: nemotron_h.NemotronHMoE._forward_core(moe, None)
 
 
-@pytest.mark.revision(">=0.5.6")
+@WITH_EXPERTS
 def test_experts_leave_the_second_stream_alone_in_the_graph_only(streams):
     import torch
     from host import graph

@@ -1,5 +1,9 @@
 """A model runner as far as the prefill graph looks at it, to run the release's own decision on."""
 
+import ast
+import inspect
+import sys
+import textwrap
 import types
 
 from . import models, process
@@ -39,11 +43,22 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
     before = {name: getattr(model_runner, name) for name in ("PiecewiseCudaGraphRunner", "get_available_gpu_memory")}
     model_runner.PiecewiseCudaGraphRunner, model_runner.get_available_gpu_memory = Captured, lambda *_, **__: 0.0
     try:
-        model_runner.ModelRunner.init_piecewise_cuda_graphs(runner)
+        _decide(runner)
     finally:
         for name, value in before.items():
             setattr(model_runner, name, value)
     return runner
+
+
+def _decide(runner):
+    module = sys.modules[type(runner).__module__]
+    if hasattr(runner, "init_piecewise_cuda_graphs"):
+        runner.init_piecewise_cuda_graphs()
+        return
+    # In 0.5.5 the decision is a statement of __init__, which also loads the model.
+    init = ast.parse(textwrap.dedent(inspect.getsource(type(runner).__init__))).body[0]
+    [decision] = [part for part in init.body if isinstance(part, ast.If) and "enable_piecewise_cuda_graph" in ast.unparse(part.test)]
+    exec(compile(ast.Module([decision], []), "<decision>", "exec"), {**vars(module), "self": runner})
 
 
 def names(model, objects):
