@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.6,<0.5.10")
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 DENSE, MOE = "M-M*M-", "ME*E"
+WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def test_dense_nemotron_h(table_of):
     ]
 
 
+@WITH_EXPERTS
 def test_nemotron_h_with_experts(table_of):
     model, table = table_of("nemotron_h", **nemotron(MOE))
     assert entries(model, table) == [
@@ -98,7 +100,10 @@ print("COLLECTED", json.dumps(collected))
     return json.loads(line.partition(" ")[2])
 
 
-@pytest.mark.parametrize("kind", KINDS_WITHOUT_MIXER)
+GDN_KNOWN = pytest.mark.revision(">=0.5.6")  # by the release itself
+
+
+@pytest.mark.parametrize("kind", [pytest.param("qwen3_next", marks=GDN_KNOWN), "llama", "deepseek_v32"])
 def test_models_without_a_mixer_get_what_the_unpatched_release_makes(kind, table_of, unpatched):
     """The runner's lists after the patched decision, and the table itself, against the unpatched release's loop."""
     from host import runner
@@ -110,11 +115,23 @@ def test_models_without_a_mixer_get_what_the_unpatched_release_makes(kind, table
     assert {name: runner.names(model, getattr(table, name)) for name in unpatched[kind]} == unpatched[kind]
 
 
+@pytest.mark.revision("<0.5.6")
+def test_qwen3_next_is_captured_where_the_release_left_it_eager(table_of, unpatched):
+    from host import runner
+
+    model, _ = table_of("qwen3_next", num_hidden_layers=4)
+    assert unpatched["qwen3_next"] == {"attention_layers": []}
+    decided = runner.decide(model)
+    where = [*(f"model.layers.{i}.linear_attn" for i in range(3)), "model.layers.3.attn"]
+    assert runner.lists(decided) == {"attention_layers": where}
+    assert decided.piecewise_cuda_graph_runner is not None
+
+
 def test_the_unpatched_release_leaves_nemotron_h_eager(unpatched):
     assert unpatched["nemotron_h"] == ["None", []]
 
 
-@pytest.mark.parametrize("pattern", [DENSE, MOE])
+@pytest.mark.parametrize("pattern", [DENSE, pytest.param(MOE, marks=WITH_EXPERTS)])
 def test_nemotron_h_is_captured_with_the_tables_lists(pattern, table_of, caplog):
     from host import runner
 

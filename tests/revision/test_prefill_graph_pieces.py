@@ -7,8 +7,9 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 DENSE, MOE = "M-M*M-", "ME*E"
+WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 TOKENS, REAL = 8, 5
-MAMBA2, ATTENTION = "sglang.nemotron_mamba2_with_output", "sglang.unified_attention_with_output"
+MAMBA2, GDN, ATTENTION = (f"sglang.{name}_with_output" for name in ("nemotron_mamba2", "gdn", "unified_attention"))
 PATTERN_OPS = {"M": MAMBA2, "*": ATTENTION}
 
 
@@ -52,27 +53,30 @@ def traced(monkeypatch):
     """traced(model): the model compiled, split and run by the release, with CPU kernels where it has GPU ones only."""
     import torch
     from host import graph
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.prefill_graph import layers, stack
 
-    def mean_of_experts(hidden_states, *_):
+    def halve(hidden_states, *_):
         return hidden_states * 0.5
 
     def run(model):
         backend = Backend()
-        batch = graph.prefill_batch(TOKENS)
+        batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
         batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
         table = layers.describe(stack.find(model).layers)
         lists = dict(attention_layers=table.attention_layers, moe_layers=table.moe_layers, moe_fusions=table.moe_fusions)
         with contextlib.ExitStack() as kernels:
             kernels.enter_context(graph.cpu_kernel("unified_attention_with_output", attention))
             if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
-                kernels.enter_context(graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", mean_of_experts))
+                kernels.enter_context(graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve))
+            else:  # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
+                monkeypatch.setattr(FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states))
             return graph.traced_forward(model, batch, lists, TOKENS), backend
 
     return run
 
 
-@pytest.mark.parametrize("pattern", [DENSE, MOE])
+@pytest.mark.parametrize("pattern", [DENSE, pytest.param(MOE, marks=WITH_EXPERTS)])
 def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, traced):
     """Pieces alternate: captured, split op, captured, … with one split op for each M and * of the pattern, in order."""
     result, backend = traced(nemotron(pattern))
@@ -110,6 +114,25 @@ def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced,
         assert output.isfinite().all()
 
 
+@pytest.mark.revision("<0.5.6")
+def test_qwen3_next_is_split_at_its_gated_delta_nets_too(build_model, traced, monkeypatch):
+    import torch
+    from sglang.srt.models.qwen3_next import Qwen3GatedDeltaNet
+
+    rows = []
+
+    def eager(self, hidden_states, forward_batch):
+        rows.append((self.layer_id, len(hidden_states)))
+        return mean_of_all(hidden_states)
+
+    monkeypatch.setattr(Qwen3GatedDeltaNet, "_forward", eager)
+    model = build_model("qwen3_next", device="cpu", dtype=torch.float32, num_hidden_layers=4)
+    result, _ = traced(model)
+    assert [piece.op for piece in result.pieces] == ["", *(op for op in [GDN] * 3 + [ATTENTION] for op in (op, ""))]
+    assert rows == 3 * [(i, REAL) for i in range(3)]
+    assert all(output.isfinite().all() for output in result.outputs)
+
+
 @pytest.fixture
 def streams(monkeypatch):
     """NemotronH's MoE with both of its ways stood in for, on what it takes for CUDA: which one is asked for."""
@@ -120,7 +143,7 @@ def streams(monkeypatch):
     return lambda: nemotron_h.NemotronHMoE._forward_core(moe, None)
 
 
-@pytest.mark.revision(">=0.5.6")
+@WITH_EXPERTS
 def test_experts_leave_the_second_stream_alone_in_the_graph_only(streams):
     import torch
     from host import graph

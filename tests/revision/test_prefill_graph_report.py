@@ -1,1 +1,255 @@
-"""..."""
+"""The record of why a prefill graph is on or off: its causes, its one line, its file and its command."""
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path, monkeypatch):
+    """A runtime folder of the test's own."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def explained():
+    """explained(model, **server arguments): the verdict after the release's own decision."""
+    from host import runner
+    from sglang.srt.prefill_graph import report
+
+    return lambda model, **changes: report.explain(runner.decide(model, **changes))
+
+
+@pytest.fixture
+def llama(build_model):
+    return build_model("llama")
+
+
+def opt_in():
+    from sglang.srt.server_args import ServerArgs
+
+    return "enable_piecewise_cuda_graph" in ServerArgs.__dataclass_fields__
+
+
+def resolved(**changes):
+    """Server arguments after the release's own rule, as changes to the defaults. A rule that reads the model finds llama."""
+    from host import process
+
+    args = process.default_server_args(**changes)
+    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False)
+    args._handle_piecewise_cuda_graph()
+    return {**changes, "disable_piecewise_cuda_graph": args.disable_piecewise_cuda_graph}
+
+
+def test_captured(explained, llama):
+    verdict = explained(llama)
+    assert (verdict.verdict, verdict.reason) == ("on", "captured 2 sizes, 64 to 128 tokens")
+
+
+def test_the_flag(explained, llama):
+    flag = {"enable_piecewise_cuda_graph": False} if opt_in() else {"disable_piecewise_cuda_graph": True}
+    verdict = explained(llama, **flag)
+    assert verdict.verdict == "off"
+    expected = "--enable-piecewise-cuda-graph is not given" if opt_in() else "turned off by --disable-piecewise-cuda-graph"
+    assert verdict.reason.startswith(expected), verdict.reason
+
+
+RULES = {
+    "torch compile": (dict(enable_torch_compile=True), "enable_torch_compile"),
+    "pipeline": (dict(pp_size=2), "pp_size > 1"),
+    "data parallel attention": (dict(enable_dp_attention=True), "self.enable_dp_attention"),
+    "LoRA": (dict(enable_lora=True), "self.lora_paths or self.enable_lora"),
+    "offload": (dict(cpu_offload_gb=4), "self.cpu_offload_gb > 0"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_releases_own_rule_is_named(rule, explained, llama, monkeypatch):
+    """The rule that this release applied, not a list of what may have been."""
+    changes, condition = RULES[rule]
+    if opt_in() and rule not in ("torch compile", "pipeline"):
+        pytest.skip("no rule of this release")
+    if not opt_in():
+        from sglang.srt import server_args
+
+        for name in ("is_hip", "is_npu", "is_cpu", "is_mps", "is_xpu"):
+            if hasattr(server_args, name):
+                monkeypatch.setattr(server_args, name, lambda: False)
+        changes = resolved(**changes)
+        assert changes["disable_piecewise_cuda_graph"]
+    verdict = explained(llama, **changes)
+    assert verdict.verdict == "off"
+    assert verdict.reason.startswith("turned off by the release's own rule: "), verdict.reason
+    assert condition in verdict.reason and verdict.reason.count(";") == 0, verdict.reason
+
+
+def test_no_capture_size(explained, llama):
+    verdict = explained(llama, piecewise_cuda_graph_tokens=[])
+    assert verdict.verdict == "off" or opt_in()
+    if verdict.verdict == "off":
+        assert "no capture size fits" in verdict.reason
+
+
+def test_a_layer_without_attention_is_named(explained, llama):
+    del llama.model.layers[2].self_attn
+    verdict = explained(llama)
+    assert verdict.verdict == "off"
+    assert verdict.offender == {"index": 2, "class": "LlamaDecoderLayer", "reason": "is an MLP and keeps no state"}
+
+
+def test_an_unknown_layer_is_named(explained, llama):
+    import torch
+
+    llama.model.layers[1].self_attn = torch.nn.Linear(2, 2)
+    verdict = explained(llama)
+    assert (verdict.verdict, verdict.offender["index"]) == ("off", 1)
+    assert "layer 1 (LlamaDecoderLayer): self_attn (Linear) has neither attn nor attn_mqa" in verdict.reason
+
+
+@pytest.mark.revision(">=0.5.10")
+def test_no_layers_at_all(explained):
+    verdict = explained(SimpleNamespace(model=SimpleNamespace()))
+    assert verdict.verdict == "off" and "no decoder layers in the model (SimpleNamespace)" in verdict.reason
+
+
+@pytest.mark.revision(">=0.5.12")
+def test_a_breakable_graph_that_never_runs_is_off():
+    from sglang.srt.prefill_graph import report
+
+    runner = SimpleNamespace(piecewise_cuda_graph_runner=SimpleNamespace(layer_model=None, capture_num_tokens=[64]))
+    assert report.explain(runner).verdict == "off"
+
+
+def lines_of(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.startswith("sglang.srt.prefill_graph")]
+
+
+def test_one_line_from_the_first_rank(llama, caplog):
+    from host import runner
+    from sglang.srt.prefill_graph import report
+
+    with caplog.at_level(logging.INFO):
+        record = report.report_prefill_graph(runner.decide(llama))
+        [line] = lines_of(caplog)
+        assert report.report_prefill_graph(runner.decide(llama, tp_rank=1)) is None
+        draft = runner.decide(llama)
+        draft.is_draft_worker = True
+        assert report.report_prefill_graph(draft) is None
+    assert lines_of(caplog) == [line]
+    assert line.startswith(f"Prefill graph on ({record.feature}): captured 2 sizes, 64 to 128 tokens. Tree: sglang ")
+
+
+def test_the_runner_reports_after_it_has_decided():
+    import inspect
+
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    source = inspect.getsource(ModelRunner)
+    assert source.count("self.init_piecewise_cuda_graphs()\n        report_prefill_graph(self)\n") == 1
+
+
+def test_a_report_that_fails_harms_nothing(caplog):
+    from sglang.srt.prefill_graph import report
+
+    with caplog.at_level(logging.INFO):
+        assert report.report_prefill_graph(SimpleNamespace()) is None
+    [line] = lines_of(caplog)
+    assert "the report failed (AttributeError" in line
+
+
+@pytest.fixture
+def record():
+    from sglang.srt.prefill_graph import report
+
+    pid = os.getpid()
+    values = dict(feature="a graph", verdict="off", reason="a reason", offender={"index": 3, "class": "Layer", "reason": "why"})
+    return report.Record(**values, model="a/model", version="1", release="2", queue="sha256:3", patches=("a/b",), pid=pid, started=report._started(pid))
+
+
+def test_the_record_is_kept_for_its_owner(record, runtime):
+    from sglang.srt.prefill_graph import report
+
+    path = report.write(record)
+    assert path == runtime / f"sglang-prefill-graph-{os.getuid()}" / f"{os.getpid()}.json"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert report.read_all() == [record]
+
+
+def test_records_of_gone_processes_are_ignored_and_removed(record):
+    from sglang.srt.prefill_graph import report
+
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = report.write(dataclasses.replace(record, pid=gone.pid, started=None))
+    reused = report.write(dataclasses.replace(record, started=1))  # this pid, but an earlier process
+    assert report.read_all() == []
+    assert report.write(dataclasses.replace(record)) == reused and not left.exists()
+    (reused.parent / "1.json").write_text("not a record")
+    assert report.read_all() == [record]
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(record, runtime, tmp_path_factory):
+    from sglang.srt.prefill_graph import report
+
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    report.folder().symlink_to(elsewhere)
+    assert report.write(record) is None and report.read_all() == [] and not list(elsewhere.iterdir())
+    report.folder().unlink()
+    report.folder().mkdir(mode=0o777)
+    report.folder().chmod(0o777)
+    assert report.write(record) is None and report.read_all() == []
+    report.folder().rmdir()
+    report.folder().write_text("a file")
+    assert report.write(record) is None and report.read_all() == []
+
+
+def command(*words):
+    return subprocess.run([sys.executable, "-m", "sglang.srt.prefill_graph", *words], text=True, capture_output=True, check=True).stdout
+
+
+def test_the_command_prints_the_tree_and_every_server(record, tree, revision):
+    from sglang.srt.prefill_graph import report
+
+    report.write(record)
+    provenance = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
+    text = command().splitlines()
+    assert text[0] == f"this tree: sglang {revision}, queue release {provenance['release']}, {len(provenance['patches'])} patches"
+    assert "  prefill-graph/report-verdict" in "\n".join(text[1:])
+    block = text[text.index(f"server process {record.pid}: a/model") :]
+    assert block[1:4] == ["  prefill graph  off (a graph)", "  reason         a reason", "  first layer    3 (Layer)"]
+    printed = json.loads(command("--json"))
+    assert printed["servers"] == [json.loads(json.dumps(dataclasses.asdict(record)))]
+    assert printed["tree"]["queue"] == provenance["queue"]
+
+
+def test_the_command_imports_nothing_heavy():
+    code = """
+import json, sys, sglang
+before = set(sys.modules)
+import sglang.srt.prefill_graph.__main__
+print(json.dumps([name for name in set(sys.modules) - before if name.split(".")[0] in ("torch", "triton", "numpy", "transformers", "sglang")]))
+"""
+    heavy = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
+    names = ["__main__", "compat", "layers", "report", "stack"]
+    wanted = ["sglang.srt", "sglang.srt.prefill_graph", *(f"sglang.srt.prefill_graph.{name}" for name in names)]
+    assert set(json.loads(heavy)) - {"sglang.srt"} == set(wanted) - {"sglang.srt"}
+
+
+def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
+    from sglang.srt.prefill_graph import report
+
+    for content in (None, "{", '{"version": 1}'):
+        file = runtime / "provenance.json"
+        if content is not None:
+            file.write_text(content)
+        monkeypatch.setattr(report, "PROVENANCE", file)
+        assert str(report.provenance()) == "sglang unknown, queue release unknown (not built by the queue), 0 patches"

@@ -72,7 +72,7 @@ def traced_forward(model, batch, lists, tokens):
     """
     compile_, config = (importlib.import_module(f"sglang.srt.compilation.{name}") for name in ("compile", "compilation_config"))
     backend = importlib.import_module("sglang.srt.compilation.backend")
-    settings = config.CompilationConfig([tokens], "eager")
+    settings = config.CompilationConfig([tokens + 1], "eager")  # sizes it would capture: not the one that is run
     made = []
 
     def factory(graph, inputs):

@@ -4,6 +4,7 @@ The interpreter must be chosen before triton is first imported, hence the proces
 """
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -31,9 +32,27 @@ def start():
         tensor.__index__ = lambda self: int(self.handle.data.item())  # NumPy 2.4 refuses int() of an array of one
 
     interpreter._patch_lang_tensor = patched
-    torch.cuda.device = lambda *_: contextlib.nullcontext()  # kernels enter the device of their tensors
+    torch.cuda.device = torch.cpu.device = lambda *_: contextlib.nullcontext()  # kernels enter the device of their tensors
 
 
 def main(compare):
     """Print what compare(**case) returns for each case that the command line gives."""
     print(json.dumps({name: compare(**case) for name, case in json.loads(sys.argv[1]).items()}))
+
+
+def resolve_late(package):
+    """Where modules of `package` keep triton's functions under names of their own: look them up at each call.
+
+    The interpreter replaces the functions in triton.language while a kernel runs; copies of them stay uncompiled builtins.
+    """
+    import triton.language as language
+
+    for name in ("exp", "exp2", "log", "log2"):
+        builtin, late = getattr(language, name), functools.partial(_call, language, name)
+        for module in [module for key, module in sys.modules.items() if key.startswith(package)]:
+            for own in [key for key, value in vars(module).items() if value is builtin]:
+                setattr(module, own, late)
+
+
+def _call(language, name, *arguments):
+    return getattr(language, name)(*arguments)

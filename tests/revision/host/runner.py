@@ -1,5 +1,9 @@
 """A model runner as far as the prefill graph looks at it, to run the release's own decision on."""
 
+import ast
+import inspect
+import sys
+import textwrap
 import types
 
 from . import models, process
@@ -21,29 +25,40 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
     from sglang.srt.model_executor import model_runner
     from sglang.srt.server_args import ServerArgs
 
-    fields = ServerArgs.__dataclass_fields__
-    switch = {name: True for name in ("enable_piecewise_cuda_graph",) if name in fields}
+    switch = {name: True for name in ("enable_piecewise_cuda_graph",) if name in ServerArgs.__dataclass_fields__}
     args = process.default_server_args(**{**switch, "piecewise_cuda_graph_tokens": [64, 128], **server_args})
-    runner = types.SimpleNamespace(
+    layers = num_hidden_layers or getattr(getattr(model, "config", None), "num_hidden_layers", 1)
+    runner = model_runner.ModelRunner.__new__(model_runner.ModelRunner)
+    vars(runner).update(
         model=model,
         server_args=args,
-        model_config=types.SimpleNamespace(num_hidden_layers=num_hidden_layers or model.config.num_hidden_layers),
+        model_config=types.SimpleNamespace(num_hidden_layers=layers),
         device="cpu",
         gpu_id=0,
         tp_rank=tp_rank,
         pp_rank=0,
-        pp_size=1,
+        pp_size=args.pp_size,
         is_draft_worker=False,
     )
-    runner.can_run_piecewise_cuda_graph = lambda: True
     before = {name: getattr(model_runner, name) for name in ("PiecewiseCudaGraphRunner", "get_available_gpu_memory")}
     model_runner.PiecewiseCudaGraphRunner, model_runner.get_available_gpu_memory = Captured, lambda *_, **__: 0.0
     try:
-        model_runner.ModelRunner.init_piecewise_cuda_graphs(runner)
+        _decide(runner)
     finally:
         for name, value in before.items():
             setattr(model_runner, name, value)
     return runner
+
+
+def _decide(runner):
+    module = sys.modules[type(runner).__module__]
+    if hasattr(runner, "init_piecewise_cuda_graphs"):
+        runner.init_piecewise_cuda_graphs()
+        return
+    # In 0.5.5 the decision is a statement of __init__, which also loads the model.
+    init = ast.parse(textwrap.dedent(inspect.getsource(type(runner).__init__))).body[0]
+    [decision] = [part for part in init.body if isinstance(part, ast.If) and "enable_piecewise_cuda_graph" in ast.unparse(part.test)]
+    exec(compile(ast.Module([decision], []), "<decision>", "exec"), {**vars(module), "self": runner})
 
 
 def names(model, objects):

@@ -10,9 +10,14 @@ from .split_op import split_op
 
 
 def real_tokens(forward_batch: Any) -> int:
-    """Tokens of the batch before padding. The runner of 0.5.5 hands extend_num_tokens of the batch at hand on to the
-    padded one (model_executor/piecewise_cuda_graph_runner.py, replay_prepare)."""
-    return forward_batch.extend_num_tokens
+    """Tokens of the batch before padding: those it extends by, or the drafts of each request when verifying them.
+
+    The runner of 0.5.5 hands the real batch's extend_num_tokens on to the padded one (model_executor/
+    piecewise_cuda_graph_runner.py, replay_prepare); a batch of drafts has none.
+    """
+    if forward_batch.extend_num_tokens is not None:
+        return forward_batch.extend_num_tokens
+    return forward_batch.batch_size * forward_batch.spec_info.draft_token_num
 
 
 @split_op("gdn_with_output", tokens=real_tokens, upstream="sglang.srt.models.qwen3_next")
