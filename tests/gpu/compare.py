@@ -3,6 +3,11 @@
 Two runs of one model in bfloat16 differ by rounding whenever a matrix product gets another shape (a padded batch, other
 requests beside it). A token may differ only where the reference itself was undecided: its two best log-probabilities
 closer than TIE. From such a token on, the two texts are different ones, and nothing behind it is compared.
+
+Inductor writes kernels of its own, which round otherwise in every layer. In a dense model that stays small. Where a
+router picks experts, a pair of equally good ones now and then changes places: a few tokens are far off and the rest as
+near as ever. ROUTED allows for that share and no more; an error in the graph moves most tokens (the op that overwrote its
+input: 50 of 76 first tokens wrong, 0.56 off on average). What is not a number is wrong under either.
 """
 
 from __future__ import annotations
@@ -11,9 +16,20 @@ import math
 from dataclasses import asdict, dataclass, field
 
 TOLERANCE = 0.15  # largest difference of a log-probability; logits have a standard deviation of about 2
-MEAN_TOLERANCE = 0.02  # mean difference over all compared tokens
 TIE = 2 * TOLERANCE  # two candidates, each off by at most the tolerance
 MEMORY = 4 * TOLERANCE  # what another beginning of the prompt must at least change somewhere
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may differ. mean: of all compared log-probabilities; far: the share of tokens that may be off by more than
+    TOLERANCE, or be others although the reference was decided."""
+
+    mean: float
+    far: float
+
+
+STRICT, ROUTED = Limits(0.02, 0.0), Limits(0.05, 0.04)
 
 
 @dataclass(frozen=True)
@@ -31,21 +47,26 @@ class Verdict:
 
 @dataclass
 class Tally:
-    """Running numbers of one comparison."""
+    """Running numbers of one comparison. far: log-probabilities off by more than TOLERANCE; wrong: other tokens, missing ones, no numbers."""
 
     tokens: int = 0
     ties: int = 0
+    far: int = 0
     worst: float = 0.0
     total: float = 0.0
     worst_at: str = ""
     wrong: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
 
     def add(self, where: str, left: dict, right: dict) -> None:
         """Compare one prompt's answer with the reference's (`right`), token by token, up to the first tie."""
         if len(left["tokens"]) != len(right["tokens"]):
-            self.wrong.append(f"{where}: {len(left['tokens'])} tokens, not {len(right['tokens'])}")
+            self.broken.append(f"{where}: {len(left['tokens'])} tokens, not {len(right['tokens'])}")
             return
         for step, (mine, reference) in enumerate(zip(left["tokens"], right["tokens"])):
+            if math.isnan(left["logprobs"][step]):
+                self.broken.append(f"{where}: the log-probability of token {step} is not a number")
+                return
             if mine != reference:
                 margin = right["best"][step][0] - right["best"][step][1]
                 if margin < TIE:
@@ -54,31 +75,51 @@ class Tally:
                     self.wrong.append(f"{where}: token {step} is {mine}, not {reference}, which led by {margin:.3f}")
                 return
             off = abs(left["logprobs"][step] - right["logprobs"][step])
-            self.tokens, self.total = self.tokens + 1, self.total + off
-            if math.isnan(off) or off > self.worst:
-                self.worst, self.worst_at = (math.inf if math.isnan(off) else off), f"{where}, token {step}"
+            self.tokens, self.total, self.far = self.tokens + 1, self.total + off, self.far + (off > TOLERANCE)
+            if off > self.worst:
+                self.worst, self.worst_at = off, f"{where}, token {step}"
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.tokens if self.tokens else math.nan
+
+    @property
+    def far_share(self) -> float:
+        """Of all tokens looked at, those that are far off or wrong."""
+        return (self.far + len(self.wrong)) / max(1, self.tokens + self.ties + len(self.wrong))
 
     def numbers(self) -> dict:
-        mean = self.total / self.tokens if self.tokens else math.nan
-        return {"tokens": self.tokens, "ties": self.ties, "worst": round(self.worst, 5), "mean": round(mean, 6), "wrong": len(self.wrong)}
+        return {
+            "tokens": self.tokens, "ties": self.ties, "worst": round(self.worst, 5), "mean": round(self.mean, 6) if self.tokens else None,
+            "far": self.far, "wrong": len(self.wrong), "broken": len(self.broken),
+        }  # fmt: skip
 
 
-def same_answers(what: str, left: dict, right: dict) -> Verdict:
+def same_answers(what: str, left: dict, right: dict, limits: Limits = STRICT) -> Verdict:
     """Whether two passes (call -> answers) agree; `right` is the reference."""
     tally = Tally()
     for call in right:
         for number, (mine, reference) in enumerate(zip(left[call]["answers"], right[call]["answers"])):
             tally.add(f"{call}[{number}]", mine, reference)
-    numbers = tally.numbers()
-    if tally.wrong:
-        return Verdict(what, False, f"{len(tally.wrong)} prompts answered otherwise, first {tally.wrong[0]}", numbers)
-    if not tally.tokens:
-        return Verdict(what, False, "no token could be compared", numbers)
-    if tally.worst > TOLERANCE:
-        return Verdict(what, False, f"log-probabilities differ by up to {tally.worst:.4f} ({tally.worst_at}), allowed is {TOLERANCE}", numbers)
-    if numbers["mean"] > MEAN_TOLERANCE:
-        return Verdict(what, False, f"log-probabilities differ by {numbers['mean']:.4f} on average, allowed is {MEAN_TOLERANCE}", numbers)
-    return Verdict(what, True, f"{tally.tokens} tokens alike ({tally.ties} ties), log-probabilities within {tally.worst:.4f} of each other", numbers)
+    fault = _fault(tally, limits)
+    if fault:
+        return Verdict(what, False, fault, tally.numbers())
+    far = f", {tally.far + len(tally.wrong)} of them far off" if tally.far or tally.wrong else ""
+    return Verdict(what, True, f"{tally.tokens} tokens alike ({tally.ties} ties){far}, log-probabilities within {tally.worst:.4f} of each other", tally.numbers())
+
+
+def _fault(tally: Tally, limits: Limits) -> str:
+    if tally.broken:
+        return f"{len(tally.broken)} prompts have no proper answer, first {tally.broken[0]}"
+    if not tally.tokens and not tally.wrong:
+        return "no token could be compared"
+    if tally.far_share > limits.far and tally.wrong:
+        return f"{len(tally.wrong)} prompts answered otherwise, first {tally.wrong[0]}"
+    if tally.far_share > limits.far:
+        return f"log-probabilities differ by up to {tally.worst:.4f} ({tally.worst_at}), allowed is {TOLERANCE}" + (f" for all but {limits.far:.0%}" if limits.far else "")
+    if tally.mean > limits.mean:
+        return f"log-probabilities differ by {tally.mean:.4f} on average, allowed is {limits.mean}"
+    return ""
 
 
 def remembers(answers: dict, pairs: list[tuple[str, str]]) -> Verdict:

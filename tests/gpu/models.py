@@ -57,6 +57,11 @@ MODELS = {
 NANO_9B = nemotron_h("M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 4480, 15680, (40, 8), (128, 80), 131072)
 
 
+def has_router(config: dict) -> bool:
+    """Whether some layer picks experts."""
+    return "num_experts_per_tok" in config
+
+
 def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Every tensor of a checkpoint as published ones name it: (name, shape, kind); kind says how it is drawn."""
     yield from _nemotron_h(config) if config["model_type"] == "nemotron_h" else _qwen3_next(config)

@@ -51,7 +51,7 @@ def test_engines_that_agree_pass(tmp_path):
     ("fault", "named"),
     [
         ("wrong-token", "token 3 is 5, not"),
-        ("nan", "log-probabilities differ by up to inf"),
+        ("nan", "the log-probability of token 2 is not a number"),
         ("graph-unused", "every prefill that fits ran on the graph: 81 of 81 did not"),
         ("no-cache", "prompts that continue earlier ones hit the cache: missed in cold/"),
         ("dies", "planted: the engine does not start"),
@@ -94,8 +94,8 @@ def answer(tokens, logprobs=None, margin=1.0) -> dict:
     return {"tokens": tokens, "logprobs": logprobs, "best": [[value, value - margin] for value in logprobs], "cached": 0}
 
 
-def verdict(compare, mine: dict, reference: dict):
-    return compare.same_answers("same", {"call": {"answers": [mine]}}, {"call": {"answers": [reference]}})
+def verdict(compare, mine: dict, reference: dict, **limits):
+    return compare.same_answers("same", {"call": {"answers": [mine]}}, {"call": {"answers": [reference]}}, **limits)
 
 
 def test_equal_answers_agree(compare):
@@ -121,6 +121,17 @@ def test_log_probabilities_within_the_tolerance(compare, off, good):
 
 def test_a_small_but_general_difference_fails(compare):
     assert not verdict(compare, answer([1] * 8, [-1.03] * 8), answer([1] * 8)).good
+
+
+@pytest.mark.parametrize(("far", "good"), [(4, True), (5, False)])
+def test_a_router_may_move_a_few_tokens_far(compare, far, good):
+    found = verdict(compare, answer([1] * 100, [-1.4] * far + [-1.0] * (100 - far)), answer([1] * 100), limits=compare.ROUTED)
+    assert found.good is good and found.numbers["far"] == far
+
+
+def test_a_router_excuses_no_general_difference_and_nothing_that_is_no_number(compare):
+    assert not verdict(compare, answer([1] * 100, [-1.06] * 100), answer([1] * 100), limits=compare.ROUTED).good
+    assert not verdict(compare, answer([1] * 100, [-1.0] * 99 + [float("nan")]), answer([1] * 100), limits=compare.ROUTED).good
 
 
 def test_a_missing_token_fails(compare):
