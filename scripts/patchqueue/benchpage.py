@@ -61,7 +61,7 @@ def setting(bench: dict) -> str:
         f"{load['in_flight']} in flight, prompts of {load['mean_prompt']} tokens on average that share their first {load['shared_prefix']}, answers of "
         f"{load['mean_answer']} tokens on average. The prefix cache is {'on' if load['prefix_cache'] else 'off'}; one forward takes at most "
         f"{load['chunk']} tokens of prompts; graphs are captured for {len(load['capture'])} sizes from {min(load['capture'])} to {max(load['capture'])} tokens. "
-        f"The load was run {load['loads']} times in each mode; both throughputs are shown. First tokens are medians of {load['times']} calls, timed around "
+        f"The load was run {load['loads']} times in each mode, after one run that does not count; every throughput is shown. First tokens are medians of {load['times']} calls, timed around "
         "the whole call. Modes ran one after the other, alone on the GPU.\n"
     )
 
