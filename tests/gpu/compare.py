@@ -2,7 +2,12 @@
 
 Two runs of one model in bfloat16 differ by rounding whenever a matrix product gets another shape (a padded batch, other
 requests beside it). A token may differ only where the reference itself was undecided: its two best log-probabilities
-closer than TIE. From such a token on, the two texts are different ones, and nothing behind it is compared.
+closer than a tie. From such a token on, the two texts are different ones, and nothing behind it is compared.
+
+A compiler that fuses rounds otherwise everywhere. In a model with routed experts that sends a token whose router was
+nearly undecided to another expert: single tokens move far, the mean hardly. Seen on an H200 with 0.5.9 and inductor: mean
+0.016 and worst 0.09 without experts, mean 0.016 to 0.036 and worst 0.46 with them; an op that overwrote its input gave a
+mean of 0.56 over the 5 of 608 tokens that could be compared at all. So there the mean and the share decide.
 """
 
 from __future__ import annotations
@@ -10,10 +15,22 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 
-TOLERANCE = 0.15  # largest difference of a log-probability; logits have a standard deviation of about 2
-MEAN_TOLERANCE = 0.02  # mean difference over all compared tokens
-TIE = 2 * TOLERANCE  # two candidates, each off by at most the tolerance
-MEMORY = 4 * TOLERANCE  # what another beginning of the prompt must at least change somewhere
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What two runs may differ by. worst, mean: of log-probabilities (logits have a standard deviation of about 2);
+    tie: the reference's lead up to which another token is none of the graph's fault; share: of the tokens that must
+    have been compared, before such a token ended it."""
+
+    worst: float
+    mean: float
+    tie: float
+    share: float
+
+
+STRICT = Tolerance(worst=0.15, mean=0.02, tie=0.3, share=0.8)
+ROUTED = Tolerance(worst=0.75, mean=0.05, tie=0.75, share=0.6)  # a fusing compiler and routed experts
+MEMORY = 4 * STRICT.worst  # what another beginning of the prompt must at least change somewhere
 
 
 @dataclass(frozen=True)
@@ -31,8 +48,10 @@ class Verdict:
 
 @dataclass
 class Tally:
-    """Running numbers of one comparison."""
+    """Running numbers of one comparison. offered: the reference's tokens."""
 
+    tie: float
+    offered: int = 0
     tokens: int = 0
     ties: int = 0
     worst: float = 0.0
@@ -42,13 +61,14 @@ class Tally:
 
     def add(self, where: str, left: dict, right: dict) -> None:
         """Compare one prompt's answer with the reference's (`right`), token by token, up to the first tie."""
+        self.offered += len(right["tokens"])
         if len(left["tokens"]) != len(right["tokens"]):
             self.wrong.append(f"{where}: {len(left['tokens'])} tokens, not {len(right['tokens'])}")
             return
         for step, (mine, reference) in enumerate(zip(left["tokens"], right["tokens"])):
             if mine != reference:
                 margin = right["best"][step][0] - right["best"][step][1]
-                if margin < TIE:
+                if margin < self.tie:
                     self.ties += 1
                 else:
                     self.wrong.append(f"{where}: token {step} is {mine}, not {reference}, which led by {margin:.3f}")
@@ -63,21 +83,23 @@ class Tally:
         return {"tokens": self.tokens, "ties": self.ties, "worst": round(self.worst, 5), "mean": round(mean, 6), "wrong": len(self.wrong)}
 
 
-def same_answers(what: str, left: dict, right: dict) -> Verdict:
+def same_answers(what: str, left: dict, right: dict, allowed: Tolerance = STRICT) -> Verdict:
     """Whether two passes (call -> answers) agree; `right` is the reference."""
-    tally = Tally()
+    tally = Tally(allowed.tie)
     for call in right:
         for number, (mine, reference) in enumerate(zip(left[call]["answers"], right[call]["answers"])):
             tally.add(f"{call}[{number}]", mine, reference)
-    numbers = tally.numbers()
+    numbers = tally.numbers() | {"allowed": asdict(allowed)}
     if tally.wrong:
         return Verdict(what, False, f"{len(tally.wrong)} prompts answered otherwise, first {tally.wrong[0]}", numbers)
     if not tally.tokens:
         return Verdict(what, False, "no token could be compared", numbers)
-    if tally.worst > TOLERANCE:
-        return Verdict(what, False, f"log-probabilities differ by up to {tally.worst:.4f} ({tally.worst_at}), allowed is {TOLERANCE}", numbers)
-    if numbers["mean"] > MEAN_TOLERANCE:
-        return Verdict(what, False, f"log-probabilities differ by {numbers['mean']:.4f} on average, allowed is {MEAN_TOLERANCE}", numbers)
+    if tally.tokens < allowed.share * tally.offered:
+        return Verdict(what, False, f"only {tally.tokens} of {tally.offered} tokens could be compared before a tie", numbers)
+    if tally.worst > allowed.worst:
+        return Verdict(what, False, f"log-probabilities differ by up to {tally.worst:.4f} ({tally.worst_at}), allowed is {allowed.worst}", numbers)
+    if numbers["mean"] > allowed.mean:
+        return Verdict(what, False, f"log-probabilities differ by {numbers['mean']:.4f} on average, allowed is {allowed.mean}", numbers)
     return Verdict(what, True, f"{tally.tokens} tokens alike ({tally.ties} ties), log-probabilities within {tally.worst:.4f} of each other", numbers)
 
 

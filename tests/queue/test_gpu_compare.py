@@ -94,8 +94,8 @@ def answer(tokens, logprobs=None, margin=1.0) -> dict:
     return {"tokens": tokens, "logprobs": logprobs, "best": [[value, value - margin] for value in logprobs], "cached": 0}
 
 
-def verdict(compare, mine: dict, reference: dict):
-    return compare.same_answers("same", {"call": {"answers": [mine]}}, {"call": {"answers": [reference]}})
+def verdict(compare, mine: dict, reference: dict, allowed=None):
+    return compare.same_answers("same", {"call": {"answers": [mine]}}, {"call": {"answers": [reference]}}, allowed or compare.STRICT)
 
 
 def test_equal_answers_agree(compare):
@@ -104,14 +104,26 @@ def test_equal_answers_agree(compare):
 
 @pytest.mark.parametrize(("margin", "good"), [(0.2, True), (0.31, False)])
 def test_another_token_is_right_only_where_the_reference_was_undecided(compare, margin, good):
-    found = verdict(compare, answer([1, 2, 3]), answer([1, 9, 4], margin=margin))
+    found = verdict(compare, answer([1] * 9 + [2]), answer([1] * 9 + [9], margin=margin))
     assert found.good is good
     assert found.numbers["ties"] == int(good)
 
 
 def test_nothing_is_compared_behind_a_tie(compare):
-    found = verdict(compare, answer([1, 2, 3], [-1, -9, -9]), answer([1, 9, 4], margin=0.1))
-    assert found.good and found.numbers["tokens"] == 1
+    found = verdict(compare, answer([1] * 9 + [2, 3], [-1.0] * 9 + [-9.0, -9.0]), answer([1] * 9 + [9, 4], margin=0.1))
+    assert found.good and found.numbers["tokens"] == 9
+
+
+def test_ties_cannot_hide_a_wrong_answer(compare):
+    """An op that overwrote its input ended most comparisons at the first token."""
+    found = verdict(compare, answer([1, 2, 3, 4]), answer([1, 9, 4, 4], margin=0.1), compare.ROUTED)
+    assert not found.good and "only 1 of 4" in found.why
+
+
+def test_routed_experts_may_move_single_tokens_but_not_the_mean(compare):
+    one = answer([1] * 20, [-1.0] * 19 + [-1.5])
+    assert verdict(compare, one, answer([1] * 20), compare.ROUTED).good and not verdict(compare, one, answer([1] * 20)).good
+    assert not verdict(compare, answer([1] * 20, [-1.06] * 20), answer([1] * 20), compare.ROUTED).good
 
 
 @pytest.mark.parametrize(("off", "good"), [(0.01, True), (0.16, False), (float("nan"), False)])
