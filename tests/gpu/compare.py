@@ -23,13 +23,15 @@ MEMORY = 4 * TOLERANCE  # what another beginning of the prompt must at least cha
 @dataclass(frozen=True)
 class Limits:
     """What may differ. mean: of all compared log-probabilities; far: the share of tokens that may be off by more than
-    TOLERANCE, or be others although the reference was decided."""
+    TOLERANCE, or be others although the reference was decided; compared: the share that must have been looked at before
+    ties ended it, or ties could hide a wrong answer."""
 
     mean: float
     far: float
+    compared: float
 
 
-STRICT, ROUTED = Limits(0.02, 0.0), Limits(0.05, 0.04)
+STRICT, ROUTED = Limits(0.02, 0.0, 0.8), Limits(0.05, 0.04, 0.6)
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,10 @@ class Verdict:
 
 @dataclass
 class Tally:
-    """Running numbers of one comparison. far: log-probabilities off by more than TOLERANCE; wrong: other tokens, missing ones, no numbers."""
+    """Running numbers of one comparison. offered: the reference's tokens; far: log-probabilities off by more than TOLERANCE;
+    wrong: prompts with another token; broken: prompts with missing tokens or no numbers."""
 
+    offered: int = 0
     tokens: int = 0
     ties: int = 0
     far: int = 0
@@ -60,6 +64,7 @@ class Tally:
 
     def add(self, where: str, left: dict, right: dict) -> None:
         """Compare one prompt's answer with the reference's (`right`), token by token, up to the first tie."""
+        self.offered += len(right["tokens"])
         if len(left["tokens"]) != len(right["tokens"]):
             self.broken.append(f"{where}: {len(left['tokens'])} tokens, not {len(right['tokens'])}")
             return
@@ -117,6 +122,8 @@ def _fault(tally: Tally, limits: Limits) -> str:
         return f"{len(tally.wrong)} prompts answered otherwise, first {tally.wrong[0]}"
     if tally.far_share > limits.far:
         return f"log-probabilities differ by up to {tally.worst:.4f} ({tally.worst_at}), allowed is {TOLERANCE}" + (f" for all but {limits.far:.0%}" if limits.far else "")
+    if tally.tokens < limits.compared * tally.offered:
+        return f"only {tally.tokens} of {tally.offered} tokens could be compared before a tie"
     if tally.mean > limits.mean:
         return f"log-probabilities differ by {tally.mean:.4f} on average, allowed is {limits.mean}"
     return ""

@@ -104,14 +104,24 @@ def test_equal_answers_agree(compare):
 
 @pytest.mark.parametrize(("margin", "good"), [(0.2, True), (0.31, False)])
 def test_another_token_is_right_only_where_the_reference_was_undecided(compare, margin, good):
-    found = verdict(compare, answer([1, 2, 3]), answer([1, 9, 4], margin=margin))
+    found = verdict(compare, answer([1] * 9 + [2]), answer([1] * 9 + [9], margin=margin))
     assert found.good is good
     assert found.numbers["ties"] == int(good)
 
 
 def test_nothing_is_compared_behind_a_tie(compare):
-    found = verdict(compare, answer([1, 2, 3], [-1, -9, -9]), answer([1, 9, 4], margin=0.1))
-    assert found.good and found.numbers["tokens"] == 1
+    found = verdict(compare, answer([1] * 9 + [2, 3], [-1.0] * 9 + [-9.0, -9.0]), answer([1] * 9 + [9, 4], margin=0.1))
+    assert found.good and found.numbers["tokens"] == 9
+
+
+def test_ties_cannot_hide_a_wrong_answer(compare):
+    """An op that overwrote its input ended most comparisons at the first token."""
+    found = verdict(compare, answer([1, 2, 3, 4]), answer([1, 9, 4, 4], margin=0.1), limits=compare.ROUTED)
+    assert not found.good and "only 1 of 4" in found.why
+
+
+def test_a_tie_does_not_excuse_what_is_no_number(compare):
+    assert not verdict(compare, answer([1] * 9 + [0], [-1.0] * 9 + [float("nan")]), answer([1] * 9 + [9], margin=0.1), limits=compare.ROUTED).good
 
 
 @pytest.mark.parametrize(("off", "good"), [(0.01, True), (0.16, False), (float("nan"), False)])
