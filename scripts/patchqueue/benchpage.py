@@ -150,6 +150,8 @@ def notes(bench: dict) -> str:
     """Under what conditions the release ran."""
     torch = bench["torch"]
     said = [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
+    if bench.get("earlier_queue"):
+        said.append("The queue has changed since.")
     if torch["off_pin"]:
         said.append(f"The release pins torch {torch['pinned']}: it ran off its pin.")
     if bench.get("kernel"):

@@ -33,6 +33,7 @@ def add(commands) -> None:
         ran.add_argument("--here", action="store_true", help="in this interpreter, with --site, not in an environment of the release's own")
         ran.add_argument("--site", type=Path, action="append", default=[], help="a folder of packages, or an unpacked bundle; may be given again")
         ran.add_argument("--take", type=Path, nargs="+", metavar="FILE", help="run nothing: keep results that another host wrote")
+        ran.add_argument("--stale", action="store_true", help="with --take: also what is about an earlier queue")
         ran.add_argument("--pass", dest="words", action="append", default=[], metavar="WORD", help="hand this on to tests/gpu, as --pass=--model --pass=qwen3-next")
     ran.add_argument("--page", action="store_true", help="run nothing: make docs/bench.md from evidence/, and the plot where matplotlib is")
     shown = commands.add_parser("status", help="make the README's support matrix from evidence/ and the queue", description="Make the README's support matrix.")
@@ -94,7 +95,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
         codes.append(ran.code)
         files += [ran.result] if ran.result else []
     for file in files:
-        taken = evidence.take(options.root, pins, file, _say)
+        taken = evidence.take(options.root, pins, file, _say, options.stale)
         kept = f", {taken.kept} kept from before" if taken.kept else ""
         OUT.print(f"{taken.path.relative_to(options.root)}: {taken.runs} runs{kept}; {'all passed' if taken.passed else 'not all passed'}")
     return max(codes, default=0)

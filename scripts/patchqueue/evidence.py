@@ -34,11 +34,17 @@ class Taken:
     passed: bool
 
 
-def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None]) -> Taken:
-    """Check one result and write it below evidence/. Raises Refused where it is unreadable or about another tree."""
+def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: bool = False) -> Taken:
+    """Check one result and write it below evidence/. Raises Refused where it is unreadable or about another tree.
+
+    stale: keep it even though the queue has changed since; the matrix and the bench's page then say so.
+    """
     found = read(file)
     pin = pins.find(str(found["version"]))
-    check_tree(root, pin, found, file.name, say)
+    if stale and found["tree_untouched"]:
+        found["earlier_queue"] = found["queue"] != today(root, pin)
+    else:
+        check_tree(root, pin, found, file.name, say)
     path = root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{'.bench' if 'load' in found else ''}.json"
     found = clean(found)
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -74,7 +80,13 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str]
     if found["queue"] != identity(queue, patches, pin):
         raise Refused(Problem("stale-evidence", name, f"is about another queue than today's for {pin.tag}", again))
     if found["tree"] != tree_after(queue, patches, source.fetch(pin, None, say)):
-        raise Refused(Problem(str("tree-mismatch"), name, f"names the tree {found['tree']}, which the queue does not make", again))
+        raise Refused(Problem("tree-mismatch", name, f"names the tree {found['tree']}, which the queue does not make", again))
+
+
+def today(root: Path, pin: Pin) -> str:
+    """The identity of what the queue lays on a release now."""
+    queue = load_queue(root)
+    return identity(queue, select(queue, pin), pin)
 
 
 def slug(gpu: str) -> str:

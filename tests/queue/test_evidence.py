@@ -76,6 +76,13 @@ def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, nam
     assert not (applied.root / "evidence").exists()
 
 
+def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_path):
+    file = tmp_path / "evidence.json"
+    file.write_text(json.dumps(result(applied, queue="sha256:" + "0" * 64)))
+    taken = evidence.take(applied.root, pins.load(applied.root), file, quiet, stale=True)
+    assert json.loads(taken.path.read_text())["earlier_queue"] is True
+
+
 @pytest.mark.parametrize(("text", "named"), [("{", "is no JSON"), ("[]", "lacks schema"), ('{"schema": 1}', "lacks version")])
 def test_an_unreadable_result_is_named(applied, tmp_path, text, named):
     file = tmp_path / "evidence.json"
