@@ -15,6 +15,7 @@ from packaging.version import Version
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 EAGER = "eager"
 NAMES = {"eager": "eager prefill", "piecewise": "piecewise, eager compiler", "piecewise-inductor": "piecewise, inductor", "breakable": "breakable"}
+SPOKEN = NAMES | {"piecewise": "the piecewise graph with the eager compiler", "piecewise-inductor": "the piecewise graph with inductor", "breakable": "the breakable graph"}
 REPORTED = {"piecewise": 1.4, "piecewise-inductor": 10.5}  # sglang#19903's own throughput gains on an H100, in percent
 INTRO = """# What the prefill graph is worth
 
@@ -56,12 +57,13 @@ def title(bench: dict) -> str:
 def setting(bench: dict) -> str:
     """What was sent to what."""
     load = bench["load"]
+    warm = ", after one run that does not count" if all("warm_up" in run for run in measured(bench)) else ""
     return (
         f"The model has the published shape of {bench['model']} and dummy weights. The load is shaped as GSM8K's: {load['requests']} requests, at most "
         f"{load['in_flight']} in flight, prompts of {load['mean_prompt']} tokens on average that share their first {load['shared_prefix']}, answers of "
         f"{load['mean_answer']} tokens on average. The prefix cache is {'on' if load['prefix_cache'] else 'off'}; one forward takes at most "
         f"{load['chunk']} tokens of prompts; graphs are captured for {len(load['capture'])} sizes from {min(load['capture'])} to {max(load['capture'])} tokens. "
-        f"The load was run {load['loads']} times in each mode, after one run that does not count; every throughput is shown. First tokens are medians of {load['times']} calls, timed around "
+        f"The load was run {load['loads']} times in each mode{warm}; every throughput is shown. First tokens are medians of {load['times']} calls, timed around "
         "the whole call. Modes ran one after the other, alone on the GPU.\n"
     )
 
@@ -97,10 +99,10 @@ def meaning(bench: dict) -> str:
     noise = max(spread(run) for run in runs.values())
     parts = []
     for mode, gain in found.items():
-        inside = ", which is less than equal loads differ by" if abs(gain) < noise else ""
-        other = f"; the pull request reports {REPORTED[mode]:+.1f} % on an H100" if mode in REPORTED else ""
-        parts.append(f"{NAMES[mode]}: {gain:+.1f} % output tokens per second{inside}{other}")
-    text = f"Against eager prefill, {'. '.join(f'{part}' for part in parts)}. Equal loads differ by up to {noise:.1f} %. "
+        inside = " (less than equal loads differ by)" if abs(gain) < noise else ""
+        other = f", for which the pull request reports {REPORTED[mode]:+.1f} % on an H100" if mode in REPORTED else ""
+        parts.append(f"{SPOKEN[mode]} {gain:+.1f} %{inside}{other}")
+    text = f"Output tokens per second against eager prefill: {'. '.join(parts)}. Equal loads differ by up to {noise:.1f} %. "
     return text + first_token_meaning(runs)
 
 
@@ -173,13 +175,17 @@ def draw(benches: Sequence[dict], out: Path) -> bool:
     except ImportError:
         return False
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, panels = pyplot.subplots(1, len(benches), figsize=(5.2 * len(benches), 3.8), squeeze=False, sharey=True)
     for panel, bench in zip(panels[0], benches):
         _panel(panel, bench)
     panels[0][0].set_ylabel("ms to first token")
     panels[0][0].legend(frameon=False, fontsize=9)
+    for panel in panels[0]:
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        panel.yaxis.set_minor_formatter(ticker.StrMethodFormatter("{x:g}"))
     figure.tight_layout()
     figure.savefig(out, dpi=130, metadata={"Software": None})
     pyplot.close(figure)

@@ -170,8 +170,8 @@ def measurement(rates: dict[str, list[float]], first: dict[str, float]) -> dict:
 def test_a_gain_is_told_beside_what_equal_loads_differ_by():
     bench = measurement({"eager": [100, 101], "piecewise": [100.5, 101.5], "piecewise-inductor": [110, 112]}, {"eager": 30, "piecewise": 20, "piecewise-inductor": 15})
     text = benchpage.page([bench], with_plot=False)
-    assert "piecewise, eager compiler: +0.5 % output tokens per second, which is less than equal loads differ by" in text
-    assert "piecewise, inductor: +10.4 % output tokens per second; the pull request reports +10.5 %" in text
+    assert "the piecewise graph with the eager compiler +0.5 % (less than equal loads differ by), for which the pull request reports +1.4 %" in text
+    assert "the piecewise graph with inductor +10.4 %, for which the pull request reports +10.5 %" in text
     assert "after 15.0 ms in the best graph mode, 30.0 ms without" in text and "off its pin" in text
 
 

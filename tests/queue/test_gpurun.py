@@ -1,0 +1,67 @@
+"""Running tests/gpu on a host: on the built wheel's own files, with the packages given, and nothing where it cannot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import fakes
+import pytest
+from fakes import quiet
+from patchqueue import gpurun
+from patchqueue.outcome import Refused
+
+SCRIPT = """import json, pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+out.mkdir(parents=True)
+(out / "words.json").write_text(json.dumps(sys.argv[1:]))
+if "--fail" in sys.argv:
+    sys.exit(3)
+(out / "evidence.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def host(project):
+    project.write("tests/gpu/run.py", SCRIPT)
+    return project
+
+
+def run(host, *words: str, here: bool = True) -> gpurun.Ran:
+    return gpurun.run(host.root, host.pin, "run", here, [Path("packages")], None, words, quiet)
+
+
+def test_it_runs_on_the_built_wheels_files(host):
+    ran = run(host, "--model", "one")
+    assert ran.code == 0 and ran.result == host.root / "dist/gpu/v9.9.1/run/evidence.json"
+    words = (ran.result.parent / "words.json").read_text()
+    assert '"--tree"' in words and '"--site"' in words and '"--model", "one"' in words
+    tree = host.root / "dist/gpu/v9.9.1/tree"
+    assert "added_step" in (tree / "sglang/srt/runner.py").read_text() and (tree / "sglang-9.9.1+pcg.1.dist-info/patch_queue.json").is_file()
+
+
+def test_a_run_that_fails_leaves_no_older_result(host):
+    assert run(host).result
+    ran = run(host, "--fail")
+    assert (ran.code, ran.result) == (3, None)
+
+
+def test_a_host_that_cannot_have_the_environment_is_told_of_the_other_way(host, monkeypatch):
+    monkeypatch.setattr(gpurun, "find_uv", lambda: sys.executable)  # fails at uv's words
+    with pytest.raises(Refused, match="--here --site FOLDER"):
+        run(host, here=False)
+
+
+def test_an_environment_is_made_once(host, monkeypatch):
+    called = []
+
+    def uv(*words: str) -> None:
+        called.append(words[0])
+        if words[0] == "venv":
+            (Path(words[-1]) / "bin").mkdir(parents=True)
+            (Path(words[-1]) / "bin/python").symlink_to(sys.executable)
+
+    monkeypatch.setattr(gpurun, "_uv", uv)
+    for _ in range(2):
+        assert run(host, here=False).result
+    assert called == ["venv", "pip"] and fakes.TAG in str(host.root / gpurun.FOLDER / host.pin.tag)
