@@ -5,6 +5,7 @@ Where the facts come from (paths below sglang/srt/):
     list of split ops                  compilation/backend.py SPLIT_OPS up to 0.5.6.post2; a literal in
                                        compilation_config.py CompilationConfig.__init__ in 0.5.7;
                                        compilation_config.py SPLIT_OPS and register_split_op from 0.5.8
+    breakable graph                    model_executor/breakable_cuda_graph/ from 0.5.11
     switches                           server_args.py: enable_piecewise_cuda_graph up to 0.5.9, then disable_…
 Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
 """
@@ -12,6 +13,8 @@ Importing this module imports neither torch nor any other part of sglang; its fu
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -25,6 +28,7 @@ from typing import Any
 _CONTEXT = "sglang.srt.compilation.piecewise_context_manager"
 _CONFIG = "sglang.srt.compilation.compilation_config"
 _BACKEND = "sglang.srt.compilation.backend"
+_BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph"
 OPT_IN, OPT_OUT = "enable_piecewise_cuda_graph", "disable_piecewise_cuda_graph"
 
 
@@ -60,7 +64,7 @@ def split_at(op_name: str) -> None:
     config = importlib.import_module(_CONFIG)
     if hasattr(config, "SPLIT_OPS"):
         if target not in config.SPLIT_OPS:
-            config.register_split_op(op_name)(None)
+            config.SPLIT_OPS.append(target)
     elif hasattr(config.CompilationConfig, "add_split_op"):
         _add_to_every_config(config.CompilationConfig, target)
     else:
@@ -102,6 +106,142 @@ def defines(module: str, name: str) -> bool:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
     return f"\ndef {name}(" in Path(spec.origin).read_text(encoding="utf-8")
+
+
+# The breakable graph
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """How a release captures a graph with breaks.
+
+    graph(): a new graph with replay(); capture(graph, pool, stream): a context manager that captures into it;
+    capturing(), replaying(): context managers around all captures, and around a replay.
+    """
+
+    graph: Callable[[], Any]
+    capture: Callable[[Any, Any, Any], Any]
+    capturing: Callable[[], Any]
+    replaying: Callable[[], Any]
+
+
+def primitive() -> Primitive:
+    """The release's own breakable graph (from 0.5.11), else this package's.
+
+    Releases without one know of one prefill graph only: while it is captured their piecewise flag is set, so that
+    model code takes the ways that can be captured (custom all-reduce, dispose_tensor, MoE ops).
+    """
+    if has_breakable():
+        own = importlib.import_module(f"{_BREAKABLE}.breakable_cuda_graph")
+        flag = importlib.import_module(f"{_BREAKABLE}.context").enable_breakable_cuda_graph
+        return Primitive(own.BreakableCUDAGraph, own.BreakableCUDAGraphCapture, flag, flag)
+    from . import breakable_graph, breaks
+
+    @contextlib.contextmanager
+    def capturing():
+        with importlib.import_module(_CONTEXT).enable_piecewise_cuda_graph(), breaks.in_breakable_graph():
+            yield
+
+    return Primitive(breakable_graph.Graph, breakable_graph.Capture, capturing, breaks.in_breakable_graph)
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def capture_context(runner: Any) -> Any:
+    """The release's context manager for capturing graphs, with garbage collection frozen; gives the stream."""
+    from sglang.srt.distributed.parallel_state import graph_capture
+    from sglang.srt.model_executor.piecewise_cuda_graph_runner import freeze_gc
+
+    @contextlib.contextmanager
+    def context():
+        with freeze_gc(runner.server_args.enable_cudagraph_gc), graph_capture() as capture:
+            yield capture.stream
+
+    return context()
+
+
+def graph_pool(runner: Any) -> Any:
+    """The memory pool that all of the process's graphs share; they never run at the same time."""
+    from sglang.srt.distributed.device_communicators.pynccl_allocator import set_graph_pool_id
+    from sglang.srt.model_executor import cuda_graph_runner
+
+    if cuda_graph_runner.get_global_graph_memory_pool() is None:
+        cuda_graph_runner.set_global_graph_memory_pool(torch_device_module(runner).graph_pool_handle())
+    pool = cuda_graph_runner.get_global_graph_memory_pool()
+    set_graph_pool_id(pool)
+    return pool
+
+
+def torch_device_module(runner: Any) -> Any:
+    import torch
+
+    return torch.get_device_module(runner.device)
+
+
+def forward_scope(runner: Any, forward_batch: Any) -> Any:
+    """The release's set_forward_context for a batch: what breaks look their layer and their batch up in.
+
+    0.5.10 takes num_tokens as well, from which its attention plans padding; breaks get no padding, so it stays unset.
+    """
+    lists = [getattr(runner, name) for name in ("attention_layers", *layer_lists(runner))]
+    quantization = getattr(runner.model, "quant_config", None)
+    return importlib.import_module(_CONTEXT).set_forward_context(forward_batch, lists[0], quantization, *lists[1:])
+
+
+def begin_forward(forward_batch: Any, tokens: int) -> None:
+    """What a graph runner settles before a forward of `tokens` rows without data parallelism."""
+    from sglang.srt.layers.dp_attention import set_dp_buffer_len, set_is_extend_in_batch
+
+    forward_batch.dp_local_start_pos = forward_batch.dp_local_num_tokens = None
+    set_dp_buffer_len(None, tokens, forward_batch.dp_padding_mode.is_max_len())
+    set_is_extend_in_batch(False)
+
+
+def hidden_mode(runner: Any) -> Any:
+    """The CaptureHiddenMode that this server's prefills have."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    return CaptureHiddenMode.FULL if runner.server_args.enable_return_hidden_states else CaptureHiddenMode.NULL
+
+
+def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
+    """A ForwardBatch of one request with `tokens` new tokens, for capturing.
+
+    inputs: the static tensors that captured kernels read (input_ids, positions, out_cache_loc, …), cut to `tokens`.
+    Nothing but these and the breaks may depend on the batch. Field names as in 0.5.9 to 0.5.11.
+    """
+    import torch
+    from sglang.srt.layers.dp_attention import DpPaddingMode
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+    def here(value: int) -> Any:
+        return torch.tensor([value], dtype=torch.int64, device=runner.device)
+
+    values = inputs | dict(
+        forward_mode=ForwardMode.EXTEND, global_forward_mode=ForwardMode.EXTEND, batch_size=1, seq_lens_sum=tokens,
+        req_pool_indices=here(0), seq_lens=here(tokens), orig_seq_lens=here(tokens), seq_lens_cpu=torch.tensor([tokens]),
+        extend_num_tokens=tokens, extend_seq_lens=here(tokens), extend_prefix_lens=here(0), extend_start_loc=here(0),
+        extend_seq_lens_cpu=[tokens], extend_prefix_lens_cpu=[0], extend_logprob_start_lens_cpu=[tokens], num_token_non_padded_cpu=tokens,
+        return_logprob=False, capture_hidden_mode=hidden_mode(runner), dp_padding_mode=DpPaddingMode.get_default_mode_in_cuda_graph(),
+        req_to_token_pool=runner.req_to_token_pool, token_to_kv_pool=runner.token_to_kv_pool, attn_backend=runner.attn_backend,
+    )  # fmt: skip
+    known = {field.name for field in dataclasses.fields(ForwardBatch)}
+    return ForwardBatch(**{name: value for name, value in values.items() if name in known})
+
+
+def has_breakable() -> bool:
+    """Whether the release has a breakable graph of its own."""
+    return _has(_BREAKABLE)
+
+
+def keeps_own_metadata(runner: Any) -> bool:
+    """Whether the attention backend prepares breakable graphs itself (DeepSeek-V4's, from 0.5.13)."""
+    return bool(getattr(runner.attn_backend, "use_captured_forward_metadata_for_breakable_cuda_graph", False))
 
 
 # The model runner
@@ -196,6 +336,26 @@ def switch_rules(server_args: Any) -> list[Rule]:
     methods = [value for value in vars(type(server_args)).values() if inspect.isfunction(value)]
     methods = [method for method in methods if set(method.__code__.co_names) & wanted.keys()]
     return [rule for method in methods for rule in _rules(method, server_args, turns_off)]
+
+
+def argument_rules(server_args: Any) -> list[str]:
+    """Why other arguments turn the prefill graph off: the switch itself, or the release's rules about arguments alone.
+
+    Rules that ask about the model say nothing about what was typed, and are left to the report.
+    """
+    now = switch(server_args)
+    if now is None or now.on or now.opt_in:
+        return []
+    holding = [rule for rule in switch_rules(server_args) if rule.holds]
+    if not holding:
+        return [f"{now.flag} is given"]
+    return [str(rule) for rule in holding if "model" not in rule.condition]
+
+
+def switch_on(server_args: Any) -> None:
+    """Ask for the prefill graph where the release leaves it off otherwise (up to 0.5.9)."""
+    if hasattr(server_args, OPT_IN) and not hasattr(server_args, OPT_OUT):
+        setattr(server_args, OPT_IN, True)
 
 
 def runner_rules(runner: Any) -> list[Rule]:

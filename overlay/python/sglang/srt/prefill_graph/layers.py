@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import logging
 from collections.abc import Iterable
@@ -170,8 +171,7 @@ _PLACES = {"self_attn": _self_attn, "attn": _attn, "linear_attn": _linear_attn, 
 
 def _without_state(module: Any, layer: Any) -> tuple[Kind, str, str]:
     """MLP or MoE, if it is known to be one and nothing inside keeps state; else UNKNOWN. `place` is always ""."""
-    inside = module.modules() if callable(getattr(module, "modules", None)) else ()
-    keeper = next((_name(part) for part in inside if any(_is_a(part, name) for name in _STATEFUL)), None)
+    keeper = next((_name(part) for part in _parts(module) if any(_is_a(part, name) for name in _STATEFUL)), None)
     if keeper:
         return Kind.UNKNOWN, "", f"keeps state in a {keeper} that no split op is known for"
     parts = [module, *(getattr(module, name) for name in ("mlp", "feed_forward", "block_sparse_moe", "moe") if hasattr(module, name))]
@@ -216,6 +216,26 @@ def judge(table: LayerTable, found: int, needed: int) -> Decision:
     if moved:
         return Decision(False, f"layer {moved.index} ({moved.class_name}) calls itself layer {_layer_id(moved)}", offender=moved)
     return Decision(True, f"{len(rows)} layers known, {sum(row.split_object is not None for row in rows)} with state", use_table=True)
+
+
+def outside_breaks(layers: Iterable[Any]) -> Layer | None:
+    """The first layer that keeps state which no break covers, or None.
+
+    Captured, such a layer would go on with the state slots and lengths of the batch of the capture. Falcon-H1 is one:
+    its attention breaks the graph, its Mamba2 mixer beside it does not (models/falcon_h1.py:346 in 0.5.9).
+    """
+    for row, layer in zip(describe(layers).rows, layers):
+        if row.kind is Kind.UNKNOWN:
+            return row
+        covered = set() if row.split_object is None else {id(part) for part in _parts(row.split_object)}
+        inside = [part for part in _parts(layer) if _is_a(part, "MambaMixer2") and id(part) not in covered]
+        if inside:
+            return dataclasses.replace(row, reason=f"calls a {_name(inside[0])} outside of every break")
+    return None
+
+
+def _parts(module: Any) -> Iterable[Any]:
+    return module.modules() if callable(getattr(module, "modules", None)) else ()
 
 
 def _layer_id(row: Layer) -> int | None:

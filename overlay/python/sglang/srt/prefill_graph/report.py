@@ -108,6 +108,9 @@ def explain(runner: Any) -> Verdict:
     graph = compat.graph_runner(runner)
     if graph is not None:
         return _of_graph(graph)
+    refusal = getattr(runner, "prefill_graph_refusal", None)
+    if refusal:
+        return Verdict(OFF, refusal.reason, _offender(refusal.offender))
     return _of_switch(runner.server_args) or _of_rules(runner) or _of_sizes(runner.server_args) or _of_layers(runner)
 
 

@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 
-from . import compat
+from . import breaks, compat
 
 Body = Callable[[Any, torch.Tensor, torch.Tensor, Any], None]
 _LIBRARY = torch.library.Library("sglang", "FRAGMENT")  # ops live as long as the library that defined them
 
-in_prefill_graph = compat.graph_flag()
+in_prefill_graph = compat.graph_flag()  # also true while the breakable graph of compat.primitive is captured
 
 
 def on_one_stream() -> bool:
@@ -52,7 +52,7 @@ def split_op(name: str, tokens: Callable[[Any], int], upstream: str | None = Non
         if upstream and compat.defines(upstream, name):
             return _late(name)
         if not hasattr(torch.ops.sglang, name):
-            _define(name, _op_function(body, tokens))
+            _define(name, breaks.at_op(_op_function(body, tokens), name))
         compat.split_at(name)
         return getattr(torch.ops.sglang, name)
 

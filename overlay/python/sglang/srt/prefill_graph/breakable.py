@@ -1,0 +1,196 @@
+"""The breakable prefill graph's runner: it captures the layer stack alone, so that any number of requests can replay it.
+
+Logits and pooling depend on how many requests there are; they run eagerly after the replay, on the batch as it came. The
+capture's own batch, one request, is a placeholder: captured kernels see rows of tokens only, breaks see the real batch.
+The boundary is that of upstream sglang#24662 (releases from 0.5.12); `make_runner` is what a ModelRunner calls.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tqdm
+
+from . import compat, layers, stack
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a model runs without the graph. offender: the layer at fault, where it is one."""
+
+    reason: str
+    offender: layers.Layer | None = None
+
+
+class CannotCapture(RuntimeError):
+    """No size could be captured. str() says why."""
+
+
+def make_runner(runner: Any, upstream: type | None = None) -> Any:
+    """The breakable graph's runner for a ModelRunner, or None where it has to prefill eagerly: one warning then says why.
+
+    upstream: the release's own runner class, where it has this boundary itself. The reason stays with the ModelRunner as
+    `prefill_graph_refusal`, for the report.
+    """
+    refusal, made = refuse(runner), None
+    if refusal is None:
+        try:
+            made = (upstream or BreakableRunner)(runner)
+        except CannotCapture as error:
+            refusal = Refusal(str(error))
+    runner.prefill_graph_refusal = refusal
+    if refusal and compat.is_first_rank(runner):
+        logger.warning("Prefill runs without a CUDA graph: %s", refusal.reason)
+    return made
+
+
+def refuse(runner: Any) -> Refusal | None:
+    """Why this model's layers must not be captured, or None."""
+    if getattr(runner, "use_mla_backend", False) and not compat.keeps_own_metadata(runner):
+        return Refusal("MLA attention runs outside of the graph's breaks")
+    if getattr(runner, "is_multimodal", False):
+        return Refusal("the model is multimodal, and none is known to work in the breakable graph of this release")
+    try:
+        found = stack.find(runner.model)
+    except stack.NoStack as error:
+        return Refusal(str(error))
+    offender = layers.outside_breaks(found.layers)
+    return offender and Refusal(str(offender), offender)
+
+
+class BreakableRunner:
+    """Captures a model's layer stack once per size, and replays it for batches of at most that many tokens.
+
+    capture_num_tokens: the sizes, ascending. Raises CannotCapture where none fits the server's limits or its memory.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self.runner, self.stack = runner, stack.find(runner.model).owner
+        self.primitive = compat.primitive()
+        self.hidden_mode = compat.hidden_mode(runner)
+        self.graphs: dict[int, Any] = {}
+        self.outputs: dict[int, Any] = {}
+        sizes = sizes_that_fit(runner)
+        self.inputs = static_inputs(runner, sizes[-1])
+        self._capture(sizes)
+        self.capture_num_tokens = sorted(self.graphs)
+
+    def can_run(self, forward_batch: Any) -> bool:
+        """Whether a batch can be replayed; see `why_not`."""
+        return self.why_not(forward_batch) is None
+
+    def why_not(self, forward_batch: Any) -> str | None:
+        """Why a batch has to run eagerly, or None."""
+        tokens = len(forward_batch.input_ids)
+        if not 0 < tokens <= self.capture_num_tokens[-1]:
+            return f"{tokens} tokens; sizes up to {self.capture_num_tokens[-1]} were captured"
+        if forward_batch.forward_mode.is_target_verify():
+            return "drafts are being verified"
+        if forward_batch.capture_hidden_mode != self.hidden_mode:
+            return f"hidden states are wanted as {forward_batch.capture_hidden_mode}, captured was {self.hidden_mode}"
+        if any(getattr(forward_batch, name, None) is not None for name in ("input_embeds", "replace_embeds")):
+            return "the request brings embeddings"
+        return None
+
+    def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
+        """The model's own forward of `forward_batch`, with a replay in place of its layer stack."""
+        size = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, len(forward_batch.input_ids))]
+
+        def replay_stack(input_ids: torch.Tensor, positions: torch.Tensor, batch: Any, *_: Any, **__: Any) -> Any:
+            fill(self.inputs, size, {"input_ids": input_ids, "positions": positions, "out_cache_loc": batch.out_cache_loc})
+            self.graphs[size].replay()
+            return first_rows(self.outputs[size], len(input_ids))
+
+        self.runner.attn_backend.init_forward_metadata(forward_batch)
+        with self.primitive.replaying(), compat.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
+            return self.runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)
+
+    def _capture(self, sizes: list[int]) -> None:
+        """Largest first, so that smaller ones find their memory in the pool. A size that memory is too small for is left out."""
+        pool, shown = compat.graph_pool(self.runner), compat.is_first_rank(self.runner)
+        with compat.capture_context(self.runner) as stream, self.primitive.capturing():
+            for size in tqdm.tqdm(sizes[::-1], desc="Capturing the breakable prefill graph", disable=not shown):
+                try:
+                    self.graphs[size], self.outputs[size] = self._capture_one(size, pool, stream)
+                except torch.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    logger.warning("Too little memory is left to capture the prefill graph of %d tokens", size)
+        if not self.graphs:
+            raise CannotCapture(f"too little memory is left to capture any of the sizes {sizes}")
+
+    def _capture_one(self, size: int, pool: Any, stream: Any) -> tuple[Any, Any]:
+        batch = compat.placeholder_batch(self.runner, {name: tensor[:size] for name, tensor in self.inputs.items()}, size)
+        self.runner.attn_backend.init_forward_metadata(batch)
+        compat.torch_device_module(self.runner).synchronize()
+        self.runner.tp_group.barrier()
+        self._forward(batch, size)  # kernels compile, and libraries take their workspace, outside of the capture
+        graph = self.primitive.graph()
+        with self.primitive.capture(graph, pool, stream):
+            output = self._forward(batch, size)
+        return graph, output
+
+    @torch.no_grad()  # as the whole model's forward has it
+    def _forward(self, batch: Any, size: int) -> Any:
+        compat.begin_forward(batch, size)
+        with compat.forward_scope(self.runner, batch):
+            return self.stack.forward(batch.input_ids, batch.positions, batch)
+
+
+def sizes_that_fit(runner: Any) -> list[int]:
+    """The sizes asked for that a batch of this server can have, ascending. Raises CannotCapture where there is none.
+
+    A placeholder request longer than the context has no place in req_to_token; one larger than the cache never comes.
+    """
+    asked = compat.sizes_to_capture(runner.server_args)
+    limit = min(runner.model_config.context_len, runner.max_total_num_tokens)
+    sizes = sorted({size for size in asked if size <= limit})
+    if not sizes:
+        raise CannotCapture(f"no capture size fits: asked for were {list(asked)}, the context and the cache allow {limit} tokens")
+    return sizes
+
+
+def static_inputs(runner: Any, tokens: int) -> dict[str, torch.Tensor]:
+    """What captured kernels read, [tokens] each: input_ids, positions and out_cache_loc, the cache's slots (int64)."""
+    names = ("input_ids", "positions", "out_cache_loc")
+    return {name: torch.zeros(tokens, dtype=torch.int64, device=runner.device) for name in names}
+
+
+def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Tensor]) -> None:
+    """Put a batch into the first `size` rows. Rows behind it are token 0 at position 0 in the cache's slot 0, which no
+    request owns."""
+    for name, value in values.items():
+        inputs[name][: len(value)].copy_(value)
+        inputs[name][len(value) : size].zero_()
+
+
+def first_rows(output: Any, tokens: int) -> Any:
+    """`output` without its padding: a tensor [padded tokens, …], or tuples and lists of such (auxiliary hidden states)."""
+    if isinstance(output, torch.Tensor):
+        return output[:tokens]
+    if isinstance(output, (tuple, list)):
+        return type(output)(first_rows(part, tokens) for part in output)
+    if output is None:
+        return None
+    raise TypeError(f"a layer stack that returns a {type(output).__name__} cannot be replayed")
+
+
+@contextlib.contextmanager
+def forward_of(module: Any, forward: Any) -> Iterator[None]:
+    """Let `module(...)` call `forward` inside; nothing of it stays behind."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before

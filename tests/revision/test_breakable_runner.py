@@ -1,0 +1,210 @@
+"""The overlay's breakable runner on a recorded graph: a real model's layer stack, and batches of any number of requests."""
+
+import contextlib
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.12")
+SIZES = [8, 16, 32]
+
+
+class CausalAttention:
+    """Attention over each request's own new tokens. Refuses rows that no request accounts for."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def init_forward_metadata(self, forward_batch):
+        self.lengths = forward_batch.extend_seq_lens.tolist()
+
+    def forward(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        import torch
+
+        self.calls += 1
+        assert len(q) == len(k) == len(v) == sum(self.lengths), f"{len(q)} rows for requests of {self.lengths}"
+        out = []
+        heads, group = layer.tp_q_head_num, layer.tp_q_head_num // layer.tp_k_head_num
+        for a, b, c in zip(*(part.split(self.lengths) for part in (q, k, v))):
+            a = a.view(len(a), heads, -1).transpose(0, 1)
+            b, c = (part.view(len(part), heads // group, -1).transpose(0, 1).repeat_interleave(group, 0) for part in (b, c))
+            out.append(torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True, scale=layer.scaling).transpose(0, 1).flatten(1))
+        return torch.cat(out)
+
+
+def batch_of(lengths, **fields):
+    """A prefill of requests with `lengths` new tokens each, as the scheduler makes it."""
+    import torch
+    from host import graph
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    tokens, starts = sum(lengths), torch.tensor([0, *lengths[:-1]]).cumsum(0)
+    source = torch.Generator().manual_seed(tokens)
+    return graph.prefill_batch(
+        tokens,
+        **dict(
+            batch_size=len(lengths), input_ids=torch.randint(1, 200, (tokens,), generator=source), positions=torch.cat([torch.arange(n) for n in lengths]),
+            seq_lens=torch.tensor(lengths), seq_lens_cpu=torch.tensor(lengths), orig_seq_lens=torch.tensor(lengths), extend_seq_lens=torch.tensor(lengths),
+            extend_prefix_lens=torch.zeros(len(lengths), dtype=torch.int64), extend_start_loc=starts, extend_seq_lens_cpu=list(lengths),
+            extend_prefix_lens_cpu=[0] * len(lengths), extend_logprob_start_lens_cpu=list(lengths), out_cache_loc=torch.arange(1, tokens + 1),
+            req_pool_indices=torch.arange(len(lengths)), capture_hidden_mode=CaptureHiddenMode.NULL, num_token_non_padded_cpu=tokens, return_logprob=False, **fields,
+        ),
+    )  # fmt: skip
+
+
+def model_runner(model, **changes):
+    """A ModelRunner as far as the graph looks at it."""
+    from host import process
+    from sglang.srt.prefill_graph import layers, stack
+
+    table = layers.describe(stack.find(model).layers)
+    args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True)
+    made = SimpleNamespace(
+        model=model, device="cpu", server_args=args, model_config=SimpleNamespace(context_len=4096, num_hidden_layers=len(table.rows)),
+        max_total_num_tokens=4096, attn_backend=CausalAttention(), req_to_token_pool=None, token_to_kv_pool=None, is_multimodal=False,
+        use_mla_backend=False, tp_group=SimpleNamespace(barrier=lambda: None), tp_rank=0, pp_rank=0, attention_layers=table.attention_layers,
+        moe_layers=table.moe_layers, moe_fusions=table.moe_fusions, is_draft_worker=False,
+    )  # fmt: skip
+    vars(made).update(changes)
+    return made
+
+
+@pytest.fixture
+def captured(build_model, monkeypatch):
+    """captured(): a model runner of a small Llama and its breakable runner, captured on a recorded graph."""
+    import torch
+    from host import bodies, graph, recorded
+    from sglang.srt.prefill_graph import breakable, compat
+
+    monkeypatch.setattr(compat, "capture_context", lambda runner: contextlib.nullcontext(None))
+    monkeypatch.setattr(compat, "graph_pool", lambda runner: (0, 1))
+    attention = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(graph.cpu_kernel("unified_attention_with_output", attention.unified_attention_with_output))
+        stack.enter_context(recorded.recording(monkeypatch))
+        stack.enter_context(torch.no_grad())
+
+        def capture(**changes):
+            runner = model_runner(build_model("llama", device="cpu", dtype=torch.float32), **changes)
+            return runner, breakable.make_runner(runner)
+
+        yield capture
+
+
+def eager(runner, batch):
+    runner.attn_backend.init_forward_metadata(batch)
+    for_eager = batch  # RadixAttention asks the batch for its backend
+    for_eager.attn_backend = runner.attn_backend
+    return runner.model.forward(batch.input_ids, batch.positions, batch).next_token_logits
+
+
+def replayed(runner, graph, batch):
+    batch.attn_backend = runner.attn_backend
+    assert graph.can_run(batch)
+    return graph.replay(batch).next_token_logits
+
+
+BATCHES = [[8], [5], [3, 4], [1, 1, 1, 1, 1, 1, 1, 1], [7, 2, 9], [16], [1] * 16, [11, 5, 1, 2, 8], [1]]
+
+
+@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+def test_any_number_of_requests_gets_eager_prefills_logits(captured, lengths):
+    import torch
+
+    runner, graph = captured()
+    wanted, found = eager(runner, batch_of(lengths)), replayed(runner, graph, batch_of(lengths))
+    assert found.shape[0] == len(lengths)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_every_size_stays_right_after_every_other(captured):
+    import torch
+
+    runner, graph = captured()
+    batches = [[8], [7], [16], [9, 5], [32], [20, 3, 1]]
+    wanted = [eager(runner, batch_of(lengths)) for lengths in batches]
+    for first in range(len(batches)):
+        for second in range(len(batches)):
+            for number in (first, second):
+                torch.testing.assert_close(replayed(runner, graph, batch_of(batches[number])), wanted[number], rtol=1e-4, atol=1e-4)
+
+
+def test_every_attention_layer_breaks_and_nothing_else_runs_eagerly(captured):
+    runner, graph = captured()
+    layers = len(runner.attention_layers)
+    one = graph.graphs[16]
+    segments, breaks = (getattr(one, name, None) or getattr(one, f"_{name if name == 'segments' else 'break_fns'}") for name in ("segments", "breaks"))
+    assert (len(segments), len(breaks)) == (layers + 1, layers)
+    before = runner.attn_backend.calls
+    replayed(runner, graph, batch_of([9, 3]))
+    assert runner.attn_backend.calls == before + layers
+
+
+def test_the_stack_is_as_it_was_after_a_replay_and_after_an_error(captured):
+    runner, graph = captured()
+    replayed(runner, graph, batch_of([4]))
+    assert "forward" not in vars(runner.model.model)
+    batch = batch_of([4])
+    batch.attn_backend = runner.attn_backend
+    batch.extend_seq_lens = None
+    with pytest.raises(Exception):
+        graph.replay(batch)
+    assert "forward" not in vars(runner.model.model)
+    from sglang.srt.compilation.piecewise_context_manager import get_forward_context, is_in_piecewise_cuda_graph
+
+    assert get_forward_context() is None and not is_in_piecewise_cuda_graph()
+
+
+@pytest.mark.parametrize("fields", [dict(forward_mode="TARGET_VERIFY"), dict(capture_hidden_mode="FULL"), dict(input_embeds=True)], ids=str)
+def test_batches_that_are_not_as_captured_run_eagerly(captured, fields):
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+
+    _, graph = captured()
+    batch = batch_of([4])
+    assert graph.can_run(batch)
+    values = dict(forward_mode=ForwardMode.TARGET_VERIFY, capture_hidden_mode=CaptureHiddenMode.FULL, input_embeds=torch.zeros(4, 8))
+    for name in fields:
+        setattr(batch, name, values[name])
+    assert not graph.can_run(batch) and graph.why_not(batch)
+
+
+def test_a_batch_larger_than_every_size_runs_eagerly(captured):
+    _, graph = captured()
+    assert graph.can_run(batch_of([30, 2])) and not graph.can_run(batch_of([30, 3]))
+
+
+@pytest.mark.parametrize("limits, sizes", [(dict(max_total_num_tokens=20), [8, 16]), (dict(model_config=SimpleNamespace(context_len=8, num_hidden_layers=4)), [8])], ids=["cache", "context"])
+def test_sizes_beyond_the_servers_limits_are_not_captured(captured, limits, sizes):
+    _, graph = captured(**limits)
+    assert graph.capture_num_tokens == sizes
+
+
+def test_no_size_that_fits_is_one_warning_and_eager_prefill(captured, caplog):
+    with caplog.at_level(logging.WARNING):
+        runner, graph = captured(max_total_num_tokens=4)
+    assert graph is None
+    [message] = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
+    assert message == "Prefill runs without a CUDA graph: no capture size fits: asked for were [8, 16, 32], the context and the cache allow 4 tokens"
+    assert runner.prefill_graph_refusal.reason in message
+
+
+def test_a_size_that_memory_is_too_small_for_is_left_out(captured, monkeypatch):
+    import torch
+    from sglang.srt.prefill_graph import breakable
+
+    forward = breakable.BreakableRunner._forward
+
+    def too_large(self, batch, size):
+        if size > 8:
+            raise torch.OutOfMemoryError("no memory")
+        return forward(self, batch, size)
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(breakable.BreakableRunner, "_forward", too_large)
+    _, graph = captured()
+    assert graph.capture_num_tokens == [8]
+    monkeypatch.setattr(breakable.BreakableRunner, "_forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    runner, graph = captured()
+    assert graph is None and "too little memory" in runner.prefill_graph_refusal.reason
