@@ -1,1 +1,173 @@
-"""To come."""
+"""What the breakable graph refuses: models, with a reason and eager prefill; arguments, with an error at start."""
+
+import argparse
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
+OWN_FLAG = pytest.mark.revision("<0.5.11")  # releases that have the flag from the queue
+OPT_OUT = pytest.mark.revision(">=0.5.10")
+
+
+def has_own_graph():
+    from sglang.srt.prefill_graph import compat
+
+    return compat.has_breakable()
+
+
+@pytest.fixture
+def decided(caplog, monkeypatch, tmp_path):
+    """decided(model, **runner fields): the model runner after its own decision, its warnings, and the report's verdict."""
+    from host import runner as host
+    from sglang.srt.prefill_graph import report
+
+    def decide(model, **fields):
+        caplog.clear()
+        made = host.decide(model, enable_breakable_cuda_graph=True, **fields)
+        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()]
+        return made, warnings, report.explain(made)
+
+    with caplog.at_level(logging.INFO):
+        yield decide
+
+
+@pytest.mark.parametrize("kind", ["llama", "nemotron_h", "qwen3_next"])
+def test_models_whose_layers_break_are_captured(build_model, decided, kind):
+    runner, warnings, verdict = decided(build_model(kind))
+    assert runner.piecewise_cuda_graph_runner is not None and not warnings
+    assert verdict.verdict == "on" and runner.prefill_graph_refusal is None
+
+
+def test_a_mixer_beside_attention_is_refused_by_name(build_model, decided):
+    """Falcon-H1: its attention breaks the graph, its Mamba2 would be captured with one batch's state slots."""
+    runner, [warning], verdict = decided(build_model("falcon_h1"))
+    assert runner.piecewise_cuda_graph_runner is None
+    assert warning == "Prefill runs without a CUDA graph: layer 0 (FalconH1HybridAttentionDecoderLayer): calls a MambaMixer2 outside of every break"
+    assert verdict.offender == {"index": 0, "class": "FalconH1HybridAttentionDecoderLayer", "reason": "calls a MambaMixer2 outside of every break"}
+
+
+def refused(model, **fields):
+    from sglang.srt.prefill_graph import breakable
+
+    return breakable.refuse(SimpleNamespace(model=model, attn_backend=None, **fields))
+
+
+def test_mla_is_refused_unless_its_backend_prepares_the_graph(build_model):
+    from sglang.srt.prefill_graph import breakable
+
+    model = build_model("deepseek_v32")
+    assert "MLA" in refused(model, use_mla_backend=True).reason
+    backend = SimpleNamespace(use_captured_forward_metadata_for_breakable_cuda_graph=True)
+    assert breakable.refuse(SimpleNamespace(model=model, use_mla_backend=True, attn_backend=backend)) is None
+
+
+def test_multimodal_models_are_refused(build_model):
+    assert "multimodal" in refused(build_model("llama"), is_multimodal=True).reason
+    assert refused(build_model("llama"), is_multimodal=False) is None
+
+
+def test_a_model_without_layers_is_refused_with_what_was_probed():
+    model = SimpleNamespace(language_model=SimpleNamespace(model=SimpleNamespace()))
+    assert refused(model).reason.startswith("no decoder layers in the model (SimpleNamespace), language_model (SimpleNamespace)")
+
+
+def test_only_the_first_rank_warns(build_model, decided):
+    runner, warnings, _ = decided(build_model("falcon_h1"), tp_rank=1)
+    assert runner.piecewise_cuda_graph_runner is None and not warnings
+
+
+def arguments(**changes):
+    """Server arguments as typed, after the release's own rules where it has them. A rule that reads the model finds llama."""
+    from host import process
+
+    args = process.default_server_args(**{"enable_breakable_cuda_graph": True, **changes})
+    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False)
+    if hasattr(args, "_handle_piecewise_cuda_graph"):
+        args._handle_piecewise_cuda_graph()
+    return args
+
+
+CONFLICTS = {
+    "enable_lora": ({"enable_lora": True}, "lora"),
+    "pp_size": ({"pp_size": 2}, "pipeline"),
+    "enable_torch_compile": ({"enable_torch_compile": True}, "torch.compile"),
+}
+
+
+@pytest.mark.parametrize("changes, named", CONFLICTS.values(), ids=CONFLICTS)
+def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes, named):
+    from sglang.srt.prefill_graph.arguments import check_breakable
+
+    with pytest.raises(ValueError, match=f"(?i)--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
+        check_breakable(arguments(**changes))
+    check_breakable(arguments(enable_breakable_cuda_graph=False, **changes))
+
+
+@OPT_OUT
+def test_the_switch_that_turns_the_graph_off_is_named():
+    from sglang.srt.prefill_graph.arguments import check_breakable
+
+    with pytest.raises(ValueError, match="cannot be honoured: --disable-piecewise-cuda-graph is given"):
+        check_breakable(arguments(disable_piecewise_cuda_graph=True))
+
+
+@OPT_OUT
+def test_a_rule_about_the_model_is_no_error():
+    """The report tells it; Qwen3-Next is on such a list."""
+    from sglang.srt.prefill_graph.arguments import check_breakable
+
+    args = arguments()
+    args.model_config.is_piecewise_cuda_graph_disabled_model = True
+    args._handle_piecewise_cuda_graph()
+    check_breakable(args)
+
+
+def test_a_memory_saver_that_pauses_graphs_is_an_error(monkeypatch):
+    from sglang.srt.prefill_graph.arguments import check_breakable
+
+    check_breakable(arguments(enable_memory_saver=True))
+    monkeypatch.setenv("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "true")
+    with pytest.raises(ValueError, match="SGLANG_MEMORY_SAVER_CUDA_GRAPH"):
+        check_breakable(arguments(enable_memory_saver=True))
+
+
+def test_arguments_are_checked_at_start(monkeypatch, tmp_path, build_model):
+    """By ServerArgs itself, before anything is loaded."""
+    import json
+
+    from host.models import KINDS
+    from sglang.srt.server_args import ServerArgs
+
+    (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
+    with pytest.raises(ValueError, match="--enable-breakable-cuda-graph cannot be honoured"):
+        ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, enable_breakable_cuda_graph=True, enable_lora=True, mem_fraction_static=0.5, lora_paths=[])
+
+
+@OWN_FLAG
+def test_the_flag_is_spelled_as_in_later_releases():
+    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    assert parser.parse_args(["--model-path", "x", "--enable-breakable-cuda-graph"]).enable_breakable_cuda_graph
+    args = arguments()
+    check_breakable(args)
+    assert getattr(args, "enable_piecewise_cuda_graph", True)  # where the graph must be asked for, this asks
+
+
+@pytest.mark.revision(">=0.5.12,<0.5.13")
+@pytest.mark.parametrize("mode, wanted", [("NULL", True), ("FULL", False), ("LAST", False)])
+def test_a_batch_with_other_hidden_states_runs_eagerly(mode, wanted):
+    import torch
+    from host import graph, process
+    from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    runner = object.__new__(BreakableCudaGraphRunner)
+    runner.layer_model, runner.max_num_tokens = object(), 16
+    runner.model_runner = SimpleNamespace(server_args=process.default_server_args())
+    batch = graph.prefill_batch(4, capture_hidden_mode=CaptureHiddenMode[mode], return_logprob=False)
+    assert isinstance(batch.input_ids, torch.Tensor) and runner.can_run(batch) is wanted

@@ -56,6 +56,16 @@ DEEPSEEK_V32 = dict(
 )  # fmt: skip
 
 
+FALCON_H1 = dict(
+    _ENDS, architectures=["FalconH1ForCausalLM"], model_type="falcon_h1", attention_dropout=0.0, attention_in_multiplier=1.0,
+    attention_out_multiplier=1.0, embedding_multiplier=1.0, head_dim=32, hidden_act="silu", hidden_size=128, initializer_range=0.02,
+    intermediate_size=256, key_multiplier=1.0, lm_head_multiplier=1.0, mamba_chunk_size=16, mamba_d_conv=4, mamba_d_head=16,
+    mamba_d_ssm=256, mamba_d_state=16, mamba_expand=2, mamba_n_groups=4, mamba_n_heads=16, max_position_embeddings=4096,
+    mlp_multipliers=[1.0, 1.0], num_attention_heads=4, num_hidden_layers=2, num_key_value_heads=2, rms_norm_eps=1e-5, rope_theta=1e4,
+    ssm_in_multiplier=1.0, ssm_multipliers=[1.0] * 5, ssm_out_multiplier=1.0, vocab_size=256,
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Kind:
     """A model family: where its class is, where its config class is, and a small config."""
@@ -69,6 +79,7 @@ class Kind:
 KINDS = {
     "nemotron_h": Kind("sglang.srt.models.nemotron_h", "NemotronHForCausalLM", ("sglang.srt.configs.nemotron_h", "NemotronHConfig"), NEMOTRON_H),
     "qwen3_next": Kind("sglang.srt.models.qwen3_next", "Qwen3NextForCausalLM", ("sglang.srt.configs.qwen3_next", "Qwen3NextConfig"), QWEN3_NEXT),
+    "falcon_h1": Kind("sglang.srt.models.falcon_h1", "FalconH1ForCausalLM", ("sglang.srt.configs.falcon_h1", "FalconH1Config"), FALCON_H1),
     "llama": Kind("sglang.srt.models.llama", "LlamaForCausalLM", ("transformers", "LlamaConfig"), LLAMA),
     "deepseek_v32": Kind("sglang.srt.models.deepseek_v2", "DeepseekV32ForCausalLM", ("transformers", "DeepseekV3Config"), DEEPSEEK_V32),
 }

@@ -1,16 +1,18 @@
 """A model runner as far as the prefill graph looks at it, to run the release's own decision on."""
 
 import ast
+import contextlib
 import inspect
 import sys
 import textwrap
 import types
+from unittest import mock
 
 from . import models, process
 
 
 class Captured:
-    """Stands in for the release's graph runner: it was asked to capture."""
+    """Stands in for a graph runner, the release's or the overlay's: it was asked to capture."""
 
     def __init__(self, model_runner):
         self.capture_num_tokens = [64, 128]
@@ -39,14 +41,17 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
         pp_rank=0,
         pp_size=args.pp_size,
         is_draft_worker=False,
+        is_multimodal=False,
+        use_mla_backend=False,
+        attn_backend=None,
     )
-    before = {name: getattr(model_runner, name) for name in ("PiecewiseCudaGraphRunner", "get_available_gpu_memory")}
-    model_runner.PiecewiseCudaGraphRunner, model_runner.get_available_gpu_memory = Captured, lambda *_, **__: 0.0
-    try:
+    stand_ins = dict(PiecewiseCudaGraphRunner=Captured, BreakableCudaGraphRunner=Captured, get_available_gpu_memory=lambda *_, **__: 0.0)
+    with contextlib.ExitStack() as stack:
+        for name in stand_ins.keys() & vars(model_runner).keys():
+            stack.enter_context(mock.patch.object(model_runner, name, stand_ins[name]))
+        if "make_runner" in vars(model_runner):
+            stack.enter_context(mock.patch.object(sys.modules[model_runner.make_runner.__module__], "BreakableRunner", Captured))
         _decide(runner)
-    finally:
-        for name, value in before.items():
-            setattr(model_runner, name, value)
     return runner
 
 
