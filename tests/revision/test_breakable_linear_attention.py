@@ -34,9 +34,12 @@ def layer(monkeypatch):
 
 
 def batch_of(tokens, backend):
+    import torch
     from host import graph
 
-    return graph.prefill_batch(tokens, num_token_non_padded_cpu=tokens, out_cache_loc=__import__("torch").arange(tokens), attn_backend=backend)
+    batch = graph.prefill_batch(tokens, num_token_non_padded_cpu=tokens, out_cache_loc=torch.arange(tokens))
+    batch.attn_backend = backend  # up to 0.5.12; later releases ask their forward context
+    return batch
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from typing import Any
 _CONTEXT = "sglang.srt.compilation.piecewise_context_manager"
 _CONFIG = "sglang.srt.compilation.compilation_config"
 _BACKEND = "sglang.srt.compilation.backend"
+_RUNNER = "sglang.srt.model_executor.model_runner"
 _BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph"
 OPT_IN, OPT_OUT = "enable_piecewise_cuda_graph", "disable_piecewise_cuda_graph"
 
@@ -251,6 +252,18 @@ def layer_lists(runner: Any) -> tuple[str, ...]:
     """The lists by layer_id that this release's runner collects next to attention_layers: none up to 0.5.6.post2,
     then moe_layers, and moe_fusions from 0.5.9."""
     return tuple(name for name in ("moe_layers", "moe_fusions") if hasattr(runner, name))
+
+
+def sees_layers(model: Any) -> bool:
+    """Whether the runner's own loop finds decoder layers: in model.model, from 0.5.8 in model.language_model as well
+    (ModelRunner.init_piecewise_cuda_graphs and resolve_language_model, model_executor/model_runner.py)."""
+    resolve = getattr(importlib.import_module(_RUNNER), "resolve_language_model", lambda whole: whole.model)
+    try:
+        inner = resolve(model)
+    except AttributeError:
+        return False
+    wrapped = getattr(model, "language_model", None)
+    return any(hasattr(place, "layers") for place in (inner, wrapped, getattr(wrapped, "model", None)))
 
 
 def is_first_rank(runner: Any) -> bool:
