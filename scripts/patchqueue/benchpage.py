@@ -92,6 +92,7 @@ def page(benches: Sequence[dict], with_plot: bool) -> str:
         parts.append(f"![Time to first token and throughput of the graph modes against eager prefill]({PLOT.name})\n")
     for bench in benches:
         parts += [f"## {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
+    parts += [across(benches, "breakable")]
     return "\n".join(part for part in parts if part)
 
 
@@ -240,6 +241,21 @@ def first_token_table(bench: dict) -> str:
 
     rows = [[spoken(shape), *(cell(mode, shape) for mode in runs)] for shape in shapes]
     return table(["requests × tokens; ms to first token, and the change where one is shown", *(NAMES[mode] for mode in runs)], rows) if runs else ""
+
+
+def across(benches: Sequence[dict], mode: str) -> str:
+    """One mode's first tokens in every measurement that has them, beside each other; empty where fewer than two have."""
+    found = [bench for bench in benches if mode in beside_eager(bench, FIRST)]
+    if len(found) < 2:
+        return ""
+
+    def cell(bench: dict, shape: str) -> str:
+        runs = [measured(bench, FIRST)[name][FIRST].get(shape) for name in (EAGER, mode)]
+        return " → ".join(f"{run['median']:.1f}" for run in runs) if all(runs) else "-"
+
+    shapes = dict.fromkeys(shape for bench in found for shape in measured(bench, FIRST)[mode][FIRST])
+    text = f"## {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token, eager prefill → {NAMES[mode]}, each pair side by side, the releases each in a run of its own.\n\n"
+    return text + table(["requests × tokens", *(title(bench) for bench in found)], [[spoken(shape), *(cell(bench, shape) for bench in found)] for shape in shapes])
 
 
 def notes(bench: dict) -> str:

@@ -215,6 +215,13 @@ def test_first_tokens_are_compared_turn_by_turn():
     assert "piecewise, eager compiler is faster at 1, by up to 10.0 % (1 × 64), of 1 shapes; breakable is neither faster nor slower, of 1 shapes" in text
 
 
+def test_a_mode_is_shown_release_beside_release():
+    first = {"eager": FLAT, "breakable": [one / 2 for one in FLAT]}
+    text = benchpage.page([measurement(first, first), measurement(first, first, version="0.5.16"), measurement({"eager": FLAT})], False)
+    assert "| requests × tokens | 0.5.9 on G | 0.5.16 on G |" in text and "| 1 × 64 | 100.0 → 50.0 | 100.0 → 50.0 |" in text
+    assert "release beside release" not in benchpage.page([measurement(first, first)], False)
+
+
 def test_a_mode_that_failed_has_its_row_and_its_rounds_are_kept():
     bench = measurement({"eager": FLAT, "piecewise-inductor": FLAT[:2]})
     bench["runs"].append({"mode": "piecewise", "verdict": "failed", "why": "it died", "captured": []})
