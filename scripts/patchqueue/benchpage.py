@@ -6,21 +6,66 @@ The plot needs matplotlib, which nothing else here does: it is drawn where matpl
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 EAGER = "eager"
-NAMES = {"eager": "eager prefill", "piecewise": "piecewise, eager compiler", "piecewise-inductor": "piecewise, inductor", "breakable": "breakable"}
-SPOKEN = NAMES | {"piecewise": "the piecewise graph with the eager compiler", "piecewise-inductor": "the piecewise graph with inductor", "breakable": "the breakable graph"}
+NAMES = {
+    "eager": "eager prefill", "eager-again": "eager prefill, second engine", "piecewise": "piecewise, eager compiler", "piecewise-inductor": "piecewise, inductor",
+    "breakable": "breakable",
+}  # fmt: skip
 REPORTED = {"piecewise": 1.4, "piecewise-inductor": 10.5}  # sglang#19903's own throughput gains on an H100, in percent
+SURE = 0.95  # how often an interval holds the median that it is about
+COLORS = {"eager": "0.4", "eager-again": "0.6", "piecewise": "tab:orange", "piecewise-inductor": "tab:green", "breakable": "tab:blue"}
+LOADS, FIRST = "loads", "first_token_ms"
 INTRO = """# What the prefill graph is worth
 
 Made by `nox -s bench -- --page` from `evidence/*/*.bench.json`; not to be edited.
 """
+HOW = f"""Every mode has an engine of its own on the one GPU, and they take turns, the others idle: A B C, C B A, and so on. So
+each round of the load, and each turn of first tokens, is a paired comparison with eager prefill. A gain is the median of
+the paired ratios; behind it stands the interval that holds the median with {SURE * 100:.0f} % confidence (sign test), or, of fewer
+than six pairs, all of them. Where it holds 0, no gain was shown. About one interval in twenty misses by chance.
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """How far paired measurements of two modes lie apart, in percent: each pair's ratio less 1, their median, its interval.
+
+    sure: there were enough pairs for SURE; otherwise the interval is all that was seen.
+    """
+
+    ratios: tuple[float, ...]
+    median: float
+    low: float
+    high: float
+    sure: bool
+
+    @property
+    def shown(self) -> bool:
+        return self.sure and not self.low <= 0 <= self.high
+
+
+def change(pairs: Sequence[tuple[float, float]]) -> Change | None:
+    """By how much the second of each pair is above the first; None of no pairs.
+
+    The interval is the sign test's: of n ratios in order, the k-th from either end, where fewer than k of n fair coins
+    fall on one side at most (1 - SURE) / 2 of the time. Six are the fewest that give one.
+    """
+    found = sorted((second / first - 1) * 100 for first, second in pairs)
+    if not found:
+        return None
+    tail, cut = 0.0, 0
+    while (tail := tail + math.comb(len(found), cut) / 2 ** len(found)) <= (1 - SURE) / 2:
+        cut += 1
+    return Change(tuple(found), statistics.median(found), found[max(cut, 1) - 1], found[-max(cut, 1)], cut > 0)
 
 
 def load(root: Path) -> list[dict]:
@@ -42,11 +87,12 @@ def page(benches: Sequence[dict], with_plot: bool) -> str:
     """The page's text."""
     if not benches:
         return INTRO + "\nNothing was measured yet.\n"
-    parts = [INTRO, setting(benches[0])]
-    if with_plot:
-        parts.append(f"![Time to first token by prompt length, eager prefill beside the graph modes]({PLOT.name})\n")
+    parts = [INTRO, setting(benches[0]), HOW]
+    if with_plot and any(paired(bench) for bench in benches):
+        parts.append(f"![Time to first token and throughput of the graph modes against eager prefill]({PLOT.name})\n")
     for bench in benches:
         parts += [f"## {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
+    parts += [across(benches, "breakable")]
     return "\n".join(part for part in parts if part)
 
 
@@ -57,103 +103,171 @@ def title(bench: dict) -> str:
 def setting(bench: dict) -> str:
     """What was sent to what."""
     load = bench["load"]
-    warm = ", after one run that does not count" if all("warm_up" in run for run in measured(bench)) else ""
     return (
         f"The model has the published shape of {bench['model']} and dummy weights. The load is shaped as GSM8K's: {load['requests']} requests, at most "
         f"{load['in_flight']} in flight, prompts of {load['mean_prompt']} tokens on average that share their first {load['shared_prefix']}, answers of "
-        f"{load['mean_answer']} tokens on average. The prefix cache is {'on' if load['prefix_cache'] else 'off'}; one forward takes at most "
+        f"{load['mean_answer']} tokens on average. The prefix cache is {'on' if load['prefix_cache'] else 'off'}, and empty when a load begins; one forward takes at most "
         f"{load['chunk']} tokens of prompts; graphs are captured for {len(load['capture'])} sizes from {min(load['capture'])} to {max(load['capture'])} tokens. "
-        f"The load was run {load['loads']} times in each mode{warm}; every throughput is shown. First tokens are medians of {load['times']} calls, timed around "
-        "the whole call. Modes ran one after the other, alone on the GPU.\n"
+        "One load goes before those that count. First tokens are timed around the whole call.\n"
     )
 
 
-def measured(bench: dict) -> list[dict]:
-    """The modes with numbers."""
-    return [run for run in bench["runs"] if run.get("loads")]
+def measured(bench: dict, what: str) -> dict[str, dict]:
+    """By mode, in NAMES' order, the latest run that measured `what`."""
+    runs = {run["mode"]: run for run in bench["runs"] if run.get(what)}
+    return {mode: runs[mode] for mode in NAMES if mode in runs}
 
 
-def throughput(run: dict) -> float:
-    return statistics.mean(one["tokens_per_s"] for one in run["loads"])
+def paired(bench: dict) -> bool:
+    """Whether modes took turns. The first benches ran one mode after the other: these show what drifted, not what was gained."""
+    return any("session" in run for run in bench["runs"])
 
 
-def spread(run: dict) -> float:
-    """How far the loads of one mode lie apart, in percent of their mean."""
-    rates = [one["tokens_per_s"] for one in run["loads"]]
-    return (max(rates) - min(rates)) / throughput(run) * 100
+def beside_eager(bench: dict, what: str) -> dict[str, dict]:
+    """The other modes that took turns with eager prefill."""
+    runs = measured(bench, what)
+    session = runs.get(EAGER, {}).get("session")
+    return {mode: run for mode, run in runs.items() if mode != EAGER and session and run.get("session") == session}
 
 
-def gains(bench: dict) -> dict[str, float]:
-    """By how much each graph mode's throughput is above eager prefill's, in percent."""
-    runs = {run["mode"]: run for run in measured(bench)}
-    if EAGER not in runs:
-        return {}
-    return {mode: (throughput(run) / throughput(runs[EAGER]) - 1) * 100 for mode, run in runs.items() if mode != EAGER}
+def gain(bench: dict, mode: str) -> Change | None:
+    """A mode's throughput against eager prefill's, over the rounds that both ran."""
+    runs = measured(bench, LOADS)
+    first, second = ({one["round"]: one["tokens_per_s"] for one in runs[name][LOADS]} for name in (EAGER, mode))
+    return change([(first[number], second[number]) for number in sorted(first.keys() & second.keys())])
+
+
+def itself(bench: dict) -> Change | None:
+    """Eager prefill against itself: each odd round's throughput against the even one's before it."""
+    rates = {one["round"]: one["tokens_per_s"] for one in measured(bench, LOADS)[EAGER][LOADS]}
+    return change([(rates[number], rates[number + 1]) for number in rates if number % 2 == 0 and number + 1 in rates])
+
+
+def delay(bench: dict, mode: str, shape: str) -> Change | None:
+    """A mode's time to first token against eager prefill's, over the turns that both had."""
+    runs = measured(bench, FIRST)
+    return change(list(zip(*(runs[name][FIRST].get(shape, {}).get("all", []) for name in (EAGER, mode)))))
 
 
 def meaning(bench: dict) -> str:
     """What the numbers say, in words that follow from them."""
-    runs, found = {run["mode"]: run for run in measured(bench)}, gains(bench)
-    if not found:
-        return "Eager prefill or every graph mode is missing, so nothing can be compared."
-    noise = max(spread(run) for run in runs.values())
+    if not paired(bench):
+        return "Modes ran one after the other here, and equal loads differed as much as modes did: no gain can be told. To be measured again, side by side."
+    found = [load_meaning(bench), first_token_meaning(bench)]
+    return " ".join(part for part in found if part) or "Eager prefill or every graph mode is missing, so nothing can be compared."
+
+
+def load_meaning(bench: dict) -> str:
     parts = []
-    for mode, gain in found.items():
-        inside = " (less than equal loads differ by)" if abs(gain) < noise else ""
-        other = f", for which the pull request reports {REPORTED[mode]:+.1f} % on an H100" if mode in REPORTED else ""
-        parts.append(f"{SPOKEN[mode]} {gain:+.1f} %{inside}{other}")
-    text = f"Output tokens per second against eager prefill: {'. '.join(parts)}. Equal loads differ by up to {noise:.1f} %. "
-    return text + first_token_meaning(runs)
+    for mode in beside_eager(bench, LOADS):
+        if found := gain(bench, mode):
+            other = f", where the pull request reports {REPORTED[mode]:+.1f} % on an H100" if mode in REPORTED else ""
+            parts.append(f"{NAMES[mode]} {found.median:+.1f} % {span(found, 'rounds')}{'' if found.shown else ': no gain shown'}{other}")
+    if not parts:
+        return ""
+    same = itself(bench)
+    noise = f" Eager prefill against itself, odd rounds against even ones: {same.median:+.1f} % {span(same, 'pairs')}." if same else ""
+    prefill = measured(bench, LOADS)[EAGER][LOADS][-1]
+    return f"Output tokens per second against eager prefill: {'; '.join(parts)}.{noise} A prefill of the load had {prefill['prefill_tokens']} tokens on average."
 
 
-def first_token_meaning(runs: dict[str, dict]) -> str:
-    """Where the graph saves time to first token, and where it does not."""
-    eager = {shape: found["median"] for shape, found in runs[EAGER]["first_token_ms"].items()}
-    best = {shape: min(run["first_token_ms"][shape]["median"] for mode, run in runs.items() if mode != EAGER) for shape in eager}
-    shortest, longest = list(eager)[0], max(eager, key=_tokens)
-    at = round(runs[EAGER]["prefills"]["mean_tokens"])
-    return (
-        f"One prompt of {_tokens(shortest)} tokens has its first token after {best[shortest]:.1f} ms in the best graph mode, {eager[shortest]:.1f} ms without; "
-        f"{_tokens(longest)} tokens take {best[longest]:.1f} and {eager[longest]:.1f} ms. The graph saves the host's time for launching kernels, which "
-        f"shows as long as the GPU waits for the host: at few tokens. The prefills of this run had {at} tokens on average."
-    )
+def span(found: Change, what: str) -> str:
+    return f"({found.low:+.1f} to {found.high:+.1f}, {len(found.ratios)} {what})"
 
 
-def _tokens(shape: str) -> int:
-    count, length = shape.split("x")
-    return int(count) * int(length)
+def first_token_meaning(bench: dict) -> str:
+    """Where each graph mode saves time to first token, and where it costs some."""
+    parts = []
+    for mode, run in beside_eager(bench, FIRST).items():
+        found = {shape: delay(bench, mode, shape) for shape in run[FIRST]}
+        clear = {shape: one.median for shape, one in found.items() if one and one.shown}
+        less, more = {s: p for s, p in clear.items() if p < 0}, {s: p for s, p in clear.items() if p > 0}
+        said = [f"{word} at {len(part)}, by up to {_most(part)}" for word, part in (("faster", less), ("slower", more)) if part]
+        parts.append(f"{NAMES[mode]} is {' and '.join(said) or 'neither faster nor slower'}, of {len(found)} shapes")
+    return f"To the first token {'; '.join(parts)}." if parts else ""
+
+
+def _most(changes: dict[str, float]) -> str:
+    shape = max(changes, key=lambda one: abs(changes[one]))
+    return f"{abs(changes[shape]):.1f} % ({spoken(shape)})"
+
+
+def spoken(shape: str) -> str:
+    return shape.replace("x", " × ")
 
 
 def load_table(bench: dict) -> str:
-    rows = []
-    for run in bench["runs"]:
-        if not run.get("loads"):
-            rows.append([NAMES[run["mode"]], f"{run['verdict']}: {run['why']}"[:90], "", "", "", "", ""])
-            continue
-        graph = [one for one in run["captured"] if one["what"] != "cuda graph"]
-        rows.append([
-            NAMES[run["mode"]], " / ".join(f"{one['tokens_per_s']:.0f}" for one in run["loads"]), " / ".join(f"{one['mean_latency_s']:.2f}" for one in run["loads"]),
-            f"{sum(one['seconds'] for one in graph):.1f}" if graph else "-", f"{sum(one['gb'] for one in graph):.2f}" if graph else "-",
-            f"{run['memory_mib']['after_load'] / 1024:.1f}", f"{run['prefills']['on_graph']} of {run['prefills']['prefills']}",
-        ])  # fmt: skip
-    return table(["mode", "output tokens/s", "mean latency, s", "capture, s", "graph, GB", "engine, GiB", "prefills on the graph"], rows)
+    loads, beside, rows = measured(bench, LOADS), beside_eager(bench, LOADS), []
+    for mode in NAMES:
+        run = loads.get(mode) or measured(bench, FIRST).get(mode) or next((run for run in reversed(bench["runs"]) if run["mode"] == mode), None)
+        if run:
+            found = gain(bench, mode) if mode in beside else None
+            rows.append([NAMES[mode], *_rates(run), f"{found.median:+.1f} % {span(found, 'rounds')}" if found else "-", *_costs(run)])
+    return table(["mode", "output tokens/s", "mean latency, s", "against eager prefill", "capture, s", "graph, GB", "engine, GiB", "prefills on the graph"], rows)
+
+
+def _rates(run: dict) -> list[str]:
+    """Throughput and latency: medians, with the least and most."""
+    if not run.get(LOADS):
+        return ["-" if run.get(FIRST) else f"{run['verdict']}: {run['why']}"[:90], "-"]
+    found = []
+    for name, form in (("tokens_per_s", "{:.0f}"), ("mean_latency_s", "{:.2f}")):
+        values = [one[name] for one in run[LOADS]]
+        found.append(f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})")
+    return found
+
+
+def _costs(run: dict) -> list[str]:
+    """What a mode's prefill graphs took to capture, what the engine holds, and how often the graph was used."""
+    graph, memory = [one for one in run["captured"] if one["what"] != "cuda graph"], run.get("memory_mib", {})
+    held = memory.get("after_load", memory.get("started"))
+    prefills = run.get("prefills", {})
+    return [
+        f"{sum(one['seconds'] for one in graph):.1f}" if graph else "-", f"{sum(one['gb'] for one in graph):.2f}" if graph else "-",
+        f"{held / 1024:.1f}" if held else "-", f"{prefills['on_graph']} of {prefills['prefills']}" if prefills.get("prefills") else "-",
+    ]  # fmt: skip
 
 
 def first_token_table(bench: dict) -> str:
-    runs = measured(bench)
-    if not runs:
+    """Medians; the change against eager prefill where it is shown."""
+    runs, beside = measured(bench, FIRST), beside_eager(bench, FIRST)
+    shapes = list(dict.fromkeys(shape for run in runs.values() for shape in run[FIRST]))
+
+    def cell(mode: str, shape: str) -> str:
+        if shape not in runs[mode][FIRST]:
+            return "-"
+        found = delay(bench, mode, shape) if mode in beside else None
+        return f"{runs[mode][FIRST][shape]['median']:.1f}" + (f" ({found.median:+.1f} %)" if found and found.shown else "")
+
+    rows = [[spoken(shape), *(cell(mode, shape) for mode in runs)] for shape in shapes]
+    return table(["requests × tokens; ms to first token, and the change where one is shown", *(NAMES[mode] for mode in runs)], rows) if runs else ""
+
+
+def across(benches: Sequence[dict], mode: str) -> str:
+    """One mode's first tokens in every measurement that has them, beside each other; empty where fewer than two have."""
+    found = [bench for bench in benches if mode in beside_eager(bench, FIRST)]
+    if len(found) < 2:
         return ""
-    shapes = list(runs[0]["first_token_ms"])
-    rows = [[shape.replace("x", " × "), *(f"{run['first_token_ms'][shape]['median']:.1f}" for run in runs)] for shape in shapes]
-    return table(["requests × tokens; ms to first token", *(NAMES[run["mode"]] for run in runs)], rows)
+
+    def cell(bench: dict, shape: str) -> str:
+        runs = [measured(bench, FIRST)[name][FIRST].get(shape) for name in (EAGER, mode)]
+        return " → ".join(f"{run['median']:.1f}" for run in runs) if all(runs) else "-"
+
+    shapes = dict.fromkeys(shape for bench in found for shape in measured(bench, FIRST)[mode][FIRST])
+    text = f"## {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token, eager prefill → {NAMES[mode]}, each pair side by side, the releases each in a run of its own.\n\n"
+    return text + table(["requests × tokens", *(title(bench) for bench in found)], [[spoken(shape), *(cell(bench, shape) for bench in found)] for shape in shapes])
 
 
 def notes(bench: dict) -> str:
     """Under what conditions the release ran."""
     torch = bench["torch"]
-    said = [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
+    running = sorted({run["running"] for run in bench["runs"] if run.get("running")})
+    said = [f"Each engine ran at most {' or '.join(map(str, running))} requests at once."] if running else []
+    said += [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
     if bench.get("earlier_queue"):
         said.append("The queue has changed since.")
+    if bench.get("beside"):
+        said.append(f"Meanwhile on the host: {bench['beside']}.")
     if torch["off_pin"]:
         said.append(f"The release pins torch {torch['pinned']}: it ran off its pin.")
     if bench.get("kernel"):
@@ -169,35 +283,74 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def draw(benches: Sequence[dict], out: Path) -> bool:
-    """Time to first token of one prompt by its length, a panel for each measurement. False where matplotlib is missing."""
+    """Per measurement, a panel of first tokens and one of throughput, against eager prefill. False where there is no matplotlib or nothing to draw."""
+    benches = [bench for bench in benches if beside_eager(bench, FIRST) or beside_eager(bench, LOADS)]
     try:
         import matplotlib
     except ImportError:
         return False
+    if not benches:
+        return False
     matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
+    from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(benches), figsize=(5.2 * len(benches), 3.8), squeeze=False, sharey=True)
-    for panel, bench in zip(panels[0], benches):
-        _panel(panel, bench)
-    panels[0][0].set_ylabel("ms to first token")
-    panels[0][0].legend(frameon=False, fontsize=9)
-    for panel in panels[0]:
-        for axis in (panel.xaxis, panel.yaxis):
-            axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-        panel.yaxis.set_minor_formatter(ticker.StrMethodFormatter("{x:g}"))
+    figure, panels = pyplot.subplots(len(benches), 2, figsize=(12, 3.9 * len(benches)), squeeze=False, sharey="col", width_ratios=(1.9, 1))
+    for (left, right), bench in zip(panels, benches):
+        _first_token_panel(left, bench)
+        _throughput_panel(right, bench)
     figure.tight_layout()
-    figure.savefig(out, dpi=130, metadata={"Software": None})
+    figure.savefig(out, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
     return True
 
 
-def _panel(panel, bench: dict) -> None:
-    for run, mark in zip(measured(bench), "os^v"):
-        points = [(_tokens(shape), found["median"]) for shape, found in run["first_token_ms"].items() if shape.startswith("1x")]
-        panel.plot(*zip(*points), marker=mark, markersize=4, linewidth=1.3, label=NAMES[run["mode"]])
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    panel.set_xlabel("tokens of one prompt")
-    panel.set_title(title(bench), fontsize=10)
-    panel.grid(True, which="both", alpha=0.25)
+def _first_token_panel(panel, bench: dict) -> None:
+    """Change of time to first token in percent, shapes side by side; below each what eager prefill takes."""
+    beside, eager = beside_eager(bench, FIRST), measured(bench, FIRST).get(EAGER, {}).get(FIRST, {})
+    for number, (mode, run) in enumerate(beside.items()):
+        found = [(place + 0.16 * (number - (len(beside) - 1) / 2), delay(bench, mode, shape)) for place, shape in enumerate(eager)]
+        _points(panel, [(place, one) for place, one in found if one], mode)
+    panel.axhline(0, color="0.4", linewidth=0.8)
+    panel.set_xticks(range(len(eager)), [f"{spoken(shape)}\n{one['median']:.0f} ms" for shape, one in eager.items()], fontsize=8)
+    panel.set_xlabel("requests × tokens, and eager prefill's own time to first token")
+    panel.set_ylabel("time to first token against eager, %")
+    panel.set_title(f"{title(bench)}: time to first token (below 0 is faster)", fontsize=10)
+    panel.grid(axis="y", alpha=0.25)
+    for mode in beside:
+        panel.plot([], [], "o", color=COLORS[mode], markersize=5, label=NAMES[mode])
+    panel.plot([], [], "o", color="0.4", markerfacecolor="white", markersize=5, label="no change shown")
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _throughput_panel(panel, bench: dict) -> None:
+    """Gain in throughput in percent: every round, the median with its interval, and what the pull request reports."""
+    rows = [("eager, against itself", EAGER, itself(bench))] if EAGER in measured(bench, LOADS) else []
+    rows += [(NAMES[mode], mode, gain(bench, mode)) for mode in beside_eager(bench, LOADS)]
+    rows = [row for row in rows if row[2]]
+    if not rows:
+        return panel.set_axis_off()
+    for place, (_, mode, found) in enumerate(rows):
+        _points(panel, [(place, found)], mode)
+        panel.plot([place - 0.18] * len(found.ratios), found.ratios, ".", color=COLORS[mode], alpha=0.45, markersize=5)
+    reported = [(place + 0.18, REPORTED[mode]) for place, (_, mode, _) in enumerate(rows) if mode in REPORTED]
+    if reported:
+        panel.plot(*zip(*reported), "D", color="none", markeredgecolor="0.3", markersize=6)
+        panel.set_xlabel("◇ what the pull request reports, on an H100")
+    panel.axhline(0, color="0.4", linewidth=0.8)
+    panel.set_xticks(range(len(rows)), [name.replace(", ", ",\n") for name, _, _ in rows], fontsize=7.5)
+    panel.set_xlim(-0.5, len(rows) - 0.5)
+    panel.set_ylabel("output tokens/s against eager, %")
+    panel.set_title("throughput of the load (above 0 is faster)", fontsize=10)
+    panel.grid(axis="y", alpha=0.25)
+
+
+def _points(panel, found: Sequence[tuple[float, Change]], mode: str) -> None:
+    """Medians with their intervals; hollow where no change is shown."""
+    for shown in (True, False):
+        part = [(place, one) for place, one in found if one.shown == shown]
+        if part:
+            low, high = ([abs(getattr(one, end) - one.median) for _, one in part] for end in ("low", "high"))
+            panel.errorbar(
+                [place for place, _ in part], [one.median for _, one in part], yerr=[low, high], fmt="o", color=COLORS[mode], capsize=2.5, elinewidth=1.2,
+                markersize=5, markerfacecolor=COLORS[mode] if shown else "white",
+            )  # fmt: skip

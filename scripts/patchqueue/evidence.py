@@ -98,8 +98,8 @@ def others(before: dict | None, found: dict) -> list[dict]:
     """The runs of the file before that stay: same tree and host, another model or mode."""
     if before is None or any(before.get(name) != found.get(name) for name in SAME):
         return []
-    new = {(run.get("model"), run["mode"]) for run in found["runs"]}
-    return [run for run in before["runs"] if (run.get("model"), run["mode"]) not in new]
+    new = {(run.get("model"), run["mode"], run.get("measure")) for run in found["runs"]}
+    return [run for run in before["runs"] if (run.get("model"), run["mode"], run.get("measure")) not in new]
 
 
 def clean(found: dict) -> dict:

@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
-"""Time a patched release on this host's GPU, mode beside mode: `python bench.py --out RESULTS`, as run.py otherwise.
+"""Time a patched release on this host's GPU, modes side by side: `python bench.py --out RESULTS`, as run.py otherwise.
 
-The model has the published shape of Nemotron-Nano-9B-v2 and dummy weights. Modes run one after the other, alone on the
-GPU. Writes RESULTS/bench.json, and a log of every engine beside it. Exit code 0: every mode was timed, on its graph.
+The model has the published shape of Nemotron-Nano-9B-v2 and dummy weights. Every mode has an engine of its own on the
+one GPU, and they take turns: loads round by round (A B C, C B A, ...), first tokens call by call. So each round is a
+paired comparison, and what drifts hits all alike. Ends within --limit and writes what it has: RESULTS/bench.json, and
+a log of every engine beside it. Exit code 0: every mode was timed, on its graph.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import subprocess
+import re
+import signal
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -17,90 +22,227 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import engine as engines  # noqa: E402
 import launch  # noqa: E402
 import load  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
 import run  # noqa: E402
+import turns  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 MODES = (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR)
 MODEL = "NVIDIA-Nemotron-Nano-9B-v2"
+LOAD, FIRST_TOKEN = "load", "first-token"
+WARM_UP = 3  # calls of each first-token shape before the timed ones
+START_S, LOAD_S, CALLS_S = 300, 180, 60  # longest waits for an engine; the first load on a host compiles kernels
+END_S = 20  # kept of --limit for ending engines and writing
+# What an engine of MODEL takes, in GiB. Weights, and what else was in use after a load, as nvidia-smi saw it on an H200.
+WEIGHTS, REST = 16.6, 4.5
+SPARE = 3  # GiB of the GPU that nobody is promised
+STATE = 27 * (128 * 80 * 128 * 4 + 3 * (128 * 80 + 2 * 8 * 128) * 2) / 2**30  # of one request in 27 Mamba2 layers, float32 and bfloat16
+TOKENS, TOKEN = 2048, 4 * 2 * 8 * 128 * 2 / 2**30  # cached for each running request; of one token in 4 attention layers
+STATES = 3  # per running request, with the prefix cache: MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO, model_runner_kv_cache_mixin.py
+RUNNING = re.compile(r"max_total_num_tokens=\d+, .*?max_running_requests=(\d+)")  # what a scheduler says it will do
 
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
-    place = run.place_of(options)
-    began = time.time()
-    facts = run.describe(place, options) | {"model": MODEL, "config": models.NANO_9B, "load": _load(options)}
-    for name in ("capture", "chunk", "tolerance"):
-        facts.pop(name)
-    run.say(f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, torch {facts['torch']['version']}: {' '.join(options.mode)}")
-    model = models.write_config(place.out / "models" / MODEL, models.NANO_9B)
-    jobs = [job(place, model, number, mode, options) for number, mode in enumerate(options.mode)]
-    launch.run_all(place, jobs, 1, began + options.limit, run.say)
-    facts["runs"] = [result(place, one) for one in jobs]
-    facts["seconds"] = round(time.time() - began)
-    facts["passed"] = all(entry["verdict"] == "passed" for entry in facts["runs"])
-    (place.out / "bench.json").write_text(json.dumps(facts, indent=1) + "\n")
-    show(facts)
-    return 0 if facts["passed"] else 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # engines are ended all the same
+    bench = Bench(run.place_of(options), options)
+    try:
+        bench.measure()
+    finally:
+        turns.end(bench.engines)
+        bench.write()
+    show(bench.facts)
+    return 0 if bench.facts["passed"] else 1
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_place(parser)
     parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*MODES])
-    parser.add_argument("--loads", type=int, default=2, help="how often the load is run in each mode (default 2)")
+    parser.add_argument("--only", choices=[LOAD, FIRST_TOKEN], help="measure this alone (default: both)")
+    parser.add_argument("--loads", type=int, default=6, help="rounds of the load (default 6, the fewest that give an interval)")
     parser.add_argument("--times", type=int, default=12, help="timed calls for each first-token shape (default 12)")
-    parser.add_argument("--limit", type=float, default=1500, help="seconds after which nothing starts any more")
+    parser.add_argument("--shapes", nargs="+", choices=[f"{count}x{length}" for count, length in load.FIRST_TOKEN], help="first-token shapes, requests x tokens (default: all)")
+    parser.add_argument("--running", type=int, help="requests that an engine runs at once (default: as many as fit on the GPU, at most those in flight)")
+    parser.add_argument("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
+    parser.add_argument("--port", type=int, default=23000, help="the first engine's port; each next one's is 1200 higher (default 23000)")
+    parser.add_argument("--beside", default="", help="what else the host's other GPUs do meanwhile, for the record")
     return parser.parse_args(words)
 
 
-def _load(options: argparse.Namespace) -> dict:
-    wanted = load.requests()
-    return {
-        "requests": len(wanted), "in_flight": load.IN_FLIGHT, "shared_prefix": load.SHOTS, "mean_prompt": round(sum(len(one.prompt) for one in wanted) / len(wanted)),
-        "mean_answer": round(sum(one.answer for one in wanted) / len(wanted), 1), "prefix_cache": True, "capture": list(load.CAPTURE),
-        "decode_capture": list(load.DECODE), "chunk": load.CHUNK, "loads": options.loads, "times": options.times,
-    }  # fmt: skip
+def fitting(memory_mib: int, count: int) -> int:
+    """How many requests each of `count` engines can run at once in that much memory. Raises SystemExit where none can."""
+    each = ((memory_mib / 1024 - SPARE) / count - WEIGHTS - REST) / (STATES * STATE + TOKENS * TOKEN)
+    if each < 1:
+        sys.exit(f"{count} engines of {MODEL} do not fit in {memory_mib} MiB: choose fewer with --mode")
+    return min(load.IN_FLIGHT, int(each) // 4 * 4 or int(each))
 
 
-def job(place: launch.Place, model: Path, number: int, mode: str, options: argparse.Namespace) -> launch.Job:
-    name = f"bench.{mode}"
-    plan = {
-        "model": str(model), "mode": mode, "port": 23000 + 1200 * number, "out": str(place.out / f"{name}.json"), "enforce": False,
-        "watch": str(place.out / f"{name}.watch"), "loads": options.loads, "times": options.times,
-    }  # fmt: skip
-    return launch.Job(name, HERE / "bench_engine.py", plan, limit_s=420)
+def server(running: int) -> dict:
+    """sglang.Engine's words. Pools have stated sizes: mem_fraction_static is a share of what is free when an engine
+    starts (init_memory_pool, model_runner_kv_cache_mixin.py), so beside others it would give each engine other pools."""
+    return dict(
+        load_format="dummy", max_running_requests=running, max_mamba_cache_size=STATES * running, max_total_tokens=TOKENS * running, mem_fraction_static=0.98,
+        chunked_prefill_size=load.CHUNK, cuda_graph_max_bs=running, cuda_graph_bs=sorted({running, *(size for size in load.DECODE if size < running)}),
+        sleep_on_idle=True,  # a scheduler polls at full speed otherwise, and takes a core from the engine being measured
+    )  # fmt: skip
 
 
-def result(place: launch.Place, one: launch.Job) -> dict:
-    """What one mode's engine measured, or why it did not."""
-    mode = one.name.split(".", 1)[1]
-    log = (place.out / f"{one.name}.log").read_text(errors="replace") if one.code is not None else ""
-    entry = {"mode": mode, "seconds": round(one.seconds), "verdict": "not run", "why": one.why, "captured": [asdict(found) for found in run.captures(log)]}
-    if one.code is None:
-        return entry
-    if one.code:
-        return entry | {"verdict": "failed", "why": f"{one.why}: {run.error(log)}"}
-    measured = json.loads(Path(one.plan["out"]).read_text())
-    on_graph = measured["prefills"]["on_graph"]
-    wanted = measured["prefills"]["prefills"] if mode in modes.GRAPHS else 0
-    good = on_graph >= 0.95 * wanted if wanted else not on_graph
-    return entry | measured | {"verdict": "passed" if good else "failed", "why": "" if good else f"{on_graph} of {measured['prefills']['prefills']} prefills ran on a graph"}
+class Bench:
+    """One run: its engines, what they measured so far (by mode), and the facts that are written."""
+
+    def __init__(self, place: launch.Place, options: argparse.Namespace):
+        self.place, self.options = place, options
+        self.began = time.time()
+        self.until = self.began + options.limit - END_S
+        self.measures = [options.only] if options.only else [LOAD, FIRST_TOKEN]
+        self.shapes = [(count, length) for count, length in load.FIRST_TOKEN if not options.shapes or f"{count}x{length}" in options.shapes]
+        self.gpu = turns.Gpu.here()
+        self.engines: list[turns.Engine] = []
+        self.found: dict[str, dict] = {mode: {} for mode in options.mode}
+        facts = run.describe(place, options) | {"model": MODEL, "config": models.NANO_9B}
+        for name in ("capture", "chunk", "tolerance"):
+            facts.pop(name)
+        self.running = options.running or fitting(facts["gpu"]["memory_mib"] - self.gpu.used_mib(), len(options.mode))
+        self.facts = facts | {"load": self._load(), "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "beside": options.beside}
+        run.say(f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, torch {facts['torch']['version']}: {' '.join(options.mode)}")
+        run.say(f"{self.running} requests at once in each, {options.limit:.0f} s at most")
+
+    def _load(self) -> dict:
+        wanted = load.requests()
+        return {
+            "requests": len(wanted), "in_flight": load.IN_FLIGHT, "running": self.running, "shared_prefix": load.SHOTS,
+            "mean_prompt": round(statistics.mean(len(one.prompt) for one in wanted)), "mean_answer": round(statistics.mean(one.answer for one in wanted), 1),
+            "prefix_cache": True, "capture": list(load.CAPTURE), "chunk": load.CHUNK, "loads": self.options.loads, "times": self.options.times,
+        }  # fmt: skip
+
+    def measure(self) -> None:
+        """Everything, in order; what is measured is written as it comes, so that an end from outside loses little."""
+        model = models.write_config(self.place.out / "models" / MODEL, models.NANO_9B)
+        for number, mode in enumerate(self.options.mode):
+            self.engines.append(self._begin(model, number, mode))
+        self._start()
+        if LOAD in self.measures:
+            self._warm_up()
+            self._loads()
+        if FIRST_TOKEN in self.measures:
+            self._first_tokens()
+
+    def _begin(self, model: Path, number: int, mode: str) -> turns.Engine:
+        plan = {"model": str(model), "mode": mode, "port": self.options.port + 1200 * number, "engine": server(self.running), "watch": self._watch(mode)}
+        return turns.begin(self.place, mode, HERE / "bench_engine.py", plan, PREFILL_WATCH=plan["watch"], CUDA_DEVICE_ORDER="PCI_BUS_ID")
+
+    def _watch(self, mode: str) -> str:
+        return str(self.place.out / f"bench.{mode}.watch")
+
+    def _ask(self, engine: turns.Engine, do: str, limit_s: float, **words: object) -> dict | None:
+        """The engine's answer; None where it is gone, which is said."""
+        try:
+            return engine.ask(do, min(time.time() + limit_s, self.until), **words)
+        except turns.Gone as gone:
+            run.say(f"{engine.mode}: {gone}")
+            return None
+
+    def _start(self) -> None:
+        """One after the other: the first compiles what the others find on disk, and what each takes of the GPU is seen."""
+        for engine in turns.order(self.engines, 0):
+            run.say(f"{engine.mode}: starting")
+            before = self.gpu.used_mib()
+            if answer := self._ask(engine, "start", START_S):
+                self.found[engine.mode] |= answer | {"memory_mib": {"started": self._memory(engine, self.gpu.used_mib() - before)}}
+                run.say(f"{engine.mode}: started in {answer['start_s']} s, {self.found[engine.mode]['memory_mib']['started'] / 1024:.1f} GiB in use")
+
+    def _memory(self, engine: turns.Engine, difference: int) -> int:
+        """What the engine has of the GPU: its processes' own figures where they can be told, else the difference seen."""
+        return self.gpu.session_mib(engine.process.pid) or difference
+
+    def _warm_up(self) -> None:
+        """The load once, not counted: kernels are compiled and tuned for shapes as they come."""
+        for engine in turns.order(self.engines, 0):
+            run.say(f"{engine.mode}: warm-up load")
+            before = self.gpu.used_mib()
+            if answer := self._ask(engine, "load", LOAD_S):
+                mine = self.found[engine.mode]
+                mine["warm_up"] = {"seconds": answer["seconds"]}
+                mine["memory_mib"]["after_load"] = self._memory(engine, mine["memory_mib"]["started"] + self.gpu.used_mib() - before)
+                run.say(f"{engine.mode}: warm-up load took {answer['seconds']} s, {mine['memory_mib']['after_load'] / 1024:.1f} GiB in use")
+
+    def _first_tokens(self) -> None:
+        """Each turn makes two calls and times the second: the first wakes an engine that was idle."""
+        for count, length in self.shapes:
+            shape, spans = f"{count}x{length}", {mode: [] for mode in self.found}
+            for number in range(-1, self.options.times):
+                for engine in turns.order(self.engines, number + 1):
+                    if time.time() > self.until - CALLS_S / 10:
+                        return run.say(f"first token of {shape}: no time was left")
+                    answer = self._ask(engine, "first_token", CALLS_S, count=count, length=length, calls=WARM_UP if number < 0 else 2, seed=number)
+                    if answer and number >= 0:
+                        spans[engine.mode].append(answer["ms"][-1])
+            for mode, timed in spans.items():
+                if timed:
+                    self.found[mode].setdefault("first_token_ms", {})[shape] = {"median": round(statistics.median(timed), 2), "all": timed}
+            run.say(f"first token of {shape}, ms: " + ", ".join(f"{mode} {statistics.median(timed):.1f}" for mode, timed in spans.items() if timed))
+            self.write()
+
+    def _loads(self) -> None:
+        spans = [mine["warm_up"]["seconds"] for mine in self.found.values() if "warm_up" in mine]
+        expected = 1.5 * min(spans, default=0) * len(spans)
+        for number in range(self.options.loads):
+            if time.time() + expected > self.until:
+                return run.say(f"{number} of {self.options.loads} rounds: no time was left for another")
+            began = time.time()
+            for engine in turns.order(self.engines, number):
+                if answer := self._ask(engine, "load", LOAD_S):
+                    self.found[engine.mode].setdefault("loads", []).append({"round": number} | answer)
+                    run.say(f"{engine.mode}: round {number + 1} of {self.options.loads}: {answer['tokens_per_s']} tokens/s, mean latency {answer['mean_latency_s']} s")
+            expected = 1.1 * (time.time() - began)
+            self.write()
+
+    def write(self) -> None:
+        self.facts["runs"] = [self._run(engine) for engine in self.engines]
+        self.facts["seconds"] = round(time.time() - self.began)
+        self.facts["passed"] = bool(self.engines) and all(one["verdict"] in ("passed", "not applicable") for one in self.facts["runs"])
+        file = self.place.out / "bench.json"
+        file.with_suffix(".part").write_text(json.dumps(self.facts, indent=1) + "\n")
+        file.with_suffix(".part").replace(file)
+
+    def _run(self, engine: turns.Engine) -> dict:
+        """What one mode's engine measured, and whether that is all that was asked for."""
+        log, ran = engine.log.read_text(errors="replace"), engines.watched(self._watch(engine.mode))
+        prefills = {"prefills": len(ran), "on_graph": sum(bool(line["runner"] and line["launches"]) for line in ran)}
+        running = RUNNING.search(log)
+        verdict, why = self._verdict(engine, log, prefills)
+        return {
+            "mode": engine.mode, "measure": " ".join(self.measures), "session": self.facts["session"], "seconds": round(time.time() - engine.began), "verdict": verdict, "why": why,
+            "captured": [asdict(found) for found in run.captures(log)], "running": int(running[1]) if running else None, **self.found[engine.mode], "prefills": prefills,
+        }  # fmt: skip
+
+    def _verdict(self, engine: turns.Engine, log: str, prefills: dict) -> tuple[str, str]:
+        if not engine.alive:
+            reason = re.search(r"(?m)^not applicable: (.*)$", log)
+            return ("not applicable", reason[1]) if reason else ("failed", f"{engine.why}: {run.error(log)}")
+        measured = {"loads": LOAD in self.measures, "first_token_ms": FIRST_TOKEN in self.measures}
+        if lacking := [name for name, asked in measured.items() if asked and name not in self.found[engine.mode]]:
+            return "not run", f"no time was left for {' and '.join(lacking)}"
+        wanted = prefills["prefills"] if engine.mode in modes.GRAPHS else 0
+        good = prefills["on_graph"] >= 0.95 * wanted if wanted else not prefills["on_graph"]
+        return ("passed", "") if good else ("failed", f"{prefills['on_graph']} of {prefills['prefills']} prefills ran on a graph")
 
 
 def show(facts: dict) -> None:
     for entry in facts["runs"]:
-        print(f"\n{entry['mode']}: {entry['verdict']}{' - ' + entry['why'] if entry['why'] else ''} ({entry['seconds']} s, start {entry.get('start_s', '?')} s)")
+        print(f"\n{entry['mode']}: {entry['verdict']}{' - ' + entry['why'] if entry['why'] else ''} (start {entry.get('start_s', '?')} s)")
         for found in entry["captured"]:
             print(f"  {found['what']}: {found['seconds']} s, {found['gb']} GB")
-        for number, one in enumerate(entry.get("loads", []), 1):
-            print(f"  load {number}: {one['tokens_per_s']} tokens/s, mean latency {one['mean_latency_s']} s, {one['cached_tokens']} of {one['prompt_tokens']} prompt tokens cached")
+        if "loads" in entry:
+            print("  tokens/s: " + ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry["loads"]))
         if "first_token_ms" in entry:
             print("  first token, ms: " + ", ".join(f"{shape} {found['median']}" for shape, found in entry["first_token_ms"].items()))
-            print(f"  memory {entry['memory_mib']} MiB, prefills {entry['prefills']}")
+        print(f"  memory {entry.get('memory_mib')} MiB, prefills {entry['prefills']}, {entry['running']} requests at once")
     print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
 
 

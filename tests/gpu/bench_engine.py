@@ -1,6 +1,6 @@
-"""One engine in one mode, timed: `python bench_engine.py PLAN.json`. Started by bench.py, which keeps every other engine away.
+"""One engine in one mode that does what bench.py asks: `python bench_engine.py PLAN.json`, started by turns.begin.
 
-PLAN: model (folder), mode, port, loads (how often the load is run), times (per first-token shape), watch, out.
+PLAN: model (folder), mode, port, engine (sglang.Engine's words), watch, fd (the socket to bench.py). Idle until asked.
 """
 
 from __future__ import annotations
@@ -8,84 +8,74 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import engine as engines
-import launch
 import load
-
-SERVER = dict(
-    load_format="dummy", max_running_requests=load.IN_FLIGHT, max_mamba_cache_size=3 * load.IN_FLIGHT, max_total_tokens=262144,
-    mem_fraction_static=0.75, chunked_prefill_size=load.CHUNK, cuda_graph_max_bs=max(load.DECODE), cuda_graph_bs=list(load.DECODE),
-)  # fmt: skip
-WARM_UP = 4  # calls of each shape before the timed ones
 
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
-    free = used_mib()
-    engine, result = engines.start(plan | {"engine": SERVER, "capture": list(load.CAPTURE)})
-    Path(plan["out"] + ".ready").touch()
-    result["memory_mib"] = {"started": used_mib() - free}
-    tell(f"started in {result['start_s']} s, {result['memory_mib']['started'] / 1024:.1f} GiB in use")
-    result["warm_up"] = run_load(engine, "warm-up")  # kernels are compiled and tuned for shapes as they come
-    result["first_token_ms"] = first_tokens(engine, plan["times"])
-    result["loads"] = [run_load(engine, f"load {number + 1}") for number in range(plan["loads"])]
-    result["memory_mib"]["after_load"] = used_mib() - free
-    result["prefills"] = summary(engines.watched(plan["watch"]))
-    result["report"] = engines.report()
-    Path(plan["out"]).write_text(json.dumps(result))
-    tell("done")
-    engine.shutdown()
+    line = socket.socket(fileno=plan["fd"])
+    line.set_inheritable(False)  # its end must be seen when this process ends, whatever is left behind
+    import sglang  # noqa: F401  while others start
+
+    served = Served(plan)
+    with line.makefile("rw") as talk:
+        for request in talk:
+            words = json.loads(request)
+            talk.write(json.dumps(getattr(served, words.pop("do"))(**words)) + "\n")
+            talk.flush()
 
 
-def tell(text: str) -> None:
-    """A line that bench.py shows while this runs."""
-    print(f"{launch.MARK}{text}", flush=True)
+class Served:
+    """What bench.py may ask for; each answer is a JSON object."""
 
+    def __init__(self, plan: dict):
+        self.plan = plan
+        self.engine = None
 
-def used_mib() -> int:
-    """Memory in use on the GPU, by everyone."""
-    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0])
+    def start(self) -> dict:
+        self.engine, result = engines.start(self.plan | {"capture": list(load.CAPTURE)})
+        return result
 
-
-def first_tokens(engine, times: int) -> dict:
-    """Milliseconds of whole calls that generate one token, by shape: median and each time. Prompts are new every time."""
-    found, source = {}, random.Random(3)
-    for count, length in load.FIRST_TOKEN:
-        spans = []
-        for _ in range(WARM_UP + times):
+    def first_token(self, count: int, length: int, calls: int, seed: int) -> dict:
+        """Milliseconds of whole calls that generate one token for `count` new prompts of `length` tokens."""
+        self._flush()
+        source, spans = random.Random(f"{seed} {count} {length}"), []
+        for _ in range(calls):
             prompts = [list(load.tokens(source, length)) for _ in range(count)]
             began = time.perf_counter()
-            engine.generate(input_ids=prompts, sampling_params={"max_new_tokens": 1, "temperature": 0, "ignore_eos": True})
-            spans.append((time.perf_counter() - began) * 1e3)
-        timed = spans[WARM_UP:]
-        found[f"{count}x{length}"] = {"median": round(statistics.median(timed), 2), "all": [round(span, 2) for span in timed]}
-        tell(f"first token of {count} x {length}: {found[f'{count}x{length}']['median']} ms")
-    return found
+            self.engine.generate(input_ids=prompts, sampling_params={"max_new_tokens": 1, "temperature": 0, "ignore_eos": True})
+            spans.append(round((time.perf_counter() - began) * 1e3, 2))
+        return {"ms": spans}
 
+    def load(self) -> dict:
+        """The load once, from an empty cache; the same tokens every time."""
+        self._flush()
+        wanted = load.requests()
+        since, began = time.time(), time.perf_counter()
+        done = self.engine.loop.run_until_complete(_send(self.engine, wanted))
+        span = time.perf_counter() - began
+        made = sum(tokens for _, tokens, _ in done)
+        ran = [line for line in engines.watched(self.plan["watch"]) if line["at"] >= since]
+        return {
+            "seconds": round(span, 3), "tokens_per_s": round(made / span, 1), "mean_latency_s": round(statistics.mean(seconds for seconds, _, _ in done), 3),
+            "output_tokens": made, "prompt_tokens": sum(len(one.prompt) for one in wanted), "cached_tokens": sum(cached for _, _, cached in done),
+            "prefills": len(ran), "prefill_tokens": round(statistics.mean(line["tokens"] for line in ran)) if ran else 0,
+        }  # fmt: skip
 
-def run_load(engine, name: str) -> dict:
-    """The load once, from an empty cache; the same tokens every time."""
-    engine.flush_cache()
-    time.sleep(1)
-    wanted = load.requests()
-    began = time.perf_counter()
-    done = engine.loop.run_until_complete(_send(engine, wanted))
-    span = time.perf_counter() - began
-    made = sum(tokens for _, tokens, _ in done)
-    measured = {
-        "seconds": round(span, 3), "output_tokens": made, "tokens_per_s": round(made / span, 1), "requests_per_s": round(len(done) / span, 3),
-        "mean_latency_s": round(statistics.mean(seconds for seconds, _, _ in done), 3), "prompt_tokens": sum(len(one.prompt) for one in wanted),
-        "cached_tokens": sum(cached for _, _, cached in done),
-    }  # fmt: skip
-    tell(f"{name}: {measured['tokens_per_s']} tokens/s, mean latency {measured['mean_latency_s']} s")
-    return measured
+    def _flush(self) -> None:
+        """Empty the prefix cache. A scheduler refuses while the step behind the last answer is still under way."""
+        for _ in range(50):
+            if getattr(self.engine.flush_cache(), "success", True):
+                return
+            time.sleep(0.1)
+        raise RuntimeError("the prefix cache is never empty")
 
 
 async def _send(engine, wanted: list[load.Request]) -> list[tuple[float, int, int]]:
@@ -101,12 +91,6 @@ async def _send(engine, wanted: list[load.Request]) -> list[tuple[float, int, in
             return time.perf_counter() - began, info["completion_tokens"], info["cached_tokens"]
 
     return await asyncio.gather(*(one(request) for request in wanted))
-
-
-def summary(prefills: list[dict]) -> dict:
-    """How many prefills ran, how many of them on graphs, and how many tokens they had on average."""
-    on_graph = sum(bool(line["runner"] and line["launches"]) for line in prefills)
-    return {"prefills": len(prefills), "on_graph": on_graph, "mean_tokens": round(statistics.mean(line["tokens"] for line in prefills)) if prefills else 0}
 
 
 if __name__ == "__main__":  # the engine's own processes import this file again

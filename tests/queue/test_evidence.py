@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fakes import TAG, VERSION, quiet
-from patchqueue import apply, benchpage, evidence, pins, series, status
+from patchqueue import apply, evidence, pins, series, status
 from patchqueue.outcome import Refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +52,12 @@ def test_a_later_run_of_other_models_is_added_and_one_of_the_same_replaces(appli
     assert (taken.runs, taken.kept, taken.passed) == (1, 1, False)
     taken = take(applied, tmp_path, result(applied, runs=[other | {"verdict": "passed"}]))
     assert (taken.runs, taken.kept, taken.passed) == (1, 1, True)
+
+
+def test_a_bench_of_loads_and_one_of_first_tokens_stay_side_by_side(applied, tmp_path):
+    for measure, kept in (("load", 0), ("first-token", 1), ("load", 1)):
+        one = {"mode": "eager", "measure": measure, "verdict": "passed", "why": ""}
+        assert take(applied, tmp_path, result(applied, load={}, runs=[one])).kept == kept
 
 
 def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
@@ -149,33 +155,3 @@ def test_every_state_has_a_reason():
 def test_a_readme_without_markers_is_refused():
     with pytest.raises(Refused, match="no-markers"):
         status.in_readme("# title\n", "matrix")
-
-
-def test_the_bench_page_is_made_from_what_was_measured():
-    page = (ROOT / benchpage.PAGE)
-    assert not page.is_file() or page.read_text(encoding="utf-8") == benchpage.page(benchpage.load(ROOT), (ROOT / benchpage.PLOT).is_file())
-
-
-def measurement(rates: dict[str, list[float]], first: dict[str, float]) -> dict:
-    runs = [
-        {"mode": mode, "verdict": "passed", "why": "", "captured": [{"what": "piecewise CUDA graph", "seconds": 5.0, "gb": 1.0}], "memory_mib": {"after_load": 1024},
-         "prefills": {"on_graph": 3, "prefills": 3, "mean_tokens": 900}, "loads": [{"tokens_per_s": rate, "mean_latency_s": 1.0} for rate in rated],
-         "first_token_ms": {"1x64": {"median": first[mode]}, "1x4096": {"median": 200.0}}}
-        for mode, rated in rates.items()
-    ]  # fmt: skip
-    load = {"requests": 1, "in_flight": 1, "mean_prompt": 1, "shared_prefix": 1, "mean_answer": 1, "prefix_cache": True, "chunk": 1, "capture": [1, 2], "loads": 2, "times": 1}
-    return {"version": "0.5.9", "model": "m", "gpu": {"name": "G", "driver": "1"}, "torch": {"version": "2", "pinned": "1", "off_pin": True}, "python": "3", "date": "d", "queue_release": 1, "load": load, "runs": runs}
-
-
-def test_a_gain_is_told_beside_what_equal_loads_differ_by():
-    bench = measurement({"eager": [100, 101], "piecewise": [100.5, 101.5], "piecewise-inductor": [110, 112]}, {"eager": 30, "piecewise": 20, "piecewise-inductor": 15})
-    text = benchpage.page([bench], with_plot=False)
-    assert "the piecewise graph with the eager compiler +0.5 % (less than equal loads differ by), for which the pull request reports +1.4 %" in text
-    assert "the piecewise graph with inductor +10.4 %, for which the pull request reports +10.5 %" in text
-    assert "after 15.0 ms in the best graph mode, 30.0 ms without" in text and "off its pin" in text
-
-
-def test_a_mode_that_failed_has_its_row():
-    bench = measurement({"eager": [100]}, {"eager": 30})
-    bench["runs"].append({"mode": "piecewise", "verdict": "failed", "why": "it died"})
-    assert "| piecewise, eager compiler | failed: it died |" in benchpage.page([bench], with_plot=False)

@@ -1,6 +1,10 @@
-"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in graph modes."""
+"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in graph modes.
+
+FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a call takes, {mode: seconds} as JSON.
+"""
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -8,34 +12,52 @@ import time
 from sglang.srt.model_executor.model_runner import Batch, ModelRunner
 
 FAULT = os.environ.get("FAKE_FAULT", "")
+SECONDS = json.loads(os.environ.get("FAKE_SECONDS", "{}"))
 
 
 class Engine:
     def __init__(self, **words):
         self.on = bool(words.get("enable_piecewise_cuda_graph"))
+        self.name = f"piecewise-{words['piecewise_cuda_graph_compiler']}" if self.on else "eager"
+        self.flushed = 0
         self.fault = FAULT if self.on else ""
         self.runner = ModelRunner(self.on and self.fault != "graph-unused")
         self.loop = asyncio.new_event_loop()
         self.seen = []
         if self.fault == "dies":
             raise ValueError("planted: the engine does not start")
+        print(f"max_total_num_tokens=9, max_prefill_tokens=9, max_running_requests={words.get('max_running_requests')}, context_len=9")
+        self._note("start")
         if self.on:
             print("Capture piecewise CUDA graph begin. avail mem=1 GB\nCapture piecewise CUDA graph end. Time elapsed: 5.36 s. mem usage=0.12 GB. avail mem=1 GB.")
 
     def flush_cache(self):
         self.seen = []
+        self.flushed += 1
 
     def generate(self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0):
+        if sampling_params["max_new_tokens"] == 1:
+            self._note(f"first-token {len(input_ids)}x{len(input_ids[0])}")
         self.runner.forward(Batch(input_ids))
         return [self._answer(prompt, sampling_params["max_new_tokens"]) for prompt in input_ids]
 
     async def async_generate(self, input_ids, sampling_params):
-        await asyncio.sleep(0.001)
+        self._note("load")
+        if self.fault == "dies-in-load" and self.flushed == 3:
+            os._exit(7) if os.fork() else time.sleep(600)  # what it leaves behind holds its socket
+        if self.fault == "stalls" and self.flushed == 3:
+            time.sleep(600)
+        await asyncio.sleep(SECONDS.get(self.name, 0.001))
         return self.generate([input_ids], sampling_params)[0]
 
     def shutdown(self):
         if self.fault == "hangs":
             time.sleep(600)
+
+    def _note(self, what):
+        if os.environ.get("FAKE_JOURNAL"):
+            with open(os.environ["FAKE_JOURNAL"], "a") as out:
+                out.write(f"{self.name} {what}\n")
 
     def _answer(self, prompt, count):
         source = random.Random(str(prompt))

@@ -9,3 +9,5 @@ class ServerArgs:
     piecewise_cuda_graph_tokens: list = None
     piecewise_cuda_graph_compiler: str = "eager"
     cuda_graph_max_bs: int = 0
+    max_running_requests: int = 0
+    sleep_on_idle: bool = False

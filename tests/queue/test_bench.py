@@ -1,0 +1,254 @@
+"""The bench, on engines that need no GPU: who is asked when, what becomes of a mode that dies, and what the page says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patchqueue import benchpage
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = Path(__file__).parent / "fake_gpu"
+GPU = ROOT / "tests/gpu"
+PLACE = ["--tree", str(FAKE / "tree"), "--site", str(FAKE / "site")]
+THREE = ["--mode", "eager", "piecewise", "piecewise-inductor"]
+SHORT = ["--shapes", "1x64", "--times", "2", "--loads", "3"]
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> None:
+    """tests/gpu's modules can be imported, and its GPU is the fake one."""
+    monkeypatch.syspath_prepend(str(GPU))
+    monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    for name in ("bench", "turns", "launch", "run"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.fixture
+def bench(gpu, monkeypatch, tmp_path):
+    """Run the bench here: exit code, what it wrote. Keywords are its settings, or FAKE_… variables."""
+    module = importlib.import_module("bench")
+
+    def run(*words: str, **settings) -> tuple[int, dict]:
+        for name, value in settings.items():
+            if name.startswith("FAKE_"):
+                monkeypatch.setenv(name, value)
+            else:
+                monkeypatch.setattr(module, name, value)
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            code = module.main(["--out", str(tmp_path), *PLACE, *words])
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return code, json.loads((tmp_path / "bench.json").read_text())
+
+    return run
+
+
+def test_modes_take_turns(bench, tmp_path, capsys):
+    """One engine at a time; every second round in the other direction; nothing is asked that does not count, but for warm-ups."""
+    code, found = bench(*THREE, *SHORT, FAKE_JOURNAL=str(tmp_path / "journal"))
+    assert code == 0
+    there = ["eager", "piecewise-eager", "piecewise-inductor"]
+    back = there[::-1]
+    wanted = [f"{mode} start" for mode in there] + [line for mode in there for line in 200 * [f"{mode} load"]]
+    wanted += [line for turn in (there, back, there) for mode in turn for line in 200 * [f"{mode} load"]]
+    wanted += [line for calls, turn in ((3, there), (2, back), (2, there)) for mode in turn for line in calls * [f"{mode} first-token 1x64"]]
+    assert (tmp_path / "journal").read_text().splitlines() == wanted
+    assert [[one["round"] for one in entry["loads"]] for entry in found["runs"]] == 3 * [[0, 1, 2]]
+    assert all(len(entry["first_token_ms"]["1x64"]["all"]) == 2 for entry in found["runs"])
+    said = capsys.readouterr().out
+    assert "first token of 1x64, ms: eager" in said and "piecewise: round 3 of 3:" in said
+
+
+def test_every_run_says_what_it_measured_and_how(bench):
+    code, found = bench("--mode", "eager", "piecewise", "breakable", *SHORT)
+    eager, graph, breakable = found["runs"]
+    assert code == 0 and (breakable["verdict"], breakable["why"]) == ("not applicable", "the release has no breakable graph")
+    assert eager["loads"][0]["output_tokens"] == graph["loads"][0]["output_tokens"] > 20_000
+    assert eager["prefills"]["on_graph"] == 0 and graph["prefills"]["on_graph"] == graph["prefills"]["prefills"] > 800
+    assert graph["loads"][0]["prefills"] == 200 and graph["loads"][0]["prefill_tokens"] > 800
+    assert graph["captured"] == [{"what": "piecewise CUDA graph", "seconds": 5.36, "gb": 0.12}] and graph["running"] == found["load"]["running"]
+    assert eager["session"] == graph["session"] == found["session"] and eager["measure"] == "load first-token"
+
+
+def test_a_graph_that_is_not_used_fails(bench):
+    code, found = bench("--mode", "piecewise", *SHORT, FAKE_FAULT="graph-unused")
+    assert code == 1 and found["runs"][0]["verdict"] == "failed" and "0 of" in found["runs"][0]["why"]
+
+
+def test_one_gpu_of_several_and_what_runs_beside_it(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # the fake nvidia-smi answers for this GPU alone
+    code, found = bench("--mode", "eager", "--only", "first-token", "--shapes", "1x64", "--times", "1", "--port", "41000", "--beside", "three more benches")
+    assert code == 0 and found["beside"] == "three more benches"
+    assert "loads" not in found["runs"][0] and found["runs"][0]["measure"] == "first-token"
+    assert json.loads((tmp_path / "bench.eager.plan.json").read_text())["port"] == 41000
+
+
+def test_memory_is_told_by_process_where_that_can_be(gpu, monkeypatch, tmp_path):
+    turns = importlib.import_module("turns")
+    (tmp_path / "apps").write_text(f"{os.getpid()}, 500\n{os.getppid()}, 70\n4000000, 9\n")
+    monkeypatch.setenv("FAKE_APPS", str(tmp_path / "apps"))
+    mine = 500 + (70 if os.getsid(os.getppid()) == os.getsid(0) else 0)
+    assert turns.Gpu.here().session_mib(os.getsid(0)) == mine
+    assert turns.Gpu.here().session_mib(4000000) == 0
+
+
+def test_engines_share_the_gpu(gpu):
+    fitting = importlib.import_module("bench").fitting
+    assert [fitting(143771, count) for count in (1, 2, 3, 4)] == [128, 108, 56, 28]
+    with pytest.raises(SystemExit, match="7 engines of .* do not fit"):
+        fitting(143771, 7)
+
+
+def test_an_engine_that_dies_leaves_the_others_their_rounds(bench):
+    code, found = bench("--mode", "eager", "piecewise", "--only", "load", "--loads", "3", FAKE_FAULT="dies-in-load")
+    eager, graph = found["runs"]
+    assert code == 1 and eager["verdict"] == "passed" and [one["round"] for one in eager["loads"]] == [0, 1, 2]
+    assert graph["verdict"] == "failed" and graph["why"].startswith("load: exit code 7") and [one["round"] for one in graph["loads"]] == [0]
+
+
+def test_an_engine_that_falls_silent_is_ended(bench):
+    code, found = bench("--mode", "eager", "piecewise", "--only", "load", "--loads", "2", LOAD_S=3, FAKE_FAULT="stalls")
+    eager, graph = found["runs"]
+    assert code == 1 and len(eager["loads"]) == 2 and graph["why"].startswith("load: no answer in 3 s")
+
+
+def test_an_engine_that_does_not_start_is_said(bench):
+    code, found = bench("--mode", "eager", "piecewise", *SHORT, FAKE_FAULT="dies")
+    assert code == 1 and found["runs"][0]["verdict"] == "passed" and "planted: the engine does not start" in found["runs"][1]["why"]
+
+
+def test_the_limit_ends_it_with_whole_rounds(bench):
+    seconds = {"eager": 0.4, "piecewise-eager": 0.4}
+    code, found = bench("--mode", "eager", "piecewise", "--only", "load", "--loads", "99", "--limit", "20", END_S=8, FAKE_SECONDS=json.dumps(seconds))
+    eager, graph = found["runs"]
+    assert code == 0 and found["seconds"] <= 20 and 0 < len(eager["loads"]) == len(graph["loads"]) < 99
+
+
+def test_a_limit_too_short_for_anything_is_said(bench):
+    code, found = bench("--mode", "eager", "--only", "load", "--limit", "10", END_S=9.9)
+    assert code == 1 and found["runs"][0]["verdict"] == "failed" and "no answer in" in found["runs"][0]["why"]
+
+
+def test_ended_from_outside_it_leaves_what_it_has_and_no_process(gpu, tmp_path):
+    command = [sys.executable, str(GPU / "bench.py"), "--out", str(tmp_path), *PLACE, "--mode", "eager", "--only", "load", "--loads", "999"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert any("round 2 of" in line for line in running.stdout)
+        running.terminate()
+        running.stdout.read()
+    assert len(json.loads((tmp_path / "bench.json").read_text())["runs"][0]["loads"]) >= 2
+    left = [file for file in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _bytes(file)]
+    assert running.returncode and not left
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_gain_is_found_end_to_end(bench):
+    seconds = {"eager": 0.3, "piecewise-eager": 0.1}
+    _, found = bench("--mode", "eager", "piecewise", "--only", "load", "--loads", "6", FAKE_SECONDS=json.dumps(seconds))
+    assert benchpage.gain(found, "piecewise").shown and benchpage.gain(found, "piecewise").median > 10
+    assert "no gain shown" not in benchpage.page([found], with_plot=False)
+
+
+def measurement(rates: dict[str, list[float]], first: dict[str, list[float]] | None = None, **more) -> dict:
+    """A bench as tests/gpu writes it: throughputs by round, and milliseconds to the first token of 1 x 64 by turn."""
+    runs = [
+        {"mode": mode, "measure": "load", "session": "s", "verdict": "passed", "why": "", "captured": [{"what": "piecewise CUDA graph", "seconds": 5.0, "gb": 1.0}],
+         "memory_mib": {"after_load": 1024}, "running": 56, "prefills": {"on_graph": 3, "prefills": 3},
+         "loads": [{"round": number, "tokens_per_s": rate, "mean_latency_s": 1.0, "prefill_tokens": 300} for number, rate in enumerate(rated)],
+         "first_token_ms": {"1x64": {"median": sorted(first[mode])[len(first[mode]) // 2], "all": first[mode]}} if first else {}}
+        for mode, rated in rates.items()
+    ]  # fmt: skip
+    load = {"requests": 1, "in_flight": 1, "mean_prompt": 1, "shared_prefix": 1, "mean_answer": 1, "prefix_cache": True, "chunk": 1, "capture": [1, 2], "loads": 6, "times": 6}
+    return {
+        "version": "0.5.9", "model": "m", "gpu": {"name": "G", "driver": "1"}, "torch": {"version": "2", "pinned": "1", "off_pin": True}, "python": "3", "date": "d",
+        "queue_release": 1, "load": load, "runs": runs,
+    } | more  # fmt: skip
+
+
+NOISE = [0.99, 1.02, 1.0, 0.97, 1.01, 1.0]
+FLAT = [100 * noise for noise in NOISE]
+
+
+def test_a_gain_is_told_with_its_interval_beside_what_was_reported():
+    text = benchpage.page([measurement({"eager": FLAT, "piecewise": FLAT[::-1], "piecewise-inductor": [one * 1.1 for one in FLAT]})], with_plot=False)
+    assert "piecewise, eager compiler +0.0 % (-3.0 to +3.1, 6 rounds): no gain shown, where the pull request reports +1.4 %" in text
+    assert "piecewise, inductor +10.0 % (+10.0 to +10.0, 6 rounds), where the pull request reports +10.5 %" in text
+    assert "Eager prefill against itself, odd rounds against even ones: -1.0 % (-3.0 to +3.0, 3 pairs)." in text and "off its pin" in text
+
+
+def test_five_rounds_show_nothing():
+    assert not benchpage.change([(100, 110)] * 5).shown and benchpage.change([(100, 110)] * 6).shown
+    assert benchpage.change([(100, 100 + one) for one in range(12)]).low == pytest.approx(2)  # the third of twelve
+
+
+def test_drift_is_no_gain(gpu):
+    """A host that slows down steadily: in turn and back again, equal modes come out equal."""
+    turns = importlib.import_module("turns")
+    engines = [turns.Engine(mode, None, None, None) for mode in ("eager", "piecewise", "piecewise-inductor")]
+    rates, now = {engine.mode: [] for engine in engines}, 0
+    for number in range(6):
+        for engine in turns.order(engines, number):
+            rates[engine.mode].append(100 - now)
+            now += 1
+    bench = measurement(rates)
+    for mode in ("piecewise", "piecewise-inductor"):
+        assert not benchpage.gain(bench, mode).shown and abs(benchpage.gain(bench, mode).median) < 0.1
+
+
+def test_first_tokens_are_compared_turn_by_turn():
+    drift = [30, 32, 34, 36, 38, 40]
+    text = benchpage.page([measurement({"eager": FLAT, "piecewise": FLAT, "breakable": FLAT}, {"eager": drift, "piecewise": [one * 0.9 for one in drift], "breakable": drift})], False)
+    assert "| 1 × 64 | 36.0 | 32.4 (-10.0 %) | 36.0 |" in text
+    assert "piecewise, eager compiler is faster at 1, by up to 10.0 % (1 × 64), of 1 shapes; breakable is neither faster nor slower, of 1 shapes" in text
+
+
+def test_a_mode_is_shown_release_beside_release():
+    first = {"eager": FLAT, "breakable": [one / 2 for one in FLAT]}
+    text = benchpage.page([measurement(first, first), measurement(first, first, version="0.5.16"), measurement({"eager": FLAT})], False)
+    assert "| requests × tokens | 0.5.9 on G | 0.5.16 on G |" in text and "| 1 × 64 | 100.0 → 50.0 | 100.0 → 50.0 |" in text
+    assert "release beside release" not in benchpage.page([measurement(first, first)], False)
+
+
+def test_a_mode_that_failed_has_its_row_and_its_rounds_are_kept():
+    bench = measurement({"eager": FLAT, "piecewise-inductor": FLAT[:2]})
+    bench["runs"].append({"mode": "piecewise", "verdict": "failed", "why": "it died", "captured": []})
+    text = benchpage.page([bench], with_plot=False)
+    assert "| piecewise, eager compiler | failed: it died |" in text and "+0.0 % (+0.0 to +0.0, 2 rounds)" in text
+
+
+def test_modes_of_another_session_are_not_compared():
+    bench = measurement({"eager": FLAT, "piecewise": [one * 2 for one in FLAT]})
+    bench["runs"][1]["session"] = "another"
+    assert "nothing can be compared" in benchpage.meaning(bench) and "| piecewise, eager compiler | 200" in benchpage.load_table(bench)
+
+
+def test_modes_that_ran_one_after_the_other_show_no_gain():
+    bench = measurement({"eager": FLAT, "piecewise": [one * 2 for one in FLAT]})
+    for run in bench["runs"]:
+        del run["session"]
+    assert "no gain can be told" in benchpage.page([bench], with_plot=True) and "![" not in benchpage.page([bench], with_plot=True)
+
+
+def test_the_plot_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    rates = {"eager": FLAT, "piecewise": FLAT[::-1], "breakable": FLAT}
+    assert benchpage.draw([measurement(rates, rates), measurement(rates)], tmp_path / "plot.png") and (tmp_path / "plot.png").stat().st_size > 10_000
+    assert not benchpage.draw([], tmp_path / "none.png")
+
+
+def test_the_bench_page_is_made_from_what_was_measured():
+    page = ROOT / benchpage.PAGE
+    assert not page.is_file() or page.read_text(encoding="utf-8") == benchpage.page(benchpage.load(ROOT), (ROOT / benchpage.PLOT).is_file())
