@@ -6,6 +6,7 @@ Thin patches hook the release's own files; what they call is here. Modules, low 
     stack               where a model keeps its decoder layers
     layers, split_op    what each layer is; how a layer method becomes an op at which the graph is split
     mamba2, gdn         the split op of each kind of layer
+    lifetimes           what a graph with breaks keeps alive for them
     report, __main__    the record of why the graph is on or off, and its command line
 
 `python -m sglang.srt.prefill_graph` prints what this tree was made of and every server that runs on this host.

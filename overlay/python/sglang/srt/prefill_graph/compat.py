@@ -104,6 +104,14 @@ def defines(module: str, name: str) -> bool:
     return f"\ndef {name}(" in Path(spec.origin).read_text(encoding="utf-8")
 
 
+def weak_view(tensor: Any) -> Any:
+    """A view of a tensor on the GPU that does not keep its memory: the release's own, from 0.5.6.post2 to 0.5.20.
+
+    For releases without a breakable graph; those with one pass their own. Raises ModuleNotFoundError elsewhere.
+    """
+    return importlib.import_module("sglang.srt.compilation.weak_ref_tensor").weak_ref_tensors(tensor)
+
+
 # The model runner
 
 
