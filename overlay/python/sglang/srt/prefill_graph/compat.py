@@ -245,6 +245,14 @@ def keeps_own_metadata(runner: Any) -> bool:
     return bool(getattr(runner.attn_backend, "use_captured_forward_metadata_for_breakable_cuda_graph", False))
 
 
+def weak_view(tensor: Any) -> Any:
+    """A view of a tensor on the GPU that does not keep its memory: the release's own, from 0.5.6.post2 to 0.5.20.
+
+    For releases without a breakable graph; those with one pass their own. Raises ModuleNotFoundError elsewhere.
+    """
+    return importlib.import_module("sglang.srt.compilation.weak_ref_tensor").weak_ref_tensors(tensor)
+
+
 # The model runner
 
 

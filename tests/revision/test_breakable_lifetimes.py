@@ -1,0 +1,233 @@
+"""What the breakable graph keeps for its breaks: the release's own primitive on a stand-in for the GPU's allocator."""
+
+import importlib
+import itertools
+import sys
+from collections import namedtuple
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from host.device import DEFAULT_POOL, Device, weak_view
+
+pytestmark = pytest.mark.revision(">=0.5.11")
+
+POOL = (0, 7)
+SIZES = (8, 5, 3)  # captured from the largest to the smallest, as the runners do
+MODULES = (
+    "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
+    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
+)
+WEAK_REF_MODULES = (
+    "sglang.srt.compilation.weak_ref_tensor",
+    "sglang.srt.model_executor.runner_backend_utils.weak_ref_tensor",
+)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    made = Device()
+    made.install(monkeypatch)
+    for name in WEAK_REF_MODULES:
+        module = ModuleType(name)
+        module.weak_ref_tensors = weak_view
+        monkeypatch.setitem(sys.modules, name, module)
+    return made
+
+
+@pytest.fixture
+def primitive(device, monkeypatch):
+    """The release's module of BreakableCUDAGraph, on the stand-in."""
+    for name in MODULES:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "get_device_module"):
+            monkeypatch.setattr(module, "get_device_module", lambda: torch.cuda)
+        return module
+    raise AssertionError("the release has no breakable graph")
+
+
+def capture(primitive, forward, pool=POOL):
+    """`forward` captured; returns the graph and what forward returned."""
+    graph = primitive.BreakableCUDAGraph()
+    with primitive.BreakableCUDAGraphCapture(cuda_graph=graph, pool=pool):
+        result = forward()
+    return graph, result
+
+
+def test_an_input_from_outside_is_not_overwritten_by_smaller_sizes(primitive, device):
+    seen = []
+    look = primitive.eager_on_graph(True)(lambda x: seen.append(x.clone()))
+    graphs = {}
+    for size in SIZES:
+        outside = device.full(float(size), size)
+        graphs[size], _ = capture(primitive, lambda: look(outside))
+        del outside
+    assert device.in_use(DEFAULT_POOL) == len(SIZES)
+    for order in itertools.permutations(SIZES):
+        for size in order:
+            graphs[size].replay()
+            assert torch.equal(seen[-1], torch.full((size,), float(size))), f"size {size} in {order}"
+
+
+def test_an_input_that_was_in_the_pool_before_is_kept(primitive, device):
+    """A cache that an earlier capture filled and that forgets: later captures would be given its memory."""
+    seen, cache = [], []
+    look = primitive.eager_on_graph(True)(lambda x: seen.append(x.clone()))
+    earlier, _ = capture(primitive, lambda: cache.append(device.full(1.0, 8)))
+    earlier.replay()
+    graph, _ = capture(primitive, lambda: look(cache[0]))
+    cache.clear()
+    later, _ = capture(primitive, lambda: device.full(2.0, 8) is None)
+    later.replay()
+    graph.replay()
+    assert seen[-1].eq(1).all(), seen[-1]
+
+
+def test_an_input_of_an_own_segment_is_not_held(primitive, device):
+    """Holding these would keep the activations of every layer and every size."""
+    static = device.full(1.0, max(SIZES))
+    seen = []
+    look = primitive.eager_on_graph(True)(lambda x, rows: seen.append(x[:rows].clone()))
+
+    def forward(size):
+        inner = device.full(0.0, size, 2)
+        for _ in range(3):  # each break's input may be given to the segment behind it
+            inner, before = device.full(0.0, size, 2), inner
+            device.launch(torch.add, static[:size, None].expand(-1, 2), float(size), out=inner)
+            look(inner[:, 1], rows=size)
+            del before
+
+    graphs = {size: capture(primitive, lambda size=size: forward(size))[0] for size in SIZES}
+    assert device.in_use(POOL) == 0
+    for base, size in enumerate(SIZES + SIZES[::-1]):
+        static.fill_(base)
+        del seen[:]
+        graphs[size].replay()
+        assert torch.equal(torch.stack(seen), torch.full((3, size), float(base + size)))
+
+
+def test_without_a_shared_pool_everything_is_held(primitive, device):
+    look = primitive.eager_on_graph(True)(lambda x: None)
+    graph, address = capture(primitive, lambda: look(x := device.full(1.0, 4)) or x.data_ptr(), pool=None)
+    assert address not in [free for pool in device.free.values() for free in pool]
+
+
+def test_an_output_is_held_and_feeds_the_next_segment(primitive, device):
+    """Up to 0.5.15.post1 a replay wrote it into memory that somebody else had by then."""
+    static = device.full(0.0, max(SIZES))
+    double = primitive.eager_on_graph(True)(lambda x: device.full(2 * x[0].item(), len(x)))
+
+    def forward(size):
+        result = device.full(0.0, size)
+        device.launch(torch.add, double(static[:size]), 1.0, out=result)
+        return result
+
+    captured = {size: capture(primitive, lambda size=size: forward(size)) for size in SIZES}
+    others = [device.full(-1.0, size) for size in SIZES]
+    for order in itertools.permutations(SIZES):
+        for value, size in enumerate(order):
+            static.fill_(value)
+            graph, result = captured[size]
+            graph.replay()
+            assert result.eq(2 * value + 1).all(), f"size {size} in {order}: {result}"
+    for other in others:
+        assert other.eq(-1).all(), f"a replay wrote into another tensor: {other}"
+
+
+def test_a_break_may_read_the_output_of_another(primitive, device):
+    seen = []
+    make = primitive.eager_on_graph(True)(lambda size: device.full(float(size), size))
+    look = primitive.eager_on_graph(True)(lambda x: seen.append(x.clone()))
+    graphs = {size: capture(primitive, lambda size=size: look(make(size)))[0] for size in SIZES}
+    taken = [device.full(-1.0, size) for size in SIZES]
+    for size in SIZES + SIZES:
+        graphs[size].replay()
+        assert seen[-1].eq(size).all(), seen[-1]
+    assert all(other.eq(-1).all() for other in taken)
+
+
+def test_containers_are_looked_into(primitive, device):
+    seen = []
+    look = primitive.eager_on_graph(True)(lambda pair, *, named: seen.append([t.clone() for t in (*pair, *named["both"])]))
+
+    def forward(outside):
+        own = device.full(5.0, 4)
+        look([own, outside], named={"both": (own, outside)})
+
+    outside = [device.full(6.0, 4)]
+    graph, _ = capture(primitive, lambda: forward(outside.pop()))
+    assert device.in_use(POOL) == 0 and device.in_use(DEFAULT_POOL) == 1
+    other = device.full(-1.0, 4)
+    graph.replay()
+    assert [tensor[0].item() for tensor in seen[-1]] == [5, 6, 5, 6]
+    assert other.eq(-1).all()
+
+
+# The overlay alone
+
+
+@pytest.fixture
+def lifetimes():
+    return importlib.import_module("sglang.srt.prefill_graph.lifetimes")
+
+
+def in_pool(device, *shape):
+    device.capturing = SimpleNamespace(pool=POOL, kernels=[])
+    try:
+        return device.full(0.0, *shape)
+    finally:
+        device.capturing = None
+
+
+def test_what_is_own(lifetimes, device):
+    before, freed = in_pool(device, 4), in_pool(device, 4)
+    outside = device.full(0.0, 4)
+    own = lifetimes.OwnMemory(POOL)
+    del freed
+    assert not own.owns(before)
+    assert not own.owns(in_pool(device, 4)), "its block was taken when the capture began: not known to be a segment's"
+    assert not own.owns(outside) and not own.owns(torch.zeros(4)) and not own.owns(torch.empty(0))
+    new = in_pool(device, 6, 2)
+    assert own.owns(new) and own.owns(new[3:, 1]) and own.owns(new.t())
+    assert not lifetimes.OwnMemory((0, 8)).owns(new)
+
+
+def test_snapshots_are_few(lifetimes, device):
+    outside, first, second = device.full(0.0, 4), in_pool(device, 8), in_pool(device, 4)
+    del first
+    own = lifetimes.OwnMemory(POOL)
+    first = in_pool(device, 4)
+    for _ in range(3):
+        assert own.owns(first) and not own.owns(outside) and not own.owns(second)
+    assert device.snapshots == 2  # when made, and once for the address outside
+
+
+@pytest.mark.parametrize("pool", [None, DEFAULT_POOL])
+def test_no_shared_pool_owns_nothing(lifetimes, device, pool):
+    own = lifetimes.OwnMemory(pool)
+    assert not own.owns(in_pool(device, 4)) and not device.snapshots
+
+
+def test_no_snapshot_owns_nothing_and_says_so_once(lifetimes, device, caplog):
+    def fails(pool):
+        raise RuntimeError("cudaMallocAsync does not yet support snapshot")
+
+    for _ in range(2):
+        assert not lifetimes.OwnMemory(POOL, fails).owns(in_pool(device, 4))
+    assert [record.message.count("cudaMallocAsync") for record in caplog.records] == [1]
+
+
+def test_hold(lifetimes, device):
+    own = lifetimes.OwnMemory(POOL)
+    mine, other, empty = in_pool(device, 2, 4), device.full(1.0, 4), in_pool(device, 4)[:0]
+    Pair = namedtuple("Pair", "left right")
+    thing = SimpleNamespace(tensor=mine)
+    value = (mine[:, 1], [other], {"pair": Pair(mine, 3)}, thing, None, empty)
+    column, (same,), named, *rest = lifetimes.hold(value, own, weak_view)
+    assert column.data_ptr() == mine[:, 1].data_ptr() and column.stride() == mine[:, 1].stride()
+    assert same is other and rest == [thing, None, empty] and rest[2] is empty
+    assert type(named["pair"]) is Pair and named["pair"].left is not mine and named["pair"].right == 3
+    assert value[2]["pair"].left is mine, "the caller's own containers are not changed"
