@@ -24,12 +24,12 @@ class Backend:
 @pytest.fixture
 def layer(monkeypatch):
     """A RadixLinearAttention whose op has a kernel on the CPU, in a recorded graph."""
-    from host import bodies, graph, recorded
+    from host import bodies, recorded
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 
     name = "sglang.srt.layers.radix_linear_attention"
     body = bodies.load_undecorated(name, monkeypatch).unified_linear_attention_with_output
-    with graph.cpu_kernel("unified_linear_attention_with_output", body), recorded.recording(monkeypatch):
+    with recorded.recording(monkeypatch, unified_linear_attention_with_output=body):
         yield RadixLinearAttention(0, HEADS, HEADS, HEADS, DIM, DIM, DIM)
 
 
@@ -77,3 +77,4 @@ def test_a_replay_runs_it_on_the_batch_at_hand(layer):
             graph.replay()
         assert backend.rows == [tokens]
         torch.testing.assert_close(output[0, :tokens], qkv[:tokens].cumsum(0).view(-1, HEADS, DIM) + 1)
+        assert output[0, tokens:].eq(1).all()  # zero, before the captured addition

@@ -74,15 +74,14 @@ def model_runner(model, **changes):
 def captured(build_model, monkeypatch):
     """captured(): a model runner of a small Llama and its breakable runner, captured on a recorded graph."""
     import torch
-    from host import bodies, graph, recorded
+    from host import bodies, recorded
     from sglang.srt.prefill_graph import breakable, compat
 
     monkeypatch.setattr(compat, "capture_context", lambda runner: contextlib.nullcontext(None))
     monkeypatch.setattr(compat, "graph_pool", lambda runner: (0, 1))
     attention = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(graph.cpu_kernel("unified_attention_with_output", attention.unified_attention_with_output))
-        stack.enter_context(recorded.recording(monkeypatch))
+        stack.enter_context(recorded.recording(monkeypatch, unified_attention_with_output=attention.unified_attention_with_output))
         stack.enter_context(torch.no_grad())
 
         def capture(**changes):
@@ -139,6 +138,18 @@ def test_every_attention_layer_breaks_and_nothing_else_runs_eagerly(captured):
     before = runner.attn_backend.calls
     replayed(runner, graph, batch_of([9, 3]))
     assert runner.attn_backend.calls == before + layers
+
+
+def test_padding_stays_inside(captured, monkeypatch):
+    """Nothing behind the stack sees padded rows, and what was only allocated (here NaN) does not stay in them."""
+    runner, graph = captured()
+    seen = []
+    process = type(runner.model.logits_processor).forward
+    monkeypatch.setattr(type(runner.model.logits_processor), "forward", lambda self, ids, hidden, *rest, **more: seen.append(hidden) or process(self, ids, hidden, *rest, **more))
+    replayed(runner, graph, batch_of([32]))
+    replayed(runner, graph, batch_of([6, 3]))
+    assert [len(hidden) for hidden in seen] == [32, 9]
+    assert graph.outputs[16].isfinite().all()
 
 
 def test_the_stack_is_as_it_was_after_a_replay_and_after_an_error(captured):

@@ -45,24 +45,32 @@ def _poisoned(tensor):
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every op for the graph that is being captured. An op during which a segment ended was a break: not noted."""
+    """Notes every op for the graph that is being captured. bodies: sglang's own ops by name, of which the ops inside are
+    noted: their Python does not run at a replay."""
 
-    def __init__(self):
+    def __init__(self, bodies):
         super().__init__()
+        self.bodies = bodies
         self.target = None
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        before, kwargs = self.target, kwargs or {}
+        kwargs = kwargs or {}
+        if function.overloadpacket.__name__ in self.bodies:
+            with self:
+                return self.bodies[function.overloadpacket.__name__](*args, **kwargs)
         result = function(*args, **kwargs)
-        if before is not None and self.target is before:
-            before.ops.append((function, args, kwargs, result))
+        if self.target is not None:
+            self.target.ops.append((function, args, kwargs, result))
         return result
 
 
 @contextlib.contextmanager
-def recording(monkeypatch):
-    """Let captures on the CPU work: torch.cuda.CUDAGraph is `Graph`, and there is a current stream."""
-    recorder = Recorder()
+def recording(monkeypatch, **bodies):
+    """Let captures on the CPU work: torch.cuda.CUDAGraph is `Graph`, and there is a current stream.
+
+    bodies: the Python of sglang's own ops, which have kernels for GPU tensors only.
+    """
+    recorder = Recorder(bodies)
     monkeypatch.setattr(Graph, "recorder", recorder)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
