@@ -15,6 +15,7 @@ import csv
 import datetime
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,12 +27,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases  # noqa: E402
 import compare  # noqa: E402
+import kernels  # noqa: E402
 import launch  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SCHEMA = 1
+PORTS = 20  # of each engine: the first for its server, the second for its process group
 CAPTURED = re.compile(r"Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)", re.I)
 WHY_OFF = re.compile(r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I)
 
@@ -40,12 +43,15 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = place_of(options)
     began = time.time()
-    say(f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {options.width} engines at once")
-    facts = describe(place, options)
-    say(f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
-    subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
-    jobs = [job(place, number, model, mode) for number, (model, mode) in enumerate(wanted(options))]
-    launch.run_all(place, jobs, options.width, began + options.limit, say)
+    seen = visible()
+    gpus = [one for one in seen if one.name == seen[0].name][: options.gpus]
+    say(f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {len(gpus)} GPUs, {options.width} engines at once on each")
+    facts = describe(place, options) | {"gpus": len(gpus)}
+    say(f"{facts['version']} (queue {facts['queue_release']}) on {len(gpus)} x {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
+    jobs = [job(place, options, number, model, mode) for number, (model, mode) in enumerate(wanted(options))]
+    with kernels.made_ahead(place, gpus[0].use):
+        subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
+        launch.run_all(place, jobs, options.width, began + options.limit, say, devices=[one.use for one in gpus])
     facts["runs"] = [judge(place, one, jobs) for one in jobs]
     facts["seconds"] = round(time.time() - began)
     facts["passed"] = all(run["verdict"] in ("passed", "not applicable") for run in facts["runs"])
@@ -59,9 +65,18 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     add_place(parser)
     parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=[*models.MODELS])
     parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*modes.ALL], help="eager always runs: it is the reference")
-    parser.add_argument("--width", type=int, default=4, help="engines at once (default 4)")
+    parser.add_argument("--gpus", type=_count, help="GPUs to spread engines over (default: all that nvidia-smi shows and CUDA_VISIBLE_DEVICES allows)")
+    parser.add_argument("--width", type=_count, default=4, help="engines at once on each GPU (default 4)")
     parser.add_argument("--limit", type=float, default=1500, help="seconds after which nothing starts any more")
+    parser.add_argument("--engine-limit", type=float, default=420, help="seconds that one engine may take (default 420)")
+    parser.add_argument("--port-base", type=int, default=21000, help=f"first port of {PORTS} for each engine (default 21000); runs side by side need ranges of their own")
     return parser.parse_args(words)
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is no number of 1 or more")
+    return int(word)
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -106,13 +121,13 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
     return [(model, mode) for mode in chosen for model in options.model]
 
 
-def job(place: launch.Place, number: int, model: str, mode: str) -> launch.Job:
+def job(place: launch.Place, options: argparse.Namespace, number: int, model: str, mode: str) -> launch.Job:
     name = f"{model}.{mode}"
     plan = {
-        "model": str(place.out / "models" / model), "mode": mode, "port": 21000 + 1200 * number, "out": str(place.out / f"{name}.json"),
+        "model": str(place.out / "models" / model), "mode": mode, "port": options.port_base + PORTS * number, "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"), "enforce": model == "qwen3-next",
     }  # fmt: skip
-    return launch.Job(name, HERE / "engine.py", plan, limit_s=420)
+    return launch.Job(name, HERE / "engine.py", plan, limit_s=options.engine_limit)
 
 
 def describe(place: launch.Place, options: argparse.Namespace) -> dict:
@@ -155,17 +170,40 @@ def torch_pin(tree: Path) -> str:
     return found[1] if found else ""
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """One line of nvidia-smi. use: what CUDA_VISIBLE_DEVICES calls it."""
+
+    use: str
+    name: str
+    driver: str
+    memory_mib: int
+    compute_capability: str
+
+
+def visible() -> list[Gpu]:
+    """The GPUs that this process may use, in CUDA_VISIBLE_DEVICES's order where it is set. Ends the run where there is none."""
+    words = ["nvidia-smi", "--query-gpu=index,uuid,name,driver_version,memory.total,compute_cap", "--format=csv,noheader,nounits"]
+    rows = [[part.strip() for part in line.split(",")] for line in subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()]
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [row[0] for row in rows] if allowed is None else [name.strip() for name in allowed.split(",") if name.strip()]
+    found = [(name, row) for name in names for row in rows if name == row[0] or len(name) > 4 and row[1].startswith(name)]
+    if not found:
+        sys.exit(f"no GPU to run on: nvidia-smi shows {len(rows)}, CUDA_VISIBLE_DEVICES is {allowed}")
+    return [Gpu(name, row[2], row[3], int(row[4]), row[5]) for name, row in found]
+
+
 def gpu() -> dict:
-    words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader,nounits"]
-    line = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    name, driver, memory, capability = (part.strip() for part in line.split(","))
-    return {"name": name, "driver": driver, "memory_mib": int(memory), "compute_capability": capability}
+    """The first GPU at hand, as evidence names it."""
+    facts = asdict(visible()[0])
+    facts.pop("use")
+    return facts
 
 
 def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> dict:
     """One engine's result with all its verdicts."""
     model, mode = one.name.split(".", 1)
-    run = {"model": model, "mode": mode, "seconds": round(one.seconds), "verdict": "not run", "why": one.why, "checks": []}
+    run = {"model": model, "mode": mode, "device": one.device, "seconds": round(one.seconds), "verdict": "not run", "why": one.why, "checks": []}
     log = (place.out / f"{one.name}.log").read_text(errors="replace") if one.code is not None else ""
     run["captured"] = [asdict(found) for found in captures(log)]
     said = [line.strip()[-300:] for line in log.splitlines() if "server_args=" not in line and WHY_OFF.search(line)]

@@ -1,22 +1,29 @@
-"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in graph modes."""
+"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in the modes of FAKE_FAULT_IN."""
 
 import asyncio
 import os
+import pathlib
 import random
+import subprocess
 import time
 
 from sglang.srt.model_executor.model_runner import Batch, ModelRunner
 
-FAULT = os.environ.get("FAKE_FAULT", "")
+FAULT, FAULT_IN = os.environ.get("FAKE_FAULT", ""), os.environ.get("FAKE_FAULT_IN", "graph").split()
+CALLS_BEFORE = 3  # answered before an engine dies or gets stuck
 
 
 class Engine:
     def __init__(self, **words):
-        self.on = bool(words.get("enable_piecewise_cuda_graph"))
-        self.fault = FAULT if self.on else ""
-        self.runner = ModelRunner(self.on and self.fault != "graph-unused")
+        on = "piecewise" if words.get("enable_piecewise_cuda_graph") else "breakable" if words.get("enable_breakable_cuda_graph") else ""
+        self.on = bool(on)
+        self.fault = FAULT if ("graph" if on else "eager") in FAULT_IN else ""
+        self.runner = ModelRunner("" if self.fault == "graph-unused" else on)
         self.loop = asyncio.new_event_loop()
-        self.seen = []
+        self.seen, self.calls = [], 0
+        self.child = subprocess.Popen(["sleep", "600"])
+        for pid in (os.getpid(), self.child.pid):
+            pathlib.Path(f"{pid}.pid").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         if self.fault == "dies":
             raise ValueError("planted: the engine does not start")
         if self.on:
@@ -26,8 +33,14 @@ class Engine:
         self.seen = []
 
     def generate(self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0):
-        self.runner.forward(Batch(input_ids))
-        return [self._answer(prompt, sampling_params["max_new_tokens"]) for prompt in input_ids]
+        self.calls += 1
+        if self.fault == "dies-later" and self.calls > CALLS_BEFORE:
+            os._exit(9)
+        if self.fault == "stuck" and self.calls > CALLS_BEFORE:
+            time.sleep(600)
+        for batch in [[prompt] for prompt in input_ids] if self.fault == "one-by-one" else [input_ids]:
+            self.runner.forward(Batch(batch))
+        return [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on) for prompt in input_ids]
 
     async def async_generate(self, input_ids, sampling_params):
         await asyncio.sleep(0.001)
@@ -36,14 +49,17 @@ class Engine:
     def shutdown(self):
         if self.fault == "hangs":
             time.sleep(600)
+        self.child.kill()
 
-    def _answer(self, prompt, count):
+    def _answer(self, prompt, count, like_alone):
         source = random.Random(str(prompt))
         tokens = [source.randrange(10, 4000) for _ in range(count)]
         logprobs = [-3 * source.random() for _ in tokens]
         if len(prompt) == 257:
             tokens[3:4] = [5] if self.fault == "wrong-token" else tokens[3:4]
             logprobs[2:3] = [float("nan")] if self.fault == "nan" else logprobs[2:3]
+        if FAULT == "rounds" and like_alone and prompt[0] % 20 == 0:
+            logprobs[1] += 0.4
         cached = 0 if self.fault == "no-cache" else max((len(s) for s in self.seen if tuple(prompt[: len(s)]) == s), default=0)
         self.seen.append(tuple(prompt))
         info = {
