@@ -216,7 +216,7 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
     result = json.loads(Path(one.plan["out"]).read_text())
     reference = next((other for other in jobs if other.name == f"{model}.{modes.EAGER}" and other.code == 0), None)
     verdicts = checks(model, mode, result, json.loads(Path(reference.plan["out"]).read_text()) if reference else None)
-    run |= {"start_s": result["start_s"], "flags": result["flags"], "dropped_flags": result["dropped_flags"], "report": result["report"]}
+    run |= {"start_s": result["start_s"], "pass_s": result["pass_s"], "flags": result["flags"], "dropped_flags": result["dropped_flags"], "report": result["report"]}
     run["checks"] = [verdict.as_json() for verdict in verdicts]
     bad = [verdict for verdict in verdicts if not verdict.good]
     return run | ({"verdict": "failed", "why": f"{bad[0].what}: {bad[0].why}"} if bad else {"verdict": "passed", "why": ""})
@@ -243,17 +243,31 @@ def error(log: str) -> str:
 
 
 def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[compare.Verdict]:
-    """What one engine's answers must stand up to."""
+    """What one engine's answers must stand up to. reference: the same model's eager result; None where it has none."""
     passes, made = result["passes"], cases.calls()
-    limits = compare.ROUTED if mode == modes.INDUCTOR and models.has_router(models.MODELS[model]) else compare.STRICT
-    found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS), compare.hits(passes)]
+    in_cache = {name: answers for name, answers in passes.items() if name in (cases.COLD, cases.AGAIN, cases.WARM)}
+    found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS), compare.hits(in_cache)]
+    router = models.has_router(models.MODELS[model])
     if mode == modes.EAGER:
-        found += [compare.varied(passes[cases.COLD]), compare.remembers(passes[cases.COLD], cases.memory_pairs(made))]
+        itself = compare.against_itself(control(passes), router)
+        found += [compare.varied(passes[cases.COLD]), compare.remembers(passes[cases.COLD], cases.memory_pairs(made)), itself]
     elif reference is None:
         found.append(compare.Verdict("agrees with eager prefill", False, "eager prefill itself did not run"))
     else:
-        found += [compare.same_answers(f"agrees with eager prefill, {name}", passes[name], reference["passes"][name], limits) for name in cases.PASSES]
-    return found + [compare.same_answers("answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD])]
+        graph = mode in modes.GRAPHS
+        limits = compare.limits(router, mode == modes.INDUCTOR, control(reference["passes"])) if graph else compare.STRICT
+        for name, answers in passes.items():
+            right = reference["passes"][cases.COLD if name == cases.AGAIN else name]
+            found.append(compare.same_answers(f"agrees with eager prefill, {name}", answers, right, limits))
+    if cases.AGAIN in passes:
+        found.append(compare.same_answers("answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD]))
+    return found
+
+
+def control(passes: dict) -> compare.Tally:
+    """Eager prefill against itself: the prompts of batches asked alone, and every prompt behind its cached beginning."""
+    cold, by_itself = passes[cases.COLD], cases.gathered(passes[cases.ALONE], cases.calls())
+    return compare.tally((by_itself, {name: cold[name] for name in by_itself}), (passes[cases.WARM], cold))
 
 
 def show(facts: dict, place: launch.Place, jobs: Sequence[launch.Job]) -> None:
