@@ -39,28 +39,51 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Feature:
-    """A column. patch: what brings it; models, modes: what tests/gpu must have run to prove it; never: where it cannot be.
+    """One mode of one family of models. brings: the patches that bring it; repairs: those without which it dies or answers wrongly.
 
-    upstream: the first release that has it of its own accord; empty: as the patch's header says.
+    models, mode: what tests/gpu must have run to prove it; never: where it cannot be, unless the queue has a patch for it
+    there; upstream: the first release that has it of its own accord; empty: as the header of the first that brings it says.
     """
 
-    name: str
-    patch: str
+    brings: tuple[str, ...]
+    repairs: tuple[str, ...]
     models: tuple[str, ...]
     mode: str
     never: dict[str, str] = field(default_factory=dict)
     upstream: str = ""
 
 
-NEMOTRON, QWEN = ("nemotron-h", "nemotron-h-moe"), ("qwen3-next",)
-FEATURES = (
-    Feature("NemotronH piecewise", "nemotron-h/split-mamba2.patch", NEMOTRON, "piecewise", GONE),
-    Feature("NemotronH inductor", "nemotron-h/split-mamba2.patch", NEMOTRON, "piecewise-inductor", GONE),
-    Feature("Qwen3-Next piecewise", "qwen3-next/split-gdn.patch", QWEN, "piecewise", GONE),
-    Feature("Qwen3-Next inductor", "qwen3-next/split-gdn.patch", QWEN, "piecewise-inductor", GONE),
-    Feature("NemotronH breakable", "breakable/pass-embeds-by-name.patch", NEMOTRON, "breakable", NO_BREAKABLE, "0.5.11"),
-    Feature("Qwen3-Next breakable", "breakable/pass-embeds-by-name.patch", QWEN, "breakable", NO_BREAKABLE, "0.5.11"),
-)
+ALWAYS = "0"  # "upstream" of what every pinned release has
+NEMOTRON, QWEN, LLAMA = ("nemotron-h", "nemotron-h-moe"), ("qwen3-next",), ("llama",)
+SPLIT_MAMBA2, SPLIT_GDN = ("nemotron-h/split-mamba2.patch",), ("qwen3-next/split-gdn.patch",)
+TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op.patch"
+EMBEDS = "breakable/pass-embeds-by-name.patch"
+BREAKABLE_BRINGS = ("breakable/run-on-older-releases.patch", "breakable/capture-layer-stack.patch")
+BREAKABLE_SINCE = "0.5.12"
+
+
+def _breakable(models: tuple[str, ...], repairs: tuple[str, ...]) -> tuple[Feature, ...]:
+    return (Feature(BREAKABLE_BRINGS, repairs, models, "breakable", NO_BREAKABLE, BREAKABLE_SINCE),)
+
+
+def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], eager: tuple[str, ...], inductor: tuple[str, ...], upstream: str = "") -> tuple[Feature, ...]:
+    return tuple(Feature(brings, repairs, models, mode, GONE, upstream) for mode, repairs in (("piecewise", eager), ("piecewise-inductor", inductor)))
+
+
+# The tables, by title, and their columns. A column of two features shows both states, or one where they are the same.
+TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
+    "Piecewise graph, by compiler: eager / inductor": {
+        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("piecewise/zero-padded-attention-rows.patch",), ("piecewise/zero-padded-attention-rows.patch", TORCH, MOE)),
+        "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (), (TORCH, MOE)),
+        "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
+    },
+    "Breakable graph": {
+        "NemotronH": _breakable(NEMOTRON, (EMBEDS,)),
+        "Qwen3-Next": _breakable(QWEN, (EMBEDS, "breakable/break-at-linear-attention.patch")),
+        "dense GQA (Llama)": _breakable(LLAMA, ()),
+    },
+}
+FEATURES = tuple(feature for columns in TABLES.values() for column in columns.values() for feature in column)
 
 
 @dataclass(frozen=True)
@@ -118,33 +141,41 @@ def place(found: dict) -> str:
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
+    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    for verb, patches in (("brings", feature.brings), ("repairs", feature.repairs)):
+        if selected.intersection(patches):
+            return Cell(State.NOT_RUN, f"the queue {verb} it; `nox -s gpu -- {pin.tag}` on a GPU would prove it")
     reasons = [reason for specifier, reason in feature.never.items() if SpecifierSet(specifier).contains(pin.version, prereleases=True)]
     if reasons:
         return Cell(State.NOT_APPLICABLE, reasons[0])
-    if any(queue.base(patch.name) == feature.patch for patch in queue.select(pin.version)):
-        return Cell(State.NOT_RUN, f"the queue brings it; `nox -s gpu -- {pin.tag}` on a GPU would prove it")
-    header = queue.patches[feature.patch].header
-    merged = re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status"))
-    since = feature.upstream or (merged[1] if merged else "")
+    headers = [queue.patches[name].header for name in feature.brings]
+    merged = [found[1] for header in headers if (found := re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status")))]
+    since = feature.upstream or (merged[0] if merged else "")
     if since and pin.version >= Version(since):
-        return Cell(State.UPSTREAM, f"the release has it itself (since {since}); not run here")
-    gaps = [gap.reason for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
+        return Cell(State.UPSTREAM, f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}; not run here")
+    gaps = [gap.reason for header in headers for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
     return Cell(State.NOT_APPLICABLE, gaps[0] if gaps else "no patch brings it there")
 
 
 def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
-    """The matrix as a table; the numbers in it lead to the reasons below it."""
+    """The matrix as tables; the numbers in them lead to the reasons below them."""
     reasons: list[Cell] = []
-    lines = [f"| release | {' | '.join(feature.name for feature in FEATURES)} |", f"|---|{'---|' * len(FEATURES)}"]
-    for pin, cells in rows:
-        shown = []
-        for one in cells:
-            told = Cell(one.state, one.reason.replace(f"-- {pin.tag}", "-- RELEASE"))
-            if told not in reasons:
-                reasons.append(told)
-            shown.append(f"{one.state} ({reasons.index(told) + 1})")
-        lines.append(f"| {pin.version} | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1))]) + "\n"
+
+    def shown(pin: Pin, cell: Cell) -> str:
+        told = Cell(cell.state, cell.reason.replace(f"-- {pin.tag}", "-- RELEASE"))
+        if told not in reasons:
+            reasons.append(told)
+        return f"{cell.state} ({reasons.index(told) + 1})"
+
+    lines: list[str] = []
+    left = {pin.tag: iter(cells) for pin, cells in rows}  # in the order of FEATURES, which is that of the tables
+    for title, columns in TABLES.items():
+        lines += [f"{title}:", "", f"| release | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+        for pin, _ in rows:
+            states = [" / ".join(dict.fromkeys(shown(pin, next(left[pin.tag])) for _ in column)) for column in columns.values()]
+            lines.append(f"| {pin.version} | {' | '.join(states)} |")
+        lines.append("")
+    return "\n".join([*lines, *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1))]) + "\n"
 
 
 def in_readme(text: str, matrix: str) -> str:

@@ -5,24 +5,33 @@ A call is a list of prompts sent together. Prompts are token ids, drawn from a f
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import modes
 
 CAPTURE = (16, 32, 64, 128, 256, 512)  # tokens of a forward that a graph is captured for
 CHUNK = 512  # longest piece of a prompt that one forward takes
 NEW_TOKENS = 8
 SMALLEST, LARGEST = 10, 4000  # token ids: no special ones, all in the models' vocabulary
-COLD, AGAIN, WARM = "cold", "again", "warm"
-PASSES = (COLD, AGAIN, WARM)  # the cache is emptied before "again" and kept before "warm"
+COLD, AGAIN, WARM, SIZES, ALONE = "cold", "again", "warm", "sizes", "alone"
+FLUSHED = (AGAIN, SIZES, ALONE)  # the passes before which the cache is emptied; "warm" finds there what was asked just before
+
+ONE_SIZE, UNDER = 256, 3  # one captured size, filled to the last token and to UNDER less
+REQUESTS = (1, 2, 8, 16)  # prompts that share it
+UNEVEN = ((1, 17, 64, 9), (5,) * 12, (200, 1, 31, 256, 64, 15, 128, 3))  # the last one takes more than one forward
 
 
 @dataclass(frozen=True)
 class Call:
-    """name: unique; kind: what it shows; prompts: token ids of each prompt."""
+    """name: unique; kind: what it shows; prompts: token ids of each prompt; new_tokens: how many to answer with."""
 
     name: str
     kind: str
     prompts: tuple[tuple[int, ...], ...]
+    new_tokens: int = NEW_TOKENS
 
 
 def calls(seed: int = 7) -> list[Call]:
@@ -32,12 +41,14 @@ def calls(seed: int = 7) -> list[Call]:
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(source.randrange(SMALLEST, LARGEST) for _ in range(count))
 
-    made = [Call(f"single-{n}", "single", (tokens(n),)) for n in (1, 2, 15, 16, 17, 63, 64, 65, 100, 128, 129, 200, 256, 257, 400, 511, 512)]
+    made = [Call(f"single-{n}", "single", (tokens(n),)) for n in (1, 2, 15, 16, 17, 64, 65, 100, 200, 257, 511, 512)]
+    for count, total in itertools.product(REQUESTS, (ONE_SIZE, ONE_SIZE - UNDER)):
+        made.append(Call(f"fill-{total}-by-{count}", "batch", tuple(tokens(n) for n in parts(source, total, count))))
     made += [Call(f"batch-{'-'.join(map(str, sizes))}", "batch", tuple(tokens(n) for n in sizes)) for sizes in UNEVEN]
-    made += [Call(f"chunked-{n}", "chunked", (tokens(n),)) for n in (513, 700, 1024, 1300)]
+    made += [Call(f"chunked-{n}", "chunked", (tokens(n),)) for n in (513, 1024, 1300)]
     made.append(Call("chunked-beside-short", "chunked", (tokens(1500), tokens(9), tokens(70))))
     first = {call.name: call.prompts[0] for call in made}
-    for base, more in (("single-100", 3), ("single-256", 60), ("single-512", 40), ("chunked-1300", 600)):
+    for base, more in (("single-100", 3), (f"fill-{ONE_SIZE}-by-1", 60), ("single-512", 40), ("chunked-1300", 600)):
         made.append(Call(f"prefix-{base}-{more}", "prefix", (first[base] + tokens(more),)))
     made.append(Call("prefix-batch", "prefix", tuple(first["single-200"] + tokens(n) for n in (5, 33, 130))))
     for length in (60, 250):  # the same end behind another beginning: the answer must differ, or the state says nothing
@@ -46,7 +57,52 @@ def calls(seed: int = 7) -> list[Call]:
     return made
 
 
-UNEVEN = ((3, 40), (1, 17, 64, 9), (120, 7, 33, 250, 16, 2, 77), (5,) * 12, (200, 1, 31, 32, 33, 100, 64, 15, 128, 3, 50, 90, 6, 11, 27, 256))
+def parts(source: random.Random, total: int, count: int) -> list[int]:
+    """`count` uneven lengths, each at least 1, that sum to `total`."""
+    cuts = [0, *sorted(source.sample(range(1, total), count - 1)), total]
+    return [after - before for before, after in itertools.pairwise(cuts)]
+
+
+def walk(sizes: Sequence[int]) -> list[int]:
+    """An order of the sizes in which each comes once directly behind each other one: n(n-1)+1 steps for n sizes."""
+    return [size for pair in itertools.combinations(sizes, 2) for size in pair] + [sizes[0]]
+
+
+def size_calls(seed: int = 8) -> list[Call]:
+    """One prompt for each step of the walk over the captured sizes, by turns filling its size and one token short of it.
+
+    What a graph keeps of an earlier replay, or of memory that another graph has reused since, shows in the next answer.
+    """
+    source = random.Random(seed)
+    lengths = [size - number // 2 % 2 for number, size in enumerate(walk(CAPTURE))]
+    drawn = [tuple(source.randrange(SMALLEST, LARGEST) for _ in range(length)) for length in lengths]
+    return [Call(f"size-{number}-{len(prompt)}", "sizes", (prompt,), new_tokens=2) for number, prompt in enumerate(drawn)]
+
+
+def alone(made: Sequence[Call]) -> list[Call]:
+    """Every prompt of the calls that have several, in calls of their own: see `gathered`."""
+    several = [call for call in made if len(call.prompts) > 1]
+    return [Call(f"{call.name}[{number}]", "alone", (prompt,)) for call in several for number, prompt in enumerate(call.prompts)]
+
+
+def gathered(answers: dict, made: Sequence[Call]) -> dict:
+    """The answers to `alone`'s calls under the names of the calls that they come from."""
+    several = [call for call in made if len(call.prompts) > 1]
+    return {call.name: {"answers": [answers[f"{call.name}[{n}]"]["answers"][0] for n in range(len(call.prompts))]} for call in several}
+
+
+def passes(mode: str) -> tuple[str, ...]:
+    """The passes of a mode, in order. Whether eager prefill says the same again is for the second eager engine to show."""
+    if mode in modes.GRAPHS:
+        return COLD, AGAIN, WARM, SIZES
+    return (COLD, WARM, SIZES, ALONE) if mode == modes.EAGER else (COLD, WARM, SIZES)
+
+
+def of_pass(name: str) -> list[Call]:
+    """The calls of a pass."""
+    if name == SIZES:
+        return size_calls()
+    return alone(calls()) if name == ALONE else calls()
 
 
 def memory_pairs(made: list[Call]) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import cases
+import launch
 import modes
 
 ENGINE = dict(
@@ -31,7 +32,7 @@ def start(plan: dict):
     chosen = modes.flags(plan["mode"], known, list(plan.get("capture", cases.CAPTURE)), plan.get("enforce", False))
     if isinstance(chosen, modes.Unavailable):
         sys.exit(f"not applicable: {chosen.reason}")
-    words = ENGINE | plan.get("engine", {}) | chosen | {"model_path": plan["model"], "port": plan["port"]}
+    words = ENGINE | plan.get("engine", {}) | chosen | {"model_path": plan["model"], "port": plan["port"], "nccl_port": plan["port"] + 1}
     if "cuda_graph_max_bs" not in known:
         words |= {f"{name}_decode": words.pop(name) for name in ("cuda_graph_max_bs", "cuda_graph_bs") if name in words}
     dropped = sorted(set(words) - known)
@@ -43,7 +44,7 @@ def start(plan: dict):
 def ask(engine, call: cases.Call) -> dict:
     """One call's answers: tokens, their log-probabilities, the two best at each step, cached prompt tokens; and its time span."""
     prompts = [list(prompt) for prompt in call.prompts]
-    sampling = {"max_new_tokens": cases.NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    sampling = {"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True}
     began = time.time()
     # A start of the log-probabilities behind the prompt: asking for any of the prompt's own makes releases run it eagerly.
     answers = engine.generate(
@@ -81,12 +82,14 @@ def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     engine, result = start(plan)
     Path(plan["out"] + ".ready").touch()
-    result["passes"] = {}
-    for name in cases.PASSES:
-        if name == cases.AGAIN:
+    result |= {"passes": {}, "pass_s": {}}
+    for name in cases.passes(plan["mode"]):
+        if name in cases.FLUSHED:
             engine.flush_cache()
-        result["passes"][name] = {call.name: ask(engine, call) for call in cases.calls()}
-        print(f"pass {name} done", flush=True)
+        began = time.time()
+        result["passes"][name] = {call.name: ask(engine, call) for call in cases.of_pass(name)}
+        result["pass_s"][name] = round(time.time() - began, 1)
+        print(f"{launch.MARK}pass {name} answered in {result['pass_s'][name]} s", flush=True)
     result["prefills"] = watched(plan["watch"])
     result["report"] = report()
     Path(plan["out"]).write_text(json.dumps(result))

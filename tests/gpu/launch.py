@@ -1,7 +1,8 @@
-"""Start engines on this host: their environment, several at once on one GPU, none left behind. Standard library only."""
+"""Start engines on this host: their environment, several at once on each GPU, none left behind. Standard library only."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,12 +19,14 @@ SETTINGS = {
     "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    "TRITON_CACHE_AUTOTUNING": "1",  # what one engine has timed, the next one reads: Mamba2's kernels take 45 s
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",
 }
 MARK = "» "  # begins a line of an engine's log that is shown while it runs
-GRACE_S = 5  # between asking a process group to end and killing it
+GRACE_S = 5  # for an engine that has answered to end by itself
+LEAD_S = 200  # how long the others wait at most for the first engine
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Place:
 class Job:
     """One process: a script with a plan. name: also of its files; ready: a file that it writes once others may start.
 
-    After `run_all`: code (exit code; None where it never ran), seconds, and why it did not do what it should.
+    After `run_all`: code (exit code; None where it never ran), seconds, why it did not do what it should, and the device
+    (as in CUDA_VISIBLE_DEVICES) that it ran on; empty where none was chosen.
     """
 
     name: str
@@ -61,15 +65,19 @@ class Job:
     code: int | None = None
     seconds: float = 0.0
     why: str = ""
+    device: str = ""
     process: subprocess.Popen | None = field(default=None, repr=False)
     began: float = 0.0
     shown: int = 0
 
 
-def run_all(place: Place, jobs: Sequence[Job], width: int, deadline: float, say: Callable[[str], None], lead: bool = True) -> None:
-    """Run every job, `width` at once; the first alone until it is ready, because it compiles what the others reuse.
+def run_all(
+    place: Place, jobs: Sequence[Job], width: int, deadline: float, say: Callable[[str], None], lead: bool = True, devices: Sequence[str] = ("",)
+) -> None:
+    """Run every job, `width` at once on each device; the first alone until it is ready, because it compiles what the others reuse.
 
-    deadline: time.time() after which nothing starts and what runs is ended. Every job ends with its code or a reason.
+    devices: names for CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline: time.time() after which
+    nothing starts and what runs is ended. Every job ends with its code or a reason.
     """
     waiting, running = list(jobs), []
     try:
@@ -77,24 +85,31 @@ def run_all(place: Place, jobs: Sequence[Job], width: int, deadline: float, say:
             now = time.time()
             for job in running:
                 _pass_on(place, job, say)
-            for job in [job for job in running if _finished(job, now, deadline)]:
+            for job in [job for job in running if _finished(job, time.time(), deadline)]:
                 running.remove(job)
                 say(f"{job.name}: {'done' if job.code == 0 else job.why} after {job.seconds:.0f} s")
             if now > deadline and waiting:
                 for job in waiting:
                     job.why = "not started: no time was left"
                 waiting = []
-            room = 1 if lead and running and not _ready(running[0]) and len(running) == 1 and len(waiting) == len(jobs) - 1 else width
-            if waiting and len(running) < room:
+            device = min(devices, key=lambda name: sum(job.device == name for job in running))
+            room = sum(job.device == device for job in running) < width
+            if waiting and room and not (lead and running == [jobs[0]] and _leads(jobs[0])):
                 job = waiting.pop(0)
+                job.device = device
                 _begin(place, job)
                 running.append(job)
-                say(f"{job.name}: started")
+                say(f"{job.name}: started{f' on GPU {device}' if len(devices) > 1 else ''}")
                 continue
             time.sleep(0.5)
     finally:
         for job in running:
-            _end(job)
+            kill(job.process)
+
+
+def _leads(job: Job) -> bool:
+    """Whether others still wait for the first job."""
+    return not Path(job.plan["out"] + ".ready").exists() and time.time() - job.began < LEAD_S
 
 
 def _pass_on(place: Place, job: Job, say: Callable[[str], None]) -> None:
@@ -109,14 +124,13 @@ def _pass_on(place: Place, job: Job, say: Callable[[str], None]) -> None:
             say(f"{job.name}: {line.removeprefix(MARK)}")
 
 
-def _ready(job: Job) -> bool:
-    return Path(job.plan["out"] + ".ready").exists()
-
-
 def _begin(place: Place, job: Job) -> None:
     plan, log = place.out / f"{job.name}.plan.json", place.out / f"{job.name}.log"
     plan.write_text(json.dumps(job.plan))
-    environment = place.environment(**({"PREFILL_WATCH": job.plan["watch"]} if job.plan.get("watch") else {}))
+    runtime = place.out / f"{job.name}.runtime"  # where the queue's report lies: of this engine alone
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    more = {"PREFILL_WATCH": job.plan.get("watch"), "CUDA_VISIBLE_DEVICES": job.device, "XDG_RUNTIME_DIR": str(runtime)}
+    environment = place.environment(**{name: value for name, value in more.items() if value})
     with log.open("wb") as out:  # a session of its own: the engine's children go when it goes
         job.process = subprocess.Popen([place.python, str(job.script), str(plan)], env=environment, cwd=place.out, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     job.began = time.time()
@@ -124,34 +138,24 @@ def _begin(place: Place, job: Job) -> None:
 
 def _finished(job: Job, now: float, deadline: float) -> bool:
     job.seconds = now - job.began
-    written = Path(job.plan["out"]).exists()
-    if job.process.poll() is None:
-        if written and now - Path(job.plan["out"]).stat().st_mtime > GRACE_S:
-            _end(job)  # it has answered; engines sometimes hang while they clean up
-            job.code = 0
-            return True
-        if job.seconds <= job.limit_s and now <= deadline:
+    written, ended = Path(job.plan["out"]).exists(), job.process.poll() is not None
+    if not ended:
+        answered = written and now - Path(job.plan["out"]).stat().st_mtime > GRACE_S  # engines sometimes hang while they clean up
+        if not answered and job.seconds <= job.limit_s and now <= deadline:
             return False
-        job.why = f"ended after {job.seconds:.0f} s without an answer"
-        _end(job)
-        job.code = -1
-        return True
-    _end(job)
-    job.code = 0 if written else (job.process.returncode or 1)
-    job.why = "" if written else f"exit code {job.process.returncode}"
+    kill(job.process)  # what is left of an ended one too
+    job.code = 0 if written else (job.process.returncode or 1) if ended else -1
+    if not written:
+        job.why = f"exit code {job.process.returncode}" if ended else f"ended after {job.seconds:.0f} s without an answer"
     return True
 
 
-def _end(job: Job) -> None:
-    """End the job's whole process group; whatever is left of it after GRACE_S is killed."""
-    for number, wait in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
-        try:
-            os.killpg(job.process.pid, number)
-        except ProcessLookupError:
-            return
-        until = time.time() + wait
-        while time.time() < until and job.process.poll() is None:
-            time.sleep(0.1)
+def kill(process: subprocess.Popen) -> None:
+    """End a process and all that it started. It has nothing to save, and an engine may wait forever for its own clean-up."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
 
 
 def last_words(place: Place, job: Job, lines: int = 12) -> str:

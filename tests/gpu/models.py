@@ -45,6 +45,13 @@ QWEN3_NEXT = dict(
     shared_expert_intermediate_size=256, router_aux_loss_coef=0.001, output_router_logits=False, initializer_range=0.02, use_sliding_window=False,
 )  # fmt: skip
 
+LLAMA = dict(
+    architectures=["LlamaForCausalLM"], model_type="llama", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True, bos_token_id=1,
+    eos_token_id=2, vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8,
+    num_key_value_heads=2, head_dim=128, hidden_act="silu", attention_bias=False, attention_dropout=0.0, mlp_bias=False,
+    max_position_embeddings=32768, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=5e5, pretraining_tp=1, initializer_range=0.02,
+)  # fmt: skip
+
 MODELS = {
     "nemotron-h": nemotron_h("M-M*M-M*M-", 512, 1024, (8, 2), (16, 64)),
     "nemotron-h-moe": nemotron_h(
@@ -52,6 +59,7 @@ MODELS = {
         moe_shared_expert_intermediate_size=256, routed_scaling_factor=1.0, n_group=1, topk_group=1, norm_topk_prob=True, moe_latent_size=None,
     ),
     "qwen3-next": QWEN3_NEXT,
+    "llama": LLAMA,
 }  # fmt: skip
 # The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For speed, with dummy weights.
 NANO_9B = nemotron_h("M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 4480, 15680, (40, 8), (128, 80), 131072)
@@ -64,7 +72,7 @@ def has_router(config: dict) -> bool:
 
 def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Every tensor of a checkpoint as published ones name it: (name, shape, kind); kind says how it is drawn."""
-    yield from _nemotron_h(config) if config["model_type"] == "nemotron_h" else _qwen3_next(config)
+    yield from {"nemotron_h": _nemotron_h, "qwen3_next": _qwen3_next, "llama": _llama}[config["model_type"]](config)
 
 
 def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -139,6 +147,22 @@ def _qwen3_next(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield from _three_matrices(f"{layer}.mlp.shared_expert", hidden, c["shared_expert_intermediate_size"], "matrix")
         yield f"{layer}.mlp.shared_expert_gate.weight", (1, hidden), "matrix"
     yield "model.norm.weight", (hidden,), "norm-about-zero"
+    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+
+
+def _llama(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden = c["hidden_size"]
+    queries, keys = (c[f"num_{kind}_heads"] * c["head_dim"] for kind in ("attention", "key_value"))
+    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+    for number in range(c["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm"
+        for name, size in (("q", queries), ("k", keys), ("v", keys)):
+            yield f"{layer}.self_attn.{name}_proj.weight", (size, hidden), "matrix"
+        yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
+        yield from _three_matrices(f"{layer}.mlp", hidden, c["intermediate_size"], "matrix")
+    yield "model.norm.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
 
 

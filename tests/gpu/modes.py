@@ -28,15 +28,15 @@ def flags(mode: str, known: set[str], sizes: list[int], enforce: bool) -> dict |
         return {"disable_piecewise_cuda_graph": True} if "disable_piecewise_cuda_graph" in known else {}
     if "cuda_graph_backend_prefill" in known:
         return _by_backend(mode, known, sizes)
+    if mode == BREAKABLE and "enable_breakable_cuda_graph" not in known:
+        return Unavailable("the release has no breakable graph")
     chosen: dict = {"piecewise_cuda_graph_tokens": sizes}
-    if "disable_piecewise_cuda_graph" not in known:  # off unless asked for
-        chosen["enable_piecewise_cuda_graph"] = True
     if enforce and "enforce_piecewise_cuda_graph" in known:
         chosen["enforce_piecewise_cuda_graph"] = True
     if mode == BREAKABLE:
-        if "enable_breakable_cuda_graph" not in known:
-            return Unavailable("the release has no breakable graph")
         return chosen | {"enable_breakable_cuda_graph": True}
+    if "disable_piecewise_cuda_graph" not in known:  # off unless asked for
+        chosen["enable_piecewise_cuda_graph"] = True
     return chosen | {"piecewise_cuda_graph_compiler": "inductor" if mode == INDUCTOR else "eager"}
 
 

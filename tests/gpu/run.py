@@ -15,6 +15,7 @@ import csv
 import datetime
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,12 +27,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases  # noqa: E402
 import compare  # noqa: E402
+import kernels  # noqa: E402
 import launch  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SCHEMA = 1
+PORTS = 20  # of each engine: the first for its server, the second for its process group
 CAPTURED = re.compile(r"Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)", re.I)
 WHY_OFF = re.compile(r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I)
 
@@ -40,12 +43,15 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = place_of(options)
     began = time.time()
-    say(f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {options.width} engines at once")
-    facts = describe(place, options)
-    say(f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
-    subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
-    jobs = [job(place, number, model, mode) for number, (model, mode) in enumerate(wanted(options))]
-    launch.run_all(place, jobs, options.width, began + options.limit, say)
+    seen = visible()
+    gpus = [one for one in seen if one.name == seen[0].name][: options.gpus]
+    say(f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {len(gpus)} GPUs, {options.width} engines at once on each")
+    facts = describe(place, options) | {"gpus": len(gpus)}
+    say(f"{facts['version']} (queue {facts['queue_release']}) on {len(gpus)} x {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
+    jobs = [job(place, options, number, model, mode) for number, (model, mode) in enumerate(wanted(options))]
+    with kernels.made_ahead(place, gpus[0].use):
+        subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
+        launch.run_all(place, jobs, options.width, began + options.limit, say, devices=[one.use for one in gpus])
     facts["runs"] = [judge(place, one, jobs) for one in jobs]
     facts["seconds"] = round(time.time() - began)
     facts["passed"] = all(run["verdict"] in ("passed", "not applicable") for run in facts["runs"])
@@ -59,9 +65,18 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     add_place(parser)
     parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=[*models.MODELS])
     parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*modes.ALL], help="eager always runs: it is the reference")
-    parser.add_argument("--width", type=int, default=4, help="engines at once (default 4)")
+    parser.add_argument("--gpus", type=_count, help="GPUs to spread engines over (default: all that nvidia-smi shows and CUDA_VISIBLE_DEVICES allows)")
+    parser.add_argument("--width", type=_count, default=4, help="engines at once on each GPU (default 4)")
     parser.add_argument("--limit", type=float, default=1500, help="seconds after which nothing starts any more")
+    parser.add_argument("--engine-limit", type=float, default=420, help="seconds that one engine may take (default 420)")
+    parser.add_argument("--port-base", type=int, default=21000, help=f"first port of {PORTS} for each engine (default 21000); runs side by side need ranges of their own")
     return parser.parse_args(words)
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is no number of 1 or more")
+    return int(word)
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -106,13 +121,13 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
     return [(model, mode) for mode in chosen for model in options.model]
 
 
-def job(place: launch.Place, number: int, model: str, mode: str) -> launch.Job:
+def job(place: launch.Place, options: argparse.Namespace, number: int, model: str, mode: str) -> launch.Job:
     name = f"{model}.{mode}"
     plan = {
-        "model": str(place.out / "models" / model), "mode": mode, "port": 21000 + 1200 * number, "out": str(place.out / f"{name}.json"),
+        "model": str(place.out / "models" / model), "mode": mode, "port": options.port_base + PORTS * number, "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"), "enforce": model == "qwen3-next",
     }  # fmt: skip
-    return launch.Job(name, HERE / "engine.py", plan, limit_s=420)
+    return launch.Job(name, HERE / "engine.py", plan, limit_s=options.engine_limit)
 
 
 def describe(place: launch.Place, options: argparse.Namespace) -> dict:
@@ -155,17 +170,40 @@ def torch_pin(tree: Path) -> str:
     return found[1] if found else ""
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """One line of nvidia-smi. use: what CUDA_VISIBLE_DEVICES calls it."""
+
+    use: str
+    name: str
+    driver: str
+    memory_mib: int
+    compute_capability: str
+
+
+def visible() -> list[Gpu]:
+    """The GPUs that this process may use, in CUDA_VISIBLE_DEVICES's order where it is set. Ends the run where there is none."""
+    words = ["nvidia-smi", "--query-gpu=index,uuid,name,driver_version,memory.total,compute_cap", "--format=csv,noheader,nounits"]
+    rows = [[part.strip() for part in line.split(",")] for line in subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()]
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [row[0] for row in rows] if allowed is None else [name.strip() for name in allowed.split(",") if name.strip()]
+    found = [(name, row) for name in names for row in rows if name == row[0] or len(name) > 4 and row[1].startswith(name)]
+    if not found:
+        sys.exit(f"no GPU to run on: nvidia-smi shows {len(rows)}, CUDA_VISIBLE_DEVICES is {allowed}")
+    return [Gpu(name, row[2], row[3], int(row[4]), row[5]) for name, row in found]
+
+
 def gpu() -> dict:
-    words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader,nounits"]
-    line = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    name, driver, memory, capability = (part.strip() for part in line.split(","))
-    return {"name": name, "driver": driver, "memory_mib": int(memory), "compute_capability": capability}
+    """The first GPU at hand, as evidence names it."""
+    facts = asdict(visible()[0])
+    facts.pop("use")
+    return facts
 
 
 def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> dict:
     """One engine's result with all its verdicts."""
     model, mode = one.name.split(".", 1)
-    run = {"model": model, "mode": mode, "seconds": round(one.seconds), "verdict": "not run", "why": one.why, "checks": []}
+    run = {"model": model, "mode": mode, "device": one.device, "seconds": round(one.seconds), "verdict": "not run", "why": one.why, "checks": []}
     log = (place.out / f"{one.name}.log").read_text(errors="replace") if one.code is not None else ""
     run["captured"] = [asdict(found) for found in captures(log)]
     said = [line.strip()[-300:] for line in log.splitlines() if "server_args=" not in line and WHY_OFF.search(line)]
@@ -178,7 +216,7 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
     result = json.loads(Path(one.plan["out"]).read_text())
     reference = next((other for other in jobs if other.name == f"{model}.{modes.EAGER}" and other.code == 0), None)
     verdicts = checks(model, mode, result, json.loads(Path(reference.plan["out"]).read_text()) if reference else None)
-    run |= {"start_s": result["start_s"], "flags": result["flags"], "dropped_flags": result["dropped_flags"], "report": result["report"]}
+    run |= {"start_s": result["start_s"], "pass_s": result["pass_s"], "flags": result["flags"], "dropped_flags": result["dropped_flags"], "report": result["report"]}
     run["checks"] = [verdict.as_json() for verdict in verdicts]
     bad = [verdict for verdict in verdicts if not verdict.good]
     return run | ({"verdict": "failed", "why": f"{bad[0].what}: {bad[0].why}"} if bad else {"verdict": "passed", "why": ""})
@@ -205,17 +243,31 @@ def error(log: str) -> str:
 
 
 def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[compare.Verdict]:
-    """What one engine's answers must stand up to."""
+    """What one engine's answers must stand up to. reference: the same model's eager result; None where it has none."""
     passes, made = result["passes"], cases.calls()
-    limits = compare.ROUTED if mode == modes.INDUCTOR and models.has_router(models.MODELS[model]) else compare.STRICT
-    found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS), compare.hits(passes)]
+    in_cache = {name: answers for name, answers in passes.items() if name in (cases.COLD, cases.AGAIN, cases.WARM)}
+    found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS), compare.hits(in_cache)]
+    router = models.has_router(models.MODELS[model])
     if mode == modes.EAGER:
-        found += [compare.varied(passes[cases.COLD]), compare.remembers(passes[cases.COLD], cases.memory_pairs(made))]
+        itself = compare.against_itself(control(passes), router)
+        found += [compare.varied(passes[cases.COLD]), compare.remembers(passes[cases.COLD], cases.memory_pairs(made)), itself]
     elif reference is None:
         found.append(compare.Verdict("agrees with eager prefill", False, "eager prefill itself did not run"))
     else:
-        found += [compare.same_answers(f"agrees with eager prefill, {name}", passes[name], reference["passes"][name], limits) for name in cases.PASSES]
-    return found + [compare.same_answers("answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD])]
+        graph = mode in modes.GRAPHS
+        limits = compare.limits(router, mode == modes.INDUCTOR, control(reference["passes"])) if graph else compare.STRICT
+        for name, answers in passes.items():
+            right = reference["passes"][cases.COLD if name == cases.AGAIN else name]
+            found.append(compare.same_answers(f"agrees with eager prefill, {name}", answers, right, limits))
+    if cases.AGAIN in passes:
+        found.append(compare.same_answers("answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD]))
+    return found
+
+
+def control(passes: dict) -> compare.Tally:
+    """Eager prefill against itself: the prompts of batches asked alone, and every prompt behind its cached beginning."""
+    cold, by_itself = passes[cases.COLD], cases.gathered(passes[cases.ALONE], cases.calls())
+    return compare.tally((by_itself, {name: cold[name] for name in by_itself}), (passes[cases.WARM], cold))
 
 
 def show(facts: dict, place: launch.Place, jobs: Sequence[launch.Job]) -> None:

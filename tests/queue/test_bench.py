@@ -68,7 +68,7 @@ def test_modes_take_turns(bench, tmp_path, capsys):
 
 
 def test_every_run_says_what_it_measured_and_how(bench):
-    code, found = bench("--mode", "eager", "piecewise", "breakable", *SHORT)
+    code, found = bench("--mode", "eager", "piecewise", "breakable", *SHORT, FAKE_FAULT="no-breakable")
     eager, graph, breakable = found["runs"]
     assert code == 0 and (breakable["verdict"], breakable["why"]) == ("not applicable", "the release has no breakable graph")
     assert eager["loads"][0]["output_tokens"] == graph["loads"][0]["output_tokens"] > 20_000
@@ -84,6 +84,7 @@ def test_a_graph_that_is_not_used_fails(bench):
 
 
 def test_one_gpu_of_several_and_what_runs_beside_it(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_GPUS", "4")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # the fake nvidia-smi answers for this GPU alone
     code, found = bench("--mode", "eager", "--only", "first-token", "--shapes", "1x64", "--times", "1", "--port", "41000", "--beside", "three more benches")
     assert code == 0 and found["beside"] == "three more benches"

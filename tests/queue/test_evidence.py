@@ -148,6 +148,30 @@ def test_the_readme_has_the_matrix_of_today():
     assert status.in_readme(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
 
 
+@pytest.mark.parametrize("feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}")
+def test_every_patch_that_a_feature_names_is_in_the_queue(queue, feature):
+    assert set(feature.brings + feature.repairs) <= {entry.base for entry in queue.entries}
+
+
+def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
+    feature = status.Feature((), ("piecewise/zero-padded-embeds.patch", "breakable/pass-embeds-by-name.patch"), ("one",), "breakable", {"<0.5.10": "no such graph"}, "0.5.11")
+    shown = {tag: status.expected(queue, PINS.find(tag), feature) for tag in ("v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")}
+    assert [cell.state.name for cell in shown.values()] == ["NOT_APPLICABLE", "NOT_RUN", "UPSTREAM", "NOT_RUN"]
+    assert shown["v0.5.8.post1"].reason == "no such graph" and shown["v0.5.13.post1"].reason.startswith("the queue repairs it")
+
+
+def test_the_tables_are_readable_as_plain_text():
+    rows = [line for line in status.markdown(status.matrix(ROOT, PINS)).splitlines() if line.startswith("|")]
+    assert len(rows) == len(status.TABLES) * (2 + len(PINS.all)) and max(map(len, rows)) <= 110
+
+
+def test_compilers_that_stand_alike_share_a_word():
+    cells = [status.Cell(status.State.PROVEN, "here")] * (len(status.FEATURES) - 3) + [status.Cell(status.State.STALE, "old")] * 3
+    cells[1] = status.Cell(status.State.FAILED, "why")
+    text = status.markdown([(PINS.find("v0.5.9"), cells)])
+    assert "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text and "| 0.5.9 | stale (3) | stale (3) | stale (3) |" in text
+
+
 def test_every_state_has_a_reason():
     assert all(cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells)
 

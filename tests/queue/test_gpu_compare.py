@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ FAKE = Path(__file__).parent / "fake_gpu"
 MODEL = "qwen3-next"
 
 
-def run(out: Path, script: str, *words: str, fault: str = "") -> tuple[int, dict, str]:
+def run(out: Path, script: str, *words: str, fault: str = "", **variables: str) -> tuple[int, dict, str]:
     """One run of tests/gpu on the fake engine: exit code, what it wrote, what it said."""
     (out / "models" / MODEL).mkdir(parents=True, exist_ok=True)
     (out / "models" / MODEL / "model.safetensors").touch()  # the fake engine has no weights
-    environment = os.environ | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_FAULT": fault}
+    environment = os.environ | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_FAULT": fault} | variables
+    if "CUDA_VISIBLE_DEVICES" not in variables:
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
     command = [sys.executable, str(GPU / f"{script}.py"), "--out", str(out), "--tree", str(FAKE / "tree"), "--site", str(FAKE / "site"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, json.loads((out / "evidence.json").read_text()), done.stdout + done.stderr
@@ -38,12 +41,21 @@ def test_engines_that_agree_pass(tmp_path):
     code, found, said = run(tmp_path, "run", "--model", MODEL)
     assert code == 0, said
     assert {entry["mode"]: entry["verdict"] for entry in found["runs"]} == {
-        "eager": "passed", "eager-again": "passed", "piecewise": "passed", "piecewise-inductor": "passed", "breakable": "not applicable",
+        "eager": "passed", "eager-again": "passed", "piecewise": "passed", "piecewise-inductor": "passed", "breakable": "passed",
     }  # fmt: skip
     piecewise = next(entry for entry in found["runs"] if entry["mode"] == "piecewise")
     assert piecewise["captured"] == [{"what": "piecewise CUDA graph", "seconds": 5.36, "gb": 0.12}]
     assert (found["version"], found["tree_untouched"], found["torch"]["pinned"], found["torch"]["off_pin"]) == ("0.5.9", True, "2.9.1", True)
-    assert found["gpu"]["name"] == "NVIDIA Fake" and "passed" in said
+    assert (found["gpu"]["name"], found["gpus"]) == ("NVIDIA Fake", 1) and "passed" in said and "pass sizes answered in" in said
+    used = {entry["mode"]: entry["checks"][0]["numbers"] for entry in found["runs"]}
+    assert used["piecewise"]["several"] == used["breakable"]["several"] == [2, 3, 4, 8, 12, 16] and not used["eager"]["on_graph"]
+    itself = [check for check in found["runs"][0]["checks"] if check["what"] == "eager prefill against itself in other batches"]
+    assert [check["good"] for check in itself] == [True] and itself[0]["numbers"]["tokens"] == 82 * 8 + 107 * 8
+
+
+def test_a_release_without_a_mode_says_so(tmp_path):
+    code, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "breakable", fault="no-breakable")
+    assert code == 0 and (found["runs"][1]["verdict"], found["runs"][1]["why"]) == ("not applicable", "the release has no breakable graph")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +63,8 @@ def test_engines_that_agree_pass(tmp_path):
     [
         ("wrong-token", "token 3 is 5, not"),
         ("nan", "the log-probability of token 2 is not a number"),
-        ("graph-unused", "every prefill that fits ran on the graph: 81 of 81 did not"),
+        ("graph-unused", "115 of 115 did not, first one of 1 tokens and 1 requests"),
+        ("one-by-one", "on the graph had several requests"),
         ("no-cache", "prompts that continue earlier ones hit the cache: missed in cold/"),
         ("dies", "planted: the engine does not start"),
     ],
@@ -63,6 +76,70 @@ def test_a_planted_fault_is_caught(tmp_path, fault, named):
 
 def test_an_engine_that_hangs_at_its_end_has_still_answered(tmp_path):
     assert one_mode(tmp_path, "hangs")["verdict"] == "passed"
+
+
+def test_what_eager_prefill_moves_by_itself_a_graph_may_move_too(tmp_path):
+    code, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", fault="rounds", FAKE_FAULT_IN="graph eager")
+    assert code == 0, said
+    graph = found["runs"][1]["checks"][2]
+    assert graph["numbers"]["far"] > 0 and "limits: up to" in graph["why"] and "eager prefill against itself in other batches: " in graph["why"]
+
+
+def alive(folder: Path) -> list[int]:
+    """The processes of a run that still are there; ended ones that nobody has waited for do not count."""
+    found = []
+    for file in folder.glob("*.pid"):
+        status = Path(f"/proc/{file.stem}/stat")
+        if status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+            found.append(int(file.stem))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "graph", "why"),
+    [
+        ("dies-later", "graph", "failed", "exit code 9"),
+        ("stuck", "graph", "failed", "without an answer"),
+        ("hangs", "graph", "passed", ""),
+        ("dies", "eager", "failed", "eager prefill itself did not run"),
+        ("stuck", "eager", "failed", "eager prefill itself did not run"),
+    ],
+)
+def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(tmp_path, fault, where, graph, why):
+    words = ("--model", MODEL, "--mode", "eager-again", "piecewise", "breakable", "--width", "1", "--engine-limit", "8")
+    code, found, said = run(tmp_path, "run", *words, fault=fault, FAKE_FAULT_IN=where, FAKE_GPUS="2")
+    assert (found["gpus"], {entry["device"] for entry in found["runs"]}) == (2, {"0", "1"}), said
+    runs = {entry["mode"]: entry for entry in found["runs"]}
+    assert [runs[mode]["verdict"] for mode in ("piecewise", "breakable")] == [graph] * 2 and why in runs["piecewise"]["why"]
+    assert alive(tmp_path) == [] and code == (graph == "failed")
+
+
+@pytest.mark.parametrize(("allowed", "words", "devices"), [("2", (), {"2"}), ("GPU-00000001-fake,0", (), {"GPU-00000001-fake", "0"}), ("0,1,2", ("--gpus", "2"), {"0", "1"})])
+def test_only_the_gpus_that_are_allowed_are_used(tmp_path, allowed, words, devices):
+    _, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "eager-again", "--width", "1", *words, FAKE_GPUS="3", CUDA_VISIBLE_DEVICES=allowed)
+    used = {entry["device"] for entry in found["runs"]}
+    assert {file.read_text() for file in tmp_path.glob("*.pid")} == used <= devices and found["gpus"] == len(devices), said
+
+
+def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU))
+    import kernels
+    import launch
+
+    slow = tmp_path / "python"
+    slow.write_text('#!/bin/sh\ntouch "$$.pid" "$CUDA_VISIBLE_DEVICES.device"\nexec sleep 600\n')
+    slow.chmod(0o755)
+    with kernels.made_ahead(launch.Place((), tmp_path, str(slow)), "3"):
+        until = time.time() + 60
+        while len(alive(tmp_path)) < len(kernels.KINDS) and time.time() < until:
+            time.sleep(0.01)
+        assert len(alive(tmp_path)) == len(kernels.KINDS) and (tmp_path / "3.device").exists()
+    assert alive(tmp_path) == []
+
+
+def test_engines_have_ports_of_their_own(tmp_path):
+    run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", "--port-base", "40000")
+    assert sorted(json.loads(file.read_text())["port"] for file in tmp_path.glob("*.plan.json")) == [40000, 40020]
 
 
 @pytest.fixture
@@ -126,6 +203,129 @@ def test_a_router_may_move_a_few_tokens_far(compare, far, good):
 def test_a_router_excuses_no_general_difference_and_nothing_that_is_no_number(compare):
     assert not verdict(compare, answer([1] * 100, [-1.06] * 100), answer([1] * 100), limits=compare.ROUTED).good
     assert not verdict(compare, answer([1] * 100, [-1.0] * 99 + [float("nan")]), answer([1] * 100), limits=compare.ROUTED).good
+
+
+def tallied(compare, far: int, of: int = 200, off: float = 0.4):
+    """A comparison in which `far` of `of` tokens are off."""
+    left, right = answer([1] * of, [-1.0 - off] * far + [-1.0] * (of - far)), answer([1] * of)
+    return compare.tally(({"call": {"answers": [left]}}, {"call": {"answers": [right]}}))
+
+
+def test_a_dense_model_is_held_to_the_strict_limits_whatever_its_control_says(compare):
+    for inductor in (True, False):
+        found = compare.limits(False, inductor, tallied(compare, 8))
+        assert (found.mean, found.far, found.compared) == (0.02, 0.0, 0.8) and "dense" in found.why
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_router_alone_excuses_nothing(compare, known):
+    found = compare.limits(True, False, tallied(compare, 0) if known else None)
+    assert (found.mean, found.far, found.compared) == (0.02, 0.0, 0.8)
+    assert "0 of 200 tokens far off" in found.why if known else found.why == "strict (no eager prefill against itself in other batches)"
+
+
+@pytest.mark.parametrize(("moved", "far", "mean"), [(1, 0.01, 0.02), (3, 0.03, 0.02), (8, 0.04, 0.032), (20, 0.04, 0.05)])
+def test_a_graph_may_move_twice_what_eager_prefill_moves_by_itself(compare, moved, far, mean):
+    found = compare.limits(True, False, tallied(compare, moved))
+    assert (found.far, found.mean) == (pytest.approx(far), pytest.approx(mean)) and f"{moved} of 200 tokens far off" in found.why
+
+
+def test_inductor_has_the_widest_limits_and_only_where_a_router_is(compare):
+    found = compare.limits(True, True, tallied(compare, 0))
+    assert (found.mean, found.far, found.compared) == (0.05, 0.04, 0.6) and "inductor" in found.why and "0 of 200" in found.why
+
+
+@pytest.mark.parametrize(("far", "good"), [(1, True), (2, False)])
+def test_a_share_of_a_token_allows_a_whole_one(compare, far, good):
+    limits = compare.Limits(0.05, 0.002, 0.6)
+    assert verdict(compare, answer([1] * 62, [-1.4] * far + [-1.0] * (62 - far)), answer([1] * 62), limits=limits).good is good
+
+
+def test_no_control_excuses_what_is_no_number(compare):
+    limits = compare.limits(True, False, tallied(compare, 8))
+    found = verdict(compare, answer([1] * 100, [-1.0] * 99 + [float("nan")]), answer([1] * 100), limits=limits)
+    assert not found.good and "not a number" in found.why and "8 of 200" in found.why
+
+
+@pytest.mark.parametrize(("router", "far", "good"), [(False, 0, True), (False, 1, False), (True, 8, True), (True, 9, False)])
+def test_a_control_that_moves_more_than_any_graph_may_fails(compare, router, far, good):
+    found = compare.against_itself(tallied(compare, far), router)
+    assert found.good is good and found.numbers["far"] == far
+
+
+def test_a_control_with_what_is_no_number_fails(compare):
+    assert not compare.against_itself(tallied(compare, 1, off=float("nan")), True).good
+
+
+def test_a_reference_that_is_no_number_excuses_nothing(compare):
+    assert not verdict(compare, answer([1] * 9), answer([1] * 9, [-1.0] * 8 + [float("nan")]), limits=compare.ROUTED).good
+
+
+def test_a_pass_that_lacks_an_answer_is_no_comparison(compare):
+    with pytest.raises(ValueError):
+        compare.tally(({"call": {"answers": []}}, {"call": {"answers": [answer([1])]}}))
+
+
+@pytest.mark.parametrize(("requests", "good"), [((1, 1), False), ((1, 2), True)])
+def test_a_graph_must_have_run_for_several_requests(compare, requests, good):
+    prefills = [{"tokens": 16, "requests": count, "runner": "Runner", "launches": 1} for count in requests]
+    assert compare.graph_used(prefills, [16], wanted=True).good is good
+
+
+@pytest.fixture
+def cases(monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU))
+    import cases
+
+    return cases
+
+
+def test_one_captured_size_is_filled_by_one_to_sixteen_uneven_requests(cases):
+    filling = [[len(prompt) for prompt in call.prompts] for call in cases.calls() if call.name.startswith("fill-")]
+    assert sorted({(len(sizes), sum(sizes)) for sizes in filling}) == [(count, total) for count in (1, 2, 8, 16) for total in (253, 256)]
+    assert all(len(set(sizes)) > len(sizes) / 2 for sizes in filling)
+
+
+def test_every_captured_size_comes_once_behind_every_other(cases):
+    padded = [min(size for size in cases.CAPTURE if size >= len(call.prompts[0])) for call in cases.size_calls()]
+    steps = list(zip(padded, padded[1:]))
+    assert len(steps) == len(set(steps)) == 30 and set(steps) == {(a, b) for a in cases.CAPTURE for b in cases.CAPTURE if a != b}
+    assert {len(call.prompts[0]) in cases.CAPTURE for call in cases.size_calls()} == {True, False}
+
+
+def test_prompts_asked_alone_are_those_of_the_batches(cases):
+    made = cases.calls()
+    asked = {call.name: {"answers": [call.prompts[0]]} for call in cases.alone(made)}
+    assert cases.gathered(asked, made) == {call.name: {"answers": list(call.prompts)} for call in made if len(call.prompts) > 1}
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU))
+    import modes
+
+    return modes
+
+
+OPT_IN = {"piecewise_cuda_graph_tokens", "enable_piecewise_cuda_graph", "piecewise_cuda_graph_compiler"}
+OPT_OUT = {"piecewise_cuda_graph_tokens", "disable_piecewise_cuda_graph", "piecewise_cuda_graph_compiler", "enforce_piecewise_cuda_graph"}
+
+
+@pytest.mark.parametrize(
+    ("known", "enforce", "chosen"),
+    [
+        (OPT_IN | {"enable_breakable_cuda_graph"}, True, {"enable_breakable_cuda_graph": True}),
+        (OPT_OUT | {"enable_breakable_cuda_graph"}, True, {"enable_breakable_cuda_graph": True, "enforce_piecewise_cuda_graph": True}),
+        (OPT_OUT | {"enable_breakable_cuda_graph"}, False, {"enable_breakable_cuda_graph": True}),
+    ],
+)
+def test_the_breakable_graphs_own_flag_is_enough(modes, known, enforce, chosen):
+    assert modes.flags(modes.BREAKABLE, known, [16], enforce) == chosen | {"piecewise_cuda_graph_tokens": [16]}
+
+
+def test_the_piecewise_graph_is_asked_for_where_it_is_off_by_itself(modes):
+    assert modes.flags(modes.PIECEWISE, OPT_IN, [16], False)["enable_piecewise_cuda_graph"] is True
+    assert isinstance(modes.flags(modes.BREAKABLE, OPT_IN, [16], False), modes.Unavailable)
 
 
 def test_a_missing_token_fails(compare):

@@ -16,6 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 RUNNERS = {
     "sglang.srt.model_executor.piecewise_cuda_graph_runner": "PiecewiseCudaGraphRunner",
     "sglang.srt.model_executor.breakable_cuda_graph_runner": "BreakableCudaGraphRunner",
+    "sglang.srt.prefill_graph.breakable": "BreakableRunner",  # the queue's own, where the release has none
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": "PrefillCudaGraphRunner",
 }
 state = {"runner": None, "launches": 0, "counting": False}

@@ -1,4 +1,4 @@
-"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in graph modes.
+"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in the modes of FAKE_FAULT_IN.
 
 FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a call takes, {mode: seconds} as JSON.
 """
@@ -6,24 +6,31 @@ FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a
 import asyncio
 import json
 import os
+import pathlib
 import random
+import subprocess
 import time
 
 from sglang.srt.model_executor.model_runner import Batch, ModelRunner
 
-FAULT = os.environ.get("FAKE_FAULT", "")
+FAULT, FAULT_IN = os.environ.get("FAKE_FAULT", ""), os.environ.get("FAKE_FAULT_IN", "graph").split()
+CALLS_BEFORE = 3  # answered before an engine dies or gets stuck
 SECONDS = json.loads(os.environ.get("FAKE_SECONDS", "{}"))
 
 
 class Engine:
     def __init__(self, **words):
-        self.on = bool(words.get("enable_piecewise_cuda_graph"))
-        self.name = f"piecewise-{words['piecewise_cuda_graph_compiler']}" if self.on else "eager"
+        on = "piecewise" if words.get("enable_piecewise_cuda_graph") else "breakable" if words.get("enable_breakable_cuda_graph") else ""
+        self.on = bool(on)
+        self.name = f"piecewise-{words['piecewise_cuda_graph_compiler']}" if on == "piecewise" else on or "eager"
         self.flushed = 0
-        self.fault = FAULT if self.on else ""
-        self.runner = ModelRunner(self.on and self.fault != "graph-unused")
+        self.fault = FAULT if ("graph" if on else "eager") in FAULT_IN else ""
+        self.runner = ModelRunner("" if self.fault == "graph-unused" else on)
         self.loop = asyncio.new_event_loop()
-        self.seen = []
+        self.seen, self.calls = [], 0
+        self.child = subprocess.Popen(["sleep", "600"])
+        for pid in (os.getpid(), self.child.pid):
+            pathlib.Path(f"{pid}.pid").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         if self.fault == "dies":
             raise ValueError("planted: the engine does not start")
         print(f"max_total_num_tokens=9, max_prefill_tokens=9, max_running_requests={words.get('max_running_requests')}, context_len=9")
@@ -38,8 +45,14 @@ class Engine:
     def generate(self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0):
         if sampling_params["max_new_tokens"] == 1:
             self._note(f"first-token {len(input_ids)}x{len(input_ids[0])}")
-        self.runner.forward(Batch(input_ids))
-        return [self._answer(prompt, sampling_params["max_new_tokens"]) for prompt in input_ids]
+        self.calls += 1
+        if self.fault == "dies-later" and self.calls > CALLS_BEFORE:
+            os._exit(9)
+        if self.fault == "stuck" and self.calls > CALLS_BEFORE:
+            time.sleep(600)
+        for batch in [[prompt] for prompt in input_ids] if self.fault == "one-by-one" else [input_ids]:
+            self.runner.forward(Batch(batch))
+        return [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on) for prompt in input_ids]
 
     async def async_generate(self, input_ids, sampling_params):
         self._note("load")
@@ -53,19 +66,22 @@ class Engine:
     def shutdown(self):
         if self.fault == "hangs":
             time.sleep(600)
+        self.child.kill()
 
     def _note(self, what):
         if os.environ.get("FAKE_JOURNAL"):
             with open(os.environ["FAKE_JOURNAL"], "a") as out:
                 out.write(f"{self.name} {what}\n")
 
-    def _answer(self, prompt, count):
+    def _answer(self, prompt, count, like_alone):
         source = random.Random(str(prompt))
         tokens = [source.randrange(10, 4000) for _ in range(count)]
         logprobs = [-3 * source.random() for _ in tokens]
         if len(prompt) == 257:
             tokens[3:4] = [5] if self.fault == "wrong-token" else tokens[3:4]
             logprobs[2:3] = [float("nan")] if self.fault == "nan" else logprobs[2:3]
+        if FAULT == "rounds" and like_alone and prompt[0] % 20 == 0:
+            logprobs[1] += 0.4
         cached = 0 if self.fault == "no-cache" else max((len(s) for s in self.seen if tuple(prompt[: len(s)]) == s), default=0)
         self.seen.append(tuple(prompt))
         info = {

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 
 
 @dataclasses.dataclass
@@ -8,6 +9,8 @@ class ServerArgs:
     enable_piecewise_cuda_graph: bool = False
     piecewise_cuda_graph_tokens: list = None
     piecewise_cuda_graph_compiler: str = "eager"
+    if os.environ.get("FAKE_FAULT") != "no-breakable":
+        enable_breakable_cuda_graph: bool = False
     cuda_graph_max_bs: int = 0
     max_running_requests: int = 0
     sleep_on_idle: bool = False

@@ -1,4 +1,5 @@
 from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
+from sglang.srt.prefill_graph.breakable import BreakableRunner
 
 
 class Extend:
@@ -15,8 +16,8 @@ class Batch:
 
 
 class ModelRunner:
-    def __init__(self, on_graph):
-        self.runner = PiecewiseCudaGraphRunner() if on_graph else None
+    def __init__(self, mode):
+        self.runner = {"piecewise": PiecewiseCudaGraphRunner, "breakable": BreakableRunner, "": lambda: None}[mode]()
 
     def forward(self, batch):
         if self.runner and len(batch.input_ids) <= 4096:

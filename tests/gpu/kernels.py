@@ -1,0 +1,65 @@
+"""Compile the attention kernels that every engine needs, all at once, while the first engine starts: `python kernels.py KIND`.
+
+flashinfer compiles a module where it is first used, and whoever needs it meanwhile waits at its lock (flashinfer 0.6.3,
+jit/core.py:296). On a fresh host the first engine compiled the decode kernels at its start (50 s on 16 cores), and then
+all eager engines waited together for the prefill kernels at their first prompts. Where this fails, it says so in its log,
+and engines compile for themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import launch
+
+HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128  # of every model in models.MODELS
+
+
+@contextlib.contextmanager
+def made_ahead(place: launch.Place, device: str) -> Iterator[None]:
+    """One process for each kind beside what runs inside; none is left behind."""
+    with contextlib.ExitStack() as stack:
+        for kind in KINDS:
+            log = stack.enter_context((place.out / f"kernels.{kind}.log").open("wb"))
+            words, environment = [place.python, __file__, kind], place.environment(CUDA_VISIBLE_DEVICES=device)
+            process = subprocess.Popen(words, env=environment, cwd=place.out, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            stack.callback(launch.kill, process)
+        yield
+
+
+def decode(torch, flashinfer, workspace) -> None:
+    """The fa2 module, as sglang plans a decode of grouped queries (and a prefill behind a cached prefix)."""
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", use_tensor_cores=True)
+    span, one = _numbers(torch, 0, 1), _numbers(torch, 1)
+    wrapper.plan(span, _numbers(torch, 0), one, HEADS, KV_HEADS, HEAD_DIM, 1, q_data_type=torch.bfloat16, data_type=torch.bfloat16)
+
+
+def prefill(torch, flashinfer, workspace) -> None:
+    """The module that flashinfer itself chooses for new tokens: fa3 on Hopper."""
+    wrapper, span = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD"), _numbers(torch, 0, 1)
+    wrapper.plan(span, span, HEADS, KV_HEADS, HEAD_DIM, causal=True, q_data_type=torch.bfloat16)
+
+
+def merge(torch, flashinfer, workspace) -> None:
+    """What joins a cached prefix's attention with the new tokens'."""
+    values = torch.zeros((1, HEADS, HEAD_DIM), dtype=torch.bfloat16, device="cuda")
+    sums = torch.zeros((1, HEADS), dtype=torch.float32, device="cuda")
+    flashinfer.merge_state(values, sums, values, sums)
+
+
+def _numbers(torch, *values: int):
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+KINDS = {"decode": decode, "prefill": prefill, "merge": merge}
+
+if __name__ == "__main__":
+    import flashinfer
+    import torch
+
+    KINDS[sys.argv[1]](torch, flashinfer, torch.zeros(128 << 20, dtype=torch.uint8, device="cuda"))
+    print(f"{Path(__file__).name}: {sys.argv[1]} made")

@@ -1,0 +1,26 @@
+"""The checkpoints that tests/gpu makes, against the release's own classes: what is left unfilled is whatever memory held."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+import models  # noqa: E402
+
+KINDS = {"nemotron-h": "nemotron_h", "nemotron-h-moe": "nemotron_h", "qwen3-next": "qwen3_next", "llama": "llama"}
+SMALLER = dict(vocab_size=256)  # the vocabulary is most of the time that drawing takes
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_a_checkpoint_fills_every_parameter(build_model, name):
+    config = models.MODELS[name] | SMALLER
+    model = build_model(KINDS[name], device="cpu", **config)
+    parameters = dict(model.named_parameters())
+    for parameter in parameters.values():
+        parameter.data.fill_(float("nan"))
+    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
+    model.load_weights(iter(tensors.items()))
+    assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
+    assert sum(map(torch.Tensor.numel, tensors.values())) == sum(map(torch.Tensor.numel, parameters.values()))
