@@ -104,8 +104,8 @@ class BreakableRunner:
         """The model's own forward of `forward_batch`, with a replay in place of its layer stack."""
         size = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, len(forward_batch.input_ids))]
 
-        def replay_stack(input_ids: torch.Tensor, positions: torch.Tensor, batch: Any, *_: Any, **__: Any) -> Any:
-            fill(self.inputs, size, {"input_ids": input_ids, "positions": positions, "out_cache_loc": batch.out_cache_loc})
+        def replay_stack(input_ids: torch.Tensor, positions: torch.Tensor, *_: Any, **__: Any) -> Any:
+            fill(self.inputs, size, {"input_ids": input_ids, "positions": positions, "out_cache_loc": forward_batch.out_cache_loc})
             self.graphs[size].replay()
             return first_rows(self.outputs[size], len(input_ids))
 
