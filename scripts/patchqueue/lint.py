@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -61,7 +62,22 @@ def _overlay(root: Path, queue: Queue) -> list[Problem]:
         for wanted in queue.header(name).overlay:
             if not any(path == wanted or (wanted.endswith("/") and path.startswith(wanted)) for path in queue.overlay):
                 found.append(Problem("missing-overlay", f"patches/{name}", f"needs overlay/{wanted}, which is not there"))
+        laid = queue.overlay_for([queue.patches[name]])
+        for path, content in sorted(laid.items()):
+            for missing in sorted(_imported(path, content) & queue.overlay.keys() - laid.keys()):
+                found.append(Problem("unclosed-overlay", f"patches/{name}", f"its Overlay names {path}, which imports {missing}, but not that", "name it too, or the folder"))
     return found
+
+
+def _imported(path: str, content: bytes) -> set[str]:
+    """The files beside `path` that it imports where it begins: `from . import name`, `from .name import …`."""
+    try:
+        tree = ast.parse(content) if path.endswith(".py") else ast.Module([], [])
+    except (SyntaxError, ValueError):
+        return set()  # said elsewhere, or by Python
+    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    names = [name for node in froms for name in ([node.module] if node.module else [alias.name for alias in node.names])]
+    return {f"{path.rpartition('/')[0]}/{name}.py" for name in names}
 
 
 def _tests(root: Path, queue: Queue) -> list[Problem]:

@@ -37,6 +37,11 @@ def variant_of_another(project):
     with_variant(project, "<9.9", ">=9.9", VARIANT.replace("count-once-more", "name-the-cut"))
 
 
+def import_of_a_file_not_named(project):
+    project.write("overlay/python/sglang/srt/steps/__init__.py", "from .count import one\n")
+    project.write("overlay/python/sglang/srt/steps/count.py", "one = 1\n")
+
+
 def stem_without_variant(project):
     project.write("patches/steps/name-the-cut.patch", VARIANT)
 
@@ -65,6 +70,7 @@ CASES = [
     ("overlay-form", "overlay/python/sglang/srt/steps/a.py", lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "")),
     ("overlay-form", "overlay/python/sglang/srt/steps/a.py", lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1")),
     ("missing-overlay", "patches/steps/count-once-more.patch", lambda p: (p.root / "overlay/python/sglang/srt/steps/__init__.py").unlink()),
+    ("unclosed-overlay", "patches/steps/count-once-more.patch", import_of_a_file_not_named),
     ("missing-test", "patches/steps/count-once-more.patch", lambda p: (p.root / "tests/revision/test_steps.py").unlink()),
 ]  # fmt: skip
 
