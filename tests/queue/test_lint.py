@@ -38,6 +38,7 @@ def variant_of_another(project):
 
 
 def import_of_a_file_not_named(project):
+    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/__init__.py"))
     project.write("overlay/python/sglang/srt/steps/__init__.py", "from .count import one\n")
     project.write("overlay/python/sglang/srt/steps/count.py", "one = 1\n")
 

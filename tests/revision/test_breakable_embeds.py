@@ -1,42 +1,68 @@
 """How the breakable runner hands embeddings to the layer stack it captures."""
 
 import importlib
+import inspect
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import pytest
 import torch
 
-pytestmark = pytest.mark.revision(">=0.5.13,<0.5.14")
+pytestmark = pytest.mark.revision(">=0.5.13,<0.5.24")
 
 MODELS = {  # layer stack -> the name of its embeddings parameter
     "nemotron_h.NemotronHModel": "inputs_embeds",
     "qwen3_next.Qwen3NextModel": "inputs_embeds",
     "commandr.CohereModel": None,
+    "baichuan.BaiChuanModel": None,
+    "xverse_moe.XverseModel": None,
     "phi3_small.Phi3SmallModel": "inputs_embeds",  # without a default
     "llama.LlamaModel": "input_embeds",
     "qwen3.Qwen3Model": "input_embeds",
 }
 
 
-def run_forward(model, input_embeds):
-    """The runner's own forward on a double with the real signature; returns what the model was called with."""
-    from sglang.srt.layers.dp_attention import DpPaddingMode
-    from sglang.srt.model_executor.breakable_cuda_graph_runner import (
-        BreakableCudaGraphRunner,
-    )
+def runner_class():
+    try:
+        from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner as runner
+    except ModuleNotFoundError:  # 0.5.13
+        from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner as runner
+    return runner
 
+
+def double(model):
+    """A layer stack with the real signature."""
     module, name = model.split(".")
     stack = getattr(importlib.import_module(f"sglang.srt.models.{module}"), name)
-    runner = object.__new__(BreakableCudaGraphRunner)
-    runner.layer_model = SimpleNamespace(forward=create_autospec(stack, instance=True).forward)
-    runner.attention_layers, runner.moe_layers, runner.moe_fusions = [], [], []
+    return SimpleNamespace(forward=create_autospec(stack, instance=True).forward)
+
+
+def run_forward(model, input_embeds):
+    """The runner's own forward on a double; returns the keywords that the model was called with."""
+    from sglang.srt.layers.dp_attention import DpPaddingMode
+
+    runner = object.__new__(runner_class())
+    runner.layer_model = double(model)
+    runner.attention_layers, runner.moe_layers, runner.moe_fusions, runner.dsa_indexers = [], [], [], []
     runner.quant_config = None
+    runner.model_runner = SimpleNamespace(attn_backend=None)
     batch = SimpleNamespace(
         input_ids=torch.arange(4),
         positions=torch.arange(4),
         input_embeds=input_embeds,
         dp_padding_mode=DpPaddingMode.MAX_LEN,
+        dp_local_start_pos=None,
+        dp_local_num_tokens=None,
+        global_dp_buffer_len=None,
+        global_num_tokens_cpu=None,
+    )
+    vars(runner).update(  # what later releases do around the call
+        _prefill_forward_context=lambda *args, **kwargs: nullcontext(),
+        _uses_eager_prefill_tail=lambda: True,
+        _get_layer_model_positions=lambda batch: batch.positions,
+        _capture_pp_proxy_tensors=lambda num_tokens: None,
+        _qwen_bcg_hc_sidechannel=False,
     )
     runner._run_forward(batch, 4)
     (call,) = runner.layer_model.forward.call_args_list
@@ -58,3 +84,16 @@ def test_embeddings_arrive_under_the_name_the_model_uses(model, parameter):
     embeds = torch.ones(4, 8)
     kwargs = run_forward(model, embeds)
     assert list(kwargs) == [parameter] and kwargs[parameter] is embeds
+
+
+@pytest.mark.revision(">=0.5.15,<0.5.20")
+@pytest.mark.parametrize("model, parameter", MODELS.items())
+def test_a_replay_knows_where_the_model_hands_on_embeddings(model, parameter):
+    """It copies those of the request to where the graph reads them. The unpatched releases only knew "input_embeds"."""
+    from host import prefill
+
+    stack = double(model)
+    stack.layers = [None]
+    index = prefill.resolve(SimpleNamespace(model=stack))._input_embeds_arg_idx
+    names = list(inspect.signature(stack.forward).parameters)
+    assert (None if index is None else names[index]) == parameter

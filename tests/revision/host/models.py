@@ -100,21 +100,25 @@ def build(kind, device="meta", dtype=torch.bfloat16, seed=0, server_args=None, *
     """
     standin_packages.install()
     config = config_of(kind, **changes)
+    model = construct(getattr(importlib.import_module(KINDS[kind].module), KINDS[kind].name), config, device, dtype, server_args)
+    if device != "meta":
+        _draw_weights(model, config.initializer_range, seed)
+    return model.eval()
+
+
+def construct(model_class, config, device="meta", dtype=torch.bfloat16, server_args=None):
+    """model_class(config) as a model runner calls it, for a class that KINDS does not have; see build."""
     args = process.default_server_args(**(server_args or {}))
     process.use_server_args(args)
     process.start_groups()
-    process.start_dp_attention(args, config.hidden_size, dtype)
-    model_class = getattr(importlib.import_module(KINDS[kind].module), KINDS[kind].name)
+    process.start_dp_attention(args, getattr(config, "hidden_size", 128), dtype)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device), process.cpu_device_module():
-            model = model_class(config=config, quant_config=None)
+            return model_class(config=config, quant_config=None)
     finally:
         torch.set_default_dtype(before)
-    if device != "meta":
-        _draw_weights(model, config.initializer_range, seed)
-    return model.eval()
 
 
 def _draw_weights(model, scale, seed):

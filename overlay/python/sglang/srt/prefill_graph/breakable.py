@@ -59,7 +59,7 @@ def refuse(runner: Any) -> Refusal | None:
     if getattr(runner, "is_multimodal", False):
         return Refusal("the model is multimodal, and none is known to work in the breakable graph of this release")
     try:
-        found = stack.find(runner.model)
+        found = stack.inner_stack(runner.model)
     except stack.NoStack as error:
         return Refusal(str(error))
     offender = layers.outside_breaks(found.layers)
@@ -73,7 +73,7 @@ class BreakableRunner:
     """
 
     def __init__(self, runner: Any) -> None:
-        self.runner, self.stack = runner, stack.find(runner.model).owner
+        self.runner, self.stack = runner, stack.inner_stack(runner.model)
         self.primitive = compat.primitive()
         self.hidden_mode = compat.hidden_mode(runner)
         self.graphs: dict[int, Any] = {}

@@ -277,7 +277,38 @@ def sees_layers(model: Any) -> bool:
 def is_first_rank(runner: Any) -> bool:
     """Whether this process is the one that logs for its server."""
     ranks = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
-    return not any(getattr(runner, rank, None) for rank in ranks)
+    return not any(getattr(_ranks(runner), rank, None) for rank in ranks)
+
+
+def _ranks(runner: Any) -> Any:
+    """What has tp_rank and so on: the runner up to 0.5.15, its `ps` from 0.5.16, after 0.5.20 one object per process."""
+    if hasattr(runner, "tp_rank"):
+        return runner
+    if hasattr(runner, "ps"):
+        return runner.ps
+    try:
+        return importlib.import_module("sglang.srt.runtime_context").get_parallel()
+    except ImportError:
+        return runner
+
+
+def out_of_reach(runner: Any, owner: Any) -> str | None:
+    """Why this release leaves a model eager although its layers were found, in `owner`; None where it does not.
+
+    0.5.14 and 0.5.15, where resolve_language_model is part of model_runner.py, capture no wrapper without a `model`
+    (model_runner.py:2636 in 0.5.14), unless it names its stack itself. Their piecewise backend only compiles
+    language_model.model (runner_backend/tc_piecewise_cuda_graph_backend.py:165). Later releases take what was found.
+    """
+    if not defines("sglang.srt.model_executor.model_runner", "resolve_language_model"):
+        return None
+    model = runner.model
+    if not hasattr(model, "model") and not hasattr(model, "get_layer_stack"):
+        return "this release captures no wrapper that has no `model`"
+    compiled = getattr(getattr(model, "language_model", model), "model", None)
+    graphs = getattr(runner.server_args, "cuda_graph_config", None)
+    if graphs is not None and graphs.prefill.backend == "tc_piecewise" and compiled is not owner:
+        return "the tc_piecewise backend of this release only compiles language_model.model"
+    return None
 
 
 def graph_runner(runner: Any) -> Any:

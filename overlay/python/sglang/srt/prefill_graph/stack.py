@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
+from . import compat
+
+logger = logging.getLogger(__name__)
+
 _INNER = ("language_model", "model", "thinker")  # where wrappers keep the model inside, in the order in which it is tried
+_MOST = 16  # modules to probe: attributes that are made when they are asked for could go on for ever
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,15 @@ def find(model: Any) -> Stack:
     """
     explicit = getattr(model, "get_layer_stack", None)
     if callable(explicit):
-        owner = explicit()
+        try:
+            owner = explicit()
+        except Exception as error:  # code of a model, which may be anybody's
+            raise NoStack(f"{type(model).__name__}.get_layer_stack() raised {error!r}") from error
         if _has_layers(owner):
             return Stack(owner, "get_layer_stack()")
         raise NoStack(f"{type(model).__name__}.get_layer_stack() gave a {type(owner).__name__} without layers")
     probed, waiting, seen = [], [(model, "")], set()
-    while waiting:
+    while waiting and len(probed) < _MOST:
         owner, path = waiting.pop(0)
         if id(owner) in seen:  # some models point back at themselves
             continue
@@ -49,6 +58,35 @@ def find(model: Any) -> Stack:
         inner = [(getattr(owner, name, None), f"{path}.{name}".lstrip(".")) for name in _INNER]
         waiting += [(module, name) for module, name in inner if module is not None]
     raise NoStack(f"no decoder layers in {', '.join(probed)}")
+
+
+def inner_stack(model: Any) -> Any:
+    """The module that owns the decoder layers inside of `model`: a graph captures its forward, the head stays outside.
+
+    Raises NoStack, also where `model` owns the layers itself (drafts, embedding models): then there is no head outside.
+    """
+    found = find(model)
+    if found.owner is model:
+        raise NoStack(f"{type(model).__name__} has the layers itself, and no language model inside")
+    return found.owner
+
+
+def find_layer_stack(runner: Any) -> Any | None:
+    """inner_stack() of a model runner's model, or None: then its prefill runs eagerly, and the first rank has logged one warning.
+
+    Called in ModelRunner.init_prefill_cuda_graph (0.5.14, 0.5.15) and in capture_prefill_graph, from 0.5.16, of
+    model_executor/model_runner_components/cuda_graph_setup.py.
+    """
+    try:
+        owner = inner_stack(runner.model)
+        reason = compat.out_of_reach(runner, owner)
+    except NoStack as error:
+        owner, reason = None, str(error)
+    if reason is None:
+        return owner
+    if compat.is_first_rank(runner):
+        logger.warning("Prefill runs eagerly, without a CUDA graph: %s: %s", type(runner.model).__name__, reason)
+    return None
 
 
 def _has_layers(owner: Any) -> bool:

@@ -1,0 +1,109 @@
+"""How 0.5.14 and later set up the prefill graph: the release's own code on a model, captures stood in for."""
+
+import __future__
+import ast
+import importlib
+import inspect
+from contextlib import ExitStack
+from types import SimpleNamespace
+from unittest import mock
+
+_RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+_SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"  # from 0.5.16; before, ModelRunner did it
+_MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+_BACKENDS = {"breakable": "BreakableCudaGraphBackend", "full": "FullCudaGraphBackend"}  # those that capture the stack alone
+
+
+def offers(backend):
+    """Whether the release's prefill runner captures the stack alone with `backend`, "breakable" or "full"."""
+    return _BACKENDS[backend] in vars(importlib.import_module(_RUNNER))
+
+
+def takes_every_wrapper():
+    """Whether the release captures a wrapper that has a language_model and no `model`."""
+    return _has(_SETUP)
+
+
+def resolve(model, backend="breakable", pristine=None):
+    """A runner after the statement of PrefillCudaGraphRunner.__init__ that sets its layer_model, for a whole `model`.
+
+    pristine: folder of the unpatched package, to run that release's own statement, and what it calls, instead.
+    """
+    module = importlib.import_module(_RUNNER)
+    names, source = dict(vars(module)), inspect.getsource(module)
+    if pristine:
+        files = [pristine.parent / f"{name.replace('.', '/')}.py" for name in (_MODEL_RUNNER, "sglang.srt.model_loader.utils", _RUNNER)]
+        source = files[-1].read_text("utf-8")
+        for file in files:
+            exec(_functions(file.read_text("utf-8"), {"resolve_language_model", "_resolve_transformer_layer_model"}), names)
+    [cls] = [part for part in ast.parse(source).body if getattr(part, "name", "") == "PrefillCudaGraphRunner"]
+    [init] = [part for part in cls.body if getattr(part, "name", "") == "__init__"]
+    [statement] = [part for part in init.body if isinstance(part, ast.If) and "self.layer_model =" in ast.unparse(part)]
+    made = object.__new__(names[_BACKENDS[backend]]) if backend in _BACKENDS else None
+    runner = SimpleNamespace(model_runner=SimpleNamespace(model=model), backend=made, layer_model=None)
+    exec(_compiled(statement), {**names, "self": runner})
+    return runner
+
+
+def _functions(source, wanted):
+    return _compiled(*[part for part in ast.parse(source).body if getattr(part, "name", "") in wanted])
+
+
+def _compiled(*statements):
+    flag = __future__.annotations.compiler_flag  # as the release's files have it
+    return compile(ast.Module(list(statements), []), "<release>", "exec", flags=flag, dont_inherit=True)
+
+
+def set_up(model, backend="breakable", tp_rank=0):
+    """What the release's set-up makes of `model`: a runner of resolve(), or None where it leaves prefill eager.
+
+    The number of layers, another decision, is always right. Ranks are given in every way that a release looks them up.
+    """
+    prefill = SimpleNamespace(bs=[64], backend=backend, full_prefill_max_req=1)
+    config = SimpleNamespace(prefill=prefill)
+    ranks = SimpleNamespace(tp_rank=tp_rank, pp_rank=0, pp_size=1, dp_rank=None, moe_ep_rank=0, enable_prefill_cp=False)
+    fields = dict(
+        model=model,
+        server_args=SimpleNamespace(cuda_graph_config=config, enable_lora=False),
+        model_config=SimpleNamespace(num_hidden_layers=0, context_len=4096),
+        layer_info=SimpleNamespace(start_layer=0, end_layer=0),
+        req_to_token_pool=SimpleNamespace(size=8),
+        spec_algorithm=SimpleNamespace(is_eagle=lambda: False),
+        is_draft_worker=False,
+        lora_manager=None,
+        device="cpu",
+        gpu_id=0,
+    )
+    stand_ins = dict(
+        PrefillCudaGraphRunner=lambda runner: resolve(runner.model, backend),
+        check_cuda_graph_backend=lambda phase, asked: asked == backend,
+        get_available_gpu_memory=lambda *args, **kwargs: 80.0,
+        get_exec=lambda: SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=config)),
+        get_parallel=lambda: ranks,
+    )
+    module = importlib.import_module(_SETUP if _has(_SETUP) else _MODEL_RUNNER)
+    with ExitStack() as patches:
+        for name in stand_ins.keys() & vars(module).keys():
+            patches.enter_context(mock.patch.object(module, name, stand_ins[name]))
+        if not _has(_SETUP):
+            runner = module.ModelRunner.__new__(module.ModelRunner)
+            vars(runner).update(fields, **vars(ranks))
+            runner.init_prefill_cuda_graph()
+            return runner.prefill_cuda_graph_runner
+        from sglang.srt import runtime_context
+        from sglang.srt.model_executor.model_runner_components import layer_setup
+
+        if "self.ps = " in inspect.getsource(importlib.import_module(_MODEL_RUNNER)):
+            fields["ps"] = ranks
+        else:
+            patches.enter_context(mock.patch.object(runtime_context, "get_parallel", stand_ins["get_parallel"]))
+        runner = SimpleNamespace(**fields, get_cuda_graph_layers=layer_setup.compute_attention_and_moe_layers)
+        found = module.capture_prefill_graph(model_runner=runner, eager_runner=None)
+        return getattr(found, "runner", found)  # from 0.5.17 with what it cost
+
+
+def _has(module):
+    try:
+        return importlib.import_module(module) is not None
+    except ModuleNotFoundError:
+        return False

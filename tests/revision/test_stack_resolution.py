@@ -1,0 +1,336 @@
+"""Where the decoder layers of a model are, on every release with a prefill graph, and what follows where there are none."""
+
+import importlib
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
+SET_UP = pytest.mark.revision(">=0.5.14")
+
+SMALL = dict(
+    hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    vocab_size=256, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0, torch_dtype="bfloat16",
+)  # fmt: skip
+EXPERTS = dict(moe_intermediate_size=64, shared_expert_intermediate_size=64, num_experts=4)
+VISION = dict(hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, image_size=56, patch_size=14)
+GEMMA3 = dict(  # some releases read the factor without a default
+    rope_parameters=dict(
+        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+        sliding_attention=dict(rope_type="default", rope_theta=1e4),
+    )
+)
+WHISPER = dict(
+    d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+    encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=256, pad_token_id=0,
+)  # fmt: skip
+
+TEXT = {  # a class of sglang.srt.models -> the transformers class of its configuration, and what it wants beside SMALL
+    "llama.LlamaForCausalLM": ("LlamaConfig", {}),
+    "qwen2.Qwen2ForCausalLM": ("Qwen2Config", {}),
+    "qwen2_moe.Qwen2MoeForCausalLM": ("Qwen2MoeConfig", EXPERTS),
+    "qwen3.Qwen3ForCausalLM": ("Qwen3Config", {}),
+    "qwen3_moe.Qwen3MoeForCausalLM": ("Qwen3MoeConfig", EXPERTS),
+    "mixtral.MixtralForCausalLM": ("MixtralConfig", dict(num_local_experts=4)),
+    "gemma2.Gemma2ForCausalLM": ("Gemma2Config", dict(hidden_act="gelu_pytorch_tanh")),
+    "gemma3_causal.Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA3),
+    "olmo2.Olmo2ForCausalLM": ("Olmo2Config", {}),
+    "phi.PhiForCausalLM": ("PhiConfig", {}),
+    "stablelm.StableLmForCausalLM": ("StableLmConfig", {}),
+    "starcoder2.Starcoder2ForCausalLM": ("Starcoder2Config", {}),
+    "commandr.CohereForCausalLM": ("CohereConfig", {}),
+    "gpt_oss.GptOssForCausalLM": ("GptOssConfig", dict(swiglu_limit=7.0, num_local_experts=4)),
+    "granite.GraniteForCausalLM": ("GraniteConfig", {}),
+    "llama_reward.LlamaForSequenceClassification": ("LlamaConfig", {}),
+}
+WRAPPERS = {
+    "gemma3_mm.Gemma3ForConditionalGeneration": ("Gemma3Config", dict(text_config=dict(SMALL, **GEMMA3), vision_config=VISION)),
+    "mllama4.Llama4ForConditionalGeneration": (
+        "Llama4Config",
+        dict(
+            text_config=dict(SMALL, num_local_experts=2, intermediate_size_mlp=256),
+            vision_config=dict(VISION, vision_output_dim=128),
+        ),
+    ),
+}
+WITHOUT = {  # no layers where they are looked for
+    "whisper.WhisperForConditionalGeneration": ("WhisperConfig", WHISPER),
+    "opt.OPTForCausalLM": (
+        "OPTConfig",
+        dict(hidden_size=128, num_hidden_layers=2, ffn_dim=256, num_attention_heads=4, vocab_size=256, word_embed_proj_dim=128),
+    ),
+}
+
+
+def build(name):
+    """The real class on the meta device."""
+    import transformers
+    from host import models
+
+    config, values = {**TEXT, **WRAPPERS, **WITHOUT}[name]
+    values = {**SMALL, **values} if name in TEXT else values
+    return models.construct(real_class(name), getattr(transformers, config)(**values))
+
+
+def real_class(name):
+    module, _, name = name.partition(".")
+    try:
+        return getattr(importlib.import_module(f"sglang.srt.models.{module}"), name)
+    except ModuleNotFoundError as error:
+        if not error.name.startswith("sglang.srt.models."):
+            raise
+        pytest.skip("not in this release")
+
+
+def shell(name, **parts):
+    """A real class without what its __init__ builds, towers above all, and with `parts` where it keeps the language model."""
+    model = real_class(name).__new__(real_class(name))
+    torch.nn.Module.__init__(model)
+    for part, module in parts.items():
+        setattr(model, part, module)
+    return model
+
+
+class Holder(torch.nn.Module):
+    """A wrapper that keeps `parts`."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        for name, module in parts.items():
+            setattr(self, name, module)
+
+
+NESTED = {  # a wrapper as its class makes it, around a language model
+    "deepseek_ocr.DeepseekOCRForCausalLM": lambda lm: dict(model=lm),
+    "internvl.InternVLChatModel": lambda lm: dict(language_model=lm, model=lm.model),
+    "kimi_vl.KimiVLForConditionalGeneration": lambda lm: dict(language_model=lm),
+    "gemma4_mm.Gemma4ForConditionalGeneration": lambda lm: dict(language_model=lm.model),
+    "qwen3_omni_moe.Qwen3OmniMoeForConditionalGeneration": lambda lm: dict(thinker=Holder(model=lm.model)),
+}
+
+
+@pytest.fixture(scope="module")
+def llama(build_model):
+    return build_model("llama")
+
+
+def found(model):
+    from sglang.srt.prefill_graph import stack
+
+    return stack.find(model)
+
+
+# What is found
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_a_text_model(name):
+    model = build(name)
+    assert found(model).owner is model.model
+    assert len(found(model).layers) == 2
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_multimodal_wrapper(name):
+    model = build(name)
+    assert found(model).owner is model.language_model.model
+    assert found(model).path == "language_model.model"
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_nested_wrapper(name, llama):
+    model = shell(name, **NESTED[name](llama))
+    assert found(model).owner is llama.model
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_model_without_layers(name):
+    from sglang.srt.prefill_graph import stack
+
+    model = build(name)
+    with pytest.raises(stack.NoStack, match=rf"^no decoder layers in the model \({type(model).__name__}\)"):
+        stack.find(model)
+
+
+def endless():
+    """A model that makes a new inner model each time it is asked for one."""
+
+    class Endless:
+        model = property(lambda self: Endless())
+
+    return Endless()
+
+
+def looped():
+    model = SimpleNamespace()
+    model.model = SimpleNamespace(model=model)
+    return model
+
+
+@pytest.mark.parametrize("make", [looped, endless])
+def test_a_walk_ends(make):
+    from sglang.srt.prefill_graph import stack
+
+    with pytest.raises(stack.NoStack, match="no decoder layers in the model"):
+        stack.find(make())
+
+
+def test_a_loop_with_layers(llama):
+    inner = SimpleNamespace(language_model=llama)
+    model = SimpleNamespace(model=inner)
+    inner.model = model
+    assert found(model).path == "model.language_model.model"
+
+
+def test_the_model_says_it_itself(llama):
+    other = SimpleNamespace(layers=[1])
+    assert found(SimpleNamespace(model=llama.model, get_layer_stack=lambda: other)).owner is other
+
+
+@pytest.mark.parametrize(
+    "says, reason",
+    [(lambda: None, "gave a NoneType without layers"), (lambda: 1 / 0, "raised ZeroDivisionError")],
+    ids=["nothing", "error"],
+)
+def test_what_the_model_says_is_no_stack(says, reason, llama):
+    """It is believed: nothing else is looked for."""
+    from sglang.srt.prefill_graph import stack
+
+    with pytest.raises(stack.NoStack, match=rf"SimpleNamespace.get_layer_stack\(\) {reason}"):
+        stack.find(SimpleNamespace(model=llama.model, get_layer_stack=says))
+
+
+# What the set-up makes of it
+
+
+def warned(caplog):
+    """The warnings of the set-up and the overlay; building a model may bring others."""
+    ours = ("sglang.srt.model_executor", "sglang.srt.prefill_graph")
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith(ours)]
+
+
+@SET_UP
+@pytest.mark.parametrize("backend", ["breakable", "full"])
+@pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
+def test_the_stack_of_the_unpatched_release(name, backend, pristine):
+    from host import prefill
+
+    if not prefill.offers(backend):
+        pytest.skip("no such backend in this release")
+    model = build(name)
+    before = prefill.resolve(model, backend, pristine)
+    after = prefill.resolve(model, backend)
+    assert after.layer_model is before.layer_model is found(model).owner
+
+
+@SET_UP
+@pytest.mark.parametrize("name", NESTED)
+def test_the_stack_of_a_wrapper_in_the_unpatched_release(name, llama, pristine):
+    """Or none: 0.5.14 to 0.5.16 raised where it was deeper than language_model.model, or was the language_model."""
+    from host import prefill
+
+    model = shell(name, **NESTED[name](llama))
+    try:
+        before = prefill.resolve(model, pristine=pristine).layer_model
+    except RuntimeError as error:
+        assert "could not resolve inner layer_model" in str(error)
+    else:
+        assert before is llama.model
+    assert prefill.resolve(model).layer_model is llama.model
+    if hasattr(model, "model") or prefill.takes_every_wrapper():
+        assert prefill.set_up(model).layer_model is llama.model
+
+
+@SET_UP
+@pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
+def test_a_model_is_captured_silently(name, caplog):
+    from host import prefill
+
+    model = build(name)
+    if name in WRAPPERS and not prefill.takes_every_wrapper():
+        pytest.skip("left eager by this release")
+    assert prefill.set_up(model).layer_model is found(model).owner
+    assert warned(caplog) == []
+
+
+@SET_UP
+def test_what_the_model_says_is_captured(llama):
+    from host import prefill
+
+    model = SimpleNamespace(get_layer_stack=lambda: llama.model)
+    assert prefill.set_up(model).layer_model is llama.model
+
+
+@SET_UP
+@pytest.mark.parametrize("name", WITHOUT)
+def test_one_warning_lists_what_was_probed(name, caplog):
+    from host import prefill
+
+    model = build(name)
+    assert prefill.set_up(model) is None
+    [text] = warned(caplog)
+    probed = f"the model ({type(model).__name__})" + (f", model ({type(model.model).__name__})" if hasattr(model, "model") else "")
+    assert text == f"Prefill runs eagerly, without a CUDA graph: {type(model).__name__}: no decoder layers in {probed}"
+
+
+@SET_UP
+@pytest.mark.parametrize("says", [lambda: None, lambda: 1 / 0], ids=["nothing", "error"])
+def test_what_the_model_says_wrong_is_warned_about(says, llama, caplog):
+    from host import prefill
+
+    assert prefill.set_up(SimpleNamespace(model=llama.model, get_layer_stack=says)) is None
+    [text] = warned(caplog)
+    assert "get_layer_stack()" in text
+
+
+@SET_UP
+def test_a_model_that_is_its_own_stack_stays_eager(llama, caplog):
+    """A draft or an embedding model without a head: as before, there is nothing around the stack to run eagerly."""
+    from host import prefill
+
+    assert prefill.set_up(llama.model) is None
+    [text] = warned(caplog)
+    assert text.endswith("LlamaModel: LlamaModel has the layers itself, and no language model inside")
+
+
+@SET_UP
+def test_other_ranks_are_silent(caplog):
+    from host import prefill
+
+    assert prefill.set_up(build("whisper.WhisperForConditionalGeneration"), tp_rank=1) is None
+    assert warned(caplog) == []
+
+
+@SET_UP
+@pytest.mark.parametrize("make", [looped, endless])
+def test_the_set_up_ends(make, caplog):
+    """From 0.5.16 the unpatched set-up never returned."""
+    from host import prefill
+
+    assert prefill.set_up(make()) is None
+    [text] = warned(caplog)
+    assert "no decoder layers in the model" in text
+
+
+@pytest.mark.revision(">=0.5.14,<0.5.16")
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_these_releases_leave_a_wrapper_without_model_eager(name, caplog):
+    from host import prefill
+
+    model = build(name)
+    assert prefill.set_up(model) is None
+    [text] = warned(caplog)
+    assert text.endswith(f"{type(model).__name__}: this release captures no wrapper that has no `model`")
+
+
+@pytest.mark.revision(">=0.5.14,<0.5.16")
+def test_their_piecewise_backend_keeps_to_what_it_compiles(llama, caplog):
+    from host import prefill
+
+    assert prefill.set_up(llama, "tc_piecewise") is not None
+    assert warned(caplog) == []
+    assert prefill.set_up(Holder(model=llama), "tc_piecewise") is None
+    [text] = warned(caplog)
+    assert text.endswith("Holder: the tc_piecewise backend of this release only compiles language_model.model")
