@@ -37,7 +37,7 @@ def run(root: Path, pin: Pin, script: str, here: bool, sites: Sequence[Path], or
     """
     built = build.build(root, pin, build.Target.here(), origin, root / "dist", say)
     folder = root / FOLDER / pin.tag
-    python, tree = (sys.executable, unpack(built.path, folder / "tree")) if here else environment(pin, built.path, folder / "env", say)
+    python, tree = (sys.executable, unpack(built.path, folder / "tree")) if here else environment(pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env", say)
     out = folder / script
     rmtree(out, ignore_errors=True)
     command = [python, str(root / TESTS / f"{script}.py"), "--out", str(out), "--tree", str(tree)]
@@ -56,17 +56,19 @@ def unpack(wheel: Path, folder: Path) -> Path:
     return folder
 
 
-def environment(pin: Pin, wheel: Path, folder: Path, say: Say) -> tuple[str, Path]:
-    """(python, its site-packages) with the wheel and all that it requires, as the index stood on the pin's day.
+def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tuple[str, Path]:
+    """(python, its site-packages) with the wheel and all that it requires: as in the release's lock, and what that leaves
+    out (CUDA's libraries, kernels built ahead) as the index stood on the pin's day.
 
     Made once for each wheel. Raises Refused with uv's words where the host cannot have it.
     """
+    locked = ["--constraint", str(lock)] if lock.is_file() else []
     python = folder / "bin/python"
     mark = folder / f"{wheel.name}.{build.source.file_sha256(wheel)[:16]}"
     if not mark.is_file():
         say(f"making {pin.tag}'s own environment (several GB, once)")
         _uv("venv", "--quiet", "--clear", "--python", f"{sys.version_info.major}.{sys.version_info.minor}", str(folder))
-        _uv("pip", "install", "--quiet", "--no-config", "--prerelease=allow", "--exclude-newer", until(pin.resolve_as_of), "--python", str(python), str(wheel))
+        _uv("pip", "install", "--quiet", "--no-config", "--prerelease=allow", "--exclude-newer", until(pin.resolve_as_of), *locked, "--python", str(python), str(wheel))
         mark.touch()
     asked = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True)
     return str(python), Path(asked.stdout.strip())
