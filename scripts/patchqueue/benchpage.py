@@ -17,12 +17,12 @@ from packaging.version import Version
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 EAGER = "eager"
 NAMES = {
-    "eager": "eager prefill", "eager-again": "eager prefill, second engine", "piecewise": "piecewise, eager compiler", "piecewise-inductor": "piecewise, inductor",
+    "eager": "eager prefill", "piecewise": "piecewise, eager compiler", "piecewise-inductor": "piecewise, inductor",
     "breakable": "breakable",
 }  # fmt: skip
 REPORTED = {"piecewise": 1.4, "piecewise-inductor": 10.5}  # sglang#19903's own throughput gains on an H100, in percent
 SURE = 0.95  # how often an interval holds the median that it is about
-COLORS = {"eager": "0.4", "eager-again": "0.6", "piecewise": "tab:orange", "piecewise-inductor": "tab:green", "breakable": "tab:blue"}
+COLORS = {"eager": "0.4", "piecewise": "tab:orange", "piecewise-inductor": "tab:green", "breakable": "tab:blue"}
 LOADS, FIRST = "loads", "first_token_ms"
 INTRO = """# What the prefill graph is worth
 

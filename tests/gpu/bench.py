@@ -35,7 +35,7 @@ MODES = (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR)
 MODEL = "NVIDIA-Nemotron-Nano-9B-v2"
 LOAD, FIRST_TOKEN = "load", "first-token"
 WARM_UP = 3  # calls of each first-token shape before the timed ones
-START_S, LOAD_S, CALLS_S = 300, 180, 60  # longest waits for an engine; the first load on a host compiles kernels
+START_S, LOAD_S, CALLS_S = 300, 240, 60  # longest waits for an engine; the first load on a host compiles kernels
 END_S = 20  # kept of --limit for ending engines and writing
 # What an engine of MODEL takes, in GiB. Weights, and what else was in use after a load, as nvidia-smi saw it on an H200.
 WEIGHTS, REST = 16.6, 4.5
@@ -88,7 +88,6 @@ def server(running: int) -> dict:
     return dict(
         load_format="dummy", max_running_requests=running, max_mamba_cache_size=STATES * running, max_total_tokens=TOKENS * running, mem_fraction_static=0.98,
         chunked_prefill_size=load.CHUNK, cuda_graph_max_bs=running, cuda_graph_bs=sorted({running, *(size for size in load.DECODE if size < running)}),
-        sleep_on_idle=True,  # a scheduler polls at full speed otherwise, and takes a core from the engine being measured
     )  # fmt: skip
 
 

@@ -92,10 +92,10 @@ def gathered(answers: dict, made: Sequence[Call]) -> dict:
 
 
 def passes(mode: str) -> tuple[str, ...]:
-    """The passes of a mode, in order. Whether eager prefill says the same again is for the second eager engine to show."""
+    """The passes of a mode, in order. Whether eager prefill says the same again is for the second engine without a graph to show."""
     if mode in modes.GRAPHS:
         return COLD, AGAIN, WARM, SIZES
-    return (COLD, WARM, SIZES, ALONE) if mode == modes.EAGER else (COLD, WARM, SIZES)
+    return (COLD, WARM, SIZES, ALONE) if mode == modes.REFERENCE else (COLD, WARM, SIZES)
 
 
 def of_pass(name: str) -> list[Call]:

@@ -4,6 +4,8 @@ Two runs of one model in bfloat16 differ by rounding whenever a matrix product g
 requests beside it). A token may differ only where the reference itself was undecided: its two best log-probabilities
 closer than TIE. From such a token on, the two texts are different ones, and nothing behind it is compared.
 
+What a mode is held against is eager prefill on a server that has the graph too, and only does not use it.
+
 Where a router picks experts, rounding that otherwise stays small now and then exchanges a pair of equally good ones: a few
 tokens are far off and the rest as near as ever. How often, the model itself says: eager prefill is held against its own
 answers in other batches (every prompt of a batch alone, and every prompt behind its own cached beginning), where no graph
@@ -13,8 +15,12 @@ is involved. That control settles what a graph may do:
 - a model with a router whose control moved no token far: STRICT;
 - a model with a router whose control moved some: twice the control's share of far tokens and twice its mean, never less
   than STRICT allows, never more than ROUTED does, and whole tokens: a share's last part of one counts as one;
+- a server without a graph (see modes.REFERENCE), in a model with a router: ROUTED, since the release may pick other
+  kernels there; STRICT in a dense one;
 - inductor, in a model with a router: ROUTED. It writes kernels of its own, which round otherwise in every layer, so that
   eager prefill's kernels cannot speak for them.
+
+A graph mode that is asked again has the same limits against itself: requests meet in other batches then.
 
 An error in the graph moves most tokens (the op that overwrote its input: 50 of 76 first tokens wrong, 0.56 off on
 average). What is not a number is wrong under any limits.
@@ -159,6 +165,11 @@ def limits(router: bool, inductor: bool, control: Tally | None) -> Limits:
     mean = min(ROUTED.mean, max(STRICT.mean, 2 * control.mean))
     far = min(ROUTED.far, 2 * control.far_share)
     return Limits(mean, far, ROUTED.compared, f"up to {far:.2%} far off and {mean:.4f} on average ({seen})")
+
+
+def without(router: bool) -> Limits:
+    """What a server without a graph may differ by."""
+    return replace(ROUTED, why="another server's kernels, and a router") if router else replace(STRICT, why="strict, a dense model")
 
 
 def _share(control: Tally) -> str:

@@ -64,7 +64,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_place(parser)
     parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=[*models.MODELS])
-    parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*modes.ALL], help="eager always runs: it is the reference")
+    parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*modes.ALL], help="the reference always runs")
     parser.add_argument("--gpus", type=_count, help="GPUs to spread engines over (default: all that nvidia-smi shows and CUDA_VISIBLE_DEVICES allows)")
     parser.add_argument("--width", type=_count, default=4, help="engines at once on each GPU (default 4)")
     parser.add_argument("--limit", type=float, default=1500, help="seconds after which nothing starts any more")
@@ -117,7 +117,7 @@ def manifest_of(options: argparse.Namespace) -> dict:
 
 def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
     """(model, mode), every model's reference first; engines of one model apart, so that equal kernels are compiled once."""
-    chosen = [modes.EAGER, *(mode for mode in modes.ALL if mode in options.mode and mode != modes.EAGER)]
+    chosen = [modes.REFERENCE, *(mode for mode in modes.ALL if mode in options.mode and mode != modes.REFERENCE)]
     return [(model, mode) for mode in chosen for model in options.model]
 
 
@@ -126,6 +126,7 @@ def job(place: launch.Place, options: argparse.Namespace, number: int, model: st
     plan = {
         "model": str(place.out / "models" / model), "mode": mode, "port": options.port_base + PORTS * number, "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"), "enforce": model == "qwen3-next",
+        "keep_eager": mode == modes.REFERENCE,
     }  # fmt: skip
     return launch.Job(name, HERE / "engine.py", plan, limit_s=options.engine_limit)
 
@@ -184,7 +185,11 @@ class Gpu:
 def visible() -> list[Gpu]:
     """The GPUs that this process may use, in CUDA_VISIBLE_DEVICES's order where it is set. Ends the run where there is none."""
     words = ["nvidia-smi", "--query-gpu=index,uuid,name,driver_version,memory.total,compute_cap", "--format=csv,noheader,nounits"]
-    rows = [[part.strip() for part in line.split(",")] for line in subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"no GPU to run on: nvidia-smi cannot be asked ({error})")
+    rows = [[part.strip() for part in line.split(",")] for line in said.splitlines()]
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [row[0] for row in rows] if allowed is None else [name.strip() for name in allowed.split(",") if name.strip()]
     found = [(name, row) for name in names for row in rows if name == row[0] or len(name) > 4 and row[1].startswith(name)]
@@ -214,7 +219,7 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
             run |= {"verdict": "not applicable", "why": reason[1]} if reason else {"verdict": "failed", "why": f"{one.why}: {error(log)}"}
         return run
     result = json.loads(Path(one.plan["out"]).read_text())
-    reference = next((other for other in jobs if other.name == f"{model}.{modes.EAGER}" and other.code == 0), None)
+    reference = next((other for other in jobs if other.name == f"{model}.{modes.REFERENCE}" and other.code == 0), None)
     verdicts = checks(model, mode, result, json.loads(Path(reference.plan["out"]).read_text()) if reference else None)
     run |= {"start_s": result["start_s"], "pass_s": result["pass_s"], "flags": result["flags"], "dropped_flags": result["dropped_flags"], "report": result["report"]}
     run["checks"] = [verdict.as_json() for verdict in verdicts]
@@ -243,24 +248,27 @@ def error(log: str) -> str:
 
 
 def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[compare.Verdict]:
-    """What one engine's answers must stand up to. reference: the same model's eager result; None where it has none."""
+    """What one engine's answers must stand up to. reference: the same model's reference result; None where it has none."""
     passes, made = result["passes"], cases.calls()
     in_cache = {name: answers for name, answers in passes.items() if name in (cases.COLD, cases.AGAIN, cases.WARM)}
     found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS), compare.hits(in_cache)]
     router = models.has_router(models.MODELS[model])
-    if mode == modes.EAGER:
+    limits = compare.STRICT
+    if mode == modes.REFERENCE:
         itself = compare.against_itself(control(passes), router)
         found += [compare.varied(passes[cases.COLD]), compare.remembers(passes[cases.COLD], cases.memory_pairs(made)), itself]
     elif reference is None:
         found.append(compare.Verdict("agrees with eager prefill", False, "eager prefill itself did not run"))
     else:
-        graph = mode in modes.GRAPHS
-        limits = compare.limits(router, mode == modes.INDUCTOR, control(reference["passes"])) if graph else compare.STRICT
-        for name, answers in passes.items():
-            right = reference["passes"][cases.COLD if name == cases.AGAIN else name]
-            found.append(compare.same_answers(f"agrees with eager prefill, {name}", answers, right, limits))
+        graph, kept = mode in modes.GRAPHS, reference["passes"]
+        limits = compare.limits(router, mode == modes.INDUCTOR, control(kept)) if graph else compare.without(router)
+        first = {call: (passes[name][call], kept[name][call]) for name in (cases.COLD, cases.SIZES) for call in kept[name]}
+        mine, right = ({call: pair[side] for call, pair in first.items()} for side in (0, 1))
+        found.append(compare.same_answers("agrees with eager prefill, cold, and every size after every other", mine, right, limits))
+        for name in (name for name in passes if name not in (cases.COLD, cases.SIZES)):
+            found.append(compare.same_answers(f"agrees with eager prefill, {name}", passes[name], kept[cases.COLD if name == cases.AGAIN else name], limits))
     if cases.AGAIN in passes:
-        found.append(compare.same_answers("answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD]))
+        found.append(compare.same_answers("answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD], limits))
     return found
 
 

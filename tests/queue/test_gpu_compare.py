@@ -41,7 +41,7 @@ def test_engines_that_agree_pass(tmp_path):
     code, found, said = run(tmp_path, "run", "--model", MODEL)
     assert code == 0, said
     assert {entry["mode"]: entry["verdict"] for entry in found["runs"]} == {
-        "eager": "passed", "eager-again": "passed", "piecewise": "passed", "piecewise-inductor": "passed", "breakable": "passed",
+        "reference": "passed", "eager": "passed", "piecewise": "passed", "piecewise-inductor": "passed", "breakable": "passed",
     }  # fmt: skip
     piecewise = next(entry for entry in found["runs"] if entry["mode"] == "piecewise")
     assert piecewise["captured"] == [{"what": "piecewise CUDA graph", "seconds": 5.36, "gb": 0.12}]
@@ -49,6 +49,8 @@ def test_engines_that_agree_pass(tmp_path):
     assert (found["gpu"]["name"], found["gpus"]) == ("NVIDIA Fake", 1) and "passed" in said and "pass sizes answered in" in said
     used = {entry["mode"]: entry["checks"][0]["numbers"] for entry in found["runs"]}
     assert used["piecewise"]["several"] == used["breakable"]["several"] == [2, 3, 4, 8, 12, 16] and not used["eager"]["on_graph"]
+    reference = found["runs"][0]
+    assert reference["mode"] == "reference" and reference["flags"]["enable_breakable_cuda_graph"] and used["reference"]["on_graph"] == used["reference"]["launches"] == 0
     itself = [check for check in found["runs"][0]["checks"] if check["what"] == "eager prefill against itself in other batches"]
     assert [check["good"] for check in itself] == [True] and itself[0]["numbers"]["tokens"] == 82 * 8 + 107 * 8
 
@@ -106,7 +108,7 @@ def alive(folder: Path) -> list[int]:
     ],
 )
 def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(tmp_path, fault, where, graph, why):
-    words = ("--model", MODEL, "--mode", "eager-again", "piecewise", "breakable", "--width", "1", "--engine-limit", "8")
+    words = ("--model", MODEL, "--mode", "eager", "piecewise", "breakable", "--width", "1", "--engine-limit", "8")
     code, found, said = run(tmp_path, "run", *words, fault=fault, FAKE_FAULT_IN=where, FAKE_GPUS="2")
     assert (found["gpus"], {entry["device"] for entry in found["runs"]}) == (2, {"0", "1"}), said
     runs = {entry["mode"]: entry for entry in found["runs"]}
@@ -116,7 +118,7 @@ def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(tmp_path, faul
 
 @pytest.mark.parametrize(("allowed", "words", "devices"), [("2", (), {"2"}), ("GPU-00000001-fake,0", (), {"GPU-00000001-fake", "0"}), ("0,1,2", ("--gpus", "2"), {"0", "1"})])
 def test_only_the_gpus_that_are_allowed_are_used(tmp_path, allowed, words, devices):
-    _, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "eager-again", "--width", "1", *words, FAKE_GPUS="3", CUDA_VISIBLE_DEVICES=allowed)
+    _, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "eager", "--width", "1", *words, FAKE_GPUS="3", CUDA_VISIBLE_DEVICES=allowed)
     used = {entry["device"] for entry in found["runs"]}
     assert {file.read_text() for file in tmp_path.glob("*.pid")} == used <= devices and found["gpus"] == len(devices), said
 
@@ -336,3 +338,41 @@ def test_prompts_whose_beginning_does_not_matter_are_seen(compare):
     same = {"a": {"answers": [answer([1, 2])]}, "b": {"answers": [answer([1, 2])]}}
     other = same | {"b": {"answers": [answer([1, 3])]}}
     assert not compare.remembers(same, [("a", "b")]).good and compare.remembers(other, [("a", "b")]).good
+
+
+@pytest.mark.parametrize(("known", "chosen"), [(OPT_IN, "enable_piecewise_cuda_graph"), (OPT_OUT | {"enable_breakable_cuda_graph"}, "enable_breakable_cuda_graph")])
+def test_the_reference_has_the_graph_switched_on(modes, known, chosen):
+    """Some releases pick other kernels where it is off, which says nothing about the graph."""
+    found = modes.flags(modes.REFERENCE, known, [16, 32], False)
+    assert found[chosen] is True and found["piecewise_cuda_graph_tokens"] == [16] and "disable_piecewise_cuda_graph" not in found
+
+
+def judged(far_again: int, model: str, monkeypatch) -> dict:
+    """run.checks of a piecewise engine whose answers are the reference's, but for `far_again` tokens when asked again."""
+    monkeypatch.syspath_prepend(str(GPU))
+    import cases
+    import run
+
+    def asked(name: str, far: int = 0) -> dict:
+        made = {}
+        for call in cases.of_pass(name):
+            made[call.name] = {"answers": [answer([1] * 8, [-1.4] * min(8, far - 8 * n if far > 8 * n else 0) + [-1.0] * (8 - min(8, max(0, far - 8 * n)))) for n, _ in enumerate(call.prompts)]}
+            far = max(0, far - 8 * len(call.prompts))
+        return made
+
+    moved = 4  # what the reference moves by itself, asked prompt by prompt
+    reference = {"passes": {"cold": asked("cold"), "warm": asked("warm"), "sizes": asked("sizes"), "alone": asked("alone", moved)}}
+    result = {"prefills": [], "passes": {"cold": asked("cold"), "again": asked("again", far_again), "warm": asked("warm"), "sizes": asked("sizes")}}
+    return {verdict.what: verdict for verdict in run.checks(model, "piecewise", result, reference)}
+
+
+@pytest.mark.parametrize(("far", "model", "good"), [(0, "llama", True), (1, "llama", False), (1, "qwen3-next", True), (40, "qwen3-next", False)])
+def test_what_is_asked_again_has_the_limits_of_its_mode(far, model, good, monkeypatch):
+    """The same requests meet in other batches then: eager prefill's own control says how much that moves."""
+    assert judged(far, model, monkeypatch)["answers the same when asked again"].good is good
+
+
+def test_the_walk_over_the_sizes_counts_with_the_cold_answers(monkeypatch):
+    """Of its 62 tokens alone, a share says too little."""
+    found = judged(0, "qwen3-next", monkeypatch)["agrees with eager prefill, cold, and every size after every other"]
+    assert found.good and found.numbers["tokens"] > 107 * 8

@@ -2,6 +2,7 @@
 
 One JSON line per prefill: when, how many tokens and requests, whether the prefill runner replayed, and how many CUDA
 graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none.
+With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 """
 
 import importlib.abc
@@ -46,6 +47,9 @@ def watch_runner(module, name):
             return _original(self, *args, **kwargs)
 
         setattr(kind, method, wrapped)
+    for method in ("can_run", "can_run_graph") if os.environ.get("PREFILL_KEEP_EAGER") else ():
+        if method in kind.__dict__:
+            setattr(kind, method, lambda self, *args, **kwargs: False)
 
 
 def watch_model_runner(module):

@@ -24,7 +24,8 @@ class Engine:
         self.on = bool(on)
         self.name = f"piecewise-{words['piecewise_cuda_graph_compiler']}" if on == "piecewise" else on or "eager"
         self.flushed = 0
-        self.fault = FAULT if ("graph" if on else "eager") in FAULT_IN else ""
+        self.kept_eager = bool(os.environ.get("PREFILL_KEEP_EAGER"))  # what runs is decided by the watch, not here
+        self.fault = FAULT if ("graph" if on and not self.kept_eager else "eager") in FAULT_IN else ""
         self.runner = ModelRunner("" if self.fault == "graph-unused" else on)
         self.loop = asyncio.new_event_loop()
         self.seen, self.calls = [], 0
@@ -52,7 +53,7 @@ class Engine:
             time.sleep(600)
         for batch in [[prompt] for prompt in input_ids] if self.fault == "one-by-one" else [input_ids]:
             self.runner.forward(Batch(batch))
-        return [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on) for prompt in input_ids]
+        return [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on and not self.kept_eager) for prompt in input_ids]
 
     async def async_generate(self, input_ids, sampling_params):
         self._note("load")

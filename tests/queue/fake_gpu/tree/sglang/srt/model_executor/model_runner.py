@@ -20,5 +20,5 @@ class ModelRunner:
         self.runner = {"piecewise": PiecewiseCudaGraphRunner, "breakable": BreakableRunner, "": lambda: None}[mode]()
 
     def forward(self, batch):
-        if self.runner and len(batch.input_ids) <= 4096:
+        if self.runner and self.runner.can_run(batch):
             self.runner.replay(batch)
