@@ -34,8 +34,10 @@ import modes  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SCHEMA = 1
+GOOD = ("passed", "not applicable")
 PORTS = 20  # of each engine: the first for its server, the second for its process group
 CAPTURED = re.compile(r"Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)", re.I)
+LIFETIMES_S = 120
 WHY_OFF = re.compile(r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I)
 
 
@@ -53,8 +55,10 @@ def main(words: Sequence[str] | None = None) -> int:
         subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
         launch.run_all(place, jobs, options.width, began + options.limit, say, devices=[one.use for one in gpus])
     facts["runs"] = [judge(place, one, jobs) for one in jobs]
+    if modes.BREAKABLE in options.mode:
+        facts["lifetimes"] = lifetimes(place, gpus[0].use)
     facts["seconds"] = round(time.time() - began)
-    facts["passed"] = all(run["verdict"] in ("passed", "not applicable") for run in facts["runs"])
+    facts["passed"] = all(run["verdict"] in GOOD for run in [*facts["runs"], facts.get("lifetimes", {"verdict": GOOD[0]})])
     (place.out / "evidence.json").write_text(json.dumps(facts, indent=1) + "\n")
     show(facts, place, jobs)
     return 0 if facts["passed"] else 1
@@ -205,6 +209,23 @@ def gpu() -> dict:
     return facts
 
 
+def lifetimes(place: launch.Place, device: str) -> dict:
+    """What lifetimes.py finds: whether a graph with breaks keeps what these read and write, and no more than that."""
+    out = place.out / "lifetimes.json"
+    out.unlink(missing_ok=True)
+    words = [place.python, str(HERE / "lifetimes.py"), "--out", str(out)]
+    try:
+        done = subprocess.run(words, env=place.environment(CUDA_VISIBLE_DEVICES=device), cwd=place.out, capture_output=True, text=True, timeout=LIFETIMES_S)
+    except subprocess.TimeoutExpired:
+        return {"verdict": "failed", "why": f"no answer in {LIFETIMES_S} s", "checks": []}
+    if not out.is_file():
+        verdict = "not applicable" if "ModuleNotFoundError" in done.stderr else "failed"
+        return {"verdict": verdict, "why": error(done.stderr), "checks": []}
+    checks = json.loads(out.read_text())["checks"]
+    bad = [check for check in checks if not check["good"]]
+    return {"verdict": "failed" if bad else "passed", "why": f"{bad[0]['what']}: {bad[0]['why']}" if bad else "", "checks": checks}
+
+
 def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> dict:
     """One engine's result with all its verdicts."""
     model, mode = one.name.split(".", 1)
@@ -287,6 +308,8 @@ def show(facts: dict, place: launch.Place, jobs: Sequence[launch.Job]) -> None:
             print(f"       {entry['what']}: {entry['seconds']} s, {entry['gb']} GB")
         if run["verdict"] == "failed" and not run["checks"]:
             print("\n".join(f"    | {line[:220]}" for line in launch.last_words(place, one).splitlines()))
+    if "lifetimes" in facts:
+        print(f"\nlifetimes of what breaks read and write: {facts['lifetimes']['verdict']} {facts['lifetimes']['why']}")
     counts = [run["verdict"] for run in facts["runs"]]
     print(f"\n{facts['tag']} on {facts['gpu']['name']}: " + ", ".join(f"{counts.count(name)} {name}" for name in dict.fromkeys(counts)) + f", {facts['seconds']} s")
 

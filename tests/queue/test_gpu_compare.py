@@ -55,6 +55,28 @@ def test_engines_that_agree_pass(tmp_path):
     assert [check["good"] for check in itself] == [True] and itself[0]["numbers"]["tokens"] == 82 * 8 + 107 * 8
 
 
+@pytest.mark.parametrize(("wrote", "verdict", "why"), [
+    ('{"checks": [{"what": "one", "good": true, "why": "as it should be"}]}', "passed", ""),
+    ('{"checks": [{"what": "one", "good": false, "why": "2 faults"}]}', "failed", "one: 2 faults"),
+    ("", "failed", "RuntimeError: no device"),
+])  # fmt: skip
+def test_lifetimes_are_part_of_what_was_found(tmp_path, monkeypatch, wrote, verdict, why):
+    monkeypatch.syspath_prepend(str(GPU))
+    import launch
+    import run as module
+
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n[ -n '{wrote}' ] && echo '{wrote}' > $3 || echo 'RuntimeError: no device' >&2\n")
+    script.chmod(0o755)
+    found = module.lifetimes(launch.Place((), tmp_path, str(script)), "0")
+    assert (found["verdict"], found["why"]) == (verdict, why)
+
+
+def test_a_release_without_a_graph_with_breaks_has_no_lifetimes(tmp_path):
+    _, found, _ = run(tmp_path, "run", "--model", MODEL, "--mode", "breakable")
+    assert found["lifetimes"]["verdict"] == "not applicable" and "breakable" in found["lifetimes"]["why"]
+
+
 def test_a_release_without_a_mode_says_so(tmp_path):
     code, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "breakable", fault="no-breakable")
     assert code == 0 and (found["runs"][1]["verdict"], found["runs"][1]["why"]) == ("not applicable", "the release has no breakable graph")
