@@ -35,7 +35,7 @@ MODES = (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR)
 MODEL = "NVIDIA-Nemotron-Nano-9B-v2"
 LOAD, FIRST_TOKEN = "load", "first-token"
 WARM_UP = 3  # calls of each first-token shape before the timed ones
-START_S, LOAD_S, CALLS_S = 300, 240, 60  # longest waits for an engine; the first load on a host compiles kernels
+START_S, PROMPT_S, LOAD_S, CALLS_S = 300, 120, 240, 60  # longest waits for an engine; the first load on a host compiles kernels
 END_S = 20  # kept of --limit for ending engines and writing
 # What an engine of MODEL takes, in GiB. Weights, and what else was in use after a load, as nvidia-smi saw it on an H200.
 WEIGHTS, REST = 16.6, 4.5
@@ -164,6 +164,8 @@ class Bench:
         for engine in turns.order(self.engines, 0):
             run.say(f"{engine.mode}: warm-up load")
             before = self.gpu.used_mib()
+            if not self._ask(engine, "first_token", PROMPT_S, count=1, length=64, calls=1, seed=0):
+                continue  # an engine that does not answer one prompt is not worth a whole load's wait
             if answer := self._ask(engine, "load", LOAD_S):
                 mine = self.found[engine.mode]
                 mine["warm_up"] = {"seconds": answer["seconds"]}

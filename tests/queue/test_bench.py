@@ -57,7 +57,7 @@ def test_modes_take_turns(bench, tmp_path, capsys):
     assert code == 0
     there = ["eager", "piecewise-eager", "piecewise-inductor"]
     back = there[::-1]
-    wanted = [f"{mode} start" for mode in there] + [line for mode in there for line in 200 * [f"{mode} load"]]
+    wanted = [f"{mode} start" for mode in there] + [line for mode in there for line in [f"{mode} first-token 1x64", *200 * [f"{mode} load"]]]
     wanted += [line for turn in (there, back, there) for mode in turn for line in 200 * [f"{mode} load"]]
     wanted += [line for calls, turn in ((3, there), (2, back), (2, there)) for mode in turn for line in calls * [f"{mode} first-token 1x64"]]
     assert (tmp_path / "journal").read_text().splitlines() == wanted

@@ -57,9 +57,9 @@ class Engine:
 
     async def async_generate(self, input_ids, sampling_params):
         self._note("load")
-        if self.fault == "dies-in-load" and self.flushed == 3:
+        if self.fault == "dies-in-load" and self.flushed == 4:
             os._exit(7) if os.fork() else time.sleep(600)  # what it leaves behind holds its socket
-        if self.fault == "stalls" and self.flushed == 3:
+        if self.fault == "stalls" and self.flushed == 4:
             time.sleep(600)
         await asyncio.sleep(SECONDS.get(self.name, 0.001))
         return self.generate([input_ids], sampling_params)[0]
