@@ -230,6 +230,8 @@ class Bench:
         if lacking := [name for name, asked in measured.items() if asked and name not in self.found[engine.mode]]:
             return "not run", f"no time was left for {' and '.join(lacking)}"
         wanted = prefills["prefills"] if engine.mode in modes.GRAPHS else 0
+        if engine.mode in modes.GRAPHS and not wanted:
+            return "failed", "the watch saw no prefill"
         good = prefills["on_graph"] >= 0.95 * wanted if wanted else not prefills["on_graph"]
         return ("passed", "") if good else ("failed", f"{prefills['on_graph']} of {prefills['prefills']} prefills ran on a graph")
 

@@ -41,6 +41,8 @@ class Served:
 
     def start(self) -> dict:
         self.engine, result = engines.start(self.plan | {"capture": list(load.CAPTURE)})
+        # Up to 0.5.9 nobody reads the answer to a flush before something was generated (managers/tokenizer_communicator_mixin.py:346).
+        self.engine.generate(input_ids=[[load.SMALLEST]], sampling_params={"max_new_tokens": 2, "temperature": 0, "ignore_eos": True})
         return result
 
     def first_token(self, count: int, length: int, calls: int, seed: int) -> dict:

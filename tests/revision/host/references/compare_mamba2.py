@@ -5,6 +5,7 @@ from host import interpreted
 interpreted.start()
 
 import functools  # noqa: E402
+import typing  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 
 import torch  # noqa: E402
@@ -39,7 +40,8 @@ def backend(conv, ssm):
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
-    kept = conv if MambaPool.State.__annotations__["conv"] is torch.Tensor else [conv]
+    # 0.5.5 keeps a list for KDA alone, and says Union
+    kept = [conv] if typing.get_origin(MambaPool.State.__annotations__["conv"]) is list else conv
     state = MambaPool.State(conv=kept, temporal=ssm)
     made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
     made.device, made.mamba_chunk_size = "cpu", 16
