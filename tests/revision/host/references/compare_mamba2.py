@@ -5,7 +5,6 @@ from host import interpreted
 interpreted.start()
 
 import functools  # noqa: E402
-import typing  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 
 import torch  # noqa: E402
@@ -41,7 +40,7 @@ def backend(conv, ssm):
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
     # 0.5.5 keeps a list for KDA alone, and says Union
-    kept = [conv] if typing.get_origin(MambaPool.State.__annotations__["conv"]) is list else conv
+    kept = [conv] if str(MambaPool.State.__annotations__["conv"]).removeprefix("typing.").startswith("List") else conv
     state = MambaPool.State(conv=kept, temporal=ssm)
     made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
     made.device, made.mamba_chunk_size = "cpu", 16
