@@ -1,8 +1,5 @@
 """Linear attention under the breakable graph: it runs eagerly, on the tokens of the batch."""
 
-import contextlib
-from types import SimpleNamespace
-
 import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
@@ -33,47 +30,23 @@ def layer(monkeypatch):
         yield RadixLinearAttention(0, HEADS, HEADS, HEADS, DIM, DIM, DIM)
 
 
-def batch_of(tokens, backend):
-    import torch
-    from host import graph
-
-    batch = graph.prefill_batch(tokens, num_token_non_padded_cpu=tokens, out_cache_loc=torch.arange(tokens))
-    batch.attn_backend = backend  # up to 0.5.12; later releases ask their forward context
-    return batch
-
-
-@contextlib.contextmanager
-def served(batch, layer, backend):
-    """The release's own contexts around a forward."""
-    from host import graph
-
-    with contextlib.ExitStack() as stack:
-        try:
-            from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-        except ImportError:
-            pass
-        else:
-            stack.enter_context(forward_context(ForwardContext(attn_backend=backend)))
-        stack.enter_context(graph.forward_context(batch, [layer]))
-        yield
-
-
 def test_a_replay_runs_it_on_the_batch_at_hand(layer):
     """Captured, it would go on with the capture's own batch: the state slots and lengths of one request."""
     import torch
-    from sglang.srt.prefill_graph import compat
+    from host.served import batch_of, served
+    from sglang.srt.prefill_graph.breakable import primitive
 
-    backend, primitive = Backend(), compat.primitive()
+    backend, own = Backend(), primitive()
     qkv, gates = torch.zeros(8, HEADS * DIM), torch.zeros(8, HEADS)
-    graph, placeholder = primitive.graph(), batch_of(8, backend)
-    with primitive.capturing(), served(placeholder, layer, backend):
-        with primitive.capture(graph, (0, 1), None):
+    graph, placeholder = own.graph(), batch_of(8, backend)
+    with own.capturing(), served(placeholder, layer, backend):
+        with own.capture(graph, (0, 1), None):
             output = layer(placeholder, qkv * 1, gates * 1, gates * 1) + 1
     for tokens in (5, 8, 1):
         qkv.copy_(torch.randn(8, HEADS * DIM))
         qkv[tokens:] = float("nan")
         batch, backend.rows = batch_of(tokens, backend), []
-        with primitive.replaying(), served(batch, layer, backend):
+        with own.replaying(), served(batch, layer, backend):
             graph.replay()
         assert backend.rows == [tokens]
         torch.testing.assert_close(output[0, :tokens], qkv[:tokens].cumsum(0).view(-1, HEADS, DIM) + 1)

@@ -48,10 +48,10 @@ def test_a_mixer_beside_attention_is_refused_by_name(build_model, decided):
     assert verdict.offender == {"index": 0, "class": "FalconH1HybridAttentionDecoderLayer", "reason": "calls a MambaMixer2 outside of every break"}
 
 
-def refused(model, **fields):
+def refused(model, in_order=False, **fields):
     from sglang.srt.prefill_graph import breakable
 
-    return breakable.refuse(SimpleNamespace(model=model, attn_backend=None, **fields))
+    return breakable.refuse(SimpleNamespace(model=model, attn_backend=None, **fields), in_order)
 
 
 def test_mla_is_refused_unless_its_backend_prepares_the_graph(build_model):
@@ -71,6 +71,54 @@ def test_multimodal_models_are_refused(build_model):
 def test_a_model_without_layers_is_refused_with_what_was_probed():
     model = SimpleNamespace(language_model=SimpleNamespace(model=SimpleNamespace()))
     assert refused(model).reason.startswith("no decoder layers in the model (SimpleNamespace), language_model (SimpleNamespace)")
+
+
+class Stack:
+    layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=None))]
+
+    def __init__(self, forward):
+        self.forward = forward
+
+
+@pytest.mark.parametrize(
+    ("forward", "by_name", "in_order"),
+    [
+        (lambda input_ids, positions, forward_batch, inputs_embeds=None: None, True, True),
+        (lambda input_ids, forward_batch, positions, inputs_embeds=None: None, True, False),  # Phi, Persimmon
+        (lambda input_ids, positions, forward_batch, inputs_embeds: None, True, False),  # Phi3Small
+        (lambda positions, hidden_states: None, False, False),
+    ],
+)
+def test_a_stack_is_refused_that_a_runner_could_not_call(forward, by_name, in_order):
+    model = SimpleNamespace(model=Stack(forward))
+    for given, good in ((False, by_name), (True, in_order)):
+        found = refused(model, in_order=given)
+        assert (found is None) is good and (good or found.reason.startswith("Stack.forward takes ("))
+
+
+def test_a_list_of_attentions_is_refused():
+    import torch
+
+    class Block:
+        self_attn = SimpleNamespace(attn=torch.nn.ModuleList())
+
+    model = SimpleNamespace(model=Stack(lambda input_ids, positions, forward_batch: None))
+    model.model.layers = [Block()]
+    assert refused(model).reason == "layer 0 (Block): self_attn.attn is a list of attentions, of which an op would know one"
+
+
+@pytest.mark.revision(">=0.5.12")
+def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
+    """It would read page ids beyond the context's width."""
+    from sglang.srt.prefill_graph import breakable
+
+    runner = SimpleNamespace(
+        model=build_model("llama"), attn_backend=None, max_total_num_tokens=100, model_config=SimpleNamespace(context_len=40),
+        server_args=SimpleNamespace(piecewise_cuda_graph_tokens=[16, 32, 64, 128]),
+    )  # fmt: skip
+    assert breakable.make_runner(runner, lambda made: made.server_args.piecewise_cuda_graph_tokens) == [16, 32]
+    runner.model_config.context_len = 8
+    assert breakable.make_runner(runner, lambda made: made) is None and "no capture size fits" in runner.prefill_graph_refusal.reason
 
 
 def test_only_the_first_rank_warns(build_model, decided):
@@ -93,6 +141,7 @@ CONFLICTS = {
     "enable_lora": ({"enable_lora": True}, "lora"),
     "pp_size": ({"pp_size": 2}, "pipeline"),
     "enable_torch_compile": ({"enable_torch_compile": True}, "torch.compile"),
+    "context parallelism": ({"attn_cp_size": 2}, "attn-cp-size|attn_cp_size"),
 }
 
 
@@ -111,6 +160,26 @@ def test_the_switch_that_turns_the_graph_off_is_named():
 
     with pytest.raises(ValueError, match="cannot be honoured: --disable-piecewise-cuda-graph is given"):
         check_breakable(arguments(disable_piecewise_cuda_graph=True))
+
+
+@pytest.mark.revision("<0.5.13")
+@pytest.mark.parametrize("changes, named", [({"enable_dp_attention": True}, "--enable-dp-attention"), ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend")])
+def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
+    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.server_args import ServerArgs
+
+    enforced = {name: True for name in ("enforce_piecewise_cuda_graph",) if name in ServerArgs.__dataclass_fields__}
+    with pytest.raises(ValueError, match=named):
+        check_breakable(arguments(**changes, **enforced))
+
+
+@OPT_OUT
+def test_a_rule_about_the_models_files_is_an_error():
+    """It names the model's path, and what it asks is an argument all the same."""
+    from sglang.srt.prefill_graph.arguments import check_breakable
+
+    with pytest.raises(ValueError, match="gguf"):
+        check_breakable(arguments(load_format="gguf"))
 
 
 @OPT_OUT
@@ -159,8 +228,11 @@ def test_the_flag_is_spelled_as_in_later_releases():
 
 
 @pytest.mark.revision(">=0.5.12,<0.5.13")
-@pytest.mark.parametrize("mode, wanted", [("NULL", True), ("FULL", False), ("LAST", False)])
-def test_a_batch_with_other_hidden_states_runs_eagerly(mode, wanted):
+@pytest.mark.parametrize(
+    ("mode", "changes", "wanted"),
+    [("NULL", {}, True), ("FULL", {}, False), ("LAST", {}, False), ("FULL", {"enable_return_hidden_states": True}, True), ("NULL", {"enable_return_hidden_states": True}, True)],
+)
+def test_a_batch_with_other_hidden_states_runs_eagerly(mode, changes, wanted):
     import torch
     from host import graph, process
     from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
@@ -168,6 +240,6 @@ def test_a_batch_with_other_hidden_states_runs_eagerly(mode, wanted):
 
     runner = object.__new__(BreakableCudaGraphRunner)
     runner.layer_model, runner.max_num_tokens = object(), 16
-    runner.model_runner = SimpleNamespace(server_args=process.default_server_args())
+    runner.model_runner = SimpleNamespace(server_args=process.default_server_args(**changes))
     batch = graph.prefill_batch(4, capture_hidden_mode=CaptureHiddenMode[mode], return_logprob=False)
     assert isinstance(batch.input_ids, torch.Tensor) and runner.can_run(batch) is wanted

@@ -159,7 +159,7 @@ def test_the_stack_is_as_it_was_after_a_replay_and_after_an_error(captured):
     batch = batch_of([4])
     batch.attn_backend = runner.attn_backend
     batch.extend_seq_lens = None
-    with pytest.raises(Exception):
+    with pytest.raises(AttributeError):
         graph.replay(batch)
     assert "forward" not in vars(runner.model.model)
     from sglang.srt.compilation.piecewise_context_manager import get_forward_context, is_in_piecewise_cuda_graph
@@ -201,21 +201,96 @@ def test_no_size_that_fits_is_one_warning_and_eager_prefill(captured, caplog):
     assert runner.prefill_graph_refusal.reason in message
 
 
-def test_a_size_that_memory_is_too_small_for_is_left_out(captured, monkeypatch):
+@pytest.fixture
+def memory_for(monkeypatch):
+    """memory_for(tokens): no forward of more than that many runs."""
     import torch
     from sglang.srt.prefill_graph import breakable
 
     forward = breakable.BreakableRunner._forward
 
-    def too_large(self, batch, size):
-        if size > 8:
-            raise torch.OutOfMemoryError("no memory")
-        return forward(self, batch, size)
+    def limit(tokens):
+        def limited(self, batch, size):
+            if size > tokens:
+                raise torch.OutOfMemoryError("no memory")
+            return forward(self, batch, size)
 
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(breakable.BreakableRunner, "_forward", too_large)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(breakable.BreakableRunner, "_forward", limited)
+
+    return limit
+
+
+@pytest.mark.parametrize(("tokens", "sizes"), [(20, [8, 16]), (8, [8])])
+def test_the_largest_sizes_go_where_memory_is_too_small(captured, memory_for, tokens, sizes):
+    memory_for(tokens)
     _, graph = captured()
-    assert graph.capture_num_tokens == [8]
-    monkeypatch.setattr(breakable.BreakableRunner, "_forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    assert graph.capture_num_tokens == sizes == sorted(graph.outputs)
+
+
+def test_too_little_memory_for_any_size_is_eager_prefill(captured, memory_for):
+    memory_for(0)
     runner, graph = captured()
     assert graph is None and "too little memory" in runner.prefill_graph_refusal.reason
+
+
+def test_too_little_memory_on_one_of_several_ranks_is_an_error(captured, memory_for):
+    """They would go on with different graphs, and wait for each other."""
+    memory_for(8)
+    with pytest.raises(RuntimeError, match="--piecewise-cuda-graph-max-tokens"):
+        captured(tp_size=2)
+
+
+def test_a_stack_that_does_not_run_is_eager_prefill(captured, monkeypatch):
+    from sglang.srt.models.llama import LlamaModel
+
+    def broken(self, input_ids, positions, forward_batch):
+        raise TypeError("shared keys have no tensor")
+
+    monkeypatch.setattr(LlamaModel, "forward", broken)
+    runner, graph = captured()
+    assert graph is None and runner.prefill_graph_refusal.reason == "a batch of 32 tokens does not run: TypeError: shared keys have no tensor"
+
+
+def test_a_stack_whose_result_cannot_be_cut_is_eager_prefill(captured, monkeypatch):
+    from sglang.srt.models.llama import LlamaModel
+
+    monkeypatch.setattr(LlamaModel, "forward", lambda self, input_ids, positions, forward_batch: {"hidden": input_ids})
+    runner, graph = captured()
+    assert graph is None and "returns a dict" in runner.prefill_graph_refusal.reason
+
+
+def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch, caplog):
+    """Captured was a forward without it: this one runs eagerly, and says so once."""
+    import torch
+    from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
+
+    forward, outer = LlamaModel.forward, LlamaForCausalLM.forward
+
+    def shifted(self, input_ids, positions, forward_batch, input_embeds=None, pp_proxy_tensors=None, shift=None):
+        hidden = forward(self, input_ids, positions, forward_batch)
+        return hidden if shift is None else hidden + shift
+
+    def handing(self, input_ids, positions, forward_batch, **kwargs):
+        hidden = self.model(input_ids, positions, forward_batch, shift=torch.ones(1))
+        return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)
+
+    monkeypatch.setattr(LlamaModel, "forward", shifted)
+    runner, graph = captured()
+    plain = replayed(runner, graph, batch_of([5]))
+    monkeypatch.setattr(LlamaForCausalLM, "forward", handing)
+    with caplog.at_level(logging.WARNING):
+        found = [replayed(runner, graph, batch_of([5])) for _ in range(2)]
+    monkeypatch.setattr(LlamaForCausalLM, "forward", outer)
+    assert not torch.allclose(found[0], plain) and torch.equal(*found)
+    assert [record.getMessage() for record in caplog.records] == ["Prefill replays no graph: the model hands its layer stack shift"]
+
+
+def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkeypatch):
+    """A store went on with the last one of the decode graphs, of another length, and died."""
+    from sglang.srt.prefill_graph import breakable
+
+    seen, forward = [], breakable.BreakableRunner._forward
+    monkeypatch.setattr(breakable.BreakableRunner, "_forward", lambda self, batch, size: seen.append(batch.out_cache_loc_swa) or forward(self, batch, size))
+    captured(is_hybrid_swa=True)
+    assert {len(slots) for slots in seen} == set(SIZES) and not any(slots.any() for slots in seen)

@@ -34,7 +34,8 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
     vars(runner).update(
         model=model,
         server_args=args,
-        model_config=types.SimpleNamespace(num_hidden_layers=layers),
+        model_config=types.SimpleNamespace(num_hidden_layers=layers, context_len=4096),
+        max_total_num_tokens=4096,
         device="cpu",
         gpu_id=0,
         tp_rank=tp_rank,

@@ -38,9 +38,12 @@ def _against(args: Any) -> list[str]:
         found.append("--enable-torch-compile: it compiles what is captured")
     if getattr(args, "enable_lora", False) or getattr(args, "lora_paths", None):
         found.append("--enable-lora: adapters are picked per batch")
-    if not compat.has_breakable():
-        if getattr(args, "enable_dp_attention", False):
-            found.append("--enable-dp-attention: this release's graph knows no idle ranks")
-        if getattr(args, "speculative_algorithm", None):
-            found.append("--speculative-algorithm: drafts are not captured")
+    if getattr(args, "enable_dp_attention", False) and not compat.knows_idle_ranks():
+        found.append("--enable-dp-attention: the graph of this release knows no idle ranks")
+    if getattr(args, "moe_a2a_backend", "none") not in (None, "none") and not compat.knows_idle_ranks():
+        found.append("--moe-a2a-backend: its dispatch waits for the host")
+    if getattr(args, "attn_cp_size", 1) > 1:
+        found.append("--attn-cp-size: tokens are spread over ranks")
+    if getattr(args, "speculative_algorithm", None) and not compat.has_breakable():
+        found.append("--speculative-algorithm: drafts are not captured")
     return found

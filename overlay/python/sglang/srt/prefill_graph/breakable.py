@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
+import inspect
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +19,11 @@ from typing import Any
 import torch
 import tqdm
 
-from . import compat, layers, stack
+from . import breakable_graph, breaks, compat, layers, stack
 
 logger = logging.getLogger(__name__)
+_warn = functools.lru_cache(logger.warning)  # once, not at every batch
+INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is called with
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,10 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     upstream: the release's own runner class, where it has this boundary itself. The reason stays with the ModelRunner as
     `prefill_graph_refusal`, for the report.
     """
-    refusal, made = refuse(runner), None
+    refusal, made = refuse(runner, in_order=upstream is not None), None
     if refusal is None:
         try:
-            made = (upstream or BreakableRunner)(runner)
+            made = _make_upstream(runner, upstream) if upstream else BreakableRunner(runner)
         except CannotCapture as error:
             refusal = Refusal(str(error))
     runner.prefill_graph_refusal = refusal
@@ -52,8 +56,19 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     return made
 
 
-def refuse(runner: Any) -> Refusal | None:
-    """Why this model's layers must not be captured, or None."""
+def _make_upstream(runner: Any, upstream: type) -> Any:
+    runner.server_args.piecewise_cuda_graph_tokens = sizes_that_fit(runner)
+    try:
+        return upstream(runner)
+    except torch.OutOfMemoryError as error:
+        raise _out_of_memory(runner, error) from error
+
+
+def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
+    """Why this model's layers must not be captured, or None.
+
+    in_order: the release's runner hands the stack these three arguments by position, and no other.
+    """
     if getattr(runner, "use_mla_backend", False) and not compat.keeps_own_metadata(runner):
         return Refusal("MLA attention runs outside of the graph's breaks")
     if getattr(runner, "is_multimodal", False):
@@ -62,20 +77,48 @@ def refuse(runner: Any) -> Refusal | None:
         found = stack.inner_stack(runner.model)
     except stack.NoStack as error:
         return Refusal(str(error))
+    named = _arguments(found)
+    lacking = [name for name in INPUTS if name not in named]
+    required = [name for name, known in named.items() if known.default is known.empty]
+    if lacking or (in_order and required != list(INPUTS)):
+        return Refusal(f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({', '.join(INPUTS)})")
     offender = layers.outside_breaks(found.layers)
     return offender and Refusal(str(offender), offender)
+
+
+def _arguments(module: Any) -> dict[str, inspect.Parameter]:
+    """What a layer stack's forward takes, by name and in order."""
+    return dict(inspect.signature(module.forward).parameters)
+
+
+def primitive() -> compat.Primitive:
+    """The release's own graph with breaks, else this package's.
+
+    Releases without one know of one prefill graph only: while it is captured their piecewise flag is set, so that model
+    code takes the ways that can be captured (custom all-reduce, dispose_tensor, MoE ops).
+    """
+
+    @contextlib.contextmanager
+    def capturing() -> Iterator[None]:
+        with compat.piecewise_flag(), breaks.in_breakable_graph():
+            yield
+
+    own = compat.Primitive(breakable_graph.Graph, breakable_graph.Capture, capturing, breaks.in_breakable_graph)
+    return compat.own_primitive() or own
 
 
 class BreakableRunner:
     """Captures a model's layer stack once per size, and replays it for batches of at most that many tokens.
 
-    capture_num_tokens: the sizes, ascending. Raises CannotCapture where none fits the server's limits or its memory.
+    capture_num_tokens: the sizes, ascending. Raises CannotCapture where none fits the server's limits or its memory, or
+    where the stack does not run on a batch of its own.
     """
 
     def __init__(self, runner: Any) -> None:
         self.runner, self.stack = runner, stack.inner_stack(runner.model)
-        self.primitive = compat.primitive()
-        self.hidden_mode = compat.hidden_mode(runner)
+        self.arguments = inspect.signature(self.stack.forward)
+        self.primitive = primitive()
+        self.hidden_modes = compat.hidden_modes(runner)
         self.graphs: dict[int, Any] = {}
         self.outputs: dict[int, Any] = {}
         sizes = sizes_that_fit(runner)
@@ -94,8 +137,8 @@ class BreakableRunner:
             return f"{tokens} tokens; sizes up to {self.capture_num_tokens[-1]} were captured"
         if forward_batch.forward_mode.is_target_verify():
             return "drafts are being verified"
-        if forward_batch.capture_hidden_mode != self.hidden_mode:
-            return f"hidden states are wanted as {forward_batch.capture_hidden_mode}, captured was {self.hidden_mode}"
+        if forward_batch.capture_hidden_mode not in self.hidden_modes:
+            return f"hidden states are wanted as {forward_batch.capture_hidden_mode}, which this server is not set up for"
         if any(getattr(forward_batch, name, None) is not None for name in ("input_embeds", "replace_embeds")):
             return "the request brings embeddings"
         return None
@@ -103,35 +146,56 @@ class BreakableRunner:
     def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
         """The model's own forward of `forward_batch`, with a replay in place of its layer stack."""
         size = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, len(forward_batch.input_ids))]
+        forward = self.stack.forward
 
-        def replay_stack(input_ids: torch.Tensor, positions: torch.Tensor, *_: Any, **__: Any) -> Any:
-            fill(self.inputs, size, {"input_ids": input_ids, "positions": positions, "out_cache_loc": forward_batch.out_cache_loc})
+        def replay_stack(*args: Any, **more: Any) -> Any:
+            given = self.arguments.bind(*args, **more).arguments
+            extra = [name for name, value in given.items() if name not in INPUTS and value is not None]
+            if extra:  # captured was a forward without it
+                _warn(f"Prefill replays no graph: the model hands its layer stack {', '.join(extra)}")
+                return forward(*args, **more)
+            ids = given["input_ids"]
+            fill(self.inputs, size, {"input_ids": ids, "positions": given["positions"], "out_cache_loc": forward_batch.out_cache_loc})
             self.graphs[size].replay()
-            return first_rows(self.outputs[size], len(input_ids))
+            return first_rows(self.outputs[size], len(ids))
 
         self.runner.attn_backend.init_forward_metadata(forward_batch)
         with self.primitive.replaying(), compat.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
             return self.runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)
 
     def _capture(self, sizes: list[int]) -> None:
-        """Largest first, so that smaller ones find their memory in the pool. A size that memory is too small for is left out."""
+        """Largest first, so that smaller ones find their memory in the pool. Where memory is too small, all again without
+        the largest: a size left out in between would have its batches padded to whatever is above."""
+        while lack := self._lack_of_memory(sizes):
+            self.graphs.clear()
+            self.outputs.clear()
+            torch.cuda.empty_cache()
+            sizes = sizes[:-1]
+            if not sizes or not isinstance(lack, CannotCapture):
+                raise lack
+
+    def _lack_of_memory(self, sizes: list[int]) -> Exception | None:
+        """Capture these sizes, or say that memory is too small for them."""
         pool, shown = compat.graph_pool(self.runner), compat.is_first_rank(self.runner)
-        with compat.capture_context(self.runner) as stream, self.primitive.capturing():
-            for size in tqdm.tqdm(sizes[::-1], desc="Capturing the breakable prefill graph", disable=not shown):
-                try:
+        try:
+            with compat.capture_context(self.runner) as stream, self.primitive.capturing():
+                for size in tqdm.tqdm(sizes[::-1], desc="Capturing the breakable prefill graph", disable=not shown):
                     self.graphs[size], self.outputs[size] = self._capture_one(size, pool, stream)
-                except torch.OutOfMemoryError:
-                    torch.cuda.empty_cache()
-                    logger.warning("Too little memory is left to capture the prefill graph of %d tokens", size)
-        if not self.graphs:
-            raise CannotCapture(f"too little memory is left to capture any of the sizes {sizes}")
+        except torch.OutOfMemoryError as error:
+            return _out_of_memory(self.runner, error)
+        return None
 
     def _capture_one(self, size: int, pool: Any, stream: Any) -> tuple[Any, Any]:
         batch = compat.placeholder_batch(self.runner, {name: tensor[:size] for name, tensor in self.inputs.items()}, size)
         self.runner.attn_backend.init_forward_metadata(batch)
         compat.torch_device_module(self.runner).synchronize()
         self.runner.tp_group.barrier()
-        self._forward(batch, size)  # kernels compile, and libraries take their workspace, outside of the capture
+        try:  # kernels compile, and libraries take their workspace, outside of the capture
+            first_rows(self._forward(batch, size), size)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise CannotCapture(f"a batch of {size} tokens does not run: {type(error).__name__}: {error}") from error
         graph = self.primitive.graph()
         with self.primitive.capture(graph, pool, stream):
             output = self._forward(batch, size)
@@ -140,8 +204,19 @@ class BreakableRunner:
     @torch.no_grad()  # as the whole model's forward has it
     def _forward(self, batch: Any, size: int) -> Any:
         compat.begin_forward(batch, size)
+        given = {"input_ids": batch.input_ids, "positions": batch.positions, "forward_batch": batch}
+        wanted = {name: None for name, known in self.arguments.parameters.items() if known.default is known.empty and known.kind is known.POSITIONAL_OR_KEYWORD}
         with compat.forward_scope(self.runner, batch):
-            return self.stack.forward(batch.input_ids, batch.positions, batch)
+            return self.stack.forward(**{**wanted, **given})
+
+
+def _out_of_memory(runner: Any, error: Exception) -> Exception:
+    """What becomes of a lack of memory: eager prefill on one rank. Several ranks could not tell each other, and would go on
+    with different graphs: an error."""
+    advice = "a smaller --mem-fraction-static or --piecewise-cuda-graph-max-tokens leaves more"
+    if getattr(runner, "tp_size", 1) > 1:
+        return RuntimeError(f"too little memory is left to capture the breakable prefill graph: {advice} ({error})")
+    return CannotCapture(f"too little memory is left to capture it: {advice}")
 
 
 def sizes_that_fit(runner: Any) -> list[int]:

@@ -13,10 +13,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from . import breakable_graph, compat
 
 # Which dimension of which argument counts tokens (layers/radix_attention.py, layers/radix_linear_attention.py,
 # models/qwen3_next.py in 0.5.9 and 0.5.10). Ops that are not listed cut their input themselves, or take it whole.
+# A tensor of four dimensions, the first of size one, has its tokens in the second (Gemma3's queries, models/gemma3_causal.py).
 TOKENS = {
     "unified_attention_with_output": {"query": 0, "key": 0, "value": 0, "q_rope": 0, "k_rope": 0, "output": 0},
     "unified_linear_attention_with_output": {"mixed_qkv": 0, "a": 0, "b": 0, "output": 1},
@@ -64,10 +67,15 @@ def _cut(function: Callable[..., None], dimensions: dict[str, int]) -> Callable[
         bound = signature.bind(*args, **kwargs)
         output = bound.arguments["output"]
         for name, dimension in dimensions.items():
-            if bound.arguments.get(name) is not None:
-                bound.arguments[name] = bound.arguments[name].narrow(dimension, 0, count)
+            tensor = bound.arguments.get(name)
+            if tensor is not None:
+                bound.arguments[name] = tensor.narrow(_tokens_in(tensor, dimension), 0, count)
         function(*bound.args, **bound.kwargs)
-        rows, dimension = output.shape[dimensions["output"]], dimensions["output"]
-        output.narrow(dimension, count, rows - count).zero_()  # captured layers behind the break read these rows too
+        dimension = _tokens_in(output, dimensions["output"])
+        output.narrow(dimension, count, output.shape[dimension] - count).zero_()  # captured layers behind it read these rows too
 
     return run
+
+
+def _tokens_in(tensor: torch.Tensor, dimension: int) -> int:
+    return 1 if tensor.dim() == 4 and tensor.shape[0] == 1 else dimension

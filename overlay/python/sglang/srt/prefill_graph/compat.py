@@ -126,24 +126,18 @@ class Primitive:
     replaying: Callable[[], Any]
 
 
-def primitive() -> Primitive:
-    """The release's own breakable graph (from 0.5.11), else this package's.
+def own_primitive() -> Primitive | None:
+    """The release's own breakable graph (from 0.5.11), or None."""
+    if not has_breakable():
+        return None
+    own = importlib.import_module(f"{_BREAKABLE}.breakable_cuda_graph")
+    flag = importlib.import_module(f"{_BREAKABLE}.context").enable_breakable_cuda_graph
+    return Primitive(own.BreakableCUDAGraph, own.BreakableCUDAGraphCapture, flag, flag)
 
-    Releases without one know of one prefill graph only: while it is captured their piecewise flag is set, so that
-    model code takes the ways that can be captured (custom all-reduce, dispose_tensor, MoE ops).
-    """
-    if has_breakable():
-        own = importlib.import_module(f"{_BREAKABLE}.breakable_cuda_graph")
-        flag = importlib.import_module(f"{_BREAKABLE}.context").enable_breakable_cuda_graph
-        return Primitive(own.BreakableCUDAGraph, own.BreakableCUDAGraphCapture, flag, flag)
-    from . import breakable_graph, breaks
 
-    @contextlib.contextmanager
-    def capturing():
-        with importlib.import_module(_CONTEXT).enable_piecewise_cuda_graph(), breaks.in_breakable_graph():
-            yield
-
-    return Primitive(breakable_graph.Graph, breakable_graph.Capture, capturing, breaks.in_breakable_graph)
+def piecewise_flag() -> Any:
+    """A context manager in which the release's `graph_flag` is true."""
+    return importlib.import_module(_CONTEXT).enable_piecewise_cuda_graph()
 
 
 def _has(module: str) -> bool:
@@ -203,11 +197,16 @@ def begin_forward(forward_batch: Any, tokens: int) -> None:
     set_is_extend_in_batch(False)
 
 
-def hidden_mode(runner: Any) -> Any:
-    """The CaptureHiddenMode that this server's prefills have."""
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+def hidden_modes(runner: Any) -> tuple[Any, ...]:
+    """The CaptureHiddenModes that this server's prefills can have: none wanted, and others where it was set up for them.
 
-    return CaptureHiddenMode.FULL if runner.server_args.enable_return_hidden_states else CaptureHiddenMode.NULL
+    The captured layer stack is the same for all; what is kept of its result is decided behind the replay.
+    """
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode as Mode
+
+    speculative = getattr(runner, "spec_algorithm", None)
+    wanted = runner.server_args.enable_return_hidden_states or (speculative is not None and not speculative.is_none())
+    return (Mode.NULL, Mode.LAST, Mode.FULL) if wanted else (Mode.NULL,)
 
 
 def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
@@ -228,9 +227,11 @@ def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
         req_pool_indices=here(0), seq_lens=here(tokens), orig_seq_lens=here(tokens), seq_lens_cpu=torch.tensor([tokens]),
         extend_num_tokens=tokens, extend_seq_lens=here(tokens), extend_prefix_lens=here(0), extend_start_loc=here(0),
         extend_seq_lens_cpu=[tokens], extend_prefix_lens_cpu=[0], extend_logprob_start_lens_cpu=[tokens], num_token_non_padded_cpu=tokens,
-        return_logprob=False, capture_hidden_mode=hidden_mode(runner), dp_padding_mode=DpPaddingMode.get_default_mode_in_cuda_graph(),
+        return_logprob=False, capture_hidden_mode=hidden_modes(runner)[0], dp_padding_mode=DpPaddingMode.get_default_mode_in_cuda_graph(),
         req_to_token_pool=runner.req_to_token_pool, token_to_kv_pool=runner.token_to_kv_pool, attn_backend=runner.attn_backend,
     )  # fmt: skip
+    if getattr(runner, "is_hybrid_swa", False):  # else a store would go on with the decode graphs' last one (0.5.11)
+        values["out_cache_loc_swa"] = torch.zeros(tokens, dtype=torch.int64, device=runner.device)
     known = {field.name for field in dataclasses.fields(ForwardBatch)}
     return ForwardBatch(**{name: value for name, value in values.items() if name in known})
 
@@ -238,6 +239,13 @@ def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
 def has_breakable() -> bool:
     """Whether the release has a breakable graph of its own."""
     return _has(_BREAKABLE)
+
+
+def knows_idle_ranks() -> bool:
+    """Whether the release's breakable runner takes part in data-parallel attention (from 0.5.13)."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    return "can_run_dp_breakable_cuda_graph" in {field.name for field in dataclasses.fields(ForwardBatch)}
 
 
 def keeps_own_metadata(runner: Any) -> bool:
@@ -398,10 +406,11 @@ def argument_rules(server_args: Any) -> list[str]:
     now = switch(server_args)
     if now is None or now.on or now.opt_in:
         return []
-    holding = [rule for rule in switch_rules(server_args) if rule.holds]
+    rules = switch_rules(server_args)
+    holding = [rule for rule in rules if rule.holds]
     if not holding:
-        return [f"{now.flag} is given"]
-    return [str(rule) for rule in holding if "model" not in rule.condition]
+        return [" or ".join([f"{now.flag} is given", *(str(rule) for rule in rules if rule.holds is None)])]
+    return [str(rule) for rule in holding if "get_model_config" not in rule.condition]
 
 
 def switch_on(server_args: Any) -> None:

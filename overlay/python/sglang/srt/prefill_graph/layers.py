@@ -135,6 +135,8 @@ def _classify(layer: Any) -> tuple[Kind, str, str, Any]:
 
 def _self_attn(module: Any, layer: Any) -> tuple[Kind, str, str, Any]:
     for name in ("attn", "attn_mqa"):
+        if _is_a(getattr(module, name, None), "ModuleList"):
+            return Kind.UNKNOWN, "self_attn", f"self_attn.{name} is a list of attentions, of which an op would know one", None
         if hasattr(module, name):
             kind = Kind.INDEXER if getattr(module, "indexer", None) is not None else Kind.ATTENTION
             return kind, "self_attn", f"has self_attn.{name}", getattr(module, name)
