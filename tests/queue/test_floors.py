@@ -1,8 +1,9 @@
-"""The tool's own order: no module imports from a floor above its own, as patchqueue/__init__.py lists them."""
+"""The order of the tool and of the overlay: no module imports from a floor above its own, as their __init__.py lists them."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import patchqueue
@@ -44,3 +45,17 @@ def test_the_list_names_modules_that_exist():
 def test_imports_only_downward(module):
     upward = {name: floor_of(name) for name in imports(FOLDER / f"{module}.py") if floor_of(name) > floor_of(module)}
     assert not upward, f"{module} is on floor {floor_of(module)}, and imports {upward}"
+
+
+OVERLAY = FOLDER.parents[1] / "overlay/python/sglang/srt/prefill_graph"
+ROWS = re.findall(r"(?m)^    (\w+(?:, \w+)*)  ", ast.get_docstring(ast.parse((OVERLAY / "__init__.py").read_text(encoding="utf-8")), clean=False))
+OVERLAY_FLOOR = {module: number for number, row in enumerate(ROWS) for module in row.split(", ")}
+
+
+@pytest.mark.parametrize("path", sorted(OVERLAY.glob("*.py")), ids=lambda path: path.stem)
+def test_the_overlay_imports_only_downward(path):
+    """Wherever in a module: a late import still is one."""
+    froms = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom) and node.level == 1]
+    found = {name for node in froms for name in ([node.module] if node.module else [alias.name for alias in node.names])}
+    assert path.stem == "__init__" or path.stem in OVERLAY_FLOOR
+    assert not {name for name in found if OVERLAY_FLOOR[name] > OVERLAY_FLOOR.get(path.stem, -1)}
