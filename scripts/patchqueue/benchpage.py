@@ -266,6 +266,8 @@ def notes(bench: dict) -> str:
     said += [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
     if bench.get("earlier_queue"):
         said.append("The queue has changed since.")
+    if bench.get("remark"):  # added by hand, about a condition that was found out later
+        said.append(bench["remark"])
     if bench.get("beside"):
         said.append(f"Meanwhile on the host: {bench['beside']}.")
     if torch["off_pin"]:
