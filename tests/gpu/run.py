@@ -30,6 +30,7 @@ import compare  # noqa: E402
 import kernels  # noqa: E402
 import launch  # noqa: E402
 import models  # noqa: E402
+import harness  # noqa: E402
 import modes  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -48,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     seen = visible()
     gpus = [one for one in seen if one.name == seen[0].name][: options.gpus]
     say(f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {len(gpus)} GPUs, {options.width} engines at once on each")
-    facts = describe(place, options) | {"gpus": len(gpus)}
+    facts = describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
     say(f"{facts['version']} (queue {facts['queue_release']}) on {len(gpus)} x {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
     jobs = [job(place, options, number, model, mode) for number, (model, mode) in enumerate(wanted(options))]
     with kernels.made_ahead(place, gpus[0].use):
