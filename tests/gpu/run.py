@@ -38,7 +38,8 @@ SCHEMA = 1
 GOOD = ("passed", "not applicable")
 PORTS = 20  # of each engine: the first for its server, the second for its process group
 CAPTURED = re.compile(r"Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)", re.I)
-LIFETIMES_S = 120
+LIFETIMES_S, NO_PRIMITIVE = 120, 3  # the latter: lifetimes.py's exit code where there is no graph with breaks
+NO_REFERENCE = "its reference did not run"
 WHY_OFF = re.compile(r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I)
 
 
@@ -220,8 +221,9 @@ def lifetimes(place: launch.Place, device: str) -> dict:
     except subprocess.TimeoutExpired:
         return {"verdict": "failed", "why": f"no answer in {LIFETIMES_S} s", "checks": []}
     if not out.is_file():
-        verdict = "not applicable" if "ModuleNotFoundError" in done.stderr else "failed"
-        return {"verdict": verdict, "why": error(done.stderr), "checks": []}
+        if done.returncode == NO_PRIMITIVE:
+            return {"verdict": "not applicable", "why": done.stderr.strip()[-300:], "checks": []}
+        return {"verdict": "failed", "why": error(done.stderr), "checks": []}
     checks = json.loads(out.read_text())["checks"]
     bad = [check for check in checks if not check["good"]]
     return {"verdict": "failed" if bad else "passed", "why": f"{bad[0]['what']}: {bad[0]['why']}" if bad else "", "checks": checks}
