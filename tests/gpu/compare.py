@@ -247,8 +247,32 @@ def hits(passes: dict) -> Verdict:
     return Verdict("prompts that continue earlier ones hit the cache", not missed, f"missed in {missed[0]}" if missed else f"{found} cached prompt tokens on the first pass", {"cached": found, "missed": len(missed)})
 
 
-def graph_used(prefills: list[dict], sizes: list[int], wanted: bool) -> Verdict:
-    """Whether every prefill that fits a captured size launched graphs, some of several requests too (wanted); or none did."""
+def emptied(passes: dict) -> Verdict:
+    """Whether the cache was empty before every pass that must find it so: prompts that continue no others found nothing there."""
+    apart = {"cold": ("single-",), "again": ("single-",), "alone": ("fill-", "batch-")}
+    asked = [(f"{name}/{call}", answer["cached"]) for name in apart if name in passes for call, got in passes[name].items() if call.startswith(apart[name]) for answer in got["answers"]]
+    found = [where for where, cached in asked if cached]
+    return Verdict("prompts of their own find an empty cache", not found, f"{len(found)} of {len(asked)} hit it, first {found[0]}" if found else f"none of {len(asked)} hit it")
+
+
+def flags_known(flags: dict, dropped: Collection[str]) -> Verdict:
+    """Whether the release took every flag of the mode."""
+    lost = sorted(set(flags).intersection(dropped))
+    return Verdict("the release knows every flag of the mode", not lost, f"it does not know {' '.join(lost)}" if lost else f"{len(flags)} flags")
+
+
+def has_graph(captured: list[dict], report: list[dict]) -> Verdict:
+    """Whether the reference's server has a prefill graph, by its log or the queue's report: else its kernels may be others."""
+    logged = [entry["what"] for entry in captured if "piecewise" in entry["what"] or "prefill" in entry["what"]]
+    on = [entry["feature"] for entry in report if entry["verdict"] == "on"]
+    return Verdict("the reference's server has a prefill graph", bool(logged or on), f"its log: {', '.join(logged) or 'nothing captured'}; its report: {', '.join(on) or 'nothing on'}")
+
+
+def graph_used(prefills: list[dict], sizes: list[int], wanted: bool, several_wanted: Collection[int] = (2,)) -> Verdict:
+    """Whether every prefill that fits a captured size launched graphs, of several_wanted requests too (wanted); or none did.
+
+    sizes: what must have been captured, no more and no less: a size that is missing is answered by the next larger one.
+    """
     what = "every prefill that fits ran on the graph, of several requests too" if wanted else "no prefill ran on a graph"
     fitting = [line for line in prefills if line["tokens"] <= max(sizes)]
     on_graph = [line for line in prefills if line["runner"] and line["launches"]]
@@ -265,6 +289,10 @@ def graph_used(prefills: list[dict], sizes: list[int], wanted: bool) -> Verdict:
     if missed:
         first = missed[0]
         return Verdict(what, False, f"{len(missed)} of {len(fitting)} did not, first one of {first['tokens']} tokens and {first['requests']} requests", numbers)
-    if not several:
-        return Verdict(what, False, f"none of {len(on_graph)} on the graph had several requests", numbers)
+    captured = next((line["captured"] for line in prefills if "captured" in line), None)
+    if captured != sorted(sizes):
+        return Verdict(what, False, f"captured for {captured}, not for {sorted(sizes)}", numbers)
+    missing = sorted(set(several_wanted).difference(several))
+    if missing:
+        return Verdict(what, False, f"none of {len(on_graph)} on the graph had {' or '.join(map(str, missing))} requests", numbers)
     return Verdict(what, True, f"{len(on_graph)} of {len(prefills)}, with up to {several[-1]} requests, {numbers['launches']} graph launches", numbers)
