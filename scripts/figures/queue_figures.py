@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never installed
 
 from patchqueue import pins, quilt, series, source  # noqa: E402
+from patchqueue.apply import select, tree_after  # noqa: E402
 from patchqueue.tree import hash_listing, list_folder  # noqa: E402
 from patchqueue.worktree import State, WorkTree, read_record  # noqa: E402
 
@@ -83,13 +84,19 @@ class Copy:
         shutil.rmtree(self.tree, ignore_errors=True)
 
     def change_queue(self, text: str) -> None:
-        """Make the tree out of date but not different: one more line in the header of a patch that is selected."""
+        """Make the tree out of date: one more line in the header of a patch that is selected."""
         queue, _ = series.read(self.root)
         name = queue.select(pins.load(self.root).find(self.tag).version)[0].name
         path = self.root / "patches" / name
         head, mark, diff = path.read_text(encoding="utf-8").partition("\n--- ")
         longer = re.sub(r"(?m)^Description:.*\n(?: .*\n)*", lambda found: f"{found[0]} {text}\n", head, count=1)
         path.write_text((longer if longer != head else f"{head}Description: {text} Nothing else.\n") + mark + diff, encoding="utf-8")
+
+    def expected(self) -> str:
+        """The hash of the tree that the queue makes now, from the replay alone: no tool that was killed had a part in it."""
+        queue, _ = series.read(self.root)
+        pin = pins.load(self.root).find(self.tag)
+        return tree_after(queue, select(queue, pin), source.fetch(pin, None, lambda text: None))
 
     def tree_hash(self) -> str:
         return hash_listing(list_folder(self.tree))
@@ -160,11 +167,10 @@ def parent_kills(copy: Copy, options: argparse.Namespace) -> Figure:
 def _kills(copy: Copy, rounds: int, name: str, kill: Callable[[subprocess.Popen[str]], None]) -> Figure:
     """Kill an apply at moments spread over its whole running time; the next apply must make the very same tree.
 
-    In turn there is no tree before, and one that is out of date, which is replaced in the end.
+    In turn there is no tree before, and one that is out of date, which is replaced in the end. Which tree is right the replay says.
     """
     copy.remove_tree()
     whole = statistics.median([copy.run("apply", copy.tag, "--discard"), _timed_rebuild(copy), _timed_rebuild(copy)])
-    expected = copy.tree_hash()
     harm: list[str] = []
     moments: list[dict] = []
     for number in range(rounds):
@@ -182,7 +188,7 @@ def _kills(copy: Copy, rounds: int, name: str, kill: Callable[[subprocess.Popen[
         state = copy.state()
         copy.run("apply", copy.tag)
         running.stdout.close()
-        found = copy.harm(expected) + ([] if state in (State.ABSENT, State.APPLIED) else [f"the kill left a tree that is {state}"])
+        found = copy.harm(copy.expected()) + ([] if state in (State.ABSENT, State.APPLIED) else [f"the kill left a tree that is {state}"])
         harm += [f"at {moment:.2f} s: {what}" for what in found]
         moments.append({"second": round(moment, 3), "was running": in_time, "tree then": str(state)})
     hit = sum(moment["was running"] for moment in moments)

@@ -1,13 +1,14 @@
 """Take what a GPU host found into evidence/<version>/<gpu>.json, once it is seen to be about this queue's own tree.
 
 tests/gpu/run.py writes evidence.json, tests/gpu/bench.py bench.json (kept as <gpu>.bench.json). A later run of some
-models or modes replaces these and keeps the others, as long as tree, torch and kernels are the same.
+models or modes replaces these and keeps the others, as long as tree, torch, kernels and the harness's rules are the same.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ from .pins import Pin, Pins
 
 FOLDER = Path("evidence")
 SCHEMA = 1
+GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 NEEDED = ("schema", "version", "queue", "tree", "tree_untouched", "gpu", "torch", "runs")
-SAME = ("queue", "tree", "torch", "kernel", "gpu")  # what two runs must share to be kept in one file
+SAME = ("queue", "tree", "torch", "kernel", "gpu", "harness")  # what two runs must share to be kept in one file
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
 
@@ -49,11 +51,14 @@ def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: 
     found = clean(found)
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     kept = others(before, found)
-    found["runs"] = sorted([*kept, *found["runs"]], key=lambda run: (run.get("model", ""), run["mode"]))
-    found["passed"] = all(run["verdict"] in ("passed", "not applicable") for run in found["runs"])
+    new = [run for run in found["runs"] if run["verdict"] != NOT_RUN or key(run) not in map(key, kept)]
+    found["runs"] = sorted([*kept, *new], key=lambda run: (run.get("model", ""), run["mode"]))
+    if "lifetimes" not in found and same(before, found) and "lifetimes" in before:
+        found["lifetimes"] = before["lifetimes"]
+    found["passed"] = all(one["verdict"] in GOOD for one in [*found["runs"], *([found["lifetimes"]] if "lifetimes" in found else [])])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return Taken(path, len(found["runs"]) - len(kept), len(kept), found["passed"])
+    return Taken(path, len(new), len(kept), found["passed"])
 
 
 def read(file: Path) -> dict:
@@ -95,11 +100,27 @@ def slug(gpu: str) -> str:
 
 
 def others(before: dict | None, found: dict) -> list[dict]:
-    """The runs of the file before that stay: same tree and host, another model or mode."""
-    if before is None or any(before.get(name) != found.get(name) for name in SAME):
+    """The runs of the file before that stay: same tree, host and harness, another model or mode, or one that had no time now."""
+    if not same(before, found):
         return []
-    new = {(run.get("model"), run["mode"], run.get("measure")) for run in found["runs"]}
-    return [run for run in before["runs"] if (run.get("model"), run["mode"], run.get("measure")) not in new]
+    new = {key(run) for run in found["runs"] if run["verdict"] != NOT_RUN}
+    idle = {key(run) for run in found["runs"]} - new
+    return [run for run in before["runs"] if key(run) not in new and (key(run) not in idle or run["verdict"] != NOT_RUN)]
+
+
+def same(before: dict | None, found: dict) -> bool:
+    """Whether two results may share a file."""
+    return before is not None and all(before.get(name) == found.get(name) for name in SAME)
+
+
+def key(run: dict) -> tuple:
+    """What a run is of: a later one of the same replaces it."""
+    return run.get("model"), run["mode"], run.get("measure")
+
+
+def harness(root: Path) -> str:
+    """The identity of the rules that tests/gpu judges by now."""
+    return runpy.run_path(str(root / "tests/gpu/harness.py"))["identity"]()
 
 
 def clean(found: dict) -> dict:

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from .apply import identity, load_queue
-from .evidence import FOLDER
+from .evidence import FOLDER, harness
 from .outcome import Problem, Refused
 from .pins import Pin, Pins
 from .series import Queue
@@ -60,10 +60,11 @@ TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op
 EMBEDS = "breakable/pass-embeds-by-name.patch"
 BREAKABLE_BRINGS = ("breakable/run-on-older-releases.patch", "breakable/capture-layer-stack.patch")
 BREAKABLE_SINCE = "0.5.12"
+BREAKABLE = "breakable"  # the mode whose breaks tests/gpu/lifetimes.py checks
 
 
 def _breakable(models: tuple[str, ...], repairs: tuple[str, ...]) -> tuple[Feature, ...]:
-    return (Feature(BREAKABLE_BRINGS, repairs, models, "breakable", NO_BREAKABLE, BREAKABLE_SINCE),)
+    return (Feature(BREAKABLE_BRINGS, repairs, models, BREAKABLE, NO_BREAKABLE, BREAKABLE_SINCE),)
 
 
 def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], eager: tuple[str, ...], inductor: tuple[str, ...], upstream: str = "") -> tuple[Feature, ...]:
@@ -102,7 +103,7 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
 
 def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What is known: from evidence where there is some, else from the queue."""
-    known = [judged for file in evidence(root, pin) if (judged := judge(file, queue, pin, feature))]
+    known = [judged for file in evidence(root, pin) if (judged := judge(file, queue, pin, feature, harness(root)))]
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
     return min(known, key=lambda one: best.index(one.state)) if known else expected(queue, pin, feature)
 
@@ -113,12 +114,12 @@ def evidence(root: Path, pin: Pin) -> list[dict]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
-def judge(found: dict, queue: Queue, pin: Pin, feature: Feature) -> Cell | None:
-    """What one host's runs say about a feature; None where they did not try it on every model."""
+def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
+    """What one host's runs say about a feature; None where they did not try it on every model. rules: the harness of today."""
     runs = [run for run in found["runs"] if run["mode"] == feature.mode and run["model"] in feature.models]
     if {run["model"] for run in runs} != set(feature.models) or any(run["verdict"] == "not run" for run in runs):
         return None
-    where = place(found)
+    where = place(found) + ("" if found.get("harness") == rules else ", by an earlier harness")
     if found["queue"] != identity(queue, queue.select(pin.version), pin):
         return Cell(State.STALE, f"the queue has changed since the run of {found['date']} {where}")
     refused = [run for run in runs if run["verdict"] == "not applicable"]
@@ -127,6 +128,12 @@ def judge(found: dict, queue: Queue, pin: Pin, feature: Feature) -> Cell | None:
     failed = [run for run in runs if run["verdict"] != "passed"]
     if failed:
         return Cell(State.FAILED, f"{where}: {failed[0]['model']}: {failed[0]['why']}")
+    if feature.mode == BREAKABLE:
+        checked = found.get("lifetimes")
+        if checked is None:
+            return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run")
+        if checked["verdict"] != "passed":
+            return Cell(State.FAILED, f"{where}: lifetimes: {checked['verdict']}: {checked['why']}")
     return Cell(State.PROVEN, where)
 
 

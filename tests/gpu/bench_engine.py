@@ -47,7 +47,7 @@ class Served:
 
     def first_token(self, count: int, length: int, calls: int, seed: int) -> dict:
         """Milliseconds of whole calls that generate one token for `count` new prompts of `length` tokens."""
-        self._flush()
+        engines.flush(self.engine)
         source, spans = random.Random(f"{seed} {count} {length}"), []
         for _ in range(calls):
             prompts = [list(load.tokens(source, length)) for _ in range(count)]
@@ -58,7 +58,7 @@ class Served:
 
     def load(self) -> dict:
         """The load once, from an empty cache; the same tokens every time."""
-        self._flush()
+        engines.flush(self.engine)
         wanted = load.requests()
         since, began = time.time(), time.perf_counter()
         done = self.engine.loop.run_until_complete(_send(self.engine, wanted))
@@ -70,14 +70,6 @@ class Served:
             "output_tokens": made, "prompt_tokens": sum(len(one.prompt) for one in wanted), "cached_tokens": sum(cached for _, _, cached in done),
             "prefills": len(ran), "prefill_tokens": round(statistics.mean(line["tokens"] for line in ran)) if ran else 0,
         }  # fmt: skip
-
-    def _flush(self) -> None:
-        """Empty the prefix cache. A scheduler refuses while the step behind the last answer is still under way."""
-        for _ in range(50):
-            if getattr(self.engine.flush_cache(), "success", True):
-                return
-            time.sleep(0.1)
-        raise RuntimeError("the prefix cache is never empty")
 
 
 async def _send(engine, wanted: list[load.Request]) -> list[tuple[float, int, int]]:

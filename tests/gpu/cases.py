@@ -95,7 +95,7 @@ def passes(mode: str) -> tuple[str, ...]:
     """The passes of a mode, in order. Whether eager prefill says the same again is for the second engine without a graph to show."""
     if mode in modes.GRAPHS:
         return COLD, AGAIN, WARM, SIZES
-    return (COLD, WARM, SIZES, ALONE) if mode == modes.REFERENCE else (COLD, WARM, SIZES)
+    return (COLD, WARM, SIZES, ALONE) if mode in modes.REFERENCES else (COLD, WARM, SIZES)
 
 
 def of_pass(name: str) -> list[Call]:

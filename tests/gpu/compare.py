@@ -20,6 +20,12 @@ is involved. That control settles what a graph may do:
 - inductor, in a model with a router: ROUTED. It writes kernels of its own, which round otherwise in every layer, so that
   eager prefill's kernels cannot speak for them.
 
+Shares of tokens alone would let a whole kind of call be wrong: a wrong prompt ends at its first token and counts as one. So
+prompts are counted too, each once that has a far or another token, by the kind of their call (single, fill, batch, chunked,
+prefix, memory, size: the first word of the call's name). Where the control speaks, no kind may have more of them than one,
+or twice the control's in that kind, whichever is more; a kind that the control does not cover (size) may have one. Under
+ROUTED, the control's own limit, no more than a quarter of a kind's prompts may, a part of one counting as one.
+
 A graph mode that is asked again has the same limits against itself: requests meet in other batches then.
 
 An error in the graph moves most tokens (the op that overwrote its input: 50 of 76 first tokens wrong, 0.56 off on
@@ -29,6 +35,8 @@ average). What is not a number is wrong under any limits.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 
 TOLERANCE = 0.15  # largest difference of a log-probability; logits have a standard deviation of about 2
@@ -40,12 +48,19 @@ MEMORY = 4 * TOLERANCE  # what another beginning of the prompt must at least cha
 class Limits:
     """What may differ. mean: of all compared log-probabilities; far: the share of tokens that may be off by more than
     TOLERANCE, or be others although the reference was decided; compared: the share that must have been looked at before
-    ties ended it, or ties could hide a wrong answer. why: what justifies these limits."""
+    ties ended it, or ties could hide a wrong answer. why: what justifies these limits. kind: the share of the prompts of one
+    kind of call that may have moved, unless control says how many of each kind eager prefill itself moves."""
 
     mean: float
     far: float
     compared: float
     why: str = ""
+    kind: float = 0.25
+    control: Counter[str] | None = None
+
+    def prompts(self, kind: str, count: int) -> int:
+        """How many of a kind's `count` prompts may have moved."""
+        return max(1, math.ceil(self.kind * count) if self.control is None else 2 * self.control[kind])
 
 
 CONTROL = "eager prefill against itself in other batches"
@@ -68,7 +83,8 @@ class Verdict:
 @dataclass
 class Tally:
     """Running numbers of one comparison. offered: the reference's tokens; far: log-probabilities off by more than TOLERANCE;
-    wrong: prompts with another token; broken: prompts with missing tokens or no numbers."""
+    wrong: prompts with another token; broken: prompts with missing tokens or no numbers; prompts, moved_prompts: by kind of
+    call, all and those with a far or another token."""
 
     offered: int = 0
     tokens: int = 0
@@ -79,9 +95,18 @@ class Tally:
     worst_at: str = ""
     wrong: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    prompts: Counter[str] = field(default_factory=Counter)
+    moved_prompts: Counter[str] = field(default_factory=Counter)
 
     def add(self, where: str, left: dict, right: dict) -> None:
-        """Compare one prompt's answer with the reference's (`right`), token by token, up to the first tie."""
+        """Compare one prompt's answer with the reference's (`right`). where: begins with the kind of the call, then "-"."""
+        kind, before = where.partition("-")[0], self.moved
+        self._tokens(where, left, right)
+        self.prompts[kind] += 1
+        self.moved_prompts[kind] += self.moved > before
+
+    def _tokens(self, where: str, left: dict, right: dict) -> None:
+        """Token by token, up to the first tie."""
         self.offered += len(right["tokens"])
         if len(left["tokens"]) != len(right["tokens"]):
             self.broken.append(f"{where}: {len(left['tokens'])} tokens, not {len(right['tokens'])}")
@@ -123,6 +148,7 @@ class Tally:
         return {
             "tokens": self.tokens, "ties": self.ties, "worst": round(self.worst, 5), "mean": round(self.mean, 6) if self.tokens else None,
             "far": self.far, "wrong": len(self.wrong), "broken": len(self.broken),
+            "moved_prompts": {kind: f"{count} of {self.prompts[kind]}" for kind, count in self.moved_prompts.items() if count},
         }  # fmt: skip
 
 
@@ -164,7 +190,7 @@ def limits(router: bool, inductor: bool, control: Tally | None) -> Limits:
         return replace(STRICT, why=f"strict ({seen})")
     mean = min(ROUTED.mean, max(STRICT.mean, 2 * control.mean))
     far = min(ROUTED.far, 2 * control.far_share)
-    return Limits(mean, far, ROUTED.compared, f"up to {far:.2%} far off and {mean:.4f} on average ({seen})")
+    return Limits(mean, far, ROUTED.compared, control=control.moved_prompts, why=f"up to {far:.2%} far off and {mean:.4f} on average ({seen})")
 
 
 def without(router: bool) -> Limits:
@@ -186,6 +212,10 @@ def _fault(tally: Tally, limits: Limits) -> str:
         return f"{len(tally.wrong)} prompts answered otherwise, first {tally.wrong[0]}"
     if too_many:
         return f"log-probabilities differ by up to {tally.worst:.4f} ({tally.worst_at}), allowed is {TOLERANCE}" + (f" for all but {limits.far:.2%}" if limits.far else "")
+    for kind, moved in tally.moved_prompts.items():
+        if moved > (allowed := limits.prompts(kind, tally.prompts[kind])):
+            first = f", first {tally.wrong[0]}" if tally.wrong else ""
+            return f"{moved} of {tally.prompts[kind]} prompts of kind {kind} have a far or another token, allowed are {allowed}{first}"
     if tally.tokens < limits.compared * tally.offered:
         return f"only {tally.tokens} of {tally.offered} tokens could be compared before a tie"
     if tally.mean > limits.mean:
@@ -217,8 +247,32 @@ def hits(passes: dict) -> Verdict:
     return Verdict("prompts that continue earlier ones hit the cache", not missed, f"missed in {missed[0]}" if missed else f"{found} cached prompt tokens on the first pass", {"cached": found, "missed": len(missed)})
 
 
-def graph_used(prefills: list[dict], sizes: list[int], wanted: bool) -> Verdict:
-    """Whether every prefill that fits a captured size launched graphs, some of several requests too (wanted); or none did."""
+def emptied(passes: dict) -> Verdict:
+    """Whether the cache was empty before every pass that must find it so: prompts that continue no others found nothing there."""
+    apart = {"cold": ("single-",), "again": ("single-",), "alone": ("fill-", "batch-")}
+    asked = [(f"{name}/{call}", answer["cached"]) for name in apart if name in passes for call, got in passes[name].items() if call.startswith(apart[name]) for answer in got["answers"]]
+    found = [where for where, cached in asked if cached]
+    return Verdict("prompts of their own find an empty cache", not found, f"{len(found)} of {len(asked)} hit it, first {found[0]}" if found else f"none of {len(asked)} hit it")
+
+
+def flags_known(flags: dict, dropped: Collection[str]) -> Verdict:
+    """Whether the release took every flag of the mode."""
+    lost = sorted(set(flags).intersection(dropped))
+    return Verdict("the release knows every flag of the mode", not lost, f"it does not know {' '.join(lost)}" if lost else f"{len(flags)} flags")
+
+
+def has_graph(captured: list[dict], report: list[dict]) -> Verdict:
+    """Whether the reference's server has a prefill graph, by its log or the queue's report: else its kernels may be others."""
+    logged = [entry["what"] for entry in captured if "piecewise" in entry["what"] or "prefill" in entry["what"]]
+    on = [entry["feature"] for entry in report if entry["verdict"] == "on"]
+    return Verdict("the reference's server has a prefill graph", bool(logged or on), f"its log: {', '.join(logged) or 'nothing captured'}; its report: {', '.join(on) or 'nothing on'}")
+
+
+def graph_used(prefills: list[dict], sizes: list[int], wanted: bool, several_wanted: Collection[int] = (2,)) -> Verdict:
+    """Whether every prefill that fits a captured size launched graphs, of several_wanted requests too (wanted); or none did.
+
+    sizes: what must have been captured, no more and no less: a size that is missing is answered by the next larger one.
+    """
     what = "every prefill that fits ran on the graph, of several requests too" if wanted else "no prefill ran on a graph"
     fitting = [line for line in prefills if line["tokens"] <= max(sizes)]
     on_graph = [line for line in prefills if line["runner"] and line["launches"]]
@@ -235,6 +289,10 @@ def graph_used(prefills: list[dict], sizes: list[int], wanted: bool) -> Verdict:
     if missed:
         first = missed[0]
         return Verdict(what, False, f"{len(missed)} of {len(fitting)} did not, first one of {first['tokens']} tokens and {first['requests']} requests", numbers)
-    if not several:
-        return Verdict(what, False, f"none of {len(on_graph)} on the graph had several requests", numbers)
+    captured = next((line["captured"] for line in prefills if "captured" in line), None)
+    if captured != sorted(sizes):
+        return Verdict(what, False, f"captured for {captured}, not for {sorted(sizes)}", numbers)
+    missing = sorted(set(several_wanted).difference(several))
+    if missing:
+        return Verdict(what, False, f"none of {len(on_graph)} on the graph had {' or '.join(map(str, missing))} requests", numbers)
     return Verdict(what, True, f"{len(on_graph)} of {len(prefills)}, with up to {several[-1]} requests, {numbers['launches']} graph launches", numbers)

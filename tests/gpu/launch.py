@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,16 +53,17 @@ class Place:
 
 @dataclass
 class Job:
-    """One process: a script with a plan. name: also of its files; ready: a file that it writes once others may start.
+    """One process: a script with a plan. name: also of its files; needs: the job without whose answer it is worth nothing.
 
-    After `run_all`: code (exit code; None where it never ran), seconds, why it did not do what it should, and the device
-    (as in CUDA_VISIBLE_DEVICES) that it ran on; empty where none was chosen.
+    After `run_all`: code (exit code; None where it never ran or had no time), seconds, why it did not do what it should,
+    and the device (as in CUDA_VISIBLE_DEVICES) that it ran on; empty where none was chosen.
     """
 
     name: str
     script: Path
     plan: dict
     limit_s: float
+    needs: str = ""
     code: int | None = None
     seconds: float = 0.0
     why: str = ""
@@ -72,14 +74,17 @@ class Job:
 
 
 def run_all(
-    place: Place, jobs: Sequence[Job], width: int, deadline: float, say: Callable[[str], None], lead: bool = True, devices: Sequence[str] = ("",)
-) -> None:
+    place: Place, jobs: Sequence[Job], width: int, deadline: float, say: Callable[[str], None], lead: bool = True, devices: Sequence[str] = ("",),
+    ended: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
     """Run every job, `width` at once on each device; the first alone until it is ready, because it compiles what the others reuse.
 
     devices: names for CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline: time.time() after which
-    nothing starts and what runs is ended. Every job ends with its code or a reason.
+    nothing starts and what runs is ended. ended: called whenever a job has. Every job ends with its code or a reason.
     """
     waiting, running = list(jobs), []
+    for job in jobs:
+        _clear(place, job)
     try:
         while waiting or running:
             now = time.time()
@@ -88,6 +93,11 @@ def run_all(
             for job in [job for job in running if _finished(job, time.time(), deadline)]:
                 running.remove(job)
                 say(f"{job.name}: {'done' if job.code == 0 else job.why} after {job.seconds:.0f} s")
+                ended()
+            dead = {job.name for job in jobs if job.why}
+            for job in [job for job in waiting if job.needs in dead]:
+                waiting.remove(job)
+                job.why = "its reference did not run"
             if now > deadline and waiting:
                 for job in waiting:
                     job.why = "not started: no time was left"
@@ -103,8 +113,11 @@ def run_all(
                 continue
             time.sleep(0.5)
     finally:
-        for job in running:
-            kill(job.process)
+        for job in jobs:
+            if job.code is None and not job.why:
+                job.why = "the run was ended"
+            if job.process and job.process.returncode is None:
+                kill(job.process)
 
 
 def _leads(job: Job) -> bool:
@@ -122,6 +135,15 @@ def _pass_on(place: Place, job: Job, say: Callable[[str], None]) -> None:
     for line in whole.decode(errors="replace").splitlines():
         if line.startswith(MARK):
             say(f"{job.name}: {line.removeprefix(MARK)}")
+
+
+def _clear(place: Place, job: Job) -> None:
+    """Remove what an earlier run left under the job's name: it would be taken for this one's answers."""
+    out, watch = Path(job.plan["out"]), job.plan.get("watch")
+    logs = [place.out / f"{job.name}.log", *(Path(watch).parent.glob(f"{Path(watch).name}.*") if watch else ())]
+    for file in (out, Path(f"{out}.ready"), *logs):
+        file.unlink(missing_ok=True)
+    shutil.rmtree(place.out / f"{job.name}.runtime", ignore_errors=True)
 
 
 def _begin(place: Place, job: Job) -> None:
@@ -145,7 +167,9 @@ def _finished(job: Job, now: float, deadline: float) -> bool:
             return False
     kill(job.process)  # what is left of an ended one too
     job.code = 0 if written else (job.process.returncode or 1) if ended else -1
-    if not written:
+    if not written and not ended and job.seconds <= job.limit_s:
+        job.code, job.why = None, f"no time was left after {job.seconds:.0f} s"
+    elif not written:
         job.why = f"exit code {job.process.returncode}" if ended else f"ended after {job.seconds:.0f} s without an answer"
     return True
 

@@ -4,7 +4,8 @@
     python lifetimes.py --out FILE.json         with a patched sglang importable (its site or PYTHONPATH)
 
 Two sizes are captured in one pool, memory is handed out again and filled with NaN, and then both are replayed in every
-order on new inputs. Every result must be bit for bit what the same operations give without a graph. Exit code 0: all held.
+order on new inputs. Every result must be bit for bit what the same operations give without a graph. Exit code 0: all held;
+3: neither the release nor the queue has a graph with breaks.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ RELEASES_OWN = (
     "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",  # 0.5.11 to 0.5.13
 )
 QUEUES_OWN = "sglang.srt.prefill_graph.breakable_graph"
+NO_PRIMITIVE = 3
 
 Tensor = torch.Tensor
 Forward = Callable[[Tensor, Callable[..., Any]], Tensor]
@@ -49,18 +51,19 @@ class Primitive:
     break_at: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def find_primitive() -> Primitive:
-    """The release's own, else the one that the queue brings. Raises ModuleNotFoundError where there is neither."""
-    for name in RELEASES_OWN:
+def find_primitive() -> Primitive | None:
+    """The release's own, else the one that the queue brings; None where there is neither. Raises what their imports raise."""
+    for name in (*RELEASES_OWN, QUEUES_OWN):
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if not name.startswith(str(error.name)):
                 raise
             continue
+        if name == QUEUES_OWN:
+            return Primitive(name, module.Graph, module.Capture, module.break_at)
         return Primitive(name, module.BreakableCUDAGraph, module.BreakableCUDAGraphCapture, module.eager_on_graph(True))
-    module = importlib.import_module(QUEUES_OWN)
-    return Primitive(QUEUES_OWN, module.Graph, module.Capture, module.break_at)
+    return None
 
 
 class Captured:
@@ -219,8 +222,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     options = parser.parse_args(words)
-    primitive, stream = find_primitive(), torch.cuda.Stream()
-    found = []
+    primitive = find_primitive()
+    if primitive is None:
+        print("no graph with breaks here: neither the release nor the queue brings one", file=sys.stderr)
+        return NO_PRIMITIVE
+    found, stream = [], torch.cuda.Stream()
     for check in CHECKS:
         with torch.cuda.stream(stream):  # freed memory goes to tensors of the same stream
             try:

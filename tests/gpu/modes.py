@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What every mode is held against: a server that has the graph, each of whose prefills is kept eager (watch/). Releases from
-# 0.5.10 pick other kernels where the graph is off (Qwen3-Next's gated norm, models/qwen3_next.py:190 in 0.5.11).
-REFERENCE = "reference"
+# What every mode is held against: a server that has the graph, each of whose prefills is kept eager (watch/). Releases pick
+# other kernels where the graph is off, or is another: see `reference`.
+REFERENCE, BREAKABLE_REFERENCE = "reference", "reference-breakable"
+REFERENCES = (REFERENCE, BREAKABLE_REFERENCE)
 EAGER = "eager"  # a server whose graph is off
 PIECEWISE, INDUCTOR, BREAKABLE = "piecewise", "piecewise-inductor", "breakable"
-GRAPHS = (PIECEWISE, INDUCTOR, BREAKABLE)
-ALL = (REFERENCE, EAGER, *GRAPHS)
+GRAPHS = (BREAKABLE, PIECEWISE, INDUCTOR)
+ALL = (*REFERENCES, *GRAPHS, EAGER)
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,29 @@ class Unavailable:
     reason: str
 
 
+def reference(mode: str, known: set[str]) -> str:
+    """The reference of `mode`: the one whose server picks the kernels that the mode's own server picks.
+
+    0.5.10 to 0.5.13 choose by --disable-piecewise-cuda-graph, which no graph sets: one reference (Qwen3-Next's gated norm,
+    models/qwen3_next.py:190 in 0.5.11). From 0.5.14 they ask for the piecewise backend by name (models/qwen3_next.py:208 in
+    0.5.16), so that the breakable graph runs the kernels of a server without a graph: two. 0.5.9 asks for
+    --enable-piecewise-cuda-graph, but only for how Qwen3-Next's projections and norm are launched
+    (layers/attention/fla/layernorm_gated.py:183, models/qwen3_next.py:381): one.
+    """
+    return BREAKABLE_REFERENCE if "cuda_graph_tc_compiler" in known and mode in (BREAKABLE, EAGER) else REFERENCE
+
+
 def flags(mode: str, known: set[str], sizes: list[int], enforce: bool) -> dict | Unavailable:
     """Keyword arguments of sglang.Engine for `mode`. known: the fields of the release's ServerArgs.
 
     sizes: tokens to capture for; enforce: also where the release keeps the graph off for this model's architecture.
+    The reference is piecewise with the eager compiler, which alone changes kernels where a release tells graphs apart. From
+    0.5.10 to 0.5.13, where it does not, and where nothing else is left, it is breakable: that captures in a second.
     """
-    if mode == REFERENCE:  # one small size: what is captured is never replayed
-        tried = [flags(graph, known, sizes[:1], enforce) for graph in (BREAKABLE, PIECEWISE)]
+    if mode in REFERENCES:  # one small size: what is captured is never replayed
+        alike = "disable_piecewise_cuda_graph" in known and "cuda_graph_backend_prefill" not in known
+        first = BREAKABLE if mode == BREAKABLE_REFERENCE or alike else PIECEWISE
+        tried = [flags(graph, known, sizes[:1], enforce) for graph in (first, PIECEWISE, BREAKABLE)]
         return next(chosen for chosen in tried if isinstance(chosen, dict))
     if mode == EAGER:
         if "cuda_graph_backend_prefill" in known:

@@ -4,7 +4,8 @@
     python run.py --out RESULTS                         in an unpacked bundle
     python run.py --out RESULTS --tree F --site F …     with these folders in front of the interpreter's own packages
 
-Writes RESULTS/evidence.json, and a log and the answers of every engine beside it. Exit code 0: every check passed.
+Writes RESULTS/evidence.json whenever an engine has ended, and a log and the answers of every engine beside it. Exit code 0:
+every check passed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -27,39 +29,54 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases  # noqa: E402
 import compare  # noqa: E402
+import harness  # noqa: E402
 import kernels  # noqa: E402
 import launch  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-SCHEMA = 1
+SCHEMA, RESULT = 1, "evidence.json"
 GOOD = ("passed", "not applicable")
 PORTS = 20  # of each engine: the first for its server, the second for its process group
 CAPTURED = re.compile(r"Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)", re.I)
-LIFETIMES_S = 120
+LIFETIMES_S, NO_PRIMITIVE = 120, 3  # the latter: lifetimes.py's exit code where there is no graph with breaks
+NO_REFERENCE = "its reference did not run"
 WHY_OFF = re.compile(r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # engines are ended, and what was found is written
     place = place_of(options)
+    (place.out / RESULT).unlink(missing_ok=True)
     began = time.time()
     seen = visible()
     gpus = [one for one in seen if one.name == seen[0].name][: options.gpus]
     say(f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {len(gpus)} GPUs, {options.width} engines at once on each")
-    facts = describe(place, options) | {"gpus": len(gpus)}
+    facts = describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
     say(f"{facts['version']} (queue {facts['queue_release']}) on {len(gpus)} x {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
-    jobs = [job(place, options, number, model, mode) for number, (model, mode) in enumerate(wanted(options))]
-    with kernels.made_ahead(place, gpus[0].use):
-        subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
-        launch.run_all(place, jobs, options.width, began + options.limit, say, devices=[one.use for one in gpus])
-    facts["runs"] = [judge(place, one, jobs) for one in jobs]
-    if modes.BREAKABLE in options.mode:
-        facts["lifetimes"] = lifetimes(place, gpus[0].use)
-    facts["seconds"] = round(time.time() - began)
-    facts["passed"] = all(run["verdict"] in GOOD for run in [*facts["runs"], facts.get("lifetimes", {"verdict": GOOD[0]})])
-    (place.out / "evidence.json").write_text(json.dumps(facts, indent=1) + "\n")
+    known = fields(options)
+    jobs = [job(place, options, known, number, model, mode) for number, (model, mode) in enumerate(wanted(options, known))]
+
+    def write(complete: bool = False) -> None:
+        facts["runs"] = [judge(place, one, jobs) for one in jobs]
+        facts["seconds"] = round(time.time() - began)
+        facts["passed"] = complete and all(run["verdict"] in GOOD for run in [*facts["runs"], facts.get("lifetimes", {"verdict": GOOD[0]})])
+        part = place.out / f"{RESULT}.part"
+        part.write_text(json.dumps(facts, indent=1) + "\n")
+        part.replace(place.out / RESULT)
+
+    try:
+        with kernels.made_ahead(place, gpus[0].use):
+            subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
+            launch.run_all(place, jobs, options.width, began + options.limit, say, devices=[one.use for one in gpus], ended=write)
+        if modes.BREAKABLE in options.mode:
+            facts["lifetimes"] = lifetimes(place, gpus[0].use)
+    except BaseException:  # ended by a signal too: what was found so far stays
+        write()
+        raise
+    write(complete=True)
     show(facts, place, jobs)
     return 0 if facts["passed"] else 1
 
@@ -119,20 +136,29 @@ def manifest_of(options: argparse.Namespace) -> dict:
     return json.loads(found[0].read_text()) if found else {}
 
 
-def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """(model, mode), every model's reference first; engines of one model apart, so that equal kernels are compiled once."""
-    chosen = [modes.REFERENCE, *(mode for mode in modes.ALL if mode in options.mode and mode != modes.REFERENCE)]
-    return [(model, mode) for mode in chosen for model in options.model]
+def fields(options: argparse.Namespace) -> set[str]:
+    """The names of the tree's ServerArgs, read and not imported: that takes half a minute."""
+    srt = (options.tree or HERE.parents[1] / "tree") / "sglang/srt"
+    files = [srt / "server_args.py", *srt.glob("arg_groups/fields/*.py")]  # the latter from 0.5.20
+    return {name for file in files for name in re.findall(r"(?m)^ +(\w+): ", file.read_text(encoding="utf-8"))}
 
 
-def job(place: launch.Place, options: argparse.Namespace, number: int, model: str, mode: str) -> launch.Job:
+def wanted(options: argparse.Namespace, known: set[str]) -> list[tuple[str, str]]:
+    """(model, mode), every model's references first; engines of one model apart, so that equal kernels are compiled once."""
+    tried = [mode for mode in modes.ALL if mode in options.mode and mode not in modes.REFERENCES]
+    needed = {modes.reference(mode, known) for mode in tried} or {modes.REFERENCE}
+    return [(model, mode) for mode in modes.ALL if mode in needed or mode in tried for model in options.model]
+
+
+def job(place: launch.Place, options: argparse.Namespace, known: set[str], number: int, model: str, mode: str) -> launch.Job:
     name = f"{model}.{mode}"
+    reference = mode in modes.REFERENCES
     plan = {
         "model": str(place.out / "models" / model), "mode": mode, "port": options.port_base + PORTS * number, "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"), "enforce": model == "qwen3-next",
-        "keep_eager": mode == modes.REFERENCE,
+        "keep_eager": reference,
     }  # fmt: skip
-    return launch.Job(name, HERE / "engine.py", plan, limit_s=options.engine_limit)
+    return launch.Job(name, HERE / "engine.py", plan, options.engine_limit, "" if reference else f"{model}.{modes.reference(mode, known)}")
 
 
 def describe(place: launch.Place, options: argparse.Namespace) -> dict:
@@ -219,8 +245,9 @@ def lifetimes(place: launch.Place, device: str) -> dict:
     except subprocess.TimeoutExpired:
         return {"verdict": "failed", "why": f"no answer in {LIFETIMES_S} s", "checks": []}
     if not out.is_file():
-        verdict = "not applicable" if "ModuleNotFoundError" in done.stderr else "failed"
-        return {"verdict": verdict, "why": error(done.stderr), "checks": []}
+        if done.returncode == NO_PRIMITIVE:
+            return {"verdict": "not applicable", "why": done.stderr.strip()[-300:], "checks": []}
+        return {"verdict": "failed", "why": error(done.stderr), "checks": []}
     checks = json.loads(out.read_text())["checks"]
     bad = [check for check in checks if not check["good"]]
     return {"verdict": "failed" if bad else "passed", "why": f"{bad[0]['what']}: {bad[0]['why']}" if bad else "", "checks": checks}
@@ -240,12 +267,14 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
             run |= {"verdict": "not applicable", "why": reason[1]} if reason else {"verdict": "failed", "why": f"{one.why}: {error(log)}"}
         return run
     result = json.loads(Path(one.plan["out"]).read_text())
-    reference = next((other for other in jobs if other.name == f"{model}.{modes.REFERENCE}" and other.code == 0), None)
-    verdicts = checks(model, mode, result, json.loads(Path(reference.plan["out"]).read_text()) if reference else None)
+    reference = next((other for other in jobs if other.name == one.needs and other.code == 0), None)
+    verdicts = checks(model, mode, result | {"captured": run["captured"]}, json.loads(Path(reference.plan["out"]).read_text()) if reference else None)
     run |= {"start_s": result["start_s"], "pass_s": result["pass_s"], "flags": result["flags"], "dropped_flags": result["dropped_flags"], "report": result["report"]}
     run["checks"] = [verdict.as_json() for verdict in verdicts]
     bad = [verdict for verdict in verdicts if not verdict.good]
-    return run | ({"verdict": "failed", "why": f"{bad[0].what}: {bad[0].why}"} if bad else {"verdict": "passed", "why": ""})
+    if bad:
+        return run | {"verdict": "failed", "why": f"{bad[0].what}: {bad[0].why}"}
+    return run | ({"verdict": "not run", "why": NO_REFERENCE} if one.needs and not reference else {"verdict": "passed", "why": ""})
 
 
 @dataclass(frozen=True)
@@ -269,18 +298,19 @@ def error(log: str) -> str:
 
 
 def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[compare.Verdict]:
-    """What one engine's answers must stand up to. reference: the same model's reference result; None where it has none."""
+    """What one engine's answers must stand up to. reference: the same model's reference result; without it agreement is left out."""
     passes, made = result["passes"], cases.calls()
     in_cache = {name: answers for name, answers in passes.items() if name in (cases.COLD, cases.AGAIN, cases.WARM)}
-    found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS), compare.hits(in_cache)]
+    several = [count for count in cases.REQUESTS if count > 1]
+    found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS, several), compare.hits(in_cache), compare.emptied(passes)]
+    found.append(compare.flags_known(result["flags"], result["dropped_flags"]))
     router = models.has_router(models.MODELS[model])
     limits = compare.STRICT
-    if mode == modes.REFERENCE:
+    if mode in modes.REFERENCES:
         itself = compare.against_itself(control(passes), router)
-        found += [compare.varied(passes[cases.COLD]), compare.remembers(passes[cases.COLD], cases.memory_pairs(made)), itself]
-    elif reference is None:
-        found.append(compare.Verdict("agrees with eager prefill", False, "eager prefill itself did not run"))
-    else:
+        report = [server for server in (result["report"] or {}).get("servers", []) if Path(str(server.get("model", ""))).name == model]
+        found += [compare.has_graph(result["captured"], report), compare.varied(passes[cases.COLD]), compare.remembers(passes[cases.COLD], cases.memory_pairs(made)), itself]
+    elif reference:
         graph, kept = mode in modes.GRAPHS, reference["passes"]
         limits = compare.limits(router, mode == modes.INDUCTOR, control(kept)) if graph else compare.without(router)
         first = {call: (passes[name][call], kept[name][call]) for name in (cases.COLD, cases.SIZES) for call in kept[name]}
@@ -288,7 +318,7 @@ def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[
         found.append(compare.same_answers("agrees with eager prefill, cold, and every size after every other", mine, right, limits))
         for name in (name for name in passes if name not in (cases.COLD, cases.SIZES)):
             found.append(compare.same_answers(f"agrees with eager prefill, {name}", passes[name], kept[cases.COLD if name == cases.AGAIN else name], limits))
-    if cases.AGAIN in passes:
+    if cases.AGAIN in passes and reference:
         found.append(compare.same_answers("answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD], limits))
     return found
 

@@ -53,6 +53,13 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
     subprocess.run([out / "unpack", tmp_path / "there"], check=True)
     for inner in ("site", "tree"):
         assert (tmp_path / "there" / inner / "b.py").read_text() == "b = 1\n"
+    (tmp_path / "there/tree/gone.py").touch()
+    subprocess.run([out / "unpack", tmp_path / "there"], check=True)
+    assert not (tmp_path / "there/tree/gone.py").exists() and (tmp_path / "there/tree/b.py").exists()
+    (tmp_path / "own/tree").mkdir(parents=True)
+    (tmp_path / "own/tree/mine.py").touch()
+    subprocess.run([out / "unpack", tmp_path / "own"], check=True)
+    assert (tmp_path / "own/tree/mine.py").exists()
     damaged = out / parts[0]["file"]
     damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
     assert subprocess.run([out / "unpack", tmp_path / "again"], capture_output=True).returncode

@@ -60,6 +60,34 @@ def test_a_bench_of_loads_and_one_of_first_tokens_stay_side_by_side(applied, tmp
         assert take(applied, tmp_path, result(applied, load={}, runs=[one])).kept == kept
 
 
+def test_what_was_not_run_replaces_nothing(applied, tmp_path):
+    late = {"model": "one", "mode": "eager", "verdict": "not run", "why": "no time was left"}
+    assert not take(applied, tmp_path, result(applied, runs=[late])).passed
+    take(applied, tmp_path, result(applied))
+    taken = take(applied, tmp_path, result(applied, runs=[late, late | {"model": "two"}]))
+    assert [(run["model"], run["verdict"]) for run in json.loads(taken.path.read_text())["runs"]] == [("one", "passed"), ("two", "not run")]
+    assert (taken.runs, taken.kept, taken.passed) == (1, 1, False)
+    assert take(applied, tmp_path, result(applied, runs=[late | {"model": "two", "verdict": "passed"}])).passed
+
+
+def test_lifetimes_count_and_stay_until_they_are_checked_again(applied, tmp_path):
+    failed = {"verdict": "failed", "why": "2 faults", "checks": []}
+    assert not take(applied, tmp_path, result(applied, lifetimes=failed)).passed
+    assert not take(applied, tmp_path, result(applied)).passed
+    assert take(applied, tmp_path, result(applied, lifetimes=failed | {"verdict": "passed"})).passed
+    taken = take(applied, tmp_path, result(applied))
+    assert taken.passed and json.loads(taken.path.read_text())["lifetimes"]["verdict"] == "passed"
+    taken = take(applied, tmp_path, result(applied, harness="another"))
+    assert taken.passed and "lifetimes" not in json.loads(taken.path.read_text())
+
+
+def test_runs_of_another_harness_and_of_modes_that_are_gone_do_not_stay(applied, tmp_path):
+    gone = {"model": "one", "mode": "eager-again", "verdict": "failed", "why": "no"}
+    assert not take(applied, tmp_path, result(applied, runs=[gone])).passed
+    taken = take(applied, tmp_path, result(applied, harness="sha256:1"))
+    assert (taken.kept, taken.passed) == (0, True)
+
+
 def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
     take(applied, tmp_path, result(applied))
     taken = take(applied, tmp_path, result(applied, torch={"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}, runs=[{"model": "two", "mode": "eager", "verdict": "passed"}]))
@@ -104,6 +132,8 @@ def queue():
 
 PINS = pins.load(ROOT)
 NEMOTRON = status.FEATURES[0]
+BREAKABLE = next(feature for feature in status.FEATURES if feature.mode == "breakable")
+RULES = evidence.harness(ROOT)
 
 
 def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
@@ -111,7 +141,7 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
     runs = [{"model": model, "mode": "piecewise", "verdict": verdict, "why": "the reason"} for model in NEMOTRON.models]
     return {
         "queue": apply.identity(of, of.select(pin.version), pin), "date": "2030-01-02", "gpu": {"name": "NVIDIA Fake"},
-        "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True}, "kernel": None, "runs": runs,
+        "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True}, "kernel": None, "harness": RULES, "runs": runs,
     } | changes  # fmt: skip
 
 
@@ -119,20 +149,38 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
     ("changes", "state", "told"),
     [
         ({}, status.State.PROVEN, "on NVIDIA Fake with torch 2.11.0, off the release's pin 2.9.1"),
+        ({"harness": "sha256:0"}, status.State.PROVEN, "pin 2.9.1, by an earlier harness"),
+        ({"harness": None}, status.State.PROVEN, "pin 2.9.1, by an earlier harness"),
         ({"verdict": "failed"}, status.State.FAILED, "the reason"),
         ({"verdict": "not applicable"}, status.State.NOT_APPLICABLE, "the reason"),
         ({"queue": "sha256:0"}, status.State.STALE, "the queue has changed since the run of 2030-01-02"),
     ],
 )
 def test_what_evidence_shows(queue, changes, state, told):
-    judged = status.judge(found(queue, **changes), queue, PINS.find("v0.5.9"), NEMOTRON)
+    judged = status.judge(found(queue, **changes), queue, PINS.find("v0.5.9"), NEMOTRON, RULES)
     assert judged.state is state and told in judged.reason
+
+
+@pytest.mark.parametrize(
+    ("lifetimes", "state", "told"),
+    [
+        ({}, status.State.PROVEN, "off the release's pin 2.9.1; lifetimes not checked in this run"),
+        ({"lifetimes": {"verdict": "passed", "why": ""}}, status.State.PROVEN, "off the release's pin 2.9.1"),
+        ({"lifetimes": {"verdict": "failed", "why": "2 faults"}}, status.State.FAILED, "lifetimes: failed: 2 faults"),
+        ({"lifetimes": {"verdict": "not applicable", "why": "none"}}, status.State.FAILED, "lifetimes: not applicable: none"),
+    ],
+)
+def test_a_breakable_graph_is_proven_where_its_lifetimes_are(queue, lifetimes, state, told):
+    one = found(queue, **lifetimes)
+    one["runs"] = [{"model": model, "mode": "breakable", "verdict": "passed", "why": ""} for model in BREAKABLE.models]
+    judged = status.judge(one, queue, PINS.find("v0.5.9"), BREAKABLE, RULES)
+    assert judged.state is state and judged.reason.endswith(told)
 
 
 def test_evidence_about_one_of_two_models_shows_nothing(queue):
     half = found(queue)
     half["runs"].pop()
-    assert status.judge(half, queue, PINS.find("v0.5.9"), NEMOTRON) is None
+    assert status.judge(half, queue, PINS.find("v0.5.9"), NEMOTRON, RULES) is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Write down what every prefill of an engine ran on, from inside its scheduler: PREFILL_WATCH=FILE, this folder on PYTHONPATH.
 
 One JSON line per prefill: when, how many tokens and requests, whether the prefill runner replayed, and how many CUDA
-graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none.
+graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none. The first line
+of a runner also has the sizes that it captured.
 With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 """
 
@@ -20,7 +21,7 @@ RUNNERS = {
     "sglang.srt.prefill_graph.breakable": "BreakableRunner",  # the queue's own, where the release has none
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": "PrefillCudaGraphRunner",
 }
-state = {"runner": None, "launches": 0, "counting": False}
+state = {"runner": None, "launches": 0, "counting": False, "captured": [], "noted": False}
 
 
 def watch_launches():
@@ -43,7 +44,8 @@ def watch_runner(module, name):
             continue
 
         def wrapped(self, *args, _original=original, **kwargs):
-            state["runner"] = name
+            # all releases call it so: model_executor/piecewise_cuda_graph_runner.py:173 in 0.5.9
+            state["runner"], state["captured"] = name, sorted(getattr(self, "capture_num_tokens", ()))
             return _original(self, *args, **kwargs)
 
         setattr(kind, method, wrapped)
@@ -65,6 +67,8 @@ def watch_model_runner(module):
         requests = int(forward_batch.batch_size)
         result = original(self, forward_batch, *args, **kwargs)
         line = {"at": time.time(), "tokens": tokens, "requests": requests, "runner": state["runner"], "launches": state["launches"] - before}
+        if state["runner"] and not state["noted"]:
+            line["captured"], state["noted"] = state["captured"], True
         with open(f"{os.environ['PREFILL_WATCH']}.{os.getpid()}", "a") as out:
             out.write(json.dumps(line) + "\n")
         return result

@@ -4,6 +4,7 @@ FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a
 """
 
 import asyncio
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,6 +19,11 @@ CALLS_BEFORE = 3  # answered before an engine dies or gets stuck
 SECONDS = json.loads(os.environ.get("FAKE_SECONDS", "{}"))
 
 
+@dataclasses.dataclass
+class Flushed:
+    success: bool
+
+
 class Engine:
     def __init__(self, **words):
         on = "piecewise" if words.get("enable_piecewise_cuda_graph") else "breakable" if words.get("enable_breakable_cuda_graph") else ""
@@ -26,7 +32,8 @@ class Engine:
         self.flushed = 0
         self.kept_eager = bool(os.environ.get("PREFILL_KEEP_EAGER"))  # what runs is decided by the watch, not here
         self.fault = FAULT if ("graph" if on and not self.kept_eager else "eager") in FAULT_IN else ""
-        self.runner = ModelRunner("" if self.fault == "graph-unused" else on)
+        sizes = words.get("piecewise_cuda_graph_tokens") or []
+        self.runner = ModelRunner("" if self.fault == "graph-unused" else on, sizes[1:] if self.fault == "lost-size" else sizes)
         self.loop = asyncio.new_event_loop()
         self.seen, self.calls = [], 0
         self.child = subprocess.Popen(["sleep", "600"])
@@ -36,13 +43,15 @@ class Engine:
             raise ValueError("planted: the engine does not start")
         print(f"max_total_num_tokens=9, max_prefill_tokens=9, max_running_requests={words.get('max_running_requests')}, context_len=9")
         self._note("start")
-        if self.on:
+        if self.on and self.fault != "not-captured":
             print("Capture piecewise CUDA graph begin. avail mem=1 GB\nCapture piecewise CUDA graph end. Time elapsed: 5.36 s. mem usage=0.12 GB. avail mem=1 GB.")
 
     def flush_cache(self):
         if not self.calls:
             time.sleep(600)  # 0.5.9: nobody reads the answer before something was generated
-        self.seen = []
+        if self.fault == "refuses-flush":
+            return Flushed(success=False)
+        self.seen = self.seen if self.fault == "never-flushed" else []
         self.flushed += 1
 
     def generate(self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0):

@@ -16,8 +16,8 @@ class Batch:
 
 
 class ModelRunner:
-    def __init__(self, mode):
-        self.runner = {"piecewise": PiecewiseCudaGraphRunner, "breakable": BreakableRunner, "": lambda: None}[mode]()
+    def __init__(self, mode, sizes):
+        self.runner = {"piecewise": PiecewiseCudaGraphRunner, "breakable": BreakableRunner, "": lambda sizes: None}[mode](sizes)
 
     def forward(self, batch):
         if self.runner and self.runner.can_run(batch):
