@@ -119,9 +119,13 @@ def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> 
     runs = [run for run in found["runs"] if run["mode"] == feature.mode and run["model"] in feature.models]
     if {run["model"] for run in runs} != set(feature.models) or any(run["verdict"] == "not run" for run in runs):
         return None
-    where = place(found) + ("" if found.get("harness") == rules else ", by an earlier harness")
+    then = _verdict(found, runs, feature, place(found) + ("" if found.get("harness") == rules else ", by an earlier harness"))
     if found["queue"] != identity(queue, queue.select(pin.version), pin):
-        return Cell(State.STALE, f"the queue has changed since the run of {found['date']} {where}")
+        return Cell(State.STALE, f"the queue has changed since the run of {found['date']}, which said {then.state}: {then.reason}")
+    return then
+
+
+def _verdict(found: dict, runs: list[dict], feature: Feature, where: str) -> Cell:
     refused = [run for run in runs if run["verdict"] == "not applicable"]
     if refused:
         return Cell(State.NOT_APPLICABLE, refused[0]["why"])

@@ -153,7 +153,9 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
         ({"harness": None}, status.State.PROVEN, "pin 2.9.1, by an earlier harness"),
         ({"verdict": "failed"}, status.State.FAILED, "the reason"),
         ({"verdict": "not applicable"}, status.State.NOT_APPLICABLE, "the reason"),
-        ({"queue": "sha256:0"}, status.State.STALE, "the queue has changed since the run of 2030-01-02"),
+        ({"queue": "sha256:0"}, status.State.STALE, "the queue has changed since the run of 2030-01-02, which said proven: "),
+        ({"queue": "sha256:0", "verdict": "failed"}, status.State.STALE, "which said failed: on NVIDIA Fake"),
+        ({"queue": "sha256:0", "verdict": "not applicable"}, status.State.STALE, "which said not applicable: the reason"),
     ],
 )
 def test_what_evidence_shows(queue, changes, state, told):
