@@ -245,19 +245,6 @@ def _layer_id(row: Layer) -> int | None:
     return getattr(row.split_object if row.split_object is not None else row.experts, "layer_id", None)
 
 
-def has_layer_stack(runner: Any) -> bool:
-    """Whether the model's decoder layers are where the release looks for them. If not, the first rank logs one warning
-    that lists what was probed."""
-    try:
-        found = stack.find(runner.model)
-        reason = "" if compat.sees_layers(runner.model) else f"the release does not look for decoder layers in {found.path or 'the model itself'}"
-    except stack.NoStack as error:
-        reason = str(error)
-    if reason and compat.is_first_rank(runner):
-        logger.warning("Prefill runs without a CUDA graph: %s", reason)
-    return not reason
-
-
 def complete_layer_lists(runner: Any) -> bool:
     """Bring a model runner's layer lists to one entry per decoder layer; whether the graph may be captured.
 

@@ -71,6 +71,19 @@ def inner_stack(model: Any) -> Any:
     return found.owner
 
 
+def has_layer_stack(runner: Any) -> bool:
+    """Whether the model's decoder layers are where the release looks for them. If not, the first rank logs one warning
+    that lists what was probed."""
+    try:
+        found = find(runner.model)
+        reason = "" if compat.sees_layers(runner.model) else f"the release does not look for decoder layers in {found.path or 'the model itself'}"
+    except NoStack as error:
+        reason = str(error)
+    if reason and compat.is_first_rank(runner):
+        logger.warning("Prefill runs without a CUDA graph: %s", reason)
+    return not reason
+
+
 def find_layer_stack(runner: Any) -> Any | None:
     """inner_stack() of a model runner's model, or None: then its prefill runs eagerly, and the first rank has logged one warning.
 
