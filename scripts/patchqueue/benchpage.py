@@ -28,7 +28,7 @@ INTRO = """# What the prefill graph is worth
 
 Made by `nox -s bench -- --page` from `evidence/*/*.bench.json`; not to be edited.
 """
-HOW = f"""Every mode has an engine of its own on the one GPU, and they take turns, the others idle: A B C, C B A, and so on. So
+HOW = f"""Every mode has an engine of its own on the one GPU, and they take turns: A B C, C B A, and so on. So
 each round of the load, and each turn of first tokens, is a paired comparison with eager prefill. A gain is the median of
 the paired ratios; behind it stands the interval that holds the median with {SURE * 100:.0f} % confidence (sign test), or, of fewer
 than six pairs, all of them. Where it holds 0, no gain was shown. About one interval in twenty misses by chance.
@@ -266,6 +266,8 @@ def notes(bench: dict) -> str:
     said += [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
     if bench.get("earlier_queue"):
         said.append("The queue has changed since.")
+    if bench.get("idle") != "stopped" and paired(bench):
+        said.append("Engines that waited for their turn polled for requests meanwhile; the bench has stopped them since.")
     if bench.get("remark"):  # added by hand, about a condition that was found out later
         said.append(bench["remark"])
     if bench.get("beside"):

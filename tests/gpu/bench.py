@@ -107,7 +107,7 @@ class Bench:
         for name in ("capture", "chunk", "tolerance"):
             facts.pop(name)
         self.running = options.running or fitting(facts["gpu"]["memory_mib"] - self.gpu.used_mib(), len(options.mode))
-        self.facts = facts | {"load": self._load(), "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "beside": options.beside}
+        self.facts = facts | {"load": self._load(), "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "idle": turns.IDLE, "beside": options.beside}
         run.say(f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, torch {facts['torch']['version']}: {' '.join(options.mode)}")
         run.say(f"{self.running} requests at once in each, {options.limit:.0f} s at most")
 

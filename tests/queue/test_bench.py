@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,43 @@ def test_one_gpu_of_several_and_what_runs_beside_it(bench, tmp_path, monkeypatch
     assert code == 0 and found["beside"] == "three more benches"
     assert "loads" not in found["runs"][0] and found["runs"][0]["measure"] == "first-token"
     assert json.loads((tmp_path / "bench.eager.plan.json").read_text())["port"] == 41000
+
+
+POLLS = """
+import json, os, socket, subprocess, sys
+plan = json.load(open(sys.argv[1]))
+poll = "import sys, time\\nwhile True: open(sys.argv[1], 'a').write('.'); time.sleep(0.002)"
+child = subprocess.Popen([sys.executable, "-c", poll, plan["ticks"]], preexec_fn=os.setpgrp)  # as schedulers may: a group of its own
+with socket.socket(fileno=plan["fd"]).makefile("rw") as talk:
+    for request in talk:
+        before = os.path.exists(plan["ticks"]) and os.path.getsize(plan["ticks"])
+        while not os.path.exists(plan["ticks"]) or os.path.getsize(plan["ticks"]) < before + 20:
+            pass
+        talk.write("{}\\n")
+        talk.flush()
+"""
+
+
+def test_an_engine_runs_only_while_it_is_asked(gpu, tmp_path):
+    """Idle engines poll: one that shared a core with the engine under measurement made its calls half as long again."""
+    turns, launch = importlib.import_module("turns"), importlib.import_module("launch")
+    (tmp_path / "polls.py").write_text(POLLS)
+    ticks = {mode: tmp_path / mode for mode in ("a", "b")}
+    made = [turns.begin(launch.Place((), tmp_path), mode, tmp_path / "polls.py", {"ticks": str(file)}) for mode, file in ticks.items()]
+    try:
+        for engine in made:
+            engine.ask("start", time.time() + 20)
+        for asked, idle in (made, made[::-1], made):
+            time.sleep(0.05)
+            before = {mode: file.stat().st_size for mode, file in ticks.items()}
+            asked.ask("load", time.time() + 20)
+            after = {mode: file.stat().st_size for mode, file in ticks.items()}
+            assert after[asked.mode] >= before[asked.mode] + 20 and after[idle.mode] == before[idle.mode]
+    finally:
+        began = time.time()
+        turns.end(made)
+    assert time.time() - began < launch.GRACE_S  # stopped processes hear that they should end
+    assert not [file for file in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _bytes(file)]
 
 
 def test_memory_is_told_by_process_where_that_can_be(gpu, monkeypatch, tmp_path):
