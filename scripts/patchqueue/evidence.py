@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import source
-from .apply import identity, load_queue, select, tree_after
+from .apply import changes, identity, load_queue, select, tree_after
 from .outcome import Problem, Refused
 from .pins import Pin, Pins
 
 FOLDER = Path("evidence")
 SCHEMA = 1
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
-NEEDED = ("schema", "version", "queue", "tree", "tree_untouched", "gpu", "torch", "runs")
-SAME = ("queue", "tree", "torch", "kernel", "gpu", "harness")  # what two runs must share to be kept in one file
+NEEDED = ("schema", "version", "queue", "changes", "tree", "tree_untouched", "gpu", "torch", "runs")
+SAME = ("changes", "torch", "kernel", "gpu", "harness")  # what two runs must share to be kept in one file
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
 
@@ -44,7 +44,7 @@ def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: 
     found = read(file)
     pin = pins.find(str(found["version"]))
     if stale and found["tree_untouched"]:
-        found["earlier_queue"] = found["queue"] != today(root, pin)
+        found["earlier_queue"] = found["changes"] != today(root, pin)
     else:
         check_tree(root, pin, found, file.name, say)
     path = root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{'.bench' if 'load' in found else ''}.json"
@@ -82,16 +82,17 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str]
     again = f"`nox -s gpu -- {pin.tag}` runs it on the tree of today"
     if not found["tree_untouched"]:
         raise Refused(Problem("touched-tree", name, "files of the tree were changed after it was built", again))
-    if found["queue"] != identity(queue, patches, pin):
+    if found["changes"] != changes(queue, patches):
         raise Refused(Problem("stale-evidence", name, f"is about another queue than today's for {pin.tag}", again))
-    if found["tree"] != tree_after(queue, patches, source.fetch(pin, None, say)):
+    # a header that was edited since changes the tree's provenance, and nothing that ran
+    if found["queue"] == identity(queue, patches, pin) and found["tree"] != tree_after(queue, patches, source.fetch(pin, None, say)):
         raise Refused(Problem("tree-mismatch", name, f"names the tree {found['tree']}, which the queue does not make", again))
 
 
 def today(root: Path, pin: Pin) -> str:
-    """The identity of what the queue lays on a release now."""
+    """The identity of what the queue does to a release now."""
     queue = load_queue(root)
-    return identity(queue, select(queue, pin), pin)
+    return changes(queue, select(queue, pin))
 
 
 def slug(gpu: str) -> str:

@@ -77,6 +77,11 @@ class Patch:
     files: tuple[FileDiff, ...]
 
     @property
+    def diff(self) -> str:
+        """What it does, without the header that says so."""
+        return split(self.content.decode("utf-8"))[1]
+
+    @property
     def changed_lines(self) -> int:
         return sum(line.kind != " " for file in self.files for hunk in file.hunks for line in hunk.lines)
 

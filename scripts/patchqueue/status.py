@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from .apply import identity, load_queue
+from .apply import changes, load_queue
 from .evidence import FOLDER, harness
 from .outcome import Problem, Refused
 from .pins import Pin, Pins
@@ -120,7 +120,7 @@ def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> 
     if {run["model"] for run in runs} != set(feature.models) or any(run["verdict"] == "not run" for run in runs):
         return None
     then = _verdict(found, runs, feature, place(found) + ("" if found.get("harness") == rules else ", by an earlier harness"))
-    if found["queue"] != identity(queue, queue.select(pin.version), pin):
+    if found["changes"] != changes(queue, queue.select(pin.version)):
         return Cell(State.STALE, f"the queue has changed since the run of {found['date']}, which said {then.state}: {then.reason}")
     return then
 

@@ -169,7 +169,7 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     torch = place.ask("import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'python': __import__('platform').python_version()}))")
     pinned = torch_pin(tree)
     return {
-        "schema": SCHEMA, "version": record["version"], "tag": record["tag"], "queue_release": record.get("release"), "queue": record["queue"],
+        "schema": SCHEMA, "version": record["version"], "tag": record["tag"], "queue_release": record.get("release"), "queue": record["queue"], "changes": record["changes"],
         "tree": record["tree"]["after"], "tree_untouched": untouched, "patches": record["patches"], "overlay": record.get("overlay", []),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "gpu": gpu(),
         "torch": {"version": torch["version"], "cuda": torch["cuda"], "pinned": pinned, "off_pin": torch["version"].split("+")[0] != pinned},

@@ -17,7 +17,7 @@ def result(project, **changes) -> dict:
     """What a host would write about the project's tree as it is now."""
     record = project.apply().record
     found = {
-        "schema": 1, "version": VERSION, "tag": TAG, "queue": record["queue"], "tree": record["tree"]["after"], "tree_untouched": True, "date": "2030-01-02",
+        "schema": 1, "version": VERSION, "tag": TAG, "queue": record["queue"], "changes": record["changes"], "tree": record["tree"]["after"], "tree_untouched": True, "date": "2030-01-02",
         "gpu": {"name": "NVIDIA Fake 1"}, "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True}, "kernel": None,
         "runs": [{"model": "one", "mode": "eager", "verdict": "passed", "why": "see /tmp/there/log.txt", "report": {"servers": [
             {"feature": "graph", "verdict": "on", "reason": "captured", "offender": None, "model": "/tmp/there/models/one", "pid": 7},
@@ -98,7 +98,7 @@ def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
     ("changes", "named"),
     [
         ({"tree_untouched": False}, "touched-tree"),
-        ({"queue": "sha256:" + "0" * 64}, "stale-evidence"),
+        ({"changes": "sha256:" + "0" * 64}, "stale-evidence"),
         ({"tree": "sha256:" + "0" * 64}, "tree-mismatch"),
         ({"schema": 2}, "has schema 2, not 1"),
         ({"version": "9.9.2"}, "is not pinned"),
@@ -112,9 +112,31 @@ def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, nam
 
 def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_path):
     file = tmp_path / "evidence.json"
-    file.write_text(json.dumps(result(applied, queue="sha256:" + "0" * 64)))
+    file.write_text(json.dumps(result(applied, changes="sha256:" + "0" * 64)))
     taken = evidence.take(applied.root, pins.load(applied.root), file, quiet, stale=True)
     assert json.loads(taken.path.read_text())["earlier_queue"] is True
+
+
+def edit(project, part: str) -> None:
+    """Change a patch's header, or what it adds."""
+    file = next((project.root / "patches").rglob("*.patch"))
+    head, mark, hunks = file.read_text().partition("\n@@")
+    head, hunks = (head.replace("Description: ", "Description: Said better. ", 1), hunks) if part == "header" else (head, hunks.replace("\n+", "\n+ ", 1))
+    file.write_text(head + mark + hunks)
+
+
+def test_a_patchs_header_can_change_behind_a_run(applied, tmp_path):
+    """One that is submitted upstream says so there: what was measured stays true."""
+    found = result(applied)
+    edit(applied, "header")
+    assert take(applied, tmp_path, found).passed
+
+
+def test_a_patchs_hunks_cannot_change_behind_a_run(applied, tmp_path):
+    found = result(applied)
+    edit(applied, "hunk")
+    with pytest.raises(Refused, match="stale-evidence"):
+        take(applied, tmp_path, found)
 
 
 @pytest.mark.parametrize(("text", "named"), [("{", "is no JSON"), ("[]", "lacks schema"), ('{"schema": 1}', "lacks version")])
@@ -140,7 +162,7 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
     pin = PINS.find(tag)
     runs = [{"model": model, "mode": "piecewise", "verdict": verdict, "why": "the reason"} for model in NEMOTRON.models]
     return {
-        "queue": apply.identity(of, of.select(pin.version), pin), "date": "2030-01-02", "gpu": {"name": "NVIDIA Fake"},
+        "changes": apply.changes(of, of.select(pin.version)), "date": "2030-01-02", "gpu": {"name": "NVIDIA Fake"},
         "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True}, "kernel": None, "harness": RULES, "runs": runs,
     } | changes  # fmt: skip
 
@@ -153,9 +175,9 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
         ({"harness": None}, status.State.PROVEN, "pin 2.9.1, by an earlier harness"),
         ({"verdict": "failed"}, status.State.FAILED, "the reason"),
         ({"verdict": "not applicable"}, status.State.NOT_APPLICABLE, "the reason"),
-        ({"queue": "sha256:0"}, status.State.STALE, "the queue has changed since the run of 2030-01-02, which said proven: "),
-        ({"queue": "sha256:0", "verdict": "failed"}, status.State.STALE, "which said failed: on NVIDIA Fake"),
-        ({"queue": "sha256:0", "verdict": "not applicable"}, status.State.STALE, "which said not applicable: the reason"),
+        ({"changes": "sha256:0"}, status.State.STALE, "the queue has changed since the run of 2030-01-02, which said proven: "),
+        ({"changes": "sha256:0", "verdict": "failed"}, status.State.STALE, "which said failed: on NVIDIA Fake"),
+        ({"changes": "sha256:0", "verdict": "not applicable"}, status.State.STALE, "which said not applicable: the reason"),
     ],
 )
 def test_what_evidence_shows(queue, changes, state, told):
