@@ -1,0 +1,97 @@
+"""What attention's ops leave in the rows behind the batch, on the releases whose prefill graph is breakable by default."""
+
+import contextlib
+import inspect
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.14,<0.5.21")
+HEADS, DIM, ROWS = 2, 4, 8
+
+
+class Backend:
+    """Gives every row times two; refuses more of them than the batch has tokens."""
+
+    def forward(self, q=None, k=None, v=None, layer=None, forward_batch=None, save_kv_cache=True, mixed_qkv=None, **kwargs):
+        import torch
+
+        query = mixed_qkv if q is None else q
+        assert query.numel() == forward_batch.num_token_non_padded_cpu * HEADS * DIM, f"{tuple(query.shape)} for {forward_batch.num_token_non_padded_cpu} tokens"
+        result = torch.empty_like(query).copy_(query * 2)
+        return result.view(1, -1, HEADS, DIM) if q is None else result
+
+
+@contextlib.contextmanager
+def served(tokens):
+    """The release's own contexts around a replay of ROWS rows for a batch of `tokens`."""
+    import torch
+    from host import graph
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
+
+    batch = graph.prefill_batch(tokens, out_cache_loc=torch.arange(ROWS), positions=torch.arange(ROWS))
+    batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = tokens  # the latter from 0.5.20
+    layer = RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
+    values = dict(forward_batch=batch, attention_layers=[layer], quant_config=None, moe_layers=[], moe_fusions=[], num_tokens=ROWS, raw_num_tokens=tokens)
+    known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
+    with forward_context(ForwardContext(attn_backend=Backend())):
+        with pieces.set_tc_piecewise_forward_context(**{name: value for name, value in values.items() if name in known}):
+            yield
+
+
+def rows(tokens):
+    """ROWS rows, of which those behind `tokens` are what an allocator left."""
+    import torch
+
+    made = torch.randn(ROWS, HEADS * DIM)
+    made[tokens:] = float("nan")
+    return made
+
+
+def check(output, given, tokens):
+    import torch
+
+    found = output.view(ROWS, HEADS * DIM)
+    torch.testing.assert_close(found[:tokens], given[:tokens] * 2)
+    assert found[tokens:].eq(0).all()
+
+
+@pytest.mark.parametrize("tokens", [5, 1, ROWS])
+@pytest.mark.parametrize("shape", [(-1, HEADS * DIM), (-1, HEADS, DIM), (1, -1, HEADS, DIM)], ids=["rows", "heads", "a batch of one, as Gemma3"])
+def test_attention_leaves_zero(monkeypatch, shape, tokens):
+    import torch
+    from host import bodies
+
+    op = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).unified_attention_with_output
+    given, keys = rows(tokens), torch.zeros(ROWS, HEADS, DIM)
+    output = torch.full_like(given.view(shape), float("nan"))
+    with served(tokens):
+        op(given.view(shape), keys, keys, output, True, 0)
+    check(output, given, tokens)
+
+
+@pytest.mark.parametrize("tokens", [5, 1, ROWS])
+def test_linear_attention_leaves_zero(monkeypatch, tokens):
+    import torch
+    from host import bodies
+
+    op = bodies.load_undecorated("sglang.srt.layers.radix_linear_attention", monkeypatch).unified_linear_attention_with_output
+    given, gates, output = rows(tokens), torch.zeros(ROWS, HEADS), torch.full((1, ROWS, HEADS, DIM), float("nan"))
+    with served(tokens):
+        op(given, gates, gates, output, 0)
+    check(output, given, tokens)
+
+
+@pytest.mark.revision(">=0.5.16,<0.5.21")
+@pytest.mark.parametrize("tokens", [5, 1, ROWS])
+def test_attention_with_a_score_function_leaves_zero(monkeypatch, tokens):
+    import torch
+    from host import bodies
+
+    op = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).attention_with_output_extra_kwargs
+    given, keys = rows(tokens), torch.zeros(ROWS, HEADS, DIM)
+    output = torch.full_like(given, float("nan"))
+    with served(tokens):
+        op(given, keys, keys, output, True, 0, {})
+    check(output, given, tokens)
