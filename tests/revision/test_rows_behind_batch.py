@@ -22,8 +22,9 @@ class Backend:
 
 
 @contextlib.contextmanager
-def served(tokens):
-    """The release's own contexts around a replay of ROWS rows for a batch of `tokens`."""
+def served(tokens, handed=None):
+    """The release's own contexts around a replay of ROWS rows for a batch of `tokens`; handed: how many it was padded to
+    before the runner had it, where another rank has more."""
     import torch
     from host import graph
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -33,7 +34,7 @@ def served(tokens):
     batch = graph.prefill_batch(tokens, out_cache_loc=torch.arange(ROWS), positions=torch.arange(ROWS))
     batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = tokens  # the latter from 0.5.20
     layer = RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
-    values = dict(forward_batch=batch, attention_layers=[layer], quant_config=None, moe_layers=[], moe_fusions=[], num_tokens=ROWS, raw_num_tokens=tokens)
+    values = dict(forward_batch=batch, attention_layers=[layer], quant_config=None, moe_layers=[], moe_fusions=[], num_tokens=ROWS, raw_num_tokens=handed or tokens)
     known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
     with forward_context(ForwardContext(attn_backend=Backend())):
         with pieces.set_tc_piecewise_forward_context(**{name: value for name, value in values.items() if name in known}):
@@ -83,15 +84,13 @@ def test_linear_attention_leaves_zero(monkeypatch, tokens):
     check(output, given, tokens)
 
 
-@pytest.mark.revision(">=0.5.16,<0.5.21")
-@pytest.mark.parametrize("tokens", [5, 1, ROWS])
-def test_attention_with_a_score_function_leaves_zero(monkeypatch, tokens):
+def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypatch):
+    """Each rank's batch is padded to the longest one's tokens, so that all replay the same size."""
     import torch
     from host import bodies
 
-    op = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).attention_with_output_extra_kwargs
-    given, keys = rows(tokens), torch.zeros(ROWS, HEADS, DIM)
-    output = torch.full_like(given, float("nan"))
-    with served(tokens):
-        op(given, keys, keys, output, True, 0, {})
-    check(output, given, tokens)
+    op = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).unified_attention_with_output
+    given, keys, output = rows(3), torch.zeros(ROWS, HEADS, DIM), torch.full((ROWS, HEADS * DIM), float("nan"))
+    with served(3, handed=6):
+        op(given, keys, keys, output, True, 0)
+    check(output, given, 3)
