@@ -111,7 +111,7 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
     quilt = quilts.find(source.cache_folder(), say)
     with tree.locked(say) as lock:
         found = tree.inspect()
-        made_of = _queue_hash(pushed), changes(queue, patches), pristine.sha256
+        made_of = _queue_hash(pushed), changes(queue, patches, pin), pristine.sha256
         if found.state is State.APPLIED and made_of == (found.record["queue"], found.record.get("changes"), found.record["source"]["sha256"]):
             return _report(queue, pristine, tree, Outcome.ALREADY_APPLIED, patches, found.record)
         refuse_to_lose(tree, found, discard)
@@ -187,7 +187,7 @@ def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str,
         "tag": pristine.pin.tag,
         "source": {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256},
         "queue": _queue_hash(pushed),
-        "changes": changes(queue, patches),
+        "changes": changes(queue, patches, pristine.pin),
         "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
         "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(overlay_of(queue, patches, pristine.pin).items())],
         "tree": {"before": hash_listing(before), "after": hash_listing(after)},
@@ -201,14 +201,15 @@ def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
     return _queue_hash(stack(queue, patches, pin))
 
 
-def changes(queue: Queue, patches: list[Patch]) -> str:
-    """What the selection does to a release, as evidence names it: over the overlay's files and the patches' diffs, in order.
+def changes(queue: Queue, patches: list[Patch], pin: Pin) -> str:
+    """What the selection does to a release, as evidence names it: over the pinned tree, the overlay's files and the patches'
+    diffs, in order.
 
     Their headers and names are not in it, so that a patch can be submitted, described better or shared with another release
     without making what was measured stale.
     """
     files = [f"{path} {sha256(content)}" for path, content in sorted(queue.overlay_for(patches).items())]
-    return "sha256:" + sha256("\n".join([*files, *(sha256(patch.diff.encode()) for patch in patches)]).encode())
+    return "sha256:" + sha256("\n".join([pin.tree, *files, *(sha256(patch.diff.encode()) for patch in patches)]).encode())
 
 
 def tree_after(queue: Queue, patches: list[Patch], pristine: Source) -> str:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from . import pins as pinning
+from .evidence import FOLDER, today
+
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 EAGER = "eager"
 NAMES = {
@@ -69,8 +72,10 @@ def change(pairs: Sequence[tuple[float, float]]) -> Change | None:
 
 
 def load(root: Path) -> list[dict]:
-    """Every measurement kept, by release and GPU."""
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in (root / "evidence").glob("*/*.bench.json")]
+    """Every measurement kept, by release and GPU. earlier_queue: whether the queue does something else to the release now."""
+    pins, found = pinning.load(root), [json.loads(file.read_text(encoding="utf-8")) for file in (root / FOLDER).glob("*/*.bench.json")]
+    for bench in found:
+        bench["earlier_queue"] = bench["changes"] != today(root, pins.find(bench["version"]))
     return sorted(found, key=lambda bench: (Version(bench["version"]), bench["gpu"]["name"]))
 
 

@@ -22,7 +22,7 @@ FOLDER = Path("evidence")
 SCHEMA = 1
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 NEEDED = ("schema", "version", "queue", "changes", "tree", "tree_untouched", "gpu", "torch", "runs")
-SAME = ("changes", "torch", "kernel", "gpu", "harness")  # what two runs must share to be kept in one file
+SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle")  # what two runs must share to be kept in one file
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
 
@@ -43,9 +43,7 @@ def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: 
     """
     found = read(file)
     pin = pins.find(str(found["version"]))
-    if stale and found["tree_untouched"]:
-        found["earlier_queue"] = found["changes"] != today(root, pin)
-    else:
+    if not (stale and found["tree_untouched"]):
         check_tree(root, pin, found, file.name, say)
     path = root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{'.bench' if 'load' in found else ''}.json"
     found = clean(found)
@@ -82,7 +80,7 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str]
     again = f"`nox -s gpu -- {pin.tag}` runs it on the tree of today"
     if not found["tree_untouched"]:
         raise Refused(Problem("touched-tree", name, "files of the tree were changed after it was built", again))
-    if found["changes"] != changes(queue, patches):
+    if found["changes"] != changes(queue, patches, pin):
         raise Refused(Problem("stale-evidence", name, f"is about another queue than today's for {pin.tag}", again))
     # a header that was edited since changes the tree's provenance, and nothing that ran
     if found["queue"] == identity(queue, patches, pin) and found["tree"] != tree_after(queue, patches, source.fetch(pin, None, say)):
@@ -92,7 +90,7 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str]
 def today(root: Path, pin: Pin) -> str:
     """The identity of what the queue does to a release now."""
     queue = load_queue(root)
-    return changes(queue, select(queue, pin))
+    return changes(queue, select(queue, pin), pin)
 
 
 def slug(gpu: str) -> str:

@@ -120,7 +120,7 @@ def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> 
     if {run["model"] for run in runs} != set(feature.models) or any(run["verdict"] == "not run" for run in runs):
         return None
     then = _verdict(found, runs, feature, place(found) + ("" if found.get("harness") == rules else ", by an earlier harness"))
-    if found["changes"] != changes(queue, queue.select(pin.version)):
+    if found["changes"] != changes(queue, queue.select(pin.version), pin):
         return Cell(State.STALE, f"the queue has changed since the run of {found['date']}, which said {then.state}: {then.reason}")
     return then
 

@@ -48,7 +48,8 @@ RUNNING = re.compile(r"max_total_num_tokens=\d+, .*?max_running_requests=(\d+)")
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # engines are ended all the same
+    for number in (signal.SIGTERM, signal.SIGHUP):  # engines are ended all the same
+        signal.signal(number, lambda number, _: sys.exit(f"ended by {signal.Signals(number).name}"))
     bench = Bench(run.place_of(options), options)
     try:
         bench.measure()

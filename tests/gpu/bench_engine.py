@@ -6,8 +6,10 @@ PLAN: model (folder), mode, port, engine (sglang.Engine's words), watch, fd (the
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import random
+import signal
 import socket
 import statistics
 import sys
@@ -17,8 +19,12 @@ from pathlib import Path
 import engine as engines
 import load
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
 
 def main() -> None:
+    # A stopped process does not see that bench.py is gone, and would keep its share of the GPU. Its children follow by their own.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     plan = json.loads(Path(sys.argv[1]).read_text())
     line = socket.socket(fileno=plan["fd"])
     line.set_inheritable(False)  # its end must be seen when this process ends, whatever is left behind

@@ -165,6 +165,8 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     """What is about to run, and where: everything that evidence must name."""
     tree = options.tree or HERE.parents[1] / "tree"
     record, untouched = identity(tree)
+    if "changes" not in record:
+        sys.exit(f"{tree}: its record does not say what the queue changes: it was built by an earlier tool, build it again")
     bundle = manifest_of(options)
     torch = place.ask("import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'python': __import__('platform').python_version()}))")
     pinned = torch_pin(tree)

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,8 +99,10 @@ def end(engines: Sequence[Engine]) -> None:
             _signal(engine.process.pid, number)
             _signal(engine.process.pid, signal.SIGCONT)  # a stopped process would not hear of it
         until = time.time() + wait_s
-        while time.time() < until and any(engine.process.poll() is None for engine in engines):
+        while time.time() < until and any(engine.process.poll() is None or _members(engine.process.pid) for engine in engines):
             time.sleep(0.05)
+            for engine in engines if number == signal.SIGKILL else ():  # what was started meanwhile too
+                _signal(engine.process.pid, number)
     for engine in engines:
         engine.line.close()
 
@@ -138,14 +140,20 @@ class Gpu:
 
 def _signal(leader: int, number: int) -> None:
     """Send a signal to every process of a session, whatever groups they are in."""
-    for pid in _processes():
-        if _session(pid) == leader:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    for pid in _members(leader):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
-def _processes() -> Iterable[int]:
-    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+def _members(leader: int) -> list[int]:
+    """The processes of a session, less those that have ended and wait for a parent to notice."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()  # proc(5)
+            if int(session) == leader and state != "Z":
+                found.append(int(entry.name))
+    return found
 
 
 def _session(pid: int) -> int | None:

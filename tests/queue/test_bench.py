@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,14 +177,18 @@ def test_a_limit_too_short_for_anything_is_said(bench):
     assert code == 1 and found["runs"][0]["verdict"] == "failed" and "no answer in" in found["runs"][0]["why"]
 
 
-def test_ended_from_outside_it_leaves_what_it_has_and_no_process(gpu, tmp_path):
-    command = [sys.executable, str(GPU / "bench.py"), "--out", str(tmp_path), *PLACE, "--mode", "eager", "--only", "load", "--loads", "999"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        assert any("round 2 of" in line for line in running.stdout)
-        running.terminate()
-        running.stdout.read()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
+def test_ended_from_outside_it_leaves_what_it_has_and_no_process(gpu, tmp_path, number):
+    """By SIGKILL too: an engine that is stopped does not see that nobody will ask it any more."""
+    command = [sys.executable, str(GPU / "bench.py"), "--out", str(tmp_path), *PLACE, "--mode", "eager", "piecewise", "--only", "load", "--loads", "999"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert any("round 3 of" in line for line in running.stdout)
+        running.send_signal(number)
+        running.communicate()
     assert len(json.loads((tmp_path / "bench.json").read_text())["runs"][0]["loads"]) >= 2
-    left = [file for file in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _bytes(file)]
+    until = time.time() + 5
+    while (left := [file for file in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _bytes(file)]) and time.time() < until:
+        time.sleep(0.05)
     assert running.returncode and not left
 
 
@@ -291,3 +296,11 @@ def test_the_plot_is_drawn(tmp_path):
 def test_the_bench_page_is_made_from_what_was_measured():
     page = ROOT / benchpage.PAGE
     assert not page.is_file() or page.read_text(encoding="utf-8") == benchpage.page(benchpage.load(ROOT), (ROOT / benchpage.PLOT).is_file())
+
+
+def test_a_tree_that_an_earlier_tool_built_is_refused_with_a_sentence(bench, tmp_path):
+    shutil.copytree(FAKE / "tree", tmp_path / "tree")
+    record = next((tmp_path / "tree").glob("*.dist-info")) / "patch_queue.json"
+    record.write_text(json.dumps({name: value for name, value in json.loads(record.read_text()).items() if name != "changes"}))
+    with pytest.raises(SystemExit, match="built by an earlier tool, build it again"):
+        bench("--tree", str(tmp_path / "tree"), "--mode", "eager", *SHORT)
