@@ -33,6 +33,7 @@ Say = Callable[[str], None]
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
 VERSION_FILE = GENERATED.removeprefix("python/")
+PLAIN_VERSION_FILE = "sglang/version.py"  # where releases up to 0.5.6 say it, which were not made with setuptools-scm
 FILE_MODE, PROGRAM_MODE = 0o644, 0o755
 
 
@@ -134,7 +135,8 @@ def repack(upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{local_version(pin)}.dist-info/"
     made = {name: content for name, content in upstream.items() if not name.startswith("sglang/") or not is_part_of_tree(name)}
     made = {name.replace(old, new, 1) if name.startswith(old) else name: content for name, content in made.items()} | dict(patched)
-    made[VERSION_FILE] = stamp_module(made[VERSION_FILE].decode(), str(pin.version), local_version(pin)).encode()
+    stamp, name = (stamp_module, VERSION_FILE) if VERSION_FILE in made else (stamp_plain_module, PLAIN_VERSION_FILE)
+    made[name] = stamp(made.get(name, b"").decode(), str(pin.version), local_version(pin)).encode()
     made[f"{new}METADATA"] = stamp_metadata(made[f"{new}METADATA"].decode(), str(pin.version), local_version(pin)).encode()
     made[f"{new}{PROVENANCE}"] = (json.dumps(record | {"release": RELEASE}, indent=1) + "\n").encode()
     del made[f"{new}RECORD"]
@@ -158,6 +160,14 @@ def stamp_module(text: str, public: str, local: str) -> str:
     if (count, more) != (1, 1):
         raise Refused(Problem("bad-version-file", VERSION_FILE, f"does not set version {public} in the form that setuptools-scm writes", "do not use this wheel"))
     return parts
+
+
+def stamp_plain_module(text: str, public: str, local: str) -> str:
+    """sglang/version.py with the local version, where the wheel has no sglang/_version.py."""
+    stamped, count = re.subn(rf"(?m)^(__version__ = [\"']){re.escape(public)}([\"'])$", rf"\g<1>{local}\g<2>", text)
+    if count != 1:
+        raise Refused(Problem("bad-version-file", PLAIN_VERSION_FILE, f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}", "do not use this wheel"))
+    return stamped
 
 
 def record_of(members: Mapping[str, bytes], own_name: str) -> bytes:

@@ -119,6 +119,21 @@ def test_metadata_without_one_right_version_is_refused(text):
         build.stamp_metadata(text, "9.9.1", "9.9.1+pcg.1")
 
 
+def test_a_release_without_a_generated_version_file_says_its_local_version_too(project):
+    """Up to 0.5.6 the version stands in version.py, which is part of the tree."""
+    project.release("9.9.2", {name: content for name, content in fakes.release_of("9.9.2").items() if name != "sglang/_version.py"})
+    project.edit("series", "==9.9.1", ">=9.9")
+    pin = pins.load(project.root).find("9.9.2")
+    made = build.build(project.root, pin, ANY, str(project.wheels), project.root / "dist", quiet)
+    assert members(made.path)["sglang/version.py"] == b'__version__ = "9.9.2+pcg.1"\n'
+
+
+@pytest.mark.parametrize("text", ["", '__version__ = "9.9.2"\n', 'version = "9.9.1"\n'])
+def test_a_plain_version_file_of_another_form_is_refused(text):
+    with pytest.raises(Refused, match="bad-version-file"):
+        build.stamp_plain_module(text, "9.9.1", "9.9.1+pcg.1")
+
+
 def test_a_version_file_of_another_form_is_refused():
     with pytest.raises(Refused, match="bad-version-file"):
         build.stamp_module("__version__ = '9.9.1'\n", "9.9.1", "9.9.1+pcg.1")
