@@ -5,7 +5,8 @@ import inspect
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.14,<0.5.21")
+pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
+ops = pytest.mark.revision("<0.5.21")  # attention is a method from 0.5.23 on
 HEADS, DIM, ROWS = 2, 4, 8
 
 
@@ -38,7 +39,7 @@ def served(tokens, handed=None):
     known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
     with forward_context(ForwardContext(attn_backend=Backend())):
         with pieces.set_tc_piecewise_forward_context(**{name: value for name, value in values.items() if name in known}):
-            yield
+            yield batch
 
 
 def rows(tokens):
@@ -58,6 +59,7 @@ def check(output, given, tokens):
     assert found[tokens:].eq(0).all()
 
 
+@ops
 @pytest.mark.parametrize("tokens", [5, 1, ROWS])
 @pytest.mark.parametrize("shape", [(-1, HEADS * DIM), (-1, HEADS, DIM), (1, -1, HEADS, DIM)], ids=["rows", "heads", "a batch of one, as Gemma3"])
 def test_attention_leaves_zero(monkeypatch, shape, tokens):
@@ -72,6 +74,7 @@ def test_attention_leaves_zero(monkeypatch, shape, tokens):
     check(output, given, tokens)
 
 
+@ops
 @pytest.mark.parametrize("tokens", [5, 1, ROWS])
 def test_linear_attention_leaves_zero(monkeypatch, tokens):
     import torch
@@ -84,6 +87,7 @@ def test_linear_attention_leaves_zero(monkeypatch, tokens):
     check(output, given, tokens)
 
 
+@ops
 def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypatch):
     """Each rank's batch is padded to the longest one's tokens, so that all replay the same size."""
     import torch
@@ -94,3 +98,17 @@ def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypat
     with served(3, handed=6):
         op(given, keys, keys, output, True, 0)
     check(output, given, 3)
+
+
+@pytest.mark.revision(">=0.5.23")
+@pytest.mark.parametrize("tokens, handed", [(3, 6), (5, 5), (1, ROWS)])
+def test_attention_as_a_method_leaves_zero(monkeypatch, tokens, handed):
+    import torch
+    from sglang.srt.layers import radix_attention
+    from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope
+
+    given, keys, output = rows(tokens), torch.zeros(ROWS, HEADS, DIM), torch.full((ROWS, HEADS * DIM), float("nan"))
+    with served(tokens) as batch, prefill_graph_scope(full_graph=False, raw_num_tokens=handed):
+        monkeypatch.setattr(radix_attention, "get_forward_batch", lambda: batch)
+        radix_attention.RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)._eager_attention(given, keys, keys, output)
+    check(output, given, tokens)
