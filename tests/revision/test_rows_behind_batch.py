@@ -87,6 +87,18 @@ def test_linear_attention_leaves_zero(monkeypatch, tokens):
     check(output, given, tokens)
 
 
+@pytest.mark.parametrize("tokens", [5, 1, ROWS])
+def test_deepseek_v4_leaves_zero(monkeypatch, tokens):
+    import torch
+    from host import bodies
+
+    op = bodies.load_undecorated("sglang.srt.models.deepseek_v4", monkeypatch).deepseek_v4_attention_with_output
+    given, output = rows(tokens), torch.full((ROWS, HEADS, DIM), float("nan"))
+    with served(tokens):
+        op(given, torch.zeros(ROWS, DIM), output, 0, 4, torch.zeros(HEADS), False)
+    check(output, given, tokens)
+
+
 @ops
 def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypatch):
     """Each rank's batch is padded to the longest one's tokens, so that all replay the same size."""
