@@ -130,8 +130,8 @@ class Gpu:
 
     def session_mib(self, leader: int) -> int:
         """Memory in use by the processes of one session; 0 where nvidia-smi sees other process ids than we do, as in containers."""
-        rows = [row.split(",") for row in self._ask("--query-compute-apps=pid,used_memory")]
-        return sum(int(used) for pid, used in rows if used.strip().isdigit() and _session(int(pid)) == leader)
+        rows, members = [row.split(",") for row in self._ask("--query-compute-apps=pid,used_memory")], _members(leader)
+        return sum(int(used) for pid, used in rows if used.strip().isdigit() and int(pid) in members)
 
     def _ask(self, query: str) -> list[str]:
         words = ["nvidia-smi", "-i", self.name, query, "--format=csv,noheader,nounits"]
@@ -154,10 +154,3 @@ def _members(leader: int) -> list[int]:
             if int(session) == leader and state != "Z":
                 found.append(int(entry.name))
     return found
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
