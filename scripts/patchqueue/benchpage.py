@@ -269,6 +269,8 @@ def notes(bench: dict) -> str:
     running = sorted({run["running"] for run in bench["runs"] if run.get("running")})
     said = [f"Each engine ran at most {' or '.join(map(str, running))} requests at once."] if running else []
     said += [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
+    if cpus := bench.get("cpus"):
+        said.append(f"The bench and its engines had {cpus} hardware thread{'s' if cpus > 1 else ''}.")
     if bench.get("earlier_queue"):
         said.append("The queue has changed since.")
     if bench.get("idle") != "stopped" and paired(bench):

@@ -22,7 +22,7 @@ FOLDER = Path("evidence")
 SCHEMA = 1
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 NEEDED = ("schema", "version", "queue", "changes", "tree", "tree_untouched", "gpu", "torch", "runs")
-SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle")  # what two runs must share to be kept in one file
+SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")  # what two runs must share to be kept in one file
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import re
 import signal
 import statistics
@@ -108,7 +109,8 @@ class Bench:
         for name in ("capture", "chunk", "tolerance"):
             facts.pop(name)
         self.running = options.running or fitting(facts["gpu"]["memory_mib"] - self.gpu.used_mib(), len(options.mode))
-        self.facts = facts | {"load": self._load(), "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "idle": turns.IDLE, "beside": options.beside}
+        session = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self.facts = facts | {"load": self._load(), "session": session, "idle": turns.IDLE, "beside": options.beside, "cpus": len(os.sched_getaffinity(0))}
         run.say(f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, torch {facts['torch']['version']}: {' '.join(options.mode)}")
         run.say(f"{self.running} requests at once in each, {options.limit:.0f} s at most")
 

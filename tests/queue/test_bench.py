@@ -94,6 +94,16 @@ def test_one_gpu_of_several_and_what_runs_beside_it(bench, tmp_path, monkeypatch
     assert json.loads((tmp_path / "bench.eager.plan.json").read_text())["port"] == 41000
 
 
+def test_the_hardware_threads_it_had_are_said(bench):
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})  # as taskset does
+    try:
+        _, found = bench("--mode", "eager", "--only", "first-token", "--shapes", "1x64", "--times", "1")
+    finally:
+        os.sched_setaffinity(0, mine)
+    assert found["cpus"] == 1 and "had 1 hardware thread." in benchpage.page([found], with_plot=False)
+
+
 POLLS = """
 import json, os, socket, subprocess, sys
 plan = json.load(open(sys.argv[1]))

@@ -88,9 +88,10 @@ def test_runs_of_another_harness_and_of_modes_that_are_gone_do_not_stay(applied,
     assert (taken.kept, taken.passed) == (0, True)
 
 
-def test_figures_from_beside_polling_engines_are_not_mixed_with_others(applied, tmp_path):
+@pytest.mark.parametrize("changed", [{"idle": "stopped"}, {"cpus": 16}])
+def test_figures_taken_under_other_conditions_are_not_mixed(applied, tmp_path, changed):
     """What is said about a measurement's conditions is said about the whole file."""
-    for measure, more in (("load", {}), ("first-token", {"idle": "stopped"})):
+    for measure, more in (("load", {}), ("first-token", changed)):
         taken = take(applied, tmp_path, result(applied, load={}, runs=[{"mode": "eager", "measure": measure, "verdict": "passed", "why": ""}], **more))
     assert taken.kept == 0
 
