@@ -269,6 +269,15 @@ def test_first_tokens_are_compared_turn_by_turn():
     assert "piecewise, eager compiler is faster at 1, by up to 10.0 % (1 × 64), of 1 shapes; breakable is neither faster nor slower, of 1 shapes" in text
 
 
+@pytest.mark.parametrize("decode", ["cuda graph", "target decode CUDA graph"])
+def test_the_decode_graph_is_not_counted(decode):
+    bench = measurement({"eager": FLAT})
+    bench["runs"][0]["captured"] = [{"what": decode, "seconds": 4.5, "gb": 0.2}]
+    assert "| - | - | 1.0 | 3 of 3 |" in benchpage.page([bench], False)
+    bench["runs"][0]["captured"] += [{"what": "target prefill CUDA graph", "seconds": 9.7, "gb": 0.8}]
+    assert "| 9.7 | 0.80 | 1.0 | 3 of 3 |" in benchpage.page([bench], False)
+
+
 def test_a_mode_is_shown_release_beside_release():
     first = {"eager": FLAT, "breakable": [one / 2 for one in FLAT]}
     text = benchpage.page([measurement(first, first), measurement(first, first, version="0.5.16"), measurement({"eager": FLAT})], False)
