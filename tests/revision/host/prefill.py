@@ -57,17 +57,27 @@ def _compiled(*statements):
 def set_up(model, backend="breakable", tp_rank=0):
     """What the release's set-up makes of `model`: a runner of resolve(), or None where it leaves prefill eager.
 
-    The number of layers, another decision, is always right. Ranks are given in every way that a release looks them up.
+    The number of layers, another decision, is always right.
     """
-    prefill = SimpleNamespace(bs=[64], backend=backend, full_prefill_max_req=1)
+    found = capture(model, backend, tp_rank)
+    return getattr(found, "runner", found)  # from 0.5.17 with what it cost
+
+
+def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), context_len=4096, requests=8, eager_runner=None):
+    """What the release's set-up returns for `model`: from 0.5.17 a GraphCapture, before a runner.
+
+    layers: how many the model is said to have; sizes: tokens to capture for; requests: what the pool has room for. Ranks
+    are given in every way that a release looks them up.
+    """
+    prefill = SimpleNamespace(bs=list(sizes), backend=backend, full_prefill_max_req=1)
     config = SimpleNamespace(prefill=prefill)
     ranks = SimpleNamespace(tp_rank=tp_rank, pp_rank=0, pp_size=1, dp_rank=None, moe_ep_rank=0, enable_prefill_cp=False)
     fields = dict(
         model=model,
         server_args=SimpleNamespace(cuda_graph_config=config, enable_lora=False),
-        model_config=SimpleNamespace(num_hidden_layers=0, context_len=4096),
-        layer_info=SimpleNamespace(start_layer=0, end_layer=0),
-        req_to_token_pool=SimpleNamespace(size=8),
+        model_config=SimpleNamespace(num_hidden_layers=layers, context_len=context_len),
+        layer_info=SimpleNamespace(start_layer=0, end_layer=layers),
+        req_to_token_pool=SimpleNamespace(size=requests),
         spec_algorithm=SimpleNamespace(is_eagle=lambda: False),
         is_draft_worker=False,
         lora_manager=None,
@@ -98,8 +108,7 @@ def set_up(model, backend="breakable", tp_rank=0):
         else:
             patches.enter_context(mock.patch.object(runtime_context, "get_parallel", stand_ins["get_parallel"]))
         runner = SimpleNamespace(**fields, get_cuda_graph_layers=layer_setup.compute_attention_and_moe_layers)
-        found = module.capture_prefill_graph(model_runner=runner, eager_runner=None)
-        return getattr(found, "runner", found)  # from 0.5.17 with what it cost
+        return module.capture_prefill_graph(model_runner=runner, eager_runner=eager_runner)
 
 
 def _has(module):
