@@ -75,6 +75,12 @@ def new(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def rebase(session: nox.Session) -> None:
+    """Say what the queue would do on a release that is not pinned: nox -s rebase -- 0.5.24."""
+    patchqueue(session, "rebase", *session.posargs)
+
+
+@nox.session(default=False)
 def quilt(session: nox.Session) -> None:
     """Run quilt in work/TAG/: nox -s quilt -- v0.5.9 pop -a."""
     patchqueue(session, "quilt", *session.posargs)

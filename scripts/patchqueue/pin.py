@@ -6,7 +6,7 @@ import datetime
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import tomlkit
@@ -87,15 +87,27 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
 
 
 def _download_all(version: Version, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Every wheel of the release that a Linux machine could be offered. pip lists no files, so each is asked for by name."""
+    """Every wheel of the release that a Linux machine could be offered."""
+    for file in _offered(version, folder, say):
+        if file.name.endswith("-none-any.whl"):
+            break  # a pure wheel is the release's only one
+    return sorted(folder.glob("*.whl"))
+
+
+def wheel_of(version: Version, folder: Path, say: Callable[[str], None]) -> Path | None:
+    """Some wheel of the release, fetched into `folder`: their Python files are the same. None where there is none."""
+    return next(_offered(version, folder, say), None)
+
+
+def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    """The release's wheels as they come. pip lists no files, so each is asked for by name."""
     names = [f"sglang-{version}-py3-none-any.whl"]
     names += [f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl" for python in PYTHONS for machine in MACHINES]
     for name in names:
         say(f"asking for {name}")
         source.download(str(version), name, folder)
-        if (folder / names[0]).is_file():
-            break  # a pure wheel is the release's only one
-    return sorted(folder.glob("*.whl"))
+        if (folder / name).is_file():
+            yield folder / name
 
 
 def _empty(version: Version) -> tomlkit.TOMLDocument:

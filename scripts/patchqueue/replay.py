@@ -79,7 +79,7 @@ def apply_to_text(text: str, file: FileDiff, where: str) -> tuple[str, list[tupl
 
     Hunks are tried in order against the text as it was; line numbers in messages are upstream's, 1-based.
     """
-    lines = _split_lines(text)
+    lines = split_lines(text)
     result: list[str] = []
     done = 0  # lines of the old text that are already in the result
     moved = 0  # by how many lines the hunks so far push down what follows, whether they fit or not
@@ -108,19 +108,20 @@ def _misfit(lines: list[str], start: int, hunk: Hunk, number: int, where: str) -
         if hunk.trailing < CONTEXT and start + len(old) != len(lines):
             return Outcome.CORRUPT, Problem("unequal-context", at, f"{hunk.trailing} lines of context after it, though the file goes on; they are {CONTEXT}", "`nox -s refresh` writes it so")
         return None
-    elsewhere = _find(lines, old)
+    elsewhere = find_text(lines, old)
     if elsewhere:
         nearest = min(elsewhere, key=lambda found: abs(found - start))
         offset = nearest - start
         what = f"its text is at line {nearest + 1}, {abs(offset)} line{'' if abs(offset) == 1 else 's'} {'later' if offset > 0 else 'earlier'}"
         what += f" (and at {len(elsewhere) - 1} other places)" if len(elsewhere) > 1 else ""
         return Outcome.NEEDS_REFRESH, Problem(str(Outcome.NEEDS_REFRESH), at, what, "make a variant for this release: `nox -s refresh -- REVISION`")
-    if hunk.new != old and _find(lines, hunk.new):
+    if hunk.new != old and find_text(lines, hunk.new):
         return Outcome.MERGED_UPSTREAM, Problem(str(Outcome.MERGED_UPSTREAM), at, "the tree has this change already", "lower the guard")
     return Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), at, _first_difference(lines, start, old), "write it anew for this release, or correct the guard")
 
 
-def _find(lines: list[str], wanted: list[str]) -> list[int]:
+def find_text(lines: list[str], wanted: list[str]) -> list[int]:
+    """Where (0-based) `wanted` stands in `lines`, every place."""
     if not wanted:  # a hunk that deletes the whole file has no new text to look for
         return []
     return [n for n in range(len(lines) - len(wanted) + 1) if lines[n] == wanted[0] and lines[n : n + len(wanted)] == wanted]
@@ -135,7 +136,7 @@ def _first_difference(lines: list[str], start: int, old: list[str]) -> str:
     return "the text is nowhere in the file"
 
 
-def _split_lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Lines by \\n alone (str.splitlines also cuts at form feeds and carriage returns)."""
     parts = text.split("\n")
     return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
