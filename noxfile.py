@@ -81,6 +81,12 @@ def rebase(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def watch(session: nox.Session) -> None:
+    """Say which releases are newer than the newest pin, and what the queue would do there."""
+    patchqueue(session, "watch", *session.posargs)
+
+
+@nox.session(default=False)
 def quilt(session: nox.Session) -> None:
     """Run quilt in work/TAG/: nox -s quilt -- v0.5.9 pop -a."""
     patchqueue(session, "quilt", *session.posargs)

@@ -19,7 +19,7 @@ from . import pins as pinning
 from . import quilt as quilts
 from .apply import Report, apply, load_queue, unapply
 from .check import CheckReport, check
-from .forecast import forecast
+from .forecast import forecast, newer
 from .header import documentation
 from .lock import LockFailed, compile_lock
 from .outcome import Outcome, Problem, Refused
@@ -81,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     next_release.set_defaults(run=_rebase)
     next_release.add_argument("version", metavar="VERSION", help="as 0.5.24; its wheel is fetched from the package index")
     next_release.add_argument("--from", dest="origin", metavar="PATH", help="take it from this wheel, or from this folder that holds python/sglang")
+    text = "say which releases are newer than the newest pin, and what the queue would do there"
+    commands.add_parser("watch", help=text, description=text).set_defaults(run=_watch)
     commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)
     return parser
 
@@ -175,8 +177,23 @@ def _pin(options: argparse.Namespace) -> int:
 
 
 def _rebase(options: argparse.Namespace) -> int:
+    _show_forecast(options.root, options.version, options.origin)
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    found = newer(pins)
+    if not found:
+        OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
+    for version in found:
+        _show_forecast(options.root, str(version), None)
+    return 0
+
+
+def _show_forecast(root: Path, version: str, origin: str | None) -> None:
     started = time.monotonic()
-    found = forecast(load_queue(options.root), pinning.load(options.root), options.version, options.origin, _say)
+    found = forecast(load_queue(root), pinning.load(root), version, origin, _say)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("patch", "outcome", "why"):
         table.add_column(name, no_wrap=name != "why", overflow="fold")
@@ -190,7 +207,6 @@ def _rebase(options: argparse.Namespace) -> int:
     kinds = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "at other lines"), (Outcome.MERGED_UPSTREAM, "merged upstream"), (Outcome.CONFLICT, "in conflict"))
     counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in kinds)
     OUT.print(f"sglang {found.version}, with what {found.nearest.tag} gets: {counts}; {time.monotonic() - started:.1f} s", soft_wrap=True)
-    return 0
 
 
 def _lock(options: argparse.Namespace) -> int:

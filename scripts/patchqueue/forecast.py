@@ -20,10 +20,10 @@ from .outcome import Outcome, Problem, Refused
 from .patchfile import FileDiff, Hunk, Patch
 from .pin import wheel_of
 from .pins import Pin, Pins
+from .probe import Read, passes
 from .replay import apply_to_text, find_text, split_lines
 from .series import Queue
 
-Read = Callable[[str], "bytes | None"]
 Say = Callable[[str], None]
 
 
@@ -63,6 +63,13 @@ def forecast(queue: Queue, pins: Pins, name: str, origin: str | None, say: Say) 
         return Forecast(version, older[-1], tuple(_rows(queue, older[-1], read)))
 
 
+def newer(pins: Pins) -> list[Version]:
+    """The releases that the package index has and that are newer than the newest pin, oldest first; no pre-releases."""
+    with tempfile.TemporaryDirectory(prefix="patchqueue-watch-") as space:
+        versions = map(Version, source.published(Path(space)))
+    return sorted(version for version in versions if version > pins.all[-1].version and not version.is_prerelease)
+
+
 def _version(name: str) -> Version:
     try:
         return Version(name)
@@ -94,17 +101,12 @@ def _files(version: Version, origin: str | None, say: Say) -> Iterator[Read]:
 def _rows(queue: Queue, nearest: Pin, read: Read) -> Iterator[Row]:
     files: dict[str, bytes] = {}
     for patch in queue.select(nearest.version):
-        if any(_has(line, read) for line in queue.header(patch.name).probes):
+        if any(passes(line, read) for line in queue.header(patch.name).probes):
             yield Row(patch.name, Outcome.MERGED_UPSTREAM)
             continue
         row, changed = _try(patch, lambda path: files[path] if path in files else read(path))
         files |= changed
         yield row
-
-
-def _has(line, read: Read) -> bool:
-    content = read(line.path)
-    return content is not None and line.matches(content.decode("utf-8", "replace"))
 
 
 def _try(patch: Patch, read: Read) -> tuple[Row, dict[str, bytes]]:

@@ -38,7 +38,7 @@ def probe(queue: Queue, pin: Pin, read: Read) -> list[Finding]:
 def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> Finding:
     header = queue.patches[base].header
     where = f"patches/{base} on {pin.tag}"
-    has = any(_has(line, read) for line in header.probes)
+    has = any(passes(line, read) for line in header.probes)
     if selected and has:
         problem = Problem(str(Outcome.MERGED_UPSTREAM), where, "merged upstream: the pristine release passes the patch's Probe", "lower the guard")
         return Finding(base, pin, Outcome.MERGED_UPSTREAM, problem=problem)
@@ -53,6 +53,7 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     return Finding(base, pin, Outcome.NOT_SELECTED, problem=problem)
 
 
-def _has(line, read: Read) -> bool:
+def passes(line, read: Read) -> bool:
+    """Whether a tree passes one line of a header's Probe."""
     content = read(line.path)
     return content is not None and line.matches(content.decode("utf-8", "replace"))

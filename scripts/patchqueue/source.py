@@ -6,6 +6,7 @@ Only whole archives are cached, under their own sha256: an entry is good or it i
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -216,6 +217,21 @@ def download(version: str, file: str, folder: Path) -> subprocess.CompletedProce
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-input", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--progress-bar", "off", *chosen, "-d", str(folder), f"sglang=={version}"]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+def published(folder: Path) -> list[str]:
+    """Every version of sglang that the package index pip is configured for has a Linux wheel of, for a Python that all pins know.
+
+    folder: an empty one to run pip in. Raises Refused where pip cannot say.
+    """
+    command = [sys.executable, "-m", "pip", "index", "versions", "sglang", "--json", "--disable-pip-version-check", "--no-input"]
+    command += ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_34_x86_64"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    try:
+        return json.loads(done.stdout)["versions"]
+    except (ValueError, KeyError):
+        last = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
+        raise Refused(Problem("not-fetched", "the versions of sglang", last, "check `pip config list`")) from None
 
 
 def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:

@@ -8,7 +8,7 @@ import fakes
 import pytest
 from patchqueue import cli, pins
 from patchqueue.apply import load_queue
-from patchqueue.forecast import forecast
+from patchqueue.forecast import forecast, newer
 from patchqueue.outcome import Outcome, Refused
 
 NEXT = "9.9.2"
@@ -107,3 +107,21 @@ def test_the_command_prints_a_table_and_counts(project, capsys):
     assert f"sglang {NEXT}, with what {fakes.TAG} gets: 1 as they are, 0 at other lines, 0 merged upstream, 1 in conflict" in said
     with pytest.raises(SystemExit):
         cli.main(["--root", str(project.root), "rebase"])
+
+
+def test_the_watch_tells_of_newer_releases_only(project, capsys):
+    assert cli.main(["--root", str(project.root), "watch"]) == 0
+    assert capsys.readouterr().out == f"no release is newer than {fakes.TAG}, the newest pin\n"
+    next_release(project)
+    for name in ("9.9.0", "9.9.3rc1", "10.0"):
+        fakes.write_wheel(project.wheels / f"sglang-{name}-py3-none-any.whl", fakes.release_of(name))
+    assert [str(version) for version in newer(pins.load(project.root))] == [NEXT, "10.0"]
+    assert cli.main(["--root", str(project.root), "watch"]) == 0
+    said = capsys.readouterr().out
+    assert said.index(f"sglang {NEXT}, with what") < said.index("sglang 10.0, with what")
+
+
+def test_an_index_that_does_not_answer_is_said(project, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(project.root / "nowhere"))
+    with pytest.raises(Refused, match="the versions of sglang"):
+        newer(pins.load(project.root))
