@@ -167,13 +167,18 @@ def load_meaning(bench: dict) -> str:
     for mode in beside_eager(bench, LOADS):
         if found := gain(bench, mode):
             other = f", where the pull request reports {REPORTED[mode]:+.1f} % on an H100" if mode in REPORTED else ""
-            parts.append(f"{NAMES[mode]} {found.median:+.1f} % {span(found, 'rounds')}{'' if found.shown else ': no gain shown'}{other}")
+            parts.append(f"{NAMES[mode]} {found.median:+.1f} % {span(found, 'rounds')}{_verdict(found)}{other}")
     if not parts:
         return ""
     same = itself(bench)
     noise = f" Eager prefill against itself, odd rounds against even ones: {same.median:+.1f} % {span(same, 'pairs')}." if same else ""
     prefill = measured(bench, LOADS)[EAGER][LOADS][-1]
     return f"Output tokens per second against eager prefill: {'; '.join(parts)}.{noise} A prefill of the load had {prefill['prefill_tokens']} tokens on average."
+
+
+def _verdict(found: Change) -> str:
+    """What an interval around nothing means: too few pairs could not have shown a gain."""
+    return "" if found.shown else ": no gain shown" if found.sure else ": too few rounds to show a gain"
 
 
 def span(found: Change, what: str) -> str:

@@ -243,6 +243,11 @@ def test_a_gain_is_told_with_its_interval_beside_what_was_reported():
     assert "Eager prefill against itself, odd rounds against even ones: -1.0 % (-3.0 to +3.0, 3 pairs)." in text and "off its pin" in text
 
 
+def test_too_few_rounds_are_said_to_be_too_few():
+    text = benchpage.page([measurement({"eager": FLAT[:5], "piecewise": [one * 1.1 for one in FLAT[:5]]})], with_plot=False)
+    assert "+10.0 % (+10.0 to +10.0, 5 rounds): too few rounds to show a gain" in text and "no gain shown" not in text
+
+
 def test_five_rounds_show_nothing():
     assert not benchpage.change([(100, 110)] * 5).shown and benchpage.change([(100, 110)] * 6).shown
     assert benchpage.change([(100, 100 + one) for one in range(12)]).low == pytest.approx(2)  # the third of twelve
