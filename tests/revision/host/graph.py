@@ -85,7 +85,8 @@ def traced_forward(model, batch, lists, tokens):
     )
     ids = torch.arange(tokens)
     compiling = getattr(context_module(), "enable_piecewise_cuda_graph_compile", contextlib.nullcontext)
-    with context_module().enable_piecewise_cuda_graph(), compile_.set_compiled(True), compiling(), torch.no_grad():
+    compiled = getattr(compile_, "set_compiled", contextlib.nullcontext)  # up to 0.5.9; later the context alone decides
+    with context_module().enable_piecewise_cuda_graph(), compiled(True), compiling(), torch.no_grad():
         with forward_context(batch, **lists):
             outputs = tuple(model.model.forward(ids, ids, batch) for _ in range(2))
     return Traced(tuple(_piece(item) for item in made[0].piecewise_graphs), outputs)

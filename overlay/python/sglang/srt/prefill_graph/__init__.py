@@ -7,10 +7,10 @@ Thin patches hook the release's own files; what they call is here. Modules, low 
     lifetimes           what a graph with breaks has to keep alive
     breakable_graph     a graph with breaks, for releases that have none
     breaks              the release's split ops as such breaks
+    arguments           server arguments that cannot go together with a graph
     layers, split_op    what each layer is; how a layer method becomes an op at which the graph is split
-    mamba2, gdn         the split op of each kind of layer
+    mamba2, gdn, nsa    the split op of each kind of layer
     breakable           the breakable graph's runner: the layer stack alone, any number of requests
-    arguments           server arguments that cannot go together with the breakable graph
     report, __main__    the record of why the graph is on or off, and its command line
 
 `python -m sglang.srt.prefill_graph` prints what this tree was made of and every server that runs on this host.

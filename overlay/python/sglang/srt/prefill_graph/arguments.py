@@ -1,6 +1,8 @@
-"""Server arguments that cannot go together with --enable-breakable-cuda-graph: an error at start, not a crash in warm-up.
+"""Server arguments that cannot go together with a prefill graph.
 
-What a model cannot do is no error: it prefills eagerly, and the report says why (breakable.refuse).
+With --enable-breakable-cuda-graph that is an error at start, not a crash in warm-up. With sparse attention the piecewise
+graph stays off, as these releases have it, and the report says why. What a model cannot do is no error either: it
+prefills eagerly (breakable.refuse).
 """
 
 from __future__ import annotations
@@ -25,6 +27,39 @@ def check_breakable(args: Any) -> None:
     if against:
         raise ValueError(f"{FLAG} cannot be honoured: {'; '.join(against)}. Leave one of them out.")
     compat.switch_on(args)
+
+
+SPARSE_BACKEND = "nsa"
+
+
+def admits_sparse_attention(args: Any) -> bool:
+    """Whether a model that the release keeps from the piecewise graph is let in: its attention is sparse, and nothing is against it."""
+    return compat.has_sparse_attention(args.get_model_config()) and not against_sparse(args)
+
+
+def against_sparse(args: Any) -> list[str]:
+    """What keeps sparse attention (NSA) out of the piecewise graph: everything but the one setting in which it is proven.
+
+    args: ServerArgs. An attention backend that is not set yet will be the sparse one (_handle_model_specific_adjustments,
+    server_args.py:1790 in 0.5.12.post1).
+    """
+    found = [] if compat.on_cuda() else ["it needs an NVIDIA GPU"]
+    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        if getattr(args, name, None) not in (None, SPARSE_BACKEND):
+            found.append(f"--{name.replace('_', '-')} is {getattr(args, name)}, not {SPARSE_BACKEND}")
+    if getattr(args, "piecewise_cuda_graph_compiler", "eager") != "eager":
+        found.append(f"--piecewise-cuda-graph-compiler is {args.piecewise_cuda_graph_compiler}: it swaps the indexer's kernels")
+    for name in ("enable_nsa_prefill_context_parallel", "enable_prefill_context_parallel", "enable_hisparse", "enable_two_batch_overlap"):
+        if getattr(args, name, False):
+            found.append(f"--{name.replace('_', '-')} is given")
+    if getattr(args, "attn_cp_size", 1) > 1:
+        found.append(f"--attention-context-parallel-size is {args.attn_cp_size}")
+    return found
+
+
+def sparse_reason(reasons: list[str]) -> str:
+    """`against_sparse` in a sentence."""
+    return f"sparse attention (NSA) is not run in the graph here: {'; '.join(reasons)}"
 
 
 def _against(args: Any) -> list[str]:

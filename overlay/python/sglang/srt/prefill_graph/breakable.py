@@ -13,25 +13,17 @@ import functools
 import inspect
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import tqdm
 
 from . import breakable_graph, breaks, compat, layers, stack
+from .layers import Refusal
 
 logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not at every batch
 INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is called with
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a model runs without the graph. offender: the layer at fault, where it is one."""
-
-    reason: str
-    offender: layers.Layer | None = None
 
 
 class CannotCapture(RuntimeError):

@@ -109,6 +109,30 @@ def defines(module: str, name: str) -> bool:
     return f"\ndef {name}(" in Path(spec.origin).read_text(encoding="utf-8")
 
 
+def new_tokens(forward_batch: Any) -> int:
+    """Tokens of a batch before padding: those it extends by, or the drafts of each request when verifying them.
+
+    The piecewise runner hands the real batch's extend_num_tokens on to the padded one (model_executor/
+    piecewise_cuda_graph_runner.py, replay_prepare); a batch of drafts has none.
+    """
+    if forward_batch.extend_num_tokens is not None:
+        return forward_batch.extend_num_tokens
+    return forward_batch.batch_size * forward_batch.spec_info.draft_token_num
+
+
+def has_sparse_attention(model_config: Any) -> bool:
+    """Whether the release runs this model's attention behind an indexer (is_deepseek_nsa, configs/model_config.py)."""
+    is_sparse = getattr(importlib.import_module("sglang.srt.configs.model_config"), "is_deepseek_nsa", None)
+    return is_sparse is not None and is_sparse(model_config.hf_text_config)
+
+
+def on_cuda() -> bool:
+    """Whether the release runs on an NVIDIA GPU, as it sees it."""
+    from sglang.srt.utils import is_cuda
+
+    return is_cuda()
+
+
 # The breakable graph
 
 

@@ -6,21 +6,11 @@ from typing import Any
 
 import torch
 
+from . import compat
 from .split_op import split_op
 
 
-def real_tokens(forward_batch: Any) -> int:
-    """Tokens of the batch before padding: those it extends by, or the drafts of each request when verifying them.
-
-    The runner of 0.5.5 hands the real batch's extend_num_tokens on to the padded one (model_executor/
-    piecewise_cuda_graph_runner.py, replay_prepare); a batch of drafts has none.
-    """
-    if forward_batch.extend_num_tokens is not None:
-        return forward_batch.extend_num_tokens
-    return forward_batch.batch_size * forward_batch.spec_info.draft_token_num
-
-
-@split_op("gdn_with_output", tokens=real_tokens, upstream="sglang.srt.models.qwen3_next")
+@split_op("gdn_with_output", tokens=compat.new_tokens, upstream="sglang.srt.models.qwen3_next")
 def gdn_with_output(layer: Any, hidden_states: torch.Tensor, output: torch.Tensor, forward_batch: Any) -> None:
     """Run one Qwen3GatedDeltaNet on normed hidden_states, [tokens, hidden] -> [tokens, hidden].
 

@@ -100,6 +100,14 @@ class Decision:
     offender: Layer | None = None
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why a model runs without the graph. offender: the layer at fault, where it is one."""
+
+    reason: str
+    offender: Layer | None = None
+
+
 def describe(layers: Iterable[Any]) -> LayerTable:
     """The table of a stack's layers. Only looks at attributes: meta tensors, stand-ins and real layers alike."""
     return LayerTable(tuple(_describe(index, layer) for index, layer in enumerate(layers)))

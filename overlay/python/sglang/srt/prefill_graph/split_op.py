@@ -52,7 +52,7 @@ def split_op(name: str, tokens: Callable[[Any], int], upstream: str | None = Non
         if upstream and compat.defines(upstream, name):
             return _late(name)
         if not hasattr(torch.ops.sglang, name):
-            _define(name, breaks.at_op(_op_function(body, tokens), name))
+            return define(name, breaks.at_op(_op_function(body, tokens), name), "output")
         compat.split_at(name)
         return getattr(torch.ops.sglang, name)
 
@@ -62,7 +62,7 @@ def split_op(name: str, tokens: Callable[[Any], int], upstream: str | None = Non
 def _op_function(body: Body, tokens: Callable[[Any], int]) -> Callable[..., None]:
     def run(hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> None:
         context = compat.forward_context()
-        layer = _layer(context, layer_id)
+        layer = layer_of(context, layer_id)
         count, rows = tokens(context.forward_batch), hidden_states.shape[0]
         if count > rows or output.shape != hidden_states.shape:
             raise ValueError(f"layer {layer_id}: {count} tokens, input {tuple(hidden_states.shape)}, output {tuple(output.shape)}")
@@ -73,7 +73,8 @@ def _op_function(body: Body, tokens: Callable[[Any], int]) -> Callable[..., None
     return run
 
 
-def _layer(context: Any, layer_id: int) -> Any:
+def layer_of(context: Any, layer_id: int) -> Any:
+    """The object that a forward context lists for a layer. Raises RuntimeError where there is none."""
     layers = context.attention_layers
     layer = layers[layer_id] if layer_id < len(layers) else None
     if layer is None:
@@ -81,13 +82,16 @@ def _layer(context: Any, layer_id: int) -> Any:
     return layer
 
 
-def _define(name: str, run: Callable[..., None]) -> None:
-    _LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=("output",)))
+def define(name: str, run: Callable[..., None], mutates: str) -> Callable[..., None]:
+    """Define torch.ops.sglang.<name> and split the graph at it. run: annotated, returns nothing, writes its argument `mutates`."""
+    _LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=(mutates,)))
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"sglang::{name}", _fake, lib=_LIBRARY)
+    compat.split_at(name)
+    return getattr(torch.ops.sglang, name)
 
 
-def _fake(hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> None:
+def _fake(*args: Any, **kwargs: Any) -> None:
     return None
 
 

@@ -1,0 +1,191 @@
+"""Which models with sparse attention the piecewise graph is open to, and what is said where it is not."""
+
+import json
+import logging
+import os
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")
+LISTED = pytest.mark.revision(">=0.5.10")  # earlier the graph must be asked for, and no model is kept from it
+
+ENDS = dict(torch_dtype="bfloat16", vocab_size=256, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=4096, rms_norm_eps=1e-6)
+DEEPSEEK_V3 = dict(
+    ENDS, architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", num_key_value_heads=4, intermediate_size=256, moe_intermediate_size=64,
+    n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1, moe_layer_freq=1, n_group=2, topk_group=1, norm_topk_prob=True,
+    scoring_func="sigmoid", topk_method="noaux_tc", routed_scaling_factor=2.5, kv_lora_rank=512, q_lora_rank=64, qk_nope_head_dim=128, qk_rope_head_dim=64,
+    v_head_dim=128, num_nextn_predict_layers=1, rope_theta=10000, hidden_act="silu",
+)  # fmt: skip
+INDEXER = dict(index_topk=2048, index_n_heads=64, index_head_dim=128)
+CONFIGS = {
+    "DeepSeek-V3.2": DEEPSEEK_V3 | INDEXER | dict(architectures=["DeepseekV32ForCausalLM"]),
+    "GLM-5": DEEPSEEK_V3 | INDEXER | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, n_group=1),
+    "DeepSeek-V3": DEEPSEEK_V3,
+    "Kimi-K2": DEEPSEEK_V3 | dict(n_routed_experts=16, n_group=1, num_nextn_predict_layers=0),  # the same architecture
+    "GptOss": dict(ENDS, architectures=["GptOssForCausalLM"], model_type="gpt_oss", num_key_value_heads=2, head_dim=32, intermediate_size=64, num_local_experts=4,
+                   num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"]),
+    "Qwen3-Next": dict(ENDS, architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", num_key_value_heads=2, head_dim=32, intermediate_size=256,
+                       linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=32, linear_value_head_dim=32, full_attention_interval=2,
+                       num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64),
+}  # fmt: skip
+SPARSE = ("DeepSeek-V3.2", "GLM-5")
+
+
+@pytest.fixture
+def resolve(tmp_path, monkeypatch):
+    """resolve(name, **options): real server arguments for a model of which there is only a config, as at start-up on a Hopper GPU."""
+    import torch
+    from sglang.srt.prefill_graph import compat
+
+    monkeypatch.setattr(compat, "on_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+    def build(name, **options):
+        from sglang.srt.server_args import ServerArgs
+
+        (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+        return ServerArgs(model_path=str(tmp_path), device="cuda", **options)
+
+    with patch.dict(os.environ):  # resolving sets some variables
+        yield build
+
+
+@LISTED
+@pytest.mark.parametrize("name, on", [("DeepSeek-V3.2", True), ("GLM-5", True), ("DeepSeek-V3", True), ("Kimi-K2", True), ("GptOss", True), ("Qwen3-Next", False)])
+def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on):
+    from sglang.srt.prefill_graph import compat
+
+    args = resolve(name)
+    assert args.disable_piecewise_cuda_graph is not on
+    assert compat.has_sparse_attention(args.get_model_config()) is (name in SPARSE)
+
+
+@LISTED
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"piecewise_cuda_graph_compiler": "inductor"}, "--piecewise-cuda-graph-compiler is inductor"),
+        ({"prefill_attention_backend": "flashinfer", "decode_attention_backend": "nsa"}, "--prefill-attention-backend is flashinfer, not nsa"),
+        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap is given"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("name", SPARSE)
+def test_anything_unproven_stays_eager_and_the_report_says_why(resolve, name, options, said):
+    from sglang.srt.prefill_graph import report
+
+    args = resolve(name, **options)
+    assert args.disable_piecewise_cuda_graph
+    runner = SimpleNamespace(server_args=args, model_config=args.get_model_config())
+    verdict = report.explain(runner)
+    assert verdict.verdict == "off" and said in verdict.reason and "is_piecewise_cuda_graph_disabled_model" in verdict.reason
+
+
+def arguments_with(**options):
+    return SimpleNamespace(**{"piecewise_cuda_graph_compiler": "eager", "attention_backend": "nsa", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, None),
+        ({"attention_backend": None}, None),
+        ({"attention_backend": "flashinfer"}, "--attention-backend is flashinfer, not nsa"),
+        ({"decode_attention_backend": "fa3"}, "--decode-attention-backend is fa3, not nsa"),
+        ({"piecewise_cuda_graph_compiler": "inductor"}, "--piecewise-cuda-graph-compiler is inductor: it swaps the indexer's kernels"),
+        ({"enable_nsa_prefill_context_parallel": True}, "--enable-nsa-prefill-context-parallel is given"),
+        ({"enable_prefill_context_parallel": True}, "--enable-prefill-context-parallel is given"),
+        ({"attn_cp_size": 2}, "--attention-context-parallel-size is 2"),
+        ({"enable_hisparse": True}, "--enable-hisparse is given"),
+        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap is given"),
+    ],
+    ids=str,
+)
+def test_what_is_against_it_one_by_one(monkeypatch, options, said):
+    from sglang.srt.prefill_graph import arguments, compat
+
+    monkeypatch.setattr(compat, "on_cuda", lambda: True)
+    assert arguments.against_sparse(arguments_with(**options)) == ([said] if said else [])
+
+
+def test_another_gpu_is_against_it(monkeypatch):
+    from sglang.srt.prefill_graph import arguments, compat
+
+    monkeypatch.setattr(compat, "on_cuda", lambda: False)
+    assert arguments.against_sparse(arguments_with()) == ["it needs an NVIDIA GPU"]
+
+
+class NativeSparseAttnBackend:
+    """Has the name of the release's."""
+
+
+class FlashInferMLAAttnBackend:
+    """Has the name of another."""
+
+
+@pytest.fixture
+def runner(build_model, monkeypatch):
+    """runner(**changes): what admit_sparse_attention asks of a ModelRunner with a small DeepSeek-V3.2."""
+    from sglang.srt.prefill_graph import compat
+
+    monkeypatch.setattr(compat, "on_cuda", lambda: True)
+    model = build_model("deepseek_v32")
+
+    def make(**changes):
+        config = SimpleNamespace(hf_text_config=model.config, num_hidden_layers=model.config.num_hidden_layers)
+        return SimpleNamespace(**{"model": model, "model_config": config, "server_args": arguments_with(), "attn_backend": NativeSparseAttnBackend(), "tp_rank": 0, **changes})
+
+    return make
+
+
+def admit(runner, caplog):
+    from sglang.srt.prefill_graph import nsa
+
+    with caplog.at_level(logging.WARNING):
+        admitted = nsa.admit_sparse_attention(runner)
+    return admitted, [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, caplog):
+    from sglang.srt.prefill_graph import nsa
+
+    given = runner()
+    assert admit(given, caplog) == (True, [])
+    for layer in given.model.model.layers:
+        assert nsa._indexers[layer.self_attn.attn_mqa] is layer.self_attn.indexer
+        assert layer.self_attn.attn_mha.kv_b_proj is layer.self_attn.kv_b_proj, "the traced forward would have to set it"
+
+
+def test_a_drafts_indexers_do_not_replace_the_targets(runner, build_model, caplog):
+    """Both number their layers from 0."""
+    from sglang.srt.prefill_graph import nsa
+
+    target, draft = runner(), runner(model=build_model("deepseek_v32", num_hidden_layers=2))
+    assert admit(target, caplog)[0] and admit(draft, caplog)[0]
+    layer = target.model.model.layers[0].self_attn
+    assert nsa._indexers[layer.attn_mqa] is layer.indexer
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attn_backend": FlashInferMLAAttnBackend()}, "attention runs on FlashInferMLAAttnBackend, which keeps nothing for the indexer"),
+        ({"server_args": arguments_with(piecewise_cuda_graph_compiler="inductor")}, "--piecewise-cuda-graph-compiler is inductor"),
+    ],
+    ids=["another backend", "inductor"],
+)
+def test_a_graph_that_was_enforced_is_refused_with_one_warning(runner, caplog, changes, said):
+    """--enforce-piecewise-cuda-graph skips the rules about arguments; so does 0.5.9, which has none."""
+    given = runner(**changes)
+    admitted, warnings = admit(given, caplog)
+    assert not admitted and len(warnings) == 1
+    assert said in warnings[0] and said in given.prefill_graph_refusal.reason
+
+
+def test_models_without_sparse_attention_and_the_breakable_graph_decide_for_themselves(runner, build_model, caplog):
+    other = build_model("llama")
+    plain = runner(model=other, model_config=SimpleNamespace(hf_text_config=other.config), attn_backend=FlashInferMLAAttnBackend())
+    breakable = runner(server_args=arguments_with(enable_breakable_cuda_graph=True), attn_backend=FlashInferMLAAttnBackend())
+    assert admit(plain, caplog) == admit(breakable, caplog) == (True, [])

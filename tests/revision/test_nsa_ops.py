@@ -1,0 +1,375 @@
+"""The two split ops of sparse attention: their promises, their errors, and the release's own indexer inside of one."""
+
+import contextlib
+import math
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")
+ROWS, TOKENS, TOPK, HEADS, RANK, ROPE = 8, 5, 4, 2, 6, 2
+
+
+class Indexer:
+    """Stands in for the release's: selects the position of each token it is given, and keeps what that was."""
+
+    index_topk = TOPK
+
+    def __init__(self, selects=True):
+        self.selects, self.given = selects, []
+
+    def __call__(self, **words):
+        self.given.append(words)
+        self.slots = words["forward_batch"].out_cache_loc
+        return words["positions"][:, None].expand(-1, TOPK).int() if self.selects else None
+
+
+class Layer:
+    """Stands in for RadixAttention."""
+
+    layer_id, tp_q_head_num, v_head_dim = 1, HEADS, RANK
+
+
+@pytest.fixture
+def layer():
+    return Layer()
+
+
+@pytest.fixture
+def context(layer):
+    """context(indexer, batch): the forward context of a graph whose layer 1 is `layer`, with that indexer."""
+    from host import graph
+    from sglang.srt.prefill_graph import nsa
+
+    @contextlib.contextmanager
+    def enter(indexer, batch):
+        if indexer is not None:
+            nsa._indexers[layer] = indexer
+        with graph.forward_context(batch, [None, layer]):
+            yield
+
+    return enter
+
+
+def batch(tokens=TOKENS, **more):
+    import torch
+
+    return SimpleNamespace(**{"extend_num_tokens": tokens, "out_cache_loc": torch.arange(ROWS) + 100, **more})
+
+
+def hidden(width=3, dtype=None):
+    """[ROWS, width]: the row number in real rows, NaN in the others."""
+    import torch
+
+    made = torch.arange(ROWS, dtype=torch.float32)[:, None].repeat(1, width)
+    made[TOKENS:] = math.nan
+    return made.to(dtype) if dtype else made
+
+
+def select(indexer, x=None, q_lora=None):
+    import torch
+    from sglang.srt.prefill_graph import nsa
+
+    return nsa.select(indexer, hidden() if x is None else x, hidden() if q_lora is None else q_lora, torch.arange(ROWS), 1)
+
+
+# The indexer's op
+
+
+def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(context):
+    import torch
+
+    indexer, given = Indexer(), batch()
+    with context(indexer, given):
+        topk = select(indexer)
+    assert topk.dtype == torch.int32 and topk.shape == (ROWS, TOPK)
+    assert topk[:TOKENS].eq(torch.arange(TOKENS)[:, None]).all() and topk[TOKENS:].eq(-1).all()
+    (words,) = indexer.given
+    assert words["layer_id"] == 1 and words["forward_batch"] is given
+    assert [words[name].shape[0] for name in ("x", "q_lora", "positions")] == [TOKENS] * 3
+    assert words["x"].isfinite().all() and words["q_lora"].isfinite().all()
+
+
+def test_keys_are_stored_in_the_slots_of_the_real_tokens(context):
+    """One slot per key: with the padded slots the release's fused store refused 6 keys for 8 slots."""
+    indexer, given = Indexer(), batch()
+    padded = given.out_cache_loc
+    with context(indexer, given):
+        select(indexer)
+    assert indexer.slots.tolist() == [100, 101, 102, 103, 104]
+    assert given.out_cache_loc is padded
+
+
+def test_the_padded_slots_come_back_when_the_indexer_fails(context):
+    class Fails(Indexer):
+        def __call__(self, **words):
+            raise KeyError("no page")
+
+    indexer, given = Fails(), batch()
+    padded = given.out_cache_loc
+    with context(indexer, given), pytest.raises(KeyError, match="no page"):
+        select(indexer)
+    assert given.out_cache_loc is padded
+
+
+def test_quantised_activations_arrive_as_they_came(context):
+    """(fp8, scales) and (fp8, scales, original) are tuples for the indexer, and tensors on their way through the op."""
+    import torch
+
+    indexer = Indexer()
+    fp8, scales, one_scale = hidden(dtype=torch.float8_e4m3fn), hidden(1), torch.ones(1)
+    with context(indexer, batch()):
+        select(indexer, (fp8, scales), (fp8, one_scale))
+        select(indexer, (fp8, scales, hidden(7)))
+    (pair, triple) = (words["x"] for words in indexer.given)
+    assert [tuple(part.shape) for part in pair] == [(TOKENS, 3), (TOKENS, 1)] and pair[0].dtype == torch.float8_e4m3fn
+    assert [tuple(part.shape) for part in triple] == [(TOKENS, 3), (TOKENS, 1), (TOKENS, 7)]
+    assert [tuple(part.shape) for part in indexer.given[0]["q_lora"]] == [(TOKENS, 3), (1,)], "a scale for all has no rows to cut"
+    assert isinstance(indexer.given[1]["q_lora"], torch.Tensor)
+
+
+@pytest.mark.parametrize("tokens, calls", [(TOKENS, 1), (0, 0)], ids=["the backend has no metadata", "no tokens"])
+def test_where_nothing_is_selected_every_row_says_so(context, tokens, calls):
+    """Upstream's op died there: its indexer unpacked None (sglang#28644)."""
+    indexer = Indexer(selects=False)
+    with context(indexer, batch(tokens)):
+        assert select(indexer).eq(-1).all()
+    assert len(indexer.given) == calls
+
+
+def test_drafts_that_are_verified_count_as_tokens(context):
+    indexer = Indexer()
+    drafts = batch(None, batch_size=2, spec_info=SimpleNamespace(draft_token_num=3))
+    with context(indexer, drafts):
+        select(indexer)
+    assert len(indexer.given[0]["positions"]) == 6
+
+
+def test_errors_name_the_layer(context, layer):
+    import torch
+
+    class Wide(Indexer):
+        index_topk = TOPK + 1
+
+    with context(None, batch()), pytest.raises(RuntimeError, match="no indexer is known for layer_id 1"):
+        select(Indexer())
+    wide = Wide()
+    with context(wide, batch()), pytest.raises(ValueError, match=r"layer 1: selected \(5, 4\) for 5 tokens, 5 positions each"):
+        select(wide)
+    with context(wide, batch(ROWS + 1)), pytest.raises(ValueError, match="layer 1: 9 tokens in 8 rows"):
+        select(wide)
+    with pytest.raises(RuntimeError, match="no forward context"):
+        select(wide)
+    with context(wide, batch()), pytest.raises(RuntimeError, match="no layer is listed under layer_id 0"):
+        torch.ops.sglang.nsa_topk_with_output(hidden(), None, None, hidden(), None, torch.arange(ROWS), torch.zeros(ROWS, TOPK, dtype=torch.int32), 0)
+
+
+# The attention's op
+
+
+def attend(layer, save=True, **more):
+    import torch
+    from sglang.srt.prefill_graph import nsa
+
+    query, key = hidden(HEADS * RANK).view(ROWS, HEADS, RANK), hidden(RANK).view(ROWS, 1, RANK)
+    rope = {"q_rope": hidden(HEADS * ROPE).view(ROWS, HEADS, ROPE), "k_rope": hidden(ROPE).view(ROWS, 1, ROPE)}
+    topk = torch.arange(ROWS, dtype=torch.int32)[:, None].repeat(1, TOPK)
+    return nsa.attend(layer, query, key, key, save, topk, **{**rope, **more})
+
+
+class Backend:
+    """Stands in for the attention backend: twice the queries, in a shape of its own; keeps what it was given."""
+
+    def __init__(self, shape):
+        self.shape, self.given = shape, []
+
+    def forward(self, q, k, v, layer, forward_batch, save_kv_cache, **words):
+        self.given.append((q, k, v, layer, save_kv_cache, words, forward_batch.out_cache_loc))
+        return (2 * q).reshape(self.shape)
+
+
+@pytest.mark.parametrize("shape", [(TOKENS, HEADS, RANK), (TOKENS, HEADS * RANK), (1, TOKENS, HEADS, RANK), (TOKENS, 1, HEADS, RANK)], ids=str)
+def test_attention_works_on_the_real_tokens_and_zeroes_the_others(context, layer, shape):
+    """Whatever shape a kernel returns: those made for decoding have an axis for requests, or one for their tokens."""
+    import torch
+
+    backend = Backend(shape)
+    with context(None, batch(attn_backend=backend)):
+        output = attend(layer)
+    assert output.shape == (ROWS, HEADS * RANK)
+    torch.testing.assert_close(output[:TOKENS], 2 * torch.arange(TOKENS, dtype=torch.float32)[:, None].expand(-1, HEADS * RANK))
+    assert output[TOKENS:].eq(0).all()
+    ((q, k, v, given, save, words, slots),) = backend.given
+    assert given is layer and save is True and slots.tolist() == [100, 101, 102, 103, 104]
+    assert {part.shape[0] for part in (q, k, v, *words.values())} == {TOKENS} and words["topk_indices"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert sorted(words) == ["k_rope", "q_rope", "topk_indices"]
+
+
+def test_keys_that_are_stored_already_stay_away(context, layer):
+    import torch
+    from sglang.srt.prefill_graph import nsa
+
+    backend = Backend((TOKENS, HEADS * RANK))
+    with context(None, batch(attn_backend=backend)):
+        nsa.attend(layer, hidden(HEADS * RANK).view(ROWS, HEADS, RANK), None, None, False, torch.zeros(ROWS, TOPK, dtype=torch.int32))
+    ((_, k, v, _, save, words, _),) = backend.given
+    assert k is v is None and save is False and list(words) == ["topk_indices"]
+
+
+def test_no_tokens_mean_zeros_and_no_call(context, layer):
+    backend = Backend(None)
+    with context(None, batch(0, attn_backend=backend)):
+        assert attend(layer).eq(0).all()
+    assert not backend.given
+
+
+# As ops
+
+
+def test_schemas_and_where_the_graph_is_split():
+    import torch
+    from host import graph
+    from sglang.srt.prefill_graph import nsa  # noqa: F401
+
+    schemas = {name: str(getattr(torch.ops.sglang, name).default._schema) for name in ("nsa_topk_with_output", "nsa_attention_with_output")}
+    assert schemas["nsa_topk_with_output"] == (
+        "sglang::nsa_topk_with_output(Tensor x, Tensor? x_scale, Tensor? x_plain, Tensor q_lora, Tensor? q_scale, Tensor positions, "
+        "Tensor(a6!) topk_indices, SymInt layer_id) -> ()"
+    )
+    assert schemas["nsa_attention_with_output"] == (
+        "sglang::nsa_attention_with_output(Tensor query, Tensor? key, Tensor? value, Tensor(a3!) output, Tensor topk_indices, "
+        "bool save_kv_cache, SymInt layer_id, *, Tensor? q_rope=None, Tensor? k_rope=None) -> ()"
+    )
+    assert {f"sglang.{name}" for name in schemas} <= set(graph.split_ops())
+
+
+@pytest.fixture
+def traced(context, layer):
+    """traced(rows): both ops in one forward, compiled whole with a symbolic number of rows, against what they do eagerly."""
+    import torch
+    from host import graph
+    from sglang.srt.prefill_graph import nsa
+
+    seen = []
+
+    def keep(module, inputs):
+        seen.append(module)
+        return module.forward
+
+    def forward(indexer, x, positions):
+        topk = nsa.select(indexer, x, x * 2, positions, 1)
+        query = x[:, None].expand(-1, HEADS, -1).contiguous()
+        return topk, nsa.attend(layer, query, x[:, None], x[:, None], True, topk, q_rope=query, k_rope=x[:, None])
+
+    indexer, backend = Indexer(), Backend((TOKENS, HEADS * RANK))
+    torch._dynamo.reset()
+    compiled = torch.compile(forward, backend=keep, fullgraph=True, dynamic=True)
+
+    def run(rows):
+        x, positions = hidden(RANK)[:1].repeat(rows, 1), torch.arange(rows)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(positions, 0)
+        with context(indexer, batch(attn_backend=backend)), graph.context_module().enable_piecewise_cuda_graph():
+            return compiled(indexer, x, positions), forward(indexer, x, positions)
+
+    run.graphs = seen
+    return run
+
+
+def test_one_trace_serves_every_number_of_rows(traced):
+    import torch
+
+    for rows in (6, 8, 7):
+        compiled, eager = traced(rows)
+        assert [tuple(part.shape) for part in compiled] == [(rows, TOPK), (rows, HEADS * RANK)]
+        assert all(torch.equal(a, b) for a, b in zip(compiled, eager))
+    assert len(traced.graphs) == 1
+    ops = [str(node.target) for node in traced.graphs[0].graph.nodes if "nsa" in str(node.target)]
+    assert ops == ["sglang.nsa_topk_with_output", "sglang.nsa_attention_with_output"]
+
+
+# The release's own indexer
+
+
+@pytest.fixture
+def own(build_model, context):
+    """The indexer of a small DeepSeek-V3.2 with random weights, and a pool."""
+    import torch
+    from host import sparse
+
+    model = build_model("deepseek_v32", device="cpu", index_topk=16)
+    indexer = model.model.layers[1].self_attn.indexer
+    indexer._forward_method, indexer.rotary_emb = indexer.forward_cuda, sparse.Rope()
+    indexer.weights_proj.bfloat16()  # as on a GPU; elsewhere 0.5.9 makes it float32
+    with torch.no_grad(), sparse.kernels():
+        yield indexer, sparse.Pool(8 * sparse.PAGE)
+
+
+def ask(own, context, metadata, parts, rows):
+    """The op on a batch of these (x, q_lora), padded with NaN to `rows`, as the release's own indexer answers."""
+    import torch
+    from host import sparse
+    from sglang.srt.prefill_graph import nsa
+
+    indexer, pool = own
+    x, q_lora = (torch.cat([torch.cat(column), torch.full((rows - len(metadata.slots), column[0].shape[1]), math.nan, dtype=torch.bfloat16)]) for column in zip(*parts))
+    positions = torch.zeros(rows, dtype=torch.int64)
+    positions[: len(metadata.slots)] = metadata.positions
+    with context(indexer, sparse.batch_of(metadata, pool, rows)):
+        return nsa.select(indexer, x, q_lora, positions, 1)
+
+
+def prompts(lengths, indexer):
+    import torch
+
+    source = torch.Generator().manual_seed(5)
+    return [tuple(torch.randn(length, width, generator=source).to(torch.bfloat16) for width in (indexer.hidden_size, indexer.q_lora_rank)) for length in lengths]
+
+
+def sets(topk):
+    return [{position for position in row if position >= 0} for row in topk.tolist()]
+
+
+@pytest.mark.parametrize("rows", [40, 64], ids=["full", "padded"])
+def test_the_releases_own_indexer_selects_what_the_definition_says(own, context, rows):
+    """Three requests: one shorter than index_topk, one longer, one behind a cached prefix that an earlier batch stored."""
+    from host import sparse
+
+    indexer, _ = own
+    whole = prompts((5, 30, 45), indexer)
+    cached = 40
+    first = sparse.Metadata([0], [cached], [4])
+    ask(own, context, first, [tuple(part[:cached] for part in whole[2])], cached + 3)
+    metadata = sparse.Metadata([0, 0, cached], [5, 30, 5], [1, 2, 4])
+    topk = ask(own, context, metadata, [*whole[:2], tuple(part[cached:] for part in whole[2])], rows)
+    plain = sparse.selected_plainly(indexer, whole)
+    wanted = [*plain[:35], *plain[35 + cached :]]
+    assert sets(topk[:40]) == wanted
+    assert topk[40:].eq(-1).all()
+    assert max(map(len, wanted)) == indexer.index_topk < 30, "something must have been left out"
+
+
+def test_prompts_shorter_than_the_selection_are_selected_whole(own, context):
+    """The release skips the scores there and only stores keys."""
+    from host import sparse
+
+    indexer, pool = own
+    metadata = sparse.Metadata([0, 0], [9, 4], [1, 2])
+    topk = ask(own, context, metadata, prompts((9, 4), indexer), 16)
+    assert sets(topk[:13]) == [set(range(n + 1)) for n in (*range(9), *range(4))]
+    assert topk[13:].eq(-1).all()
+    stored = pool.layers[1][1].nonzero().view(-1).tolist()
+    assert stored == metadata.slots.tolist(), "keys of padded rows reached the cache"
+
+
+def test_traced_in_the_graph_the_indexer_is_the_op_and_eager_it_is_itself(own, monkeypatch):
+    from sglang.srt.prefill_graph import nsa
+
+    indexer, _ = own
+    monkeypatch.setattr(nsa, "is_traced", lambda: True)
+    monkeypatch.setattr(nsa, "select", lambda *given: given)
+    x, q_lora = prompts((3,), indexer)[0]
+    given = indexer.forward_cuda(x, q_lora, "positions", "batch", 7)
+    assert given[0] is indexer and given[1] is x and given[2] is q_lora and given[3:] == ("positions", 7)
+    monkeypatch.undo()
+    assert not nsa.is_traced()
