@@ -83,7 +83,7 @@ LEFT_OUT = (
     LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
         tuple(
-            "flashinfer-cubin tilelang quack-kernels easydict cuda-tile sgl-deep-gemm sgl-deep-ep sgl-flash-mla torch-c-dlpack-ext z3-solver "
+            "flashinfer-cubin tilelang quack-kernels easydict cuda-tile sgl-deep-ep sgl-flash-mla torch-c-dlpack-ext z3-solver "
             "ml-dtypes tokenspeed-mla tokenspeed-triton nvidia-mathdx nvidia-cudnn-frontend nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base "
             "flash-attn-4".split()
         ),
@@ -92,8 +92,8 @@ LEFT_OUT = (
 )
 
 TRIMMED = (
-    Trimmed("FlashAttention 3, FlashMLA and InfLLM kernels (1 GB): the runs use flashinfer's attention", ("sgl_kernel/flash_ops*", "sgl_kernel/flashmla_ops*", "sgl_kernel/infllm_ops*")),
-    Trimmed("kernels that only DeepSeek's and multi-node runs load", ("deep_gemm*", "*_mscclpp*")),
+    Trimmed("FlashAttention 3 and InfLLM kernels (1 GB): the runs use flashinfer's attention and FlashMLA's", ("sgl_kernel/flash_ops*", "sgl_kernel/infllm_ops*")),
+    Trimmed("kernels that only runs on several nodes load", ("*_mscclpp*",)),
     Trimmed("programs, headers and byte code: nothing starts or compiles them", ("bin", "lib", "lib64", "include", "share", "**/__pycache__")),
 )
 

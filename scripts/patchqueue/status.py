@@ -54,6 +54,7 @@ class Feature:
 
 
 ALWAYS = "0"  # "upstream" of what every pinned release has
+SPARSE = ("deepseek-v32", "glm-5")
 NEMOTRON, QWEN, LLAMA = ("nemotron-h", "nemotron-h-moe"), ("qwen3-next",), ("llama",)
 SPLIT_MAMBA2, SPLIT_GDN = ("nemotron-h/split-mamba2.patch",), ("qwen3-next/split-gdn.patch",)
 TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op.patch"
@@ -77,6 +78,7 @@ TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
         "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("piecewise/zero-padded-attention-rows.patch",), ("piecewise/zero-padded-attention-rows.patch", TORCH, MOE)),
         "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (), (TORCH, MOE)),
         "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
+        "DeepSeek-V3.2, GLM-5 (eager only)": (Feature(("nsa/split-indexer-and-attention.patch",), (), SPARSE, "piecewise", GONE),),
     },
     "Breakable graph": {
         "NemotronH": _breakable(NEMOTRON, (EMBEDS,)),

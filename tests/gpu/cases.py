@@ -15,6 +15,7 @@ import modes
 CAPTURE = (16, 32, 64, 128, 256, 512)  # tokens of a forward that a graph is captured for
 CHUNK = 512  # longest piece of a prompt that one forward takes
 NEW_TOKENS = 8
+LONG = 2600  # tokens of a prompt of which sparse attention selects 2048
 SMALLEST, LARGEST = 10, 4000  # token ids: no special ones, all in the models' vocabulary
 COLD, AGAIN, WARM, SIZES, ALONE = "cold", "again", "warm", "sizes", "alone"
 FLUSHED = (AGAIN, SIZES, ALONE)  # the passes before which the cache is emptied; "warm" finds there what was asked just before
@@ -54,7 +55,8 @@ def calls(seed: int = 7) -> list[Call]:
     for length in (60, 250):  # the same end behind another beginning: the answer must differ, or the state says nothing
         end = tokens(40)
         made += [Call(f"memory-{length}-{which}", "memory", (tokens(length) + end,)) for which in "ab"]
-    return made
+    long = tokens(LONG)
+    return [*made, Call(f"chunked-{LONG}", "chunked", (long,)), Call(f"prefix-chunked-{LONG}-70", "prefix", (long + tokens(70),))]
 
 
 def parts(source: random.Random, total: int, count: int) -> list[int]:

@@ -1,6 +1,7 @@
 """One engine in one mode, asked everything: `python engine.py PLAN.json`. Started by run.py, which sets its environment.
 
-PLAN: model (folder), mode, enforce, port, watch (where watch/sitecustomize.py writes), out (the answers, as JSON).
+PLAN: model (folder), mode, enforce, breakable (as modes.flags), engine (sglang.Engine's words for this model), port, watch
+(where watch/sitecustomize.py writes), out (the answers, as JSON).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def start(plan: dict):
     from sglang.srt.server_args import ServerArgs
 
     known = {field.name for field in dataclasses.fields(ServerArgs)}
-    chosen = modes.flags(plan["mode"], known, list(plan.get("capture", cases.CAPTURE)), plan.get("enforce", False))
+    chosen = modes.flags(plan["mode"], known, list(plan.get("capture", cases.CAPTURE)), plan.get("enforce", False), plan.get("breakable", True))
     if isinstance(chosen, modes.Unavailable):
         sys.exit(f"not applicable: {chosen.reason}")
     words = ENGINE | plan.get("engine", {}) | chosen | {"model_path": plan["model"], "port": plan["port"], "nccl_port": plan["port"] + 1}

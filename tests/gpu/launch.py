@@ -21,6 +21,10 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TRITON_CACHE_AUTOTUNING": "1",  # what one engine has timed, the next one reads: Mamba2's kernels take 45 s
+    # Sparse attention: eager prefill too reads what was selected. By itself it takes a dense branch for prompts of up to 2048
+    # tokens, which no graph has (0.5.9; from 0.5.10 on).
+    "SGLANG_NSA_FORCE_MLA": "1",
+    "SGLANG_NSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0",
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",

@@ -52,6 +52,20 @@ LLAMA = dict(
     max_position_embeddings=32768, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=5e5, pretraining_tp=1, initializer_range=0.02,
 )  # fmt: skip
 
+# Behind an indexer (NSA). Sizes that kernels insist on are as published: FlashMLA wants 64 or 128 heads of 512 + 64, the
+# indexer's scores heads of 128, its selection 2048 positions. The type of DeepSeek-V3 stands for those of their own, which
+# not every release's transformers knows; releases go by the architecture (is_deepseek_nsa, configs/model_config.py).
+DEEPSEEK_V32 = dict(
+    architectures=["DeepseekV32ForCausalLM"], model_type="deepseek_v3", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True,
+    bos_token_id=1, eos_token_id=2, vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=3, first_k_dense_replace=1,
+    moe_layer_freq=1, num_attention_heads=64, num_key_value_heads=64, q_lora_rank=256, kv_lora_rank=512, qk_nope_head_dim=128,
+    qk_rope_head_dim=64, v_head_dim=128, index_topk=2048, index_n_heads=64, index_head_dim=128, n_routed_experts=8, n_shared_experts=1,
+    num_experts_per_tok=2, moe_intermediate_size=256, n_group=1, topk_group=1, norm_topk_prob=True, scoring_func="sigmoid",
+    topk_method="noaux_tc", routed_scaling_factor=1.0, num_nextn_predict_layers=0, hidden_act="silu", attention_bias=False,
+    attention_dropout=0.0, ep_size=1, max_position_embeddings=163840, rms_norm_eps=1e-6, rope_theta=1e4, initializer_range=0.02,
+    rope_scaling=dict(type="yarn", factor=40, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4096),
+)  # fmt: skip
+
 MODELS = {
     "nemotron-h": nemotron_h("M-M*M-M*M-", 512, 1024, (8, 2), (16, 64)),
     "nemotron-h-moe": nemotron_h(
@@ -60,7 +74,14 @@ MODELS = {
     ),
     "qwen3-next": QWEN3_NEXT,
     "llama": LLAMA,
+    "deepseek-v32": DEEPSEEK_V32,
+    "glm-5": DEEPSEEK_V32 | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, rope_scaling=None, rope_theta=1e6),
 }  # fmt: skip
+# What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which FlashMLA's sparse kernel reads in
+# prefill and decode; the defaults on Hopper decode with FlashAttention 3. Graphs for decoding prove nothing here.
+SPARSE_ENGINE = dict(
+    attention_backend="nsa", nsa_prefill_backend="flashmla_sparse", nsa_decode_backend="flashmla_sparse", kv_cache_dtype="bfloat16", page_size=64, disable_cuda_graph=True,
+)  # fmt: skip
 # The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For speed, with dummy weights.
 NANO_9B = nemotron_h("M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 4480, 15680, (40, 8), (128, 80), 131072)
 
@@ -70,9 +91,19 @@ def has_router(config: dict) -> bool:
     return "num_experts_per_tok" in config
 
 
+def is_sparse(config: dict) -> bool:
+    """Whether attention reads what an indexer selected."""
+    return "index_topk" in config
+
+
+def engine(config: dict) -> dict:
+    """sglang.Engine's words for this model on top of those for all."""
+    return SPARSE_ENGINE if is_sparse(config) else {}
+
+
 def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Every tensor of a checkpoint as published ones name it: (name, shape, kind); kind says how it is drawn."""
-    yield from {"nemotron_h": _nemotron_h, "qwen3_next": _qwen3_next, "llama": _llama}[config["model_type"]](config)
+    yield from {"nemotron_h": _nemotron_h, "qwen3_next": _qwen3_next, "llama": _llama, "deepseek_v3": _deepseek}[config["model_type"]](config)
 
 
 def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -162,6 +193,38 @@ def _llama(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
             yield f"{layer}.self_attn.{name}_proj.weight", (size, hidden), "matrix"
         yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
         yield from _three_matrices(f"{layer}.mlp", hidden, c["intermediate_size"], "matrix")
+    yield "model.norm.weight", (hidden,), "norm"
+    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+
+
+def _deepseek(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, heads, rank, rope = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"], c["qk_rope_head_dim"]
+    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+    for number in range(c["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm"
+        attention = f"{layer}.self_attn"
+        yield f"{attention}.q_a_proj.weight", (c["q_lora_rank"], hidden), "matrix"
+        yield f"{attention}.q_a_layernorm.weight", (c["q_lora_rank"],), "norm"
+        yield f"{attention}.q_b_proj.weight", (heads * (c["qk_nope_head_dim"] + rope), c["q_lora_rank"]), "matrix"
+        yield f"{attention}.kv_a_proj_with_mqa.weight", (rank + rope, hidden), "matrix"
+        yield f"{attention}.kv_a_layernorm.weight", (rank,), "norm"
+        yield f"{attention}.kv_b_proj.weight", (heads * (c["qk_nope_head_dim"] + c["v_head_dim"]), rank), "matrix"
+        yield f"{attention}.o_proj.weight", (hidden, heads * c["v_head_dim"]), "matrix"
+        yield f"{attention}.indexer.wq_b.weight", (c["index_n_heads"] * c["index_head_dim"], c["q_lora_rank"]), "matrix"
+        yield f"{attention}.indexer.wk.weight", (c["index_head_dim"], hidden), "matrix"
+        yield f"{attention}.indexer.k_norm.weight", (c["index_head_dim"],), "norm"
+        yield f"{attention}.indexer.k_norm.bias", (c["index_head_dim"],), "bias"
+        yield f"{attention}.indexer.weights_proj.weight", (c["index_n_heads"], hidden), "matrix"
+        if number < c["first_k_dense_replace"]:
+            yield from _three_matrices(f"{layer}.mlp", hidden, c["intermediate_size"], "matrix")
+            continue
+        yield f"{layer}.mlp.gate.weight", (c["n_routed_experts"], hidden), "matrix"
+        yield f"{layer}.mlp.gate.e_score_correction_bias", (c["n_routed_experts"],), "bias"
+        for expert in range(c["n_routed_experts"]):
+            yield from _three_matrices(f"{layer}.mlp.experts.{expert}", hidden, c["moe_intermediate_size"], "expert")
+        yield from _three_matrices(f"{layer}.mlp.shared_experts", hidden, c["moe_intermediate_size"] * c["n_shared_experts"], "matrix")
     yield "model.norm.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
 

@@ -33,16 +33,17 @@ def reference(mode: str, known: set[str]) -> str:
     return BREAKABLE_REFERENCE if "cuda_graph_tc_compiler" in known and mode in (BREAKABLE, EAGER) else REFERENCE
 
 
-def flags(mode: str, known: set[str], sizes: list[int], enforce: bool) -> dict | Unavailable:
+def flags(mode: str, known: set[str], sizes: list[int], enforce: bool, breakable: bool = True) -> dict | Unavailable:
     """Keyword arguments of sglang.Engine for `mode`. known: the fields of the release's ServerArgs.
 
-    sizes: tokens to capture for; enforce: also where the release keeps the graph off for this model's architecture.
+    sizes: tokens to capture for; enforce: also where the release keeps the graph off for this model's architecture;
+    breakable: whether the model can be captured with breaks.
     The reference is piecewise with the eager compiler, which alone changes kernels where a release tells graphs apart. From
     0.5.10 to 0.5.13, where it does not, and where nothing else is left, it is breakable: that captures in a second.
     """
     if mode in REFERENCES:  # one small size: what is captured is never replayed
         alike = "disable_piecewise_cuda_graph" in known and "cuda_graph_backend_prefill" not in known
-        first = BREAKABLE if mode == BREAKABLE_REFERENCE or alike else PIECEWISE
+        first = BREAKABLE if mode == BREAKABLE_REFERENCE or alike and breakable else PIECEWISE
         tried = [flags(graph, known, sizes[:1], enforce) for graph in (first, PIECEWISE, BREAKABLE)]
         return next(chosen for chosen in tried if isinstance(chosen, dict))
     if mode == EAGER:

@@ -57,6 +57,9 @@ def main(words: Sequence[str] | None = None) -> int:
     facts = describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
     say(f"{facts['version']} (queue {facts['queue_release']}) on {len(gpus)} x {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
     known = fields(options)
+    if (without := {model for model in options.model if models.is_sparse(models.MODELS[model])}) and not takes_sparse(options):
+        say(f"left out, because this release's graph takes no sparse attention: {' '.join(sorted(without))}")
+        options.model = [model for model in options.model if model not in without]
     jobs = [job(place, options, known, number, model, mode) for number, (model, mode) in enumerate(wanted(options, known))]
 
     def write(complete: bool = False) -> None:
@@ -138,16 +141,30 @@ def manifest_of(options: argparse.Namespace) -> dict:
 
 def fields(options: argparse.Namespace) -> set[str]:
     """The names of the tree's ServerArgs, read and not imported: that takes half a minute."""
-    srt = (options.tree or HERE.parents[1] / "tree") / "sglang/srt"
+    srt = _srt(options)
     files = [srt / "server_args.py", *srt.glob("arg_groups/fields/*.py")]  # the latter from 0.5.20
     return {name for file in files for name in re.findall(r"(?m)^ +(\w+): ", file.read_text(encoding="utf-8"))}
+
+
+def takes_sparse(options: argparse.Namespace) -> bool:
+    """Whether attention's op in the tree's graph knows of a selection: from 0.5.13, and where the queue brings it."""
+    return "topk_indices" in (_srt(options) / "layers/radix_attention.py").read_text(encoding="utf-8")
+
+
+def _srt(options: argparse.Namespace) -> Path:
+    return (options.tree or HERE.parents[1] / "tree") / "sglang/srt"
 
 
 def wanted(options: argparse.Namespace, known: set[str]) -> list[tuple[str, str]]:
     """(model, mode), every model's references first; engines of one model apart, so that equal kernels are compiled once."""
     tried = [mode for mode in modes.ALL if mode in options.mode and mode not in modes.REFERENCES]
     needed = {modes.reference(mode, known) for mode in tried} or {modes.REFERENCE}
-    return [(model, mode) for mode in modes.ALL if mode in needed or mode in tried for model in options.model]
+    return [(model, mode) for mode in modes.ALL if mode in needed or mode in tried for model in options.model if runs(model, mode)]
+
+
+def runs(model: str, mode: str) -> bool:
+    """Whether a mode is for a model. Sparse attention is let into the piecewise graph alone, with the eager compiler alone."""
+    return mode in (modes.REFERENCE, modes.PIECEWISE, modes.EAGER) or not models.is_sparse(models.MODELS[model])
 
 
 def job(place: launch.Place, options: argparse.Namespace, known: set[str], number: int, model: str, mode: str) -> launch.Job:
@@ -156,7 +173,7 @@ def job(place: launch.Place, options: argparse.Namespace, known: set[str], numbe
     plan = {
         "model": str(place.out / "models" / model), "mode": mode, "port": options.port_base + PORTS * number, "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"), "enforce": model == "qwen3-next",
-        "keep_eager": reference,
+        "keep_eager": reference, "breakable": not models.is_sparse(models.MODELS[model]), "engine": models.engine(models.MODELS[model]),
     }  # fmt: skip
     return launch.Job(name, HERE / "engine.py", plan, options.engine_limit, "" if reference else f"{model}.{modes.reference(mode, known)}")
 

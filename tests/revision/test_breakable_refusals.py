@@ -131,7 +131,7 @@ def arguments(**changes):
     from host import process
 
     args = process.default_server_args(**{"enable_breakable_cuda_graph": True, **changes})
-    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False)
+    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False, hf_text_config=SimpleNamespace(architectures=["LlamaForCausalLM"]))
     if hasattr(args, "_handle_piecewise_cuda_graph"):
         args._handle_piecewise_cuda_graph()
     return args

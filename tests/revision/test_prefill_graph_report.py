@@ -45,7 +45,7 @@ def resolved(**changes):
     from host import process
 
     args = process.default_server_args(**changes)
-    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False)
+    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False, hf_text_config=SimpleNamespace(architectures=["LlamaForCausalLM"]))
     args._handle_piecewise_cuda_graph()
     return {**changes, "disable_piecewise_cuda_graph": args.disable_piecewise_cuda_graph}
 
@@ -239,7 +239,7 @@ import sglang.srt.prefill_graph.__main__
 print(json.dumps([name for name in set(sys.modules) - before if name.split(".")[0] in ("torch", "triton", "numpy", "transformers", "sglang")]))
 """
     heavy = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
-    names = ["__main__", "compat", "layers", "report", "stack"]
+    names = ["__main__", "arguments", "compat", "layers", "report", "stack"]
     wanted = ["sglang.srt", "sglang.srt.prefill_graph", *(f"sglang.srt.prefill_graph.{name}" for name in names)]
     assert set(json.loads(heavy)) - {"sglang.srt"} == set(wanted) - {"sglang.srt"}
 

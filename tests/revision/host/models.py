@@ -81,6 +81,7 @@ KINDS = {
     "qwen3_next": Kind("sglang.srt.models.qwen3_next", "Qwen3NextForCausalLM", ("sglang.srt.configs.qwen3_next", "Qwen3NextConfig"), QWEN3_NEXT),
     "falcon_h1": Kind("sglang.srt.models.falcon_h1", "FalconH1ForCausalLM", ("sglang.srt.configs.falcon_h1", "FalconH1Config"), FALCON_H1),
     "llama": Kind("sglang.srt.models.llama", "LlamaForCausalLM", ("transformers", "LlamaConfig"), LLAMA),
+    "glm_moe_dsa": Kind("sglang.srt.models.glm4_moe", "GlmMoeDsaForCausalLM", ("transformers", "DeepseekV3Config"), DEEPSEEK_V32),
     "deepseek_v32": Kind("sglang.srt.models.deepseek_v2", "DeepseekV32ForCausalLM", ("transformers", "DeepseekV3Config"), DEEPSEEK_V32),
 }
 

@@ -11,6 +11,10 @@ from unittest import mock
 from . import models, process
 
 
+class NativeSparseAttnBackend:
+    """Has the name of the backend that sparse attention is let into the graph with."""
+
+
 class Captured:
     """Stands in for a graph runner, the release's or the overlay's: it was asked to capture."""
 
@@ -34,7 +38,7 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
     vars(runner).update(
         model=model,
         server_args=args,
-        model_config=types.SimpleNamespace(num_hidden_layers=layers, context_len=4096),
+        model_config=types.SimpleNamespace(num_hidden_layers=layers, context_len=4096, hf_text_config=getattr(model, "config", types.SimpleNamespace(architectures=[""]))),
         max_total_num_tokens=4096,
         device="cpu",
         gpu_id=0,
@@ -44,12 +48,14 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
         is_draft_worker=False,
         is_multimodal=False,
         use_mla_backend=False,
-        attn_backend=None,
+        attn_backend=NativeSparseAttnBackend(),
     )
     stand_ins = dict(PiecewiseCudaGraphRunner=Captured, BreakableCudaGraphRunner=Captured, get_available_gpu_memory=lambda *_, **__: 0.0)
     with contextlib.ExitStack() as stack:
         for name in stand_ins.keys() & vars(model_runner).keys():
             stack.enter_context(mock.patch.object(model_runner, name, stand_ins[name]))
+        if "admit_sparse_attention" in vars(model_runner):
+            stack.enter_context(mock.patch("sglang.srt.prefill_graph.compat.on_cuda", lambda: True))
         if "make_runner" in vars(model_runner):
             stack.enter_context(mock.patch.object(sys.modules[model_runner.make_runner.__module__], "BreakableRunner", Captured))
         _decide(runner)
