@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from . import pins as pinning
-from .evidence import FOLDER, today
+from .evidence import FIRST_SUBJECT, FOLDER, today
 
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 EAGER = "eager"
@@ -76,7 +76,7 @@ def load(root: Path) -> list[dict]:
     pins, found = pinning.load(root), [json.loads(file.read_text(encoding="utf-8")) for file in (root / FOLDER).glob("*/*.bench.json")]
     for bench in found:
         bench["earlier_queue"] = bench["changes"] != today(root, pins.find(bench["version"]))
-    return sorted(found, key=lambda bench: (Version(bench["version"]), bench["gpu"]["name"]))
+    return sorted(found, key=lambda bench: (bench.get("subject", FIRST_SUBJECT) != FIRST_SUBJECT, bench["model"], Version(bench["version"]), bench["gpu"]["name"]))
 
 
 def write(root: Path) -> bool:
@@ -92,12 +92,15 @@ def page(benches: Sequence[dict], with_plot: bool) -> str:
     """The page's text."""
     if not benches:
         return INTRO + "\nNothing was measured yet.\n"
-    parts = [INTRO, setting(benches[0]), HOW]
+    parts = [INTRO, HOW]
     if with_plot and any(paired(bench) for bench in benches):
         parts.append(f"![Time to first token and throughput of the graph modes against eager prefill]({PLOT.name})\n")
-    for bench in benches:
-        parts += [f"## {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
-    parts += [across(benches, "breakable")]
+    for model in dict.fromkeys(bench["model"] for bench in benches):
+        mine = [bench for bench in benches if bench["model"] == model]
+        parts.append(setting(mine))
+        for bench in mine:
+            parts += [f"## {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
+        parts += [across(mine, "breakable")]
     return "\n".join(part for part in parts if part)
 
 
@@ -105,16 +108,21 @@ def title(bench: dict) -> str:
     return f"{bench['version']} on {bench['gpu']['name']}"
 
 
-def setting(bench: dict) -> str:
-    """What was sent to what."""
-    load = bench["load"]
-    return (
-        f"The model has the published shape of {bench['model']} and dummy weights. The load is shaped as GSM8K's: {load['requests']} requests, at most "
-        f"{load['in_flight']} in flight, prompts of {load['mean_prompt']} tokens on average that share their first {load['shared_prefix']}, answers of "
-        f"{load['mean_answer']} tokens on average. The prefix cache is {'on' if load['prefix_cache'] else 'off'}, and empty when a load begins; one forward takes at most "
-        f"{load['chunk']} tokens of prompts; graphs are captured for {len(load['capture'])} sizes from {min(load['capture'])} to {max(load['capture'])} tokens. "
-        "One load goes before those that count. First tokens are timed around the whole call.\n"
+def setting(benches: Sequence[dict]) -> str:
+    """What was sent to what, in the measurements of one model."""
+    load = benches[0]["load"]
+    said = [f"The model has the published shape of {benches[0]['model']} and dummy weights."]
+    if any(measured(bench, LOADS) for bench in benches):
+        said.append(
+            f"The load is shaped as GSM8K's: {load['requests']} requests, at most {load['in_flight']} in flight, prompts of {load['mean_prompt']} tokens on average "
+            f"that share their first {load['shared_prefix']}, answers of {load['mean_answer']} tokens on average. The prefix cache is "
+            f"{'on' if load['prefix_cache'] else 'off'}, and empty when a load begins. One load goes before those that count."
+        )
+    said.append(
+        f"One forward takes at most {load['chunk']} tokens of prompts; graphs are captured for {len(load['capture'])} sizes from {min(load['capture'])} to "
+        f"{max(load['capture'])} tokens. First tokens are timed around the whole call."
     )
+    return " ".join(said) + "\n"
 
 
 def measured(bench: dict, what: str) -> dict[str, dict]:

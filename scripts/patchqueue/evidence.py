@@ -23,6 +23,7 @@ SCHEMA = 1
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 NEEDED = ("schema", "version", "queue", "changes", "tree", "tree_untouched", "gpu", "torch", "runs")
 SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")  # what two runs must share to be kept in one file
+FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
 
@@ -45,7 +46,7 @@ def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: 
     pin = pins.find(str(found["version"]))
     if not (stale and found["tree_untouched"]):
         check_tree(root, pin, found, file.name, say)
-    path = root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{'.bench' if 'load' in found else ''}.json"
+    path = root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{_kind(found)}.json"
     found = clean(found)
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     kept = others(before, found)
@@ -57,6 +58,12 @@ def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return Taken(path, len(new), len(kept), found["passed"])
+
+
+def _kind(found: dict) -> str:
+    """What tells the files of one host apart: a bench, and of which model where it is not the first one."""
+    subject = found.get("subject", FIRST_SUBJECT)
+    return ("" if subject == FIRST_SUBJECT else f".{subject}") + ".bench" if "load" in found else ""
 
 
 def read(file: Path) -> dict:

@@ -54,7 +54,7 @@ class Feature:
 
 
 ALWAYS = "0"  # "upstream" of what every pinned release has
-SPARSE = ("deepseek-v32", "glm-5")
+SPARSE = ("deepseek-v32", "deepseek-v32-fp8", "glm-5")
 NEMOTRON, QWEN, LLAMA = ("nemotron-h", "nemotron-h-moe"), ("qwen3-next",), ("llama",)
 SPLIT_MAMBA2, SPLIT_GDN = ("nemotron-h/split-mamba2.patch",), ("qwen3-next/split-gdn.patch",)
 TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op.patch"

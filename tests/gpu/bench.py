@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Time a patched release on this host's GPU, modes side by side: `python bench.py --out RESULTS`, as run.py otherwise.
 
-The model has the published shape of Nemotron-Nano-9B-v2 and dummy weights. Every mode has an engine of its own on the
-one GPU, and they take turns: loads round by round (A B C, C B A, ...), first tokens call by call. So each round is a
-paired comparison, and what drifts hits all alike. Ends within --limit and writes what it has: RESULTS/bench.json, and
-a log of every engine beside it. Exit code 0: every mode was timed, on its graph.
+The model has a published shape and dummy weights (--subject). Every mode has an engine of its own on the one GPU, and they
+take turns: loads round by round (A B C, C B A, ...), first tokens call by call. So each round is a paired comparison, and
+what drifts hits all alike. Ends within --limit and writes what it has: RESULTS/bench.json, and a log of every engine
+beside it. Exit code 0: every mode was timed, on its graph.
 """
 
 from __future__ import annotations
@@ -29,21 +29,15 @@ import load  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
 import run  # noqa: E402
+import subjects  # noqa: E402
 import turns  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-MODES = (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR)
-MODEL = "NVIDIA-Nemotron-Nano-9B-v2"
-LOAD, FIRST_TOKEN = "load", "first-token"
+LOAD, FIRST_TOKEN = subjects.LOAD, subjects.FIRST_TOKEN
 WARM_UP = 3  # calls of each first-token shape before the timed ones
 START_S, PROMPT_S, LOAD_S, CALLS_S = 300, 120, 240, 60  # longest waits for an engine; the first load on a host compiles kernels
 END_S = 20  # kept of --limit for ending engines and writing
-# What an engine of MODEL takes, in GiB. Weights, and what else was in use after a load, as nvidia-smi saw it on an H200.
-WEIGHTS, REST = 16.6, 4.5
 SPARE = 3  # GiB of the GPU that nobody is promised
-STATE = 27 * (128 * 80 * 128 * 4 + 3 * (128 * 80 + 2 * 8 * 128) * 2) / 2**30  # of one request in 27 Mamba2 layers, float32 and bfloat16
-TOKENS, TOKEN = 2048, 4 * 2 * 8 * 128 * 2 / 2**30  # cached for each running request; of one token in 4 attention layers
-STATES = 3  # per running request, with the prefix cache: MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO, model_runner_kv_cache_mixin.py
 RUNNING = re.compile(r"max_total_num_tokens=\d+, .*?max_running_requests=(\d+)")  # what a scheduler says it will do
 
 
@@ -64,8 +58,9 @@ def main(words: Sequence[str] | None = None) -> int:
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_place(parser)
-    parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*MODES])
-    parser.add_argument("--only", choices=[LOAD, FIRST_TOKEN], help="measure this alone (default: both)")
+    parser.add_argument("--subject", choices=[*subjects.SUBJECTS], default="nemotron", help="the model to time (default nemotron)")
+    parser.add_argument("--mode", nargs="+", choices=modes.ALL, help="default: those that are compared for the model")
+    parser.add_argument("--only", choices=[LOAD, FIRST_TOKEN], help="measure this alone (default: what there is for the model)")
     parser.add_argument("--loads", type=int, default=6, help="rounds of the load (default 6, the fewest that give an interval)")
     parser.add_argument("--times", type=int, default=12, help="timed calls for each first-token shape (default 12)")
     parser.add_argument("--shapes", nargs="+", choices=[f"{count}x{length}" for count, length in load.FIRST_TOKEN], help="first-token shapes, requests x tokens (default: all)")
@@ -73,24 +68,17 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
     parser.add_argument("--port", type=int, default=23000, help="the first engine's port; each next one's is 1200 higher (default 23000)")
     parser.add_argument("--beside", default="", help="what else the host's other GPUs do meanwhile, for the record")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    options.mode = options.mode or [*subjects.SUBJECTS[options.subject].modes]
+    return options
 
 
-def fitting(memory_mib: int, count: int) -> int:
+def fitting(subject: subjects.Subject, memory_mib: int, count: int) -> int:
     """How many requests each of `count` engines can run at once in that much memory. Raises SystemExit where none can."""
-    each = ((memory_mib / 1024 - SPARE) / count - WEIGHTS - REST) / (STATES * STATE + TOKENS * TOKEN)
+    each = ((memory_mib / 1024 - SPARE) / count - subject.weights - subject.rest) / subject.request
     if each < 1:
-        sys.exit(f"{count} engines of {MODEL} do not fit in {memory_mib} MiB: choose fewer with --mode")
+        sys.exit(f"{count} engines of {subject.model} do not fit in {memory_mib} MiB: choose fewer with --mode")
     return min(load.IN_FLIGHT, int(each) // 4 * 4 or int(each))
-
-
-def server(running: int) -> dict:
-    """sglang.Engine's words. Pools have stated sizes: mem_fraction_static is a share of what is free when an engine
-    starts (init_memory_pool, model_runner_kv_cache_mixin.py), so beside others it would give each engine other pools."""
-    return dict(
-        load_format="dummy", max_running_requests=running, max_mamba_cache_size=STATES * running, max_total_tokens=TOKENS * running, mem_fraction_static=0.98,
-        chunked_prefill_size=load.CHUNK, cuda_graph_max_bs=running, cuda_graph_bs=sorted({running, *(size for size in load.DECODE if size < running)}),
-    )  # fmt: skip
 
 
 class Bench:
@@ -100,15 +88,16 @@ class Bench:
         self.place, self.options = place, options
         self.began = time.time()
         self.until = self.began + options.limit - END_S
-        self.measures = [options.only] if options.only else [LOAD, FIRST_TOKEN]
-        self.shapes = [(count, length) for count, length in load.FIRST_TOKEN if not options.shapes or f"{count}x{length}" in options.shapes]
+        self.subject = subjects.SUBJECTS[options.subject]
+        self.measures = [options.only] if options.only else [*self.subject.measures]
+        self.shapes = [(count, length) for count, length in self.subject.shapes if not options.shapes or f"{count}x{length}" in options.shapes]
         self.gpu = turns.Gpu.here()
         self.engines: list[turns.Engine] = []
         self.found: dict[str, dict] = {mode: {} for mode in options.mode}
-        facts = run.describe(place, options) | {"model": MODEL, "config": models.NANO_9B}
+        facts = run.describe(place, options) | {"subject": options.subject, "model": self.subject.model, "config": self.subject.config}
         for name in ("capture", "chunk", "tolerance"):
             facts.pop(name)
-        self.running = options.running or fitting(facts["gpu"]["memory_mib"] - self.gpu.used_mib(), len(options.mode))
+        self.running = options.running or fitting(self.subject, facts["gpu"]["memory_mib"] - self.gpu.used_mib(), len(options.mode))
         session = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.facts = facts | {"load": self._load(), "session": session, "idle": turns.IDLE, "beside": options.beside, "cpus": len(os.sched_getaffinity(0))}
         run.say(f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, torch {facts['torch']['version']}: {' '.join(options.mode)}")
@@ -124,7 +113,7 @@ class Bench:
 
     def measure(self) -> None:
         """Everything, in order; what is measured is written as it comes, so that an end from outside loses little."""
-        model = models.write_config(self.place.out / "models" / MODEL, models.NANO_9B)
+        model = models.write_config(self.place.out / "models" / self.options.subject, self.subject.config)
         for number, mode in enumerate(self.options.mode):
             self.engines.append(self._begin(model, number, mode))
         self._start()
@@ -135,7 +124,7 @@ class Bench:
             self._first_tokens()
 
     def _begin(self, model: Path, number: int, mode: str) -> turns.Engine:
-        plan = {"model": str(model), "mode": mode, "port": self.options.port + 1200 * number, "engine": server(self.running), "watch": self._watch(mode)}
+        plan = {"model": str(model), "mode": mode, "port": self.options.port + 1200 * number, "engine": self.subject.words(self.running), "breakable": not models.is_sparse(self.subject.config), "watch": self._watch(mode)}
         return turns.begin(self.place, mode, HERE / "bench_engine.py", plan, PREFILL_WATCH=plan["watch"], CUDA_DEVICE_ORDER="PCI_BUS_ID")
 
     def _watch(self, mode: str) -> str:

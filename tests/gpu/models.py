@@ -77,13 +77,21 @@ MODELS = {
     "deepseek-v32": DEEPSEEK_V32,
     "glm-5": DEEPSEEK_V32 | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, rope_scaling=None, rope_theta=1e6),
 }  # fmt: skip
+MODELS["deepseek-v32-fp8"] = MODELS["deepseek-v32"]
 # What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which FlashMLA's sparse kernel reads in
 # prefill and decode; the defaults on Hopper decode with FlashAttention 3. Graphs for decoding prove nothing here.
 SPARSE_ENGINE = dict(
     attention_backend="nsa", nsa_prefill_backend="flashmla_sparse", nsa_decode_backend="flashmla_sparse", kv_cache_dtype="bfloat16", page_size=64, disable_cuda_graph=True,
 )  # fmt: skip
+FP8_KEYS = dict(kv_cache_dtype="fp8_e4m3", nsa_prefill_backend="flashmla_kv", nsa_decode_backend="flashmla_kv")  # the kernel made for decoding
 # The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For speed, with dummy weights.
 NANO_9B = nemotron_h("M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 4480, 15680, (40, 8), (128, 80), 131072)
+
+# The published sizes of DeepSeek-V3.2, but for the number of layers and of experts. For speed, with dummy weights.
+DEEPSEEK_V32_WIDE = DEEPSEEK_V32 | dict(
+    vocab_size=129280, hidden_size=7168, intermediate_size=18432, num_hidden_layers=8, first_k_dense_replace=3, num_attention_heads=128,
+    num_key_value_heads=128, q_lora_rank=1536, n_routed_experts=16, num_experts_per_tok=8, moe_intermediate_size=2048,
+)  # fmt: skip
 
 
 def has_router(config: dict) -> bool:
@@ -96,9 +104,11 @@ def is_sparse(config: dict) -> bool:
     return "index_topk" in config
 
 
-def engine(config: dict) -> dict:
+def engine(name: str) -> dict:
     """sglang.Engine's words for this model on top of those for all."""
-    return SPARSE_ENGINE if is_sparse(config) else {}
+    if not is_sparse(MODELS[name]):
+        return {}
+    return SPARSE_ENGINE | (FP8_KEYS if name.endswith("-fp8") else {})
 
 
 def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:

@@ -148,7 +148,8 @@ def fields(options: argparse.Namespace) -> set[str]:
 
 def takes_sparse(options: argparse.Namespace) -> bool:
     """Whether attention's op in the tree's graph knows of a selection: from 0.5.13, and where the queue brings it."""
-    return "topk_indices" in (_srt(options) / "layers/radix_attention.py").read_text(encoding="utf-8")
+    file = _srt(options) / "layers/radix_attention.py"
+    return file.is_file() and "topk_indices" in file.read_text(encoding="utf-8")
 
 
 def _srt(options: argparse.Namespace) -> Path:
@@ -173,7 +174,7 @@ def job(place: launch.Place, options: argparse.Namespace, known: set[str], numbe
     plan = {
         "model": str(place.out / "models" / model), "mode": mode, "port": options.port_base + PORTS * number, "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"), "enforce": model == "qwen3-next",
-        "keep_eager": reference, "breakable": not models.is_sparse(models.MODELS[model]), "engine": models.engine(models.MODELS[model]),
+        "keep_eager": reference, "breakable": not models.is_sparse(models.MODELS[model]), "engine": models.engine(model),
     }  # fmt: skip
     return launch.Job(name, HERE / "engine.py", plan, options.engine_limit, "" if reference else f"{model}.{modes.reference(mode, known)}")
 

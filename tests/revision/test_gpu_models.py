@@ -11,7 +11,7 @@ import models  # noqa: E402
 
 KINDS = {
     "nemotron-h": "nemotron_h", "nemotron-h-moe": "nemotron_h", "qwen3-next": "qwen3_next", "llama": "llama", "deepseek-v32": "deepseek_v32",
-    "glm-5": "glm_moe_dsa",
+    "deepseek-v32-fp8": "deepseek_v32", "glm-5": "glm_moe_dsa",
 }  # fmt: skip
 SMALLER = dict(vocab_size=256)  # the vocabulary is most of the time that drawing takes
 

@@ -68,6 +68,7 @@ def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on
     [
         ({"piecewise_cuda_graph_compiler": "inductor"}, "--piecewise-cuda-graph-compiler is inductor"),
         ({"prefill_attention_backend": "flashinfer", "decode_attention_backend": "nsa"}, "--prefill-attention-backend is flashinfer, not nsa"),
+        ({"attention_backend": "fa3"}, "--attention-backend is fa3, not nsa"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap is given"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -78,13 +79,12 @@ def test_anything_unproven_stays_eager_and_the_report_says_why(resolve, name, op
 
     args = resolve(name, **options)
     assert args.disable_piecewise_cuda_graph
-    runner = SimpleNamespace(server_args=args, model_config=args.get_model_config())
-    verdict = report.explain(runner)
-    assert verdict.verdict == "off" and said in verdict.reason and "is_piecewise_cuda_graph_disabled_model" in verdict.reason
+    verdict = report.explain(SimpleNamespace(server_args=args, model_config=args.get_model_config()))
+    assert verdict.verdict == "off" and said in verdict.reason and "the release keeps such models from the graph" in verdict.reason
 
 
 def arguments_with(**options):
-    return SimpleNamespace(**{"piecewise_cuda_graph_compiler": "eager", "attention_backend": "nsa", **options})
+    return SimpleNamespace(**{"piecewise_cuda_graph_compiler": "eager", "attention_backend": "nsa", "piecewise_cuda_graph_tokens": [64, 1024], **options})
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,14 @@ def arguments_with(**options):
         ({"attn_cp_size": 2}, "--attention-context-parallel-size is 2"),
         ({"enable_hisparse": True}, "--enable-hisparse is given"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap is given"),
+        ({"enable_dp_attention": True}, "--enable-dp-attention is given"),
+        ({"enable_lora": True}, "--enable-lora is given"),
+        ({"nsa_prefill_backend": "trtllm"}, "--nsa-prefill-backend is trtllm"),
+        ({"nsa_decode_backend": "trtllm"}, "--nsa-decode-backend is trtllm"),
+        ({"speculative_algorithm": "EAGLE"}, None),
+        ({"enable_mixed_chunk": True}, None),
+        ({"enable_piecewise_cuda_graph": True, "speculative_algorithm": "EAGLE"}, "--speculative-algorithm is given"),
+        ({"enable_piecewise_cuda_graph": True, "enable_mixed_chunk": True}, "--enable-mixed-chunk is given"),
     ],
     ids=str,
 )
@@ -134,8 +142,9 @@ def runner(build_model, monkeypatch):
     model = build_model("deepseek_v32")
 
     def make(**changes):
-        config = SimpleNamespace(hf_text_config=model.config, num_hidden_layers=model.config.num_hidden_layers)
-        return SimpleNamespace(**{"model": model, "model_config": config, "server_args": arguments_with(), "attn_backend": NativeSparseAttnBackend(), "tp_rank": 0, **changes})
+        config = SimpleNamespace(hf_text_config=model.config, context_len=1024)
+        given = {"model": model, "model_config": config, "server_args": arguments_with(), "attn_backend": NativeSparseAttnBackend(), "tp_rank": 0}
+        return SimpleNamespace(**{**given, "max_total_num_tokens": 4096, **changes})
 
     return make
 
@@ -156,6 +165,15 @@ def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, c
     for layer in given.model.model.layers:
         assert nsa._indexers[layer.self_attn.attn_mqa] is layer.self_attn.indexer
         assert layer.self_attn.attn_mha.kv_b_proj is layer.self_attn.kv_b_proj, "the traced forward would have to set it"
+
+
+def test_sizes_beyond_the_context_are_not_captured(runner, caplog):
+    """Upstream clamps them from 0.5.13 on; before, a placeholder of 2048 tokens read past a page table for 1024."""
+    given = runner(server_args=arguments_with(piecewise_cuda_graph_tokens=[64, 1024, 2048]))
+    assert admit(given, caplog) == (True, []) and given.server_args.piecewise_cuda_graph_tokens == [64, 1024]
+    none = runner(server_args=arguments_with(piecewise_cuda_graph_tokens=[2048]))
+    admitted, warnings = admit(none, caplog)
+    assert not admitted and "no capture size fits: asked for were [2048], the context and the cache allow 1024 tokens" in warnings[0]
 
 
 def test_a_drafts_indexers_do_not_replace_the_targets(runner, build_model, caplog):

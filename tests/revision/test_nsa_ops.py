@@ -137,6 +137,19 @@ def test_where_nothing_is_selected_every_row_says_so(context, tokens, calls):
     assert len(indexer.given) == calls
 
 
+def test_a_batch_that_is_padded_itself_has_fewer_selections_than_rows(context):
+    """Tensor parallel dense layers pad a batch before the graph does; the release's indexer answers for requests' tokens alone."""
+
+    class Fewer(Indexer):
+        def __call__(self, **words):
+            return super().__call__(**words)[: TOKENS - 2]
+
+    indexer = Fewer()
+    with context(indexer, batch()):
+        topk = select(indexer)
+    assert topk[:, 0].tolist() == [0, 1, 2, -1, -1, -1, -1, -1]
+
+
 def test_drafts_that_are_verified_count_as_tokens(context):
     indexer = Indexer()
     drafts = batch(None, batch_size=2, spec_info=SimpleNamespace(draft_token_num=3))
@@ -151,8 +164,15 @@ def test_errors_name_the_layer(context, layer):
     class Wide(Indexer):
         index_topk = TOPK + 1
 
+    class Long(Indexer):
+        def __call__(self, **words):
+            return torch.zeros(TOKENS + 1, TOPK, dtype=torch.int32)
+
     with context(None, batch()), pytest.raises(RuntimeError, match="no indexer is known for layer_id 1"):
         select(Indexer())
+    long = Long()
+    with context(long, batch()), pytest.raises(ValueError, match=r"layer 1: selected \(6, 4\) for 5 tokens, 4 positions each"):
+        select(long)
     wide = Wide()
     with context(wide, batch()), pytest.raises(ValueError, match=r"layer 1: selected \(5, 4\) for 5 tokens, 5 positions each"):
         select(wide)

@@ -49,7 +49,8 @@ def traced(model, monkeypatch):
     backend = NativeSparseAttnBackend()
     batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
     batch.attn_backend, batch.out_cache_loc = backend, batch.input_ids
-    runner = SimpleNamespace(model=model, model_config=SimpleNamespace(hf_text_config=model.config), server_args=SimpleNamespace(), attn_backend=backend)
+    config, args = SimpleNamespace(hf_text_config=model.config, context_len=4096), SimpleNamespace(piecewise_cuda_graph_tokens=[TOKENS])
+    runner = SimpleNamespace(model=model, model_config=config, server_args=args, attn_backend=backend, max_total_num_tokens=4096)
     monkeypatch.setattr(nsa.arguments, "against_sparse", lambda args: [])
     assert nsa.admit_sparse_attention(runner)
     attention = [layer.self_attn.attn_mqa for layer in model.model.layers]

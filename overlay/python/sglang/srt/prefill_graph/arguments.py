@@ -34,7 +34,12 @@ SPARSE_BACKEND = "nsa"
 
 def admits_sparse_attention(args: Any) -> bool:
     """Whether a model that the release keeps from the piecewise graph is let in: its attention is sparse, and nothing is against it."""
-    return compat.has_sparse_attention(args.get_model_config()) and not against_sparse(args)
+    if not compat.has_sparse_attention(args.get_model_config()):
+        return False
+    reasons = against_sparse(args)
+    if reasons:  # some of the arguments are still to be changed: these are what was typed
+        args.sparse_refusal = sparse_reason(reasons)
+    return not reasons
 
 
 def against_sparse(args: Any) -> list[str]:
@@ -49,9 +54,15 @@ def against_sparse(args: Any) -> list[str]:
             found.append(f"--{name.replace('_', '-')} is {getattr(args, name)}, not {SPARSE_BACKEND}")
     if getattr(args, "piecewise_cuda_graph_compiler", "eager") != "eager":
         found.append(f"--piecewise-cuda-graph-compiler is {args.piecewise_cuda_graph_compiler}: it swaps the indexer's kernels")
-    for name in ("enable_nsa_prefill_context_parallel", "enable_prefill_context_parallel", "enable_hisparse", "enable_two_batch_overlap"):
-        if getattr(args, name, False):
-            found.append(f"--{name.replace('_', '-')} is given")
+    for name in ("nsa_prefill_backend", "nsa_decode_backend"):
+        if getattr(args, name, None) == "trtllm":  # with fp8 keys it rotates them itself, from positions that are padded in the graph
+            found.append(f"--{name.replace('_', '-')} is trtllm")
+    together = ("nsa_prefill_context_parallel", "prefill_context_parallel", "hisparse", "two_batch_overlap", "dp_attention", "lora")
+    if now := compat.switch(args):  # where the graph must be asked for, its runner tells neither drafts nor mixed batches apart
+        together += ("mixed_chunk",) if now.opt_in else ()
+        if now.opt_in and getattr(args, "speculative_algorithm", None):
+            found.append("--speculative-algorithm is given")
+    found += [f"--enable-{name.replace('_', '-')} is given" for name in together if getattr(args, f"enable_{name}", False)]
     if getattr(args, "attn_cp_size", 1) > 1:
         found.append(f"--attention-context-parallel-size is {args.attn_cp_size}")
     return found

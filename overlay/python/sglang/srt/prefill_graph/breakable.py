@@ -19,7 +19,7 @@ import torch
 import tqdm
 
 from . import breakable_graph, breaks, compat, layers, stack
-from .layers import Refusal
+from .layers import Refusal, no_size_fits
 
 logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not at every batch
@@ -215,15 +215,10 @@ def _out_of_memory(runner: Any, error: Exception) -> Exception:
 
 
 def sizes_that_fit(runner: Any) -> list[int]:
-    """The sizes asked for that a batch of this server can have, ascending. Raises CannotCapture where there is none.
-
-    A placeholder request longer than the context has no place in req_to_token; one larger than the cache never comes.
-    """
-    asked = compat.sizes_to_capture(runner.server_args)
-    limit = min(runner.model_config.context_len, runner.max_total_num_tokens)
-    sizes = sorted({size for size in asked if size <= limit})
+    """compat.sizes_that_fit. Raises CannotCapture where there is none."""
+    sizes = compat.sizes_that_fit(runner)
     if not sizes:
-        raise CannotCapture(f"no capture size fits: asked for were {list(asked)}, the context and the cache allow {limit} tokens")
+        raise CannotCapture(no_size_fits(runner))
     return sizes
 
 

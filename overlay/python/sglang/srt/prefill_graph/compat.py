@@ -373,6 +373,20 @@ def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
     return tuple(getattr(server_args, "piecewise_cuda_graph_tokens", None) or ())
 
 
+def sizes_that_fit(runner: Any) -> list[int]:
+    """Those of them that a batch of this server can have, ascending.
+
+    A placeholder request longer than the context has no place in req_to_token; one larger than the cache never comes.
+    """
+    limit = largest_batch(runner)
+    return sorted({size for size in sizes_to_capture(runner.server_args) if size <= limit})
+
+
+def largest_batch(runner: Any) -> int:
+    """Tokens of the largest prefill that the context and the cache allow."""
+    return min(runner.model_config.context_len, runner.max_total_num_tokens)
+
+
 @dataclass(frozen=True)
 class Rule:
     """A condition under which the release leaves the graph off. holds: None where it cannot be evaluated from here."""

@@ -108,6 +108,12 @@ class Refusal:
     offender: Layer | None = None
 
 
+def no_size_fits(runner: Any) -> str:
+    """The reason where none of the sizes asked for can be captured."""
+    asked = list(compat.sizes_to_capture(runner.server_args))
+    return f"no capture size fits: asked for were {asked}, the context and the cache allow {compat.largest_batch(runner)} tokens"
+
+
 def describe(layers: Iterable[Any]) -> LayerTable:
     """The table of a stack's layers. Only looks at attributes: meta tensors, stand-ins and real layers alike."""
     return LayerTable(tuple(_describe(index, layer) for index, layer in enumerate(layers)))

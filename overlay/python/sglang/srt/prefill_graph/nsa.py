@@ -20,7 +20,7 @@ from typing import Any, Optional
 import torch
 
 from . import arguments, compat, split_op, stack
-from .layers import Refusal
+from .layers import Refusal, no_size_fits
 
 logger = logging.getLogger(__name__)
 BACKEND = "NativeSparseAttnBackend"  # layers/attention/nsa_backend.py: the one whose metadata the indexer reads
@@ -61,7 +61,8 @@ def _run_indexer(
 
     Also where the indexer selects nothing at all, because the attention backend keeps no metadata for it. Raises
     RuntimeError outside of the graph or for a layer without an indexer, ValueError for more real tokens than rows or a
-    selection of another shape.
+    selection of more rows or another width. Fewer rows there are where the batch itself was padded for tensor parallelism
+    (prepare_mlp_sync_batch, model_executor/forward_batch_info.py): the indexer then answers for the tokens of requests.
     """
     context = compat.forward_context()
     batch, rows = context.forward_batch, x.shape[0]
@@ -75,10 +76,10 @@ def _run_indexer(
     if found is None:
         topk_indices.fill_(NOTHING)
         return
-    if found.shape != (count, topk_indices.shape[1]):
+    if len(found) > count or found.shape[1:] != topk_indices.shape[1:]:
         raise ValueError(f"layer {layer_id}: selected {tuple(found.shape)} for {count} tokens, {topk_indices.shape[1]} positions each")
-    topk_indices[:count].copy_(found)
-    topk_indices[count:].fill_(NOTHING)
+    topk_indices[: len(found)].copy_(found)
+    topk_indices[len(found) :].fill_(NOTHING)
 
 
 def _run_attention(
@@ -162,14 +163,19 @@ def admit_sparse_attention(runner: Any) -> bool:
 
     runner: ModelRunner after its own loop. True for models without sparse attention, and for the breakable graph, which
     decides for itself. Where the answer is no, the first rank logs one warning; the reason stays with the runner as
-    `prefill_graph_refusal`, for the report.
+    `prefill_graph_refusal`, for the report. Sizes beyond the context are left out: these releases capture them all, and the
+    kernels of the selection would read past the placeholder's page table.
     """
     if not compat.has_sparse_attention(runner.model_config) or getattr(runner.server_args, "enable_breakable_cuda_graph", False):
         return True
     reasons = arguments.against_sparse(runner.server_args)
     if not reasons and type(runner.attn_backend).__name__ != BACKEND:
         reasons = [f"attention runs on {type(runner.attn_backend).__name__}, which keeps nothing for the indexer"]
+    sizes = compat.sizes_that_fit(runner)
+    if not reasons and not sizes:
+        reasons = [no_size_fits(runner)]
     if not reasons:
+        runner.server_args.piecewise_cuda_graph_tokens = sizes
         for layer in stack.find(runner.model).layers:
             _prepare(layer.self_attn)
         return True

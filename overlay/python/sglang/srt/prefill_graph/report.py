@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import arguments, compat, layers, stack
+from . import compat, layers, stack
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def explain(runner: Any) -> Verdict:
     refusal = getattr(runner, "prefill_graph_refusal", None)
     if refusal:
         return Verdict(OFF, refusal.reason, _offender(refusal.offender))
-    return _of_switch(runner) or _of_rules(runner) or _of_sizes(runner.server_args) or _of_layers(runner)
+    return _of_sparse(runner.server_args) or _of_switch(runner.server_args) or _of_rules(runner) or _of_sizes(runner.server_args) or _of_layers(runner)
 
 
 def _of_graph(graph: Any) -> Verdict:
@@ -121,17 +121,19 @@ def _of_graph(graph: Any) -> Verdict:
     return Verdict(ON, f"captured {len(sizes)} sizes, {sizes[0]} to {sizes[-1]} tokens" if sizes else "captured")
 
 
-def _of_switch(runner: Any) -> Verdict | None:
-    args = runner.server_args
+def _of_sparse(args: Any) -> Verdict | None:
+    refusal = getattr(args, "sparse_refusal", None)  # left by arguments.admits_sparse_attention
+    return Verdict(OFF, f"{refusal}; the release keeps such models from the graph") if refusal else None
+
+
+def _of_switch(args: Any) -> Verdict | None:
     switch = compat.switch(args)
     if switch is None or switch.on:
         return None
     rules = compat.switch_rules(args)
     holding = [rule for rule in rules if rule.holds]
     if holding:
-        sparse = arguments.against_sparse(args) if compat.has_sparse_attention(runner.model_config) else []
-        why = f"; {arguments.sparse_reason(sparse)}" if sparse else ""
-        return Verdict(OFF, f"turned off by the release's own rule: {'; '.join(map(str, holding))}{why}")
+        return Verdict(OFF, f"turned off by the release's own rule: {'; '.join(map(str, holding))}")
     if switch.opt_in:
         return Verdict(OFF, f"{switch.flag} is not given")
     open_ = [rule for rule in rules if rule.holds is None]
