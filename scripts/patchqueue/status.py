@@ -78,7 +78,9 @@ TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
         "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("piecewise/zero-padded-attention-rows.patch",), ("piecewise/zero-padded-attention-rows.patch", TORCH, MOE)),
         "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (), (TORCH, MOE)),
         "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
-        "DeepSeek-V3.2, GLM-5 (eager only)": (Feature(("nsa/split-indexer-and-attention.patch",), (), SPARSE, "piecewise", GONE),),
+    },
+    "Piecewise graph, sparse attention (eager compiler only)": {
+        "DeepSeek-V3.2, GLM-5": (Feature(("nsa/split-indexer-and-attention.patch",), (), SPARSE, "piecewise", GONE),),
     },
     "Breakable graph": {
         "NemotronH": _breakable(NEMOTRON, (EMBEDS,)),

@@ -151,10 +151,22 @@ def test_memory_is_told_by_process_where_that_can_be(gpu, monkeypatch, tmp_path)
 
 
 def test_engines_share_the_gpu(gpu):
-    fitting = importlib.import_module("bench").fitting
-    assert [fitting(143771, count) for count in (1, 2, 3, 4)] == [128, 108, 56, 28]
+    module = importlib.import_module("bench")
+    nemotron, sparse = (module.subjects.SUBJECTS[name] for name in ("nemotron", "deepseek-v32"))
+    assert [module.fitting(nemotron, 143771, count) for count in (1, 2, 3, 4)] == [128, 108, 56, 28]
+    assert module.fitting(sparse, 143771, 2) == 128
     with pytest.raises(SystemExit, match="7 engines of .* do not fit"):
-        fitting(143771, 7)
+        module.fitting(nemotron, 143771, 7)
+
+
+def test_another_model_has_its_own_modes_and_shapes(bench, tmp_path):
+    """Sparse attention: first tokens alone, from 256 tokens on, eager prefill against the one graph it is let into."""
+    code, found = bench("--subject", "deepseek-v32", "--times", "1")
+    assert code == 0 and found["subject"] == "deepseek-v32" and found["model"].startswith("DeepSeek-V3.2")
+    assert [run["mode"] for run in found["runs"]] == ["eager", "piecewise"] and all("loads" not in run for run in found["runs"])
+    assert list(found["runs"][0]["first_token_ms"]) == ["1x256", "1x512", "1x1024", "1x2048", "1x4096", "8x256", "8x512"]
+    plan = json.loads((tmp_path / "bench.piecewise.plan.json").read_text())
+    assert plan["breakable"] is False and plan["engine"]["attention_backend"] == "nsa" and "max_mamba_cache_size" not in plan["engine"]
 
 
 def test_an_engine_that_dies_leaves_the_others_their_rounds(bench):
@@ -288,6 +300,16 @@ def test_a_mode_is_shown_release_beside_release():
     text = benchpage.page([measurement(first, first), measurement(first, first, version="0.5.16"), measurement({"eager": FLAT})], False)
     assert "| requests × tokens | 0.5.9 on G | 0.5.16 on G |" in text and "| 1 × 64 | 100.0 → 50.0 | 100.0 → 50.0 |" in text
     assert "release beside release" not in benchpage.page([measurement(first, first)], False)
+
+
+def test_each_model_has_its_own_setting_and_releases():
+    first = {"eager": FLAT, "piecewise": FLAT}
+    sparse = measurement(first, first, model="n", subject="deepseek-v32")
+    for run in sparse["runs"]:
+        del run["loads"]
+    text = benchpage.page([measurement(first), sparse], False)
+    assert text.count("has the published shape of") == 2 and text.count("GSM8K") == 1
+    assert text.index("shape of m ") < text.index("## 0.5.9 on G") < text.index("shape of n ")
 
 
 def test_a_mode_that_failed_has_its_row_and_its_rounds_are_kept():

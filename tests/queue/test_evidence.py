@@ -41,6 +41,14 @@ def test_a_result_is_kept_by_release_and_gpu_without_its_hosts_paths(applied, tm
     assert kept["runs"][0]["report"] == [{"feature": "graph", "verdict": "on", "reason": "captured", "offender": None}]
 
 
+def test_a_bench_of_another_model_has_a_file_of_its_own(applied, tmp_path):
+    run = {"mode": "eager", "measure": "first-token", "verdict": "passed", "why": ""}
+    first = take(applied, tmp_path, result(applied, load={}, subject="nemotron", runs=[run]))
+    other = take(applied, tmp_path, result(applied, load={}, subject="deepseek-v32", runs=[run]))
+    assert first.path.name.endswith(".bench.json") and other.path.name == first.path.name.replace(".bench", ".deepseek-v32.bench")
+    assert other.kept == 0
+
+
 def test_a_bench_is_kept_beside(applied, tmp_path):
     assert take(applied, tmp_path, result(applied, load={})).path.name == "nvidia-fake-1.bench.json"
 
