@@ -291,8 +291,14 @@ def notes(bench: dict) -> str:
         said.append(f"The bench and its engines had {cpus} hardware thread{'s' if cpus > 1 else ''}.")
     if bench.get("earlier_queue"):
         said.append("The queue has changed since.")
-    if bench.get("idle") != "stopped" and paired(bench):
+    if not str(bench.get("idle")).startswith("stopped") and paired(bench):
         said.append("Engines that waited for their turn polled for requests meanwhile; the bench has stopped them since.")
+    shapes = [shape for run in beside_eager(bench, FIRST).values() for shape in run[FIRST].values()]
+    if any("lost" in shape for shape in shapes):
+        lost, counted = (sum(count) for count in zip(*((shape["lost"], len(shape["all"])) for shape in shapes)))
+        said.append(
+            f"First tokens ran on hardware threads that were fast before and after each call: {lost} of {lost + counted} paired turns were not, and do not count."
+        )
     if bench.get("remark"):  # added by hand, about a condition that was found out later
         said.append(bench["remark"])
     if bench.get("beside"):

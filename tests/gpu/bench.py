@@ -29,6 +29,7 @@ import load  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
 import run  # noqa: E402
+import steady  # noqa: E402
 import subjects  # noqa: E402
 import turns  # noqa: E402
 
@@ -36,6 +37,7 @@ HERE = Path(__file__).resolve().parent
 LOAD, FIRST_TOKEN = subjects.LOAD, subjects.FIRST_TOKEN
 WARM_UP = 3  # calls of each first-token shape before the timed ones
 START_S, PROMPT_S, LOAD_S, CALLS_S = 300, 120, 240, 60  # longest waits for an engine; the first load on a host compiles kernels
+THREADS, TRIES = 4, 4  # hardware threads that an engine has for first tokens; calls until they were fast throughout
 END_S = 20  # kept of --limit for ending engines and writing
 SPARE = 3  # GiB of the GPU that nobody is promised
 RUNNING = re.compile(r"max_total_num_tokens=\d+, .*?max_running_requests=(\d+)")  # what a scheduler says it will do
@@ -92,6 +94,7 @@ class Bench:
         self.measures = [options.only] if options.only else [*self.subject.measures]
         self.shapes = [(count, length) for count, length in self.subject.shapes if not options.shapes or f"{count}x{length}" in options.shapes]
         self.gpu = turns.Gpu.here()
+        self.threads = steady.Threads()
         self.engines: list[turns.Engine] = []
         self.found: dict[str, dict] = {mode: {} for mode in options.mode}
         facts = run.describe(place, options) | {"subject": options.subject, "model": self.subject.model, "config": self.subject.config}
@@ -165,21 +168,39 @@ class Bench:
                 run.say(f"{engine.mode}: warm-up load took {answer['seconds']} s, {mine['memory_mib']['after_load'] / 1024:.1f} GiB in use")
 
     def _first_tokens(self) -> None:
-        """Each turn makes two calls and times the second: the first wakes an engine that was idle."""
+        """Each turn makes two calls and times the second: the first wakes an engine that was idle. A turn counts where every
+        mode's call ran on hardware threads that were fast before and after it."""
         for count, length in self.shapes:
-            shape, spans = f"{count}x{length}", {mode: [] for mode in self.found}
+            shape, spans = f"{count}x{length}", {mode: {} for mode in self.found}
             for number in range(-1, self.options.times):
                 for engine in turns.order(self.engines, number + 1):
                     if time.time() > self.until - CALLS_S / 10:
                         return run.say(f"first token of {shape}: no time was left")
-                    answer = self._ask(engine, "first_token", CALLS_S, count=count, length=length, calls=WARM_UP if number < 0 else 2, seed=number)
-                    if answer and number >= 0:
-                        spans[engine.mode].append(answer["ms"][-1])
+                    words = dict(count=count, length=length, calls=WARM_UP if number < 0 else 2, seed=number)
+                    span = self._first_token(engine, words)
+                    if span and number >= 0:
+                        spans[engine.mode][number] = span
+            living = [engine.mode for engine in self.engines if engine.alive]
+            whole = [number for number in range(self.options.times) if all(number in spans[mode] for mode in living)]
             for mode, timed in spans.items():
-                if timed:
-                    self.found[mode].setdefault("first_token_ms", {})[shape] = {"median": round(statistics.median(timed), 2), "all": timed}
-            run.say(f"first token of {shape}, ms: " + ", ".join(f"{mode} {statistics.median(timed):.1f}" for mode, timed in spans.items() if timed))
+                if kept := [timed[number] for number in whole if number in timed]:
+                    lost = self.options.times - len(kept)
+                    self.found[mode].setdefault("first_token_ms", {})[shape] = {"median": round(statistics.median(kept), 2), "all": kept, "lost": lost}
+            medians = {mode: found["first_token_ms"][shape]["median"] for mode, found in self.found.items() if shape in found.get("first_token_ms", {})}
+            run.say(f"first token of {shape}, ms: " + ", ".join(f"{mode} {median:.1f}" for mode, median in medians.items()) + f" ({len(whole)} of {self.options.times} turns)")
             self.write()
+
+    def _first_token(self, engine: turns.Engine, words: dict) -> float | None:
+        """Milliseconds of the last of the calls, on threads that were fast throughout; None where TRIES did not have such ones."""
+        for _ in range(TRIES):
+            threads = self.threads.fast(THREADS)
+            steady.pin(turns.members(engine.process.pid), threads)
+            answer = self._ask(engine, "first_token", CALLS_S, **words)
+            if answer is None:
+                return None
+            if self.threads.still_fast(threads):
+                return answer["ms"][-1]
+        return None
 
     def _loads(self) -> None:
         spans = [mine["warm_up"]["seconds"] for mine in self.found.values() if "warm_up" in mine]

@@ -22,7 +22,7 @@ from pathlib import Path
 import launch
 
 POLL_S = 0.2
-IDLE = "stopped"  # what engines are that wait for their turn
+IDLE = "stopped; first tokens on steady threads"  # what engines are that wait for their turn, and where a call counts
 
 
 class Gone(Exception):
@@ -99,7 +99,7 @@ def end(engines: Sequence[Engine]) -> None:
             _signal(engine.process.pid, number)
             _signal(engine.process.pid, signal.SIGCONT)  # a stopped process would not hear of it
         until = time.time() + wait_s
-        while time.time() < until and any(engine.process.poll() is None or _members(engine.process.pid) for engine in engines):
+        while time.time() < until and any(engine.process.poll() is None or members(engine.process.pid) for engine in engines):
             time.sleep(0.05)
             for engine in engines if number == signal.SIGKILL else ():  # what was started meanwhile too
                 _signal(engine.process.pid, number)
@@ -130,8 +130,8 @@ class Gpu:
 
     def session_mib(self, leader: int) -> int:
         """Memory in use by the processes of one session; 0 where nvidia-smi sees other process ids than we do, as in containers."""
-        rows, members = [row.split(",") for row in self._ask("--query-compute-apps=pid,used_memory")], _members(leader)
-        return sum(int(used) for pid, used in rows if used.strip().isdigit() and int(pid) in members)
+        rows, mine = [row.split(",") for row in self._ask("--query-compute-apps=pid,used_memory")], members(leader)
+        return sum(int(used) for pid, used in rows if used.strip().isdigit() and int(pid) in mine)
 
     def _ask(self, query: str) -> list[str]:
         words = ["nvidia-smi", "-i", self.name, query, "--format=csv,noheader,nounits"]
@@ -140,12 +140,12 @@ class Gpu:
 
 def _signal(leader: int, number: int) -> None:
     """Send a signal to every process of a session, whatever groups they are in."""
-    for pid in _members(leader):
+    for pid in members(leader):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def _members(leader: int) -> list[int]:
+def members(leader: int) -> list[int]:
     """The processes of a session, less those that have ended and wait for a parent to notice."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

@@ -36,6 +36,7 @@ def gpu(monkeypatch) -> None:
 def bench(gpu, monkeypatch, tmp_path):
     """Run the bench here: exit code, what it wrote. Keywords are its settings, or FAKE_… variables."""
     module = importlib.import_module("bench")
+    monkeypatch.setattr(module.steady, "SLOWER", 1e6)  # this machine's threads are what they are
 
     def run(*words: str, **settings) -> tuple[int, dict]:
         for name, value in settings.items():
@@ -102,6 +103,49 @@ def test_the_hardware_threads_it_had_are_said(bench):
     finally:
         os.sched_setaffinity(0, mine)
     assert found["cpus"] == 1 and "had 1 hardware thread." in benchpage.page([found], with_plot=False)
+
+
+def test_fast_threads_are_found_and_watched(gpu):
+    steady = importlib.import_module("steady")
+    spans = {0: 4.0, 1: 2.0, 2: 2.1, 3: 4.1, 4: 2.0, 5: 2.2}
+    asked = []
+
+    def timed(cpu):
+        asked.append(cpu)
+        return spans[cpu]
+
+    threads = steady.Threads([*spans], timed)
+    assert threads.fastest == 2.0 and sorted(threads.fast(3)) == [1, 2, 4]
+    asked.clear()
+    assert sorted(threads.fast(3)) == [1, 2, 4] and sorted(asked) == [1, 2, 4], "what was fast before is tried first"
+    assert threads.still_fast([1, 2, 4])
+    spans[2] = 3.9  # a neighbour came
+    assert not threads.still_fast([1, 2, 4]) and sorted(threads.fast(3)) == [1, 4, 5]
+    spans |= {1: 4.0, 4: 4.2, 5: 4.4}
+    assert len(threads.fast(3)) == 3, "where too few are fast, the fastest"
+
+
+def test_an_engines_processes_stay_on_their_threads(gpu):
+    """Those that it has started, and their threads."""
+    steady = importlib.import_module("steady")
+    one = min(os.sched_getaffinity(0))
+    code = "import subprocess, sys, threading; threading.Thread(target=sys.stdin.read).start(); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 2:
+            time.sleep(0.01)
+        steady.pin([process.pid, 4_000_000], [one])
+        assert {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{process.pid}/task").iterdir()} == {frozenset([one])}
+        process.stdin.close()
+
+
+def test_a_turn_counts_where_every_mode_had_fast_threads(bench, monkeypatch):
+    """The second mode never has them in its second turn: the other's call of that turn has no partner."""
+    module = importlib.import_module("bench")
+    calls = iter([True, True, True, True, True, *[False] * module.TRIES, True])  # warm-ups, first turn, then second turn backwards
+    monkeypatch.setattr(module.steady.Threads, "still_fast", lambda self, cpus: next(calls, True))
+    code, found = bench("--mode", "eager", "piecewise", "--only", "first-token", "--shapes", "1x64", "--times", "3")
+    kept = [run["first_token_ms"]["1x64"] for run in found["runs"]]
+    assert code == 0 and [(len(one["all"]), one["lost"]) for one in kept] == [(2, 1), (2, 1)]
 
 
 POLLS = """
@@ -293,6 +337,15 @@ def test_the_decode_graph_is_not_counted(decode):
     assert "| - | - | 1.0 | 3 of 3 |" in benchpage.page([bench], False)
     bench["runs"][0]["captured"] += [{"what": "target prefill CUDA graph", "seconds": 9.7, "gb": 0.8}]
     assert "| 9.7 | 0.80 | 1.0 | 3 of 3 |" in benchpage.page([bench], False)
+
+
+def test_turns_that_do_not_count_are_told():
+    first = {"eager": FLAT, "piecewise": FLAT}
+    bench = measurement(first, first, idle="stopped; first tokens on steady threads")
+    for run in bench["runs"]:
+        run["first_token_ms"]["1x64"]["lost"] = 2
+    text = benchpage.page([bench], False)
+    assert "fast before and after each call: 2 of 8 paired turns were not" in text and "polled" not in text
 
 
 def test_a_mode_is_shown_release_beside_release():
