@@ -22,7 +22,7 @@ from .probe import probe
 from .replay import Replay, replay
 from .series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from .source import Source
-from .tree import ROOTS, differing, hash_listing, list_folder, sha256
+from .tree import LISTING, ROOTS, differing, hash_listing, list_folder, listing_text, sha256
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 Say = Callable[[str], None]
@@ -76,6 +76,7 @@ def overlay_of(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]
         "version": str(pin.version),
         "release": RELEASE,
         "queue": _queue_hash({OVERLAY_PATCH: as_patch(files)} | {patch.name: patch.content for patch in patches}),
+        "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in pin.wheels],
         "tree_before": pin.tree,
         "patches": [{"name": patch.name, "sha256": sha256(patch.content), "subject": queue.header(patch.name).get("Subject")} for patch in patches],
         "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(files.items())],
@@ -133,6 +134,7 @@ def unapply(root: Path, pin: Pin, say: Say) -> Report:
             return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
         refuse_to_lose(tree, found, discard=False)
         aside = tree.start(copy=True)
+        (aside / LISTING).unlink(missing_ok=True)
         quilt.run(aside, "pop", "-a", lock=lock)
         _remove_empty_folders(aside)
         listing = list_folder(aside)
@@ -193,6 +195,8 @@ def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str,
         "tree": {"before": hash_listing(before), "after": hash_listing(after)},
     }
     write_record(aside, record)
+    if PROVENANCE in after:
+        (aside / LISTING).write_text(listing_text(after))
     return record, after
 
 

@@ -27,7 +27,8 @@ from . import RELEASE, source
 from .apply import apply
 from .outcome import Problem, Refused
 from .pins import Pin, Wheel
-from .tree import GENERATED, hash_listing, is_part_of_tree, list_folder, sha256
+from .series import PROVENANCE as TREE_PROVENANCE
+from .tree import GENERATED, LISTING, hash_listing, is_part_of_tree, list_folder, listing_text, sha256
 
 Say = Callable[[str], None]
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
@@ -137,11 +138,20 @@ def repack(upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin
     made = {name.replace(old, new, 1) if name.startswith(old) else name: content for name, content in made.items()} | dict(patched)
     stamp, name = (stamp_module, VERSION_FILE) if VERSION_FILE in made else (stamp_plain_module, PLAIN_VERSION_FILE)
     made[name] = stamp(made.get(name, b"").decode(), str(pin.version), local_version(pin)).encode()
+    made |= own_listing(made)
     made[f"{new}METADATA"] = stamp_metadata(made[f"{new}METADATA"].decode(), str(pin.version), local_version(pin)).encode()
     made[f"{new}{PROVENANCE}"] = (json.dumps(record | {"release": RELEASE}, indent=1) + "\n").encode()
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))
     return made | {f"{new}RECORD": record_of(made, f"{new}RECORD")}
+
+
+def own_listing(members: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The wheel's listing of its own files, with the stamped version, for `--verify` where it is installed; none without the
+    overlay's package, which reads it."""
+    names = [name for name in members if name.startswith("sglang/") and is_part_of_tree(f"python/{name}") and f"python/{name}" != GENERATED]
+    listing = {f"python/{name}": sha256(members[name]) for name in names}
+    return {LISTING.removeprefix("python/"): listing_text(listing).encode()} if TREE_PROVENANCE in listing else {}
 
 
 def stamp_metadata(text: str, public: str, local: str) -> str:

@@ -227,10 +227,14 @@ def _trim(site: Path, rule: Trimmed) -> dict:
 
 
 def _let_missing_kernels_raise(init: Path) -> None:
-    """Old releases import names that the newer kernel package dropped: they raise when called, not when imported."""
+    """Old releases import names that the newer kernel package dropped: they raise when called, not when imported.
+
+    A module of the package is no such name: `from sgl_kernel import flashmla_ops` asks here first, and must go on to load it.
+    """
     text = init.read_text() + (
         "\n\ndef __getattr__(name):  # added by the bundle\n"
-        '    if name.startswith("__"):\n        raise AttributeError(name)\n\n'
+        "    import importlib.util\n\n"
+        '    if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}"):\n        raise AttributeError(name)\n\n'
         "    def missing(*args, **kwargs):\n"
         '        raise NotImplementedError(f"this kernel package has no sgl_kernel.{name}")\n\n    return missing\n'
     )

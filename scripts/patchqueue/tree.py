@@ -3,7 +3,7 @@
 A *listing* maps a path in upstream's git layout ("python/sglang/version.py") to the sha256 of the file's bytes, in hex.
 The tree hash is the sha256 of `sha256sum`'s own output over the sorted paths, so anyone can check it without this tool:
 
-    find python -type f ! -name '*.so' | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
+    find python -type f ! -name '*.so' ! -name tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOTS = ("python", "test")  # what of a work tree is upstream's; everything else there is the queue's or the user's own
 GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git checkout has none
+LISTING = "python/sglang/srt/prefill_graph/tree.sha256"  # the tree's own listing, for `--verify` in place: no tree can list it
 
 
 def sha256(content: bytes) -> str:
@@ -21,14 +22,18 @@ def sha256(content: bytes) -> str:
 
 
 def is_part_of_tree(path: str) -> bool:
-    """Compiled extensions differ per platform and byte code per run: neither is part of a tree's identity."""
-    return not path.endswith((".so", ".pyc")) and "/__pycache__/" not in path
+    """Compiled extensions differ per platform and byte code per run: neither is part of a tree's identity, nor is its listing."""
+    return not path.endswith((".so", ".pyc")) and "/__pycache__/" not in path and path != LISTING
 
 
 def hash_listing(listing: Mapping[str, str]) -> str:
     """The tree hash of a listing, as "sha256:<hex>"."""
-    lines = (f"{digest}  {path}\n" for path, digest in sorted(listing.items()))
-    return "sha256:" + sha256("".join(lines).encode())
+    return "sha256:" + sha256(listing_text(listing).encode())
+
+
+def listing_text(listing: Mapping[str, str]) -> str:
+    """A listing as sha256sum prints it, sorted by path: what a tree's LISTING file holds."""
+    return "".join(f"{digest}  {path}\n" for path, digest in sorted(listing.items()))
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from . import quilt
 from .locking import locked
-from .tree import ROOTS, differing, hash_listing, list_folder, sha256
+from .tree import ROOTS, differing, hash_listing, list_folder, listing_text, sha256
 
 RECORD = "provenance.json"
 OWN_NAMES = (*ROOTS, "patches", ".pc", RECORD)  # what the tool puts into a tree; anything else there is the user's
@@ -81,8 +81,7 @@ class WorkTree:
 
     def finish(self, listing: dict[str, str]) -> None:
         """Put what was built in the tree's place. Two renames: killed between them, the next run builds again."""
-        lines = (f"{digest}  {path}\n" for path, digest in sorted(listing.items()))
-        self._aside("sha256sum").write_text("".join(lines))
+        self._aside("sha256sum").write_text(listing_text(listing))
         if self.path.exists() or self.path.is_symlink():
             os.rename(self.path, self._aside("old"))
         os.rename(self._aside("building"), self.path)

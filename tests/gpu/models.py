@@ -77,7 +77,8 @@ MODELS = {
     "deepseek-v32": DEEPSEEK_V32,
     "glm-5": DEEPSEEK_V32 | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, rope_scaling=None, rope_theta=1e6),
 }  # fmt: skip
-MODELS["deepseek-v32-fp8"] = MODELS["deepseek-v32"]
+# fp8 keys round coarsely, and experts that are picked otherwise would hide what they do: no layer has a router here.
+MODELS["deepseek-v32-fp8"] = DEEPSEEK_V32 | dict(first_k_dense_replace=DEEPSEEK_V32["num_hidden_layers"])
 # What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which FlashMLA's sparse kernel reads in
 # prefill and decode; the defaults on Hopper decode with FlashAttention 3. Graphs for decoding prove nothing here.
 SPARSE_ENGINE = dict(
@@ -96,7 +97,12 @@ DEEPSEEK_V32_WIDE = DEEPSEEK_V32 | dict(
 
 def has_router(config: dict) -> bool:
     """Whether some layer picks experts."""
-    return "num_experts_per_tok" in config
+    return "num_experts_per_tok" in config and config.get("first_k_dense_replace", 0) < config["num_hidden_layers"]
+
+
+def page_size(name: str) -> int:
+    """Tokens of a page of the engine's cache; a release counts a request's tokens in whole pages when it fills a batch."""
+    return engine(name).get("page_size", 1)
 
 
 def is_sparse(config: dict) -> bool:

@@ -321,7 +321,7 @@ def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[
     """What one engine's answers must stand up to. reference: the same model's reference result; without it agreement is left out."""
     passes, made = result["passes"], cases.calls()
     in_cache = {name: answers for name, answers in passes.items() if name in (cases.COLD, cases.AGAIN, cases.WARM)}
-    several = [count for count in cases.REQUESTS if count > 1]
+    several = [count for count in cases.REQUESTS if 1 < count <= cases.CHUNK // models.page_size(model)]
     found = [compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS, several), compare.hits(in_cache), compare.emptied(passes)]
     found.append(compare.flags_known(result["flags"], result["dropped_flags"]))
     router = models.has_router(models.MODELS[model])

@@ -86,6 +86,16 @@ def test_a_missing_kernel_raises_when_called_not_when_imported(tmp_path):
     assert said.stdout.split("\n")[0] == "this kernel package has no sgl_kernel.gone"
 
 
+def test_a_module_of_the_kernel_package_is_loaded_not_taken_for_a_missing_kernel(tmp_path):
+    package = tmp_path / "sgl_kernel"
+    package.mkdir()
+    (package / "__init__.py").write_text("known = 1\n")
+    (package / "flashmla_ops.py").write_text("print('loaded')\n")
+    bundle._let_missing_kernels_raise(package / "__init__.py")
+    said = subprocess.run([sys.executable, "-c", "from sgl_kernel import flashmla_ops"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert said.stdout == "loaded\n", said.stderr
+
+
 def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
     bundle._lay_host_files(tmp_path / "hostsite", {"stand_ins": ["leftout"], "shims": []})
     assert json.loads((tmp_path / "hostsite/patchqueue_site.json").read_text())["stand_ins"] == ["leftout"]

@@ -239,17 +239,17 @@ import sglang.srt.prefill_graph.__main__
 print(json.dumps([name for name in set(sys.modules) - before if name.split(".")[0] in ("torch", "triton", "numpy", "transformers", "sglang")]))
 """
     heavy = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
-    names = ["__main__", "compat", "layers", "report", "stack"]
+    names = ["__main__", "compat", "layers", "provenance", "report", "stack"]
     wanted = ["sglang.srt", "sglang.srt.prefill_graph", *(f"sglang.srt.prefill_graph.{name}" for name in names)]
     assert set(json.loads(heavy)) - {"sglang.srt"} == set(wanted) - {"sglang.srt"}
 
 
 def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph import provenance
 
     for content in (None, "{", '{"version": 1}'):
         file = runtime / "provenance.json"
         if content is not None:
             file.write_text(content)
-        monkeypatch.setattr(report, "PROVENANCE", file)
-        assert str(report.provenance()) == "sglang unknown, queue release unknown (not built by the queue), 0 patches"
+        monkeypatch.setattr(provenance, "RECORD", file)
+        assert str(provenance.read()) == "sglang unknown, queue release unknown (not built by the queue), 0 patches"

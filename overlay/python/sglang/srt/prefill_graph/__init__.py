@@ -2,6 +2,7 @@
 
 Thin patches hook the release's own files; what they call is here. Modules, low to high, none imports a higher one:
 
+    provenance          what this tree was made of, and whether it still is that
     compat              how releases differ (the only place that knows)
     stack               where a model keeps its decoder layers
     lifetimes           what a graph with breaks has to keep alive
@@ -13,6 +14,7 @@ Thin patches hook the release's own files; what they call is here. Modules, low 
     breakable           the breakable graph's runner: the layer stack alone, any number of requests
     report, __main__    the record of why the graph is on or off, and its command line
 
-`python -m sglang.srt.prefill_graph` prints what this tree was made of and every server that runs on this host.
+`python -m sglang.srt.prefill_graph` prints what this tree was made of and every server that runs on this host; with
+--verify it compares the tree's files with what the queue made.
 Importing the package imports nothing else.
 """

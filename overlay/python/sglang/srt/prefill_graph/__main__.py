@@ -1,4 +1,5 @@
-"""`python -m sglang.srt.prefill_graph [--json]`: what this tree was made of, and the prefill graph of every server here."""
+"""`python -m sglang.srt.prefill_graph [--json | --verify [--json]]`: what this tree was made of, and the prefill graph of every
+server here; or whether the tree's files are still those that the queue made."""
 
 from __future__ import annotations
 
@@ -6,21 +7,34 @@ import argparse
 import dataclasses
 import json
 
-from . import report
+from . import provenance, report
 
 
 def main() -> int:
-    """Print the report; always 0."""
+    """Print the report, or verify. 1 where a file differs from what the queue made, 2 where nothing can be compared; else 0."""
     parser = argparse.ArgumentParser(prog="python -m sglang.srt.prefill_graph", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object: tree, servers")
-    as_json = parser.parse_args().json
-    made_of, records = report.provenance(), report.read_all()
-    if as_json:
+    parser.add_argument("--verify", action="store_true", help="compare every file of sglang with the queue's listing, and name each that differs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: tree and servers, or tree and verification")
+    options = parser.parse_args()
+    made_of = provenance.read()
+    if options.verify:
+        return _verify(made_of, options.json)
+    records = report.read_all()
+    if options.json:
         servers = [dataclasses.asdict(record) for record in records]
         print(json.dumps({"tree": dataclasses.asdict(made_of), "servers": servers}, indent=1))
     else:
         print("\n".join(report.lines(made_of, records)))
     return 0
+
+
+def _verify(made_of: provenance.Provenance, as_json: bool) -> int:
+    found = provenance.verify()
+    if as_json:
+        print(json.dumps({"tree": dataclasses.asdict(made_of), "verification": {**dataclasses.asdict(found), "intact": found.intact}}, indent=1))
+    else:
+        print(f"this tree: {made_of}", *provenance.lines(found), sep="\n")
+    return 2 if found.reason else int(not found.intact)
 
 
 if __name__ == "__main__":

@@ -21,24 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from . import compat, layers, stack
+from .provenance import Provenance
+from .provenance import read as provenance
 
 logger = logging.getLogger(__name__)
 
-PROVENANCE = Path(__file__).with_name("provenance.json")  # written by the queue's tool when it makes a tree
 ON, OFF = "on", "off"
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """What this tree was made of. version: the sglang release; release: the queue's own; patches: names, in order."""
-
-    version: str = "unknown"
-    release: str = "unknown (not built by the queue)"
-    queue: str = "unknown"
-    patches: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"sglang {self.version}, queue release {self.release}, {len(self.patches)} patches"
 
 
 @dataclass(frozen=True)
@@ -167,16 +155,6 @@ def _of_layers(runner: Any) -> Verdict:
 
 def _offender(layer: layers.Layer | None) -> dict[str, Any] | None:
     return layer and {"index": layer.index, "class": layer.class_name, "reason": layer.reason}
-
-
-def provenance() -> Provenance:
-    """What the queue's tool wrote beside this file; "unknown" where it did not, or not in this form."""
-    try:
-        found = json.loads(PROVENANCE.read_text(encoding="utf-8"))
-        names = tuple(patch["name"].removesuffix(".patch") for patch in found["patches"])
-        return Provenance(found["version"], str(found["release"]), found["queue"], names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Provenance()
 
 
 # The records on this host

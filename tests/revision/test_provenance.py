@@ -1,0 +1,90 @@
+"""What a patched tree says about itself: one line at a server's start, and a comparison with what the queue made."""
+
+import inspect
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def copy(tree, tmp_path):
+    """The tree under test under another name, its files linked: write() replaces one."""
+    shutil.copytree(tree / "python/sglang", tmp_path / "sglang", copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def write(path, text):
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
+def verify(folder, *words):
+    """`python -m sglang.srt.prefill_graph --verify` on the sglang in `folder`."""
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([sys.executable, "-m", "sglang.srt.prefill_graph", "--verify", *words], env=environment, text=True, capture_output=True)
+
+
+def started(monkeypatch, caplog):
+    """What a server logs up to where it has set up its logging, which the tests' own takes the place of."""
+    from sglang.srt.entrypoints import engine
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_, **__):
+        raise Stop
+
+    class Arguments:
+        def __getattr__(self, name):  # the first thing that the release asks of its arguments from here on
+            stop()
+
+    monkeypatch.setattr(engine, "configure_logger", lambda *_, **__: None)
+    monkeypatch.setattr(engine, "_set_envs_and_config", stop)
+    launch = getattr(engine, "_launch_subprocesses", None) or engine.Engine._launch_subprocesses
+    needed = [one.name for one in inspect.signature(launch).parameters.values() if one.default is one.empty]
+    with caplog.at_level(logging.INFO), pytest.raises(Stop):
+        launch(**dict.fromkeys(needed) | {"server_args": Arguments()})
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog, tree, revision):
+    record = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
+    [line] = [line for line in started(monkeypatch, caplog) if line.startswith("Patched by")]
+    assert line.startswith(f"Patched by the prefill graph queue: sglang {revision}, queue release {record['release']}, {len(record['patches'])} patches, tree sha256:")
+
+
+def test_the_listing_is_the_tree_that_the_tool_recorded(tree):
+    from sglang.srt.prefill_graph import provenance
+
+    assert provenance.tree_hash() == json.loads((tree / "provenance.json").read_text())["tree"]["after"]
+
+
+def test_a_tree_as_it_was_made_verifies(copy):
+    done = verify(copy)
+    assert done.returncode == 0 and "files are as the queue made them" in done.stdout, done.stdout + done.stderr
+    found = json.loads(verify(copy, "--json").stdout)["verification"]
+    assert found["intact"] and found["files"] > 1000 and found["tree"].startswith("sha256:")
+
+
+def test_every_file_that_differs_is_named(copy):
+    write(copy / "sglang/srt/entrypoints/engine.py", "x = 1\n")
+    (copy / "sglang/srt/utils/__init__.py").with_name("left_behind.py").write_text("")
+    (copy / "sglang/srt/prefill_graph/gdn.py").unlink()
+    done = verify(copy)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-3:] == ["  changed  sglang/srt/entrypoints/engine.py", "  missing  sglang/srt/prefill_graph/gdn.py", "  added    sglang/srt/utils/left_behind.py"]
+
+
+@pytest.mark.parametrize("text", [None, "no listing\n"])
+def test_without_a_listing_nothing_is_claimed(copy, text):
+    listing = copy / "sglang/srt/prefill_graph/tree.sha256"
+    listing.unlink()
+    if text:
+        listing.write_text(text)
+    done = verify(copy)
+    assert done.returncode == 2 and "cannot be verified: tree.sha256 cannot be read" in done.stdout
