@@ -37,6 +37,7 @@ else:
 Say = Callable[[str], None]
 HOSTSITE = Path(__file__).parent / "hostsite"
 SCHEMA = 1
+KERNEL_EDIT = 2  # which form of _let_missing_kernels_raise a kept site has been through
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def dependencies(pin: Pin, host: Host, sm: int, say: Say) -> tuple[Path, dict]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the manifest says about them."""
     locked = resolve(pin, host)
     patterns = [rule.patterns for rule in trim_rules(sm)]
-    key = hashlib.sha256(json.dumps([locked, patterns, host.python, host.platform, bool(host.kernel), SCHEMA]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([locked, patterns, host.python, host.platform, KERNEL_EDIT if host.kernel else False, SCHEMA]).encode()).hexdigest()
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
         say(f"packing the dependencies of {pin.version} (a few minutes, once)")
