@@ -106,7 +106,7 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def matrix(session: nox.Session) -> None:
-    """Print the revisions that have an environment as JSON, for CI."""
+    """Print which proofs a fleet has to run, release by GPU by model, as JSON."""
     patchqueue(session, "matrix", *session.posargs)
 
 
@@ -141,7 +141,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def status(session: nox.Session) -> None:
-    """Make the README's support matrix from evidence/ and the queue."""
+    """Make the README's support matrix from evidence/ and the queue; --merge DIR gathers a fleet's results first."""
     patchqueue(session, "status", *session.posargs)
 
 

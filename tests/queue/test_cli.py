@@ -47,7 +47,7 @@ def test_wrong_words(run, words):
     assert code == 2 and "usage: patchqueue" in err
 
 
-@pytest.mark.parametrize("words", [("apply",), ("apply", TAG), ("apply", "9.9.1", "--discard"), ("apply", "--all"), ("unapply",), ("check",), ("check", "--all"), ("matrix",), ("fields",)])
+@pytest.mark.parametrize("words", [("apply",), ("apply", TAG), ("apply", "9.9.1", "--discard"), ("apply", "--all"), ("unapply",), ("check",), ("check", "--all"), ("matrix", "--cpu"), ("fields",)])
 def test_good(run, words):
     assert run(*words)[0] == 0
 
