@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import benchpage, build, bundle, evidence, fleet, gpurun, host, merge, status
+from . import benchpage, build, bundle, evidence, figurespage, fleet, gpurun, host, merge, status
 from . import pins as pinning
 from .outcome import Problem, Refused
 from .testing import has_environment
@@ -47,6 +47,10 @@ def add(commands) -> None:
     shown = commands.add_parser("status", help="make the README's support matrix from evidence/ and the queue", description="Make the README's support matrix.")
     shown.set_defaults(run=_status)
     shown.add_argument("--merge", type=Path, metavar="DIR", help=f"first gather every {merge.RESULT} below DIR into evidence/, each checked as --take does, the weightier run of each model and mode kept")
+    text = f"make {figurespage.PAGE}, its plots and the README's table of figures from evidence/"
+    drawn = commands.add_parser("figures", help=text, description=text)
+    drawn.set_defaults(run=_figures)
+    drawn.add_argument("--page", action="store_true", help="what it does anyway; `nox -s figures` without it measures")
     text = "print which proofs a fleet has to run, release by GPU by model, as JSON: {\"include\": [...]}, as GitHub's strategy.matrix takes it"
     listed = commands.add_parser("matrix", help=text, description=text)
     listed.set_defaults(run=_matrix)
@@ -141,6 +145,12 @@ def _status(options: argparse.Namespace) -> int:
         fates = [one.fate for one in gathered]
         OUT.print(f"{len(fates)} results: " + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates))
     return 1 if any(one.fate is merge.Fate.REFUSED for one in gathered) else 0
+
+
+def _figures(options: argparse.Namespace) -> int:
+    drawn = figurespage.write(options.root)
+    OUT.print(f"{figurespage.PAGE} written; " + (", ".join(str(file.relative_to(options.root)) for file in drawn) + " drawn" if drawn else "no plot: matplotlib is not installed, or nothing was measured"))
+    return 0
 
 
 def _matrix(options: argparse.Namespace) -> int:
