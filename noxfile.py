@@ -36,6 +36,12 @@ def patchqueue(session: nox.Session, command: str, *words: str) -> None:
     session.run(sys.executable, "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts"}, external=True)
 
 
+def with_matplotlib(session: nox.Session, command: str, *words: str) -> None:
+    """The same where plots are drawn: nothing else needs matplotlib, so it has an environment of its own."""
+    python = [f"--python={sys.executable}", "--with-requirements=scripts/requirements.txt", "--with=matplotlib==3.10.7"]
+    session.run("uv", "run", "--no-project", *python, "python", "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts"}, external=True)
+
+
 @nox.session
 def apply(session: nox.Session) -> None:
     """Lay the queue on a release, in work/TAG/."""
@@ -106,7 +112,7 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def matrix(session: nox.Session) -> None:
-    """Print the revisions that have an environment as JSON, for CI."""
+    """Print which proofs a fleet has to run, release by GPU by model, as JSON."""
     patchqueue(session, "matrix", *session.posargs)
 
 
@@ -134,18 +140,19 @@ def bench(session: nox.Session) -> None:
     if "--page" not in session.posargs:
         patchqueue(session, "bench", *session.posargs)
         return
-    python = [f"--python={sys.executable}", "--with-requirements=scripts/requirements.txt", "--with=matplotlib==3.10.7"]  # the plot alone needs it
-    words = ["uv", "run", "--no-project", *python, "python", "-m", "patchqueue", "bench", *session.posargs]
-    session.run(*words, env={"PYTHONPATH": "scripts"}, external=True)
+    with_matplotlib(session, "bench", *session.posargs)
 
 
 @nox.session(default=False)
 def status(session: nox.Session) -> None:
-    """Make the README's support matrix from evidence/ and the queue."""
+    """Make the README's support matrix from evidence/ and the queue; --merge DIR gathers a fleet's results first."""
     patchqueue(session, "status", *session.posargs)
 
 
 @nox.session(default=False)
 def figures(session: nox.Session) -> None:
-    """Measure apply and check: times, kills, two at once, bad input."""
+    """Measure apply and check: times, kills, two at once, bad input; --page makes docs/figures.md and its plots."""
+    if "--page" in session.posargs:
+        with_matplotlib(session, "figures", *session.posargs)
+        return
     session.run(sys.executable, "scripts/figures/queue_figures.py", *session.posargs, external=True)

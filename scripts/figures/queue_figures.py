@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which to measure: {', '.join(FIGURES)} (default: all)")
     parser.add_argument("--pin", default="", metavar="REVISION", help="the release to apply (default: the default pin)")
     parser.add_argument("--kills", type=int, default=25, metavar="N", help="how many moments to kill an apply at (default: 25)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write every number to this file, as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write every number to this file, as JSON; figures that it has and that were not measured now stay")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.figures if name not in FIGURES]
     if unknown:
@@ -258,13 +258,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured.append(figure)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(_as_json(tag, measured), indent=1) + "\n", encoding="utf-8")
+        before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+        options.out.write_text(json.dumps(beside(before, _as_json(tag, measured)), indent=1) + "\n", encoding="utf-8")
     return 0 if all(figure.met for figure in measured) else 1
 
 
 def _as_json(tag: str, measured: Sequence[Figure]) -> dict:
     machine = {"cpus": os.cpu_count(), "load": [round(load, 1) for load in os.getloadavg()], "python": platform.python_version(), "system": platform.platform()}
     return {"revision": tag, "machine": machine, "figures": [asdict(figure) for figure in measured]}
+
+
+def beside(before: dict, now: dict) -> dict:
+    """The new figures in the places of the old ones of the same name; old ones of another release or machine go."""
+    new = {one["name"]: one for one in now["figures"]}
+    alike = before.get("revision") == now["revision"] and _machine(before) == _machine(now)
+    kept = before["figures"] if alike else []
+    names = dict.fromkeys([*(one["name"] for one in kept), *new])
+    old = {one["name"]: one for one in kept}
+    return now | {"figures": [new.get(name) or old[name] for name in names]}
+
+
+def _machine(found: dict) -> dict:
+    return {name: value for name, value in found.get("machine", {}).items() if name != "load"}
 
 
 if __name__ == "__main__":

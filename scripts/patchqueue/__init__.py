@@ -2,7 +2,7 @@
 
 Floors, low to high; no module imports from a higher one:
 outcome tree locking header · pins patchfile host · series source quilt · replay lint probe · worktree ·
-apply pin standins lock · forecast · environment check refresh build evidence · testing bundle gpurun status benchpage · cli_gpu · cli
+apply pin standins lock · forecast · environment check refresh build evidence · testing bundle gpurun status benchpage merge · fleet figurespage · cli_gpu · cli
 """
 
 RELEASE = 1  # the queue's own release: `sglang-0.5.9+pcg.1`; one more with every release of the queue

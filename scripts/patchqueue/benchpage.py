@@ -235,14 +235,14 @@ def _rates(run: dict) -> list[str]:
     return found
 
 
-def _of_decode(what: str) -> bool:
+def of_decode(what: str) -> bool:
     """Whether a log means the decode graph: `cuda graph` in older releases, `target decode CUDA graph` in 0.5.16."""
     return what == "cuda graph" or "decode" in what
 
 
 def _costs(run: dict) -> list[str]:
     """What a mode's prefill graphs took to capture, what the engine holds, and how often the graph was used."""
-    graph, memory = [one for one in run["captured"] if not _of_decode(one["what"])], run.get("memory_mib", {})
+    graph, memory = [one for one in run["captured"] if not of_decode(one["what"])], run.get("memory_mib", {})
     held = memory.get("after_load", memory.get("started"))
     prefills = run.get("prefills", {})
     return [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import time
@@ -70,7 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     command("new", _new, "start an empty patch topic/verb-object on top of work/TAG/", "the default pin")
     command("pin", _pin, "add a release to upstream/pins.toml", "none; name one, as 0.5.24")
     command("lock", _lock, "resolve a release's environment anew as of its pinned day", "the default pin")
-    command("matrix", _matrix, "print the revisions that have an environment as JSON, for CI", "every pin")
     cli_gpu.add(commands)
     own = commands.add_parser("quilt", help="run quilt in work/TAG/, as apply does (for hosts without one)", description="Run quilt in work/TAG/.")
     own.set_defaults(run=_quilt)
@@ -218,13 +216,6 @@ def _lock(options: argparse.Namespace) -> int:
         except LockFailed as failure:
             raise Refused(Problem("no-lock", pin.tag, failure.what, failure.next_step)) from None
         OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
-    return 0
-
-
-def _matrix(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
-    rows = [{"revision": pin.tag} for pin in _chosen(options, pins, pins.all) if has_environment(options.root, pin)]
-    print(json.dumps({"include": rows}))
     return 0
 
 

@@ -1,12 +1,14 @@
 """Take what a GPU host found into evidence/<version>/<gpu>.json, once it is seen to be about this queue's own tree.
 
 tests/gpu/run.py writes evidence.json, tests/gpu/bench.py bench.json (kept as <gpu>.bench.json). A later run of some
-models or modes replaces these and keeps the others, as long as tree, torch, kernels and the harness's rules are the same.
+models or modes replaces these and keeps the others, as long as tree, torch, kernels and the harness's rules are the same. Runs of
+several hosts in one file (merge.py): what a run was made under, and the file does not say, the run says under "host".
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 from collections.abc import Callable
@@ -21,8 +23,12 @@ from .pins import Pin, Pins
 FOLDER = Path("evidence")
 SCHEMA = 1
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
+VERDICTS = (*GOOD, "failed", NOT_RUN)
+BREAKABLE = "breakable"  # the mode whose breaks tests/gpu/lifetimes.py checks
 NEEDED = ("schema", "version", "queue", "changes", "tree", "tree_untouched", "gpu", "torch", "runs")
 SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")  # what two runs must share to be kept in one file
+# what may be otherwise on another host of the same kind of GPU, or on another day
+OF_HOST = (*SAME, "queue", "queue_release", "tree", "date", "python", "shims", "dependencies_of", "packages", "capture", "chunk", "tolerance", "gpus")
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
@@ -46,18 +52,51 @@ def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: 
     pin = pins.find(str(found["version"]))
     if not (stale and found["tree_untouched"]):
         check_tree(root, pin, found, file.name, say)
-    path = root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{_kind(found)}.json"
+    path = place_of(root, pin, found)
     found = clean(found)
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    kept = others(before, found)
+    kept = [stated(run, facts(before, run), found) for run in others(before, found)] if before else []
     new = [run for run in found["runs"] if run["verdict"] != NOT_RUN or key(run) not in map(key, kept)]
     found["runs"] = sorted([*kept, *new], key=lambda run: (run.get("model", ""), run["mode"]))
     if "lifetimes" not in found and same(before, found) and "lifetimes" in before:
         found["lifetimes"] = before["lifetimes"]
-    found["passed"] = all(one["verdict"] in GOOD for one in [*found["runs"], *([found["lifetimes"]] if "lifetimes" in found else [])])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found["passed"] = passed(found)
+    put(path, json.dumps(found, indent=1) + "\n")
     return Taken(path, len(new), len(kept), found["passed"])
+
+
+def place_of(root: Path, pin: Pin, found: dict) -> Path:
+    """The file that keeps a result: GPUs of another name have files of their own."""
+    return root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{_kind(found)}.json"
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a run that is killed leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def passed(found: dict) -> bool:
+    """Whether every run of a file passed, and every check of lifetimes that came with one."""
+    lifetimes = [one["lifetimes"] for one in [found, *(run.get("host", {}) for run in found["runs"])] if one.get("lifetimes")]
+    return all(one["verdict"] in GOOD for one in [*found["runs"], *lifetimes])
+
+
+def facts(found: dict, run: dict) -> dict:
+    """Under what a run was made, by the names of OF_HOST: as its file says, but for what the run says itself.
+
+    A run in the breakable graph has its host's check of lifetimes there too; None where that host made none.
+    """
+    names = (*OF_HOST, "lifetimes") if run["mode"] == BREAKABLE else OF_HOST
+    return {name: found.get(name) for name in names} | run.get("host", {})
+
+
+def stated(run: dict, facts: dict, header: dict) -> dict:
+    """The run as a file with `header` keeps it: what it was made under, where that is not what the file says."""
+    own = {name: value for name, value in facts.items() if value != header.get(name)}
+    return {name: value for name, value in run.items() if name != "host"} | ({"host": own} if own else {})
 
 
 def _kind(found: dict) -> str:
@@ -77,7 +116,20 @@ def read(file: Path) -> dict:
     missing = [name for name in NEEDED if not isinstance(found, dict) or name not in found]
     if missing or found["schema"] != SCHEMA:
         raise Refused(Problem("bad-evidence", file.name, f"lacks {' '.join(missing)}" if missing else f"has schema {found['schema']}, not {SCHEMA}", "run tests/gpu of this checkout"))
+    if wrong := _misshapen(found):
+        raise Refused(Problem("bad-evidence", file.name, f"is not as tests/gpu writes it: {wrong}", "give the file as the run left it"))
     return found
+
+
+def _misshapen(found: dict) -> str:
+    """What about a result is not as tests/gpu/run.py or bench.py writes it; empty where nothing is."""
+    named = {name: found[name] if isinstance(found[name], dict) else {} for name in ("gpu", "torch")}
+    if not slug(str(named["gpu"].get("name", ""))) or not {"version", "pinned", "off_pin"} <= named["torch"].keys():
+        return "gpu and torch do not say which"
+    if not isinstance(found["runs"], list) or not all(isinstance(run, dict) and {"mode", "verdict"} <= run.keys() for run in found["runs"]):
+        return "runs is no list of runs"
+    unknown = [str(run["verdict"]) for run in found["runs"] if run["verdict"] not in VERDICTS]
+    return f"no run ends {unknown[0]!r}" if unknown else ""
 
 
 def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str], None]) -> None:
@@ -111,7 +163,8 @@ def others(before: dict | None, found: dict) -> list[dict]:
         return []
     new = {key(run) for run in found["runs"] if run["verdict"] != NOT_RUN}
     idle = {key(run) for run in found["runs"]} - new
-    return [run for run in before["runs"] if key(run) not in new and (key(run) not in idle or run["verdict"] != NOT_RUN)]
+    alike = [run for run in before["runs"] if same(before | run.get("host", {}), found)]
+    return [run for run in alike if key(run) not in new and (key(run) not in idle or run["verdict"] != NOT_RUN)]
 
 
 def same(before: dict | None, found: dict) -> bool:

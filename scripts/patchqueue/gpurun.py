@@ -13,6 +13,7 @@ from shutil import rmtree
 
 from . import build
 from .lock import LockFailed, find_uv, quiet_uv, until
+from .locking import locked
 from .outcome import Problem, Refused
 from .pins import Pin
 
@@ -30,17 +31,25 @@ class Ran:
     result: Path | None
 
 
-def run(root: Path, pin: Pin, script: str, here: bool, sites: Sequence[Path], origin: str | None, words: Sequence[str], say: Say) -> Ran:
+def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], origin: str | None, words: Sequence[str], say: Say, out: Path | None = None) -> Ran:
     """Build the release's wheel and run tests/gpu/<script>.py on it, with its output passed on.
 
-    here: in the interpreter that runs this, with the folders `sites` of packages; else in an environment of the release's own.
+    here: the interpreter to run it in, with the folders `sites` of packages; empty: in an environment of the release's own.
+    out: a new folder for the result, so that several runs of one release can go on beside each other (default: dist/gpu/<tag>).
     """
+    if out and out.is_dir() and any(out.iterdir()):
+        raise Refused(Problem("not-empty", str(out), "holds files already", "name a new folder with --out"))
     built = build.build(root, pin, build.Target.here(), origin, root / "dist", say)
     folder = root / FOLDER / pin.tag
-    python, tree = (sys.executable, unpack(built.path, folder / "tree")) if here else environment(pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env", say)
-    out = folder / script
-    rmtree(out, ignore_errors=True)
-    command = [python, str(root / TESTS / f"{script}.py"), "--out", str(out), "--tree", str(tree)]
+    if here:
+        python, tree = here, unpack(built.path, (out or folder) / "tree")
+    else:
+        with locked(root / FOLDER / f"{pin.tag}.lock", say):
+            python, tree = environment(pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env", say)
+    out = out or folder / script
+    if out.parent == folder:
+        rmtree(out, ignore_errors=True)
+    command = [python, str(root / TESTS / f"{script}.py"), "--out", str(out.absolute()), "--tree", str(tree.absolute())]
     command += [word for site in sites for word in ("--site", str(site.absolute()))]
     code = subprocess.run([*command, *words]).returncode
     result = out / ("bench.json" if script == "bench" else "evidence.json")

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from .apply import changes, load_queue
-from .evidence import FOLDER, harness
+from .evidence import BREAKABLE, FOLDER, facts, harness, put
 from .outcome import Problem, Refused
 from .pins import Pin, Pins
 from .series import Queue
@@ -61,7 +61,6 @@ TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op
 EMBEDS = "breakable/pass-embeds-by-name.patch"
 BREAKABLE_BRINGS = ("breakable/run-on-older-releases.patch", "breakable/capture-layer-stack.patch")
 BREAKABLE_SINCE = "0.5.12"
-BREAKABLE = "breakable"  # the mode whose breaks tests/gpu/lifetimes.py checks
 
 
 def _breakable(models: tuple[str, ...], repairs: tuple[str, ...]) -> tuple[Feature, ...]:
@@ -106,10 +105,14 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
 
 
 def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
-    """What is known: from evidence where there is some, else from the queue."""
-    known = [judged for file in evidence(root, pin) if (judged := judge(file, queue, pin, feature, harness(root)))]
+    """What is known: from evidence where there is some, else from the queue. The best of several GPUs, and what the others said."""
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
-    return min(known, key=lambda one: best.index(one.state)) if known else expected(queue, pin, feature)
+    known = [judged for file in evidence(root, pin) if (judged := judge(file, queue, pin, feature, harness(root)))]
+    if not known:
+        return expected(queue, pin, feature)
+    first, *others = sorted(known, key=lambda one: best.index(one.state))
+    said = [f"{one.state} {one.reason}" for one in others if one.state in (State.PROVEN, State.FAILED)]
+    return Cell(first.state, "; ".join([first.reason, *said]))
 
 
 def evidence(root: Path, pin: Pin) -> list[dict]:
@@ -119,30 +122,34 @@ def evidence(root: Path, pin: Pin) -> list[dict]:
 
 
 def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
-    """What one host's runs say about a feature; None where they did not try it on every model. rules: the harness of today."""
-    runs = [run for run in found["runs"] if run["mode"] == feature.mode and run["model"] in feature.models]
-    if {run["model"] for run in runs} != set(feature.models) or any(run["verdict"] == "not run" for run in runs):
+    """What the runs on one kind of GPU say about a feature; None where they did not try it on every model. rules: the harness of today."""
+    runs = [(run, facts(found, run)) for run in found["runs"] if run["mode"] == feature.mode and run["model"] in feature.models]
+    if {run["model"] for run, _ in runs} != set(feature.models) or any(run["verdict"] == "not run" for run, _ in runs):
         return None
-    then = _verdict(found, runs, feature, place(found) + ("" if found.get("harness") == rules else ", by an earlier harness"))
-    if found["changes"] != changes(queue, queue.select(pin.version), pin):
-        return Cell(State.STALE, f"the queue has changed since the run of {found['date']}, which said {then.state}: {then.reason}")
+    then = _verdict(runs, rules)
+    now = changes(queue, queue.select(pin.version), pin)
+    earlier = sorted(one["date"] for _, one in runs if one["changes"] != now)
+    if earlier:
+        return Cell(State.STALE, f"the queue has changed since the run of {earlier[0]}, which said {then.state}: {then.reason}")
     return then
 
 
-def _verdict(found: dict, runs: list[dict], feature: Feature, where: str) -> Cell:
-    refused = [run for run in runs if run["verdict"] == "not applicable"]
+def _verdict(runs: Sequence[tuple[dict, dict]], rules: str) -> Cell:
+    """What runs say, each with the facts that it was made under."""
+    places = [place(one) + ("" if one["harness"] == rules else ", by an earlier harness") for _, one in runs]
+    where = "; ".join(dict.fromkeys(places))
+    refused = [run for run, _ in runs if run["verdict"] == "not applicable"]
     if refused:
         return Cell(State.NOT_APPLICABLE, refused[0]["why"])
-    failed = [run for run in runs if run["verdict"] != "passed"]
-    if failed:
-        return Cell(State.FAILED, f"{where}: {failed[0]['model']}: {failed[0]['why']}")
-    if feature.mode == BREAKABLE:
-        checked = found.get("lifetimes")
-        if checked is None:
-            return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run")
-        if checked["verdict"] != "passed":
-            return Cell(State.FAILED, f"{where}: lifetimes: {checked['verdict']}: {checked['why']}")
-    return Cell(State.PROVEN, where)
+    for there, (run, _) in zip(places, runs):
+        if run["verdict"] != "passed":
+            return Cell(State.FAILED, f"{there}: {run['model']}: {run['why']}")
+    checked = [(there, one["lifetimes"]) for there, (run, one) in zip(places, runs) if run["mode"] == BREAKABLE]
+    for there, lifetimes in checked:
+        if lifetimes and lifetimes["verdict"] != "passed":
+            return Cell(State.FAILED, f"{there}: lifetimes: {lifetimes['verdict']}: {lifetimes['why']}")
+    missing = any(lifetimes is None for _, lifetimes in checked)
+    return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run" if missing else where)
 
 
 def place(found: dict) -> str:
@@ -207,5 +214,5 @@ def write(root: Path, pins: Pins) -> bool:
     file = root / README
     text = file.read_text(encoding="utf-8")
     new = in_readme(text, markdown(matrix(root, pins)))
-    file.write_text(new, encoding="utf-8")
+    put(file, new)
     return new != text

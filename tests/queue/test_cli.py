@@ -10,7 +10,7 @@ import pytest
 from fakes import RUNNER, TAG
 from patchqueue import cli
 
-COMMANDS = ["apply", "unapply", "check", "test", "refresh", "new", "pin", "lock", "matrix", "quilt", "rebase", "watch", "fields", "build", "bundle", "gpu", "bench", "status"]
+COMMANDS = ["apply", "unapply", "check", "test", "refresh", "new", "pin", "lock", "matrix", "quilt", "rebase", "watch", "fields", "build", "bundle", "gpu", "bench", "status", "figures"]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_wrong_words(run, words):
     assert code == 2 and "usage: patchqueue" in err
 
 
-@pytest.mark.parametrize("words", [("apply",), ("apply", TAG), ("apply", "9.9.1", "--discard"), ("apply", "--all"), ("unapply",), ("check",), ("check", "--all"), ("matrix",), ("fields",)])
+@pytest.mark.parametrize("words", [("apply",), ("apply", TAG), ("apply", "9.9.1", "--discard"), ("apply", "--all"), ("unapply",), ("check",), ("check", "--all"), ("matrix", "--cpu"), ("fields",)])
 def test_good(run, words):
     assert run(*words)[0] == 0
 

@@ -13,7 +13,7 @@ from patchqueue.outcome import Refused
 
 SCRIPT = """import json, pathlib, sys
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
-out.mkdir(parents=True)
+out.mkdir(parents=True, exist_ok=True)
 (out / "words.json").write_text(json.dumps(sys.argv[1:]))
 if "--fail" in sys.argv:
     sys.exit(3)
@@ -27,8 +27,8 @@ def host(project):
     return project
 
 
-def run(host, *words: str, here: bool = True) -> gpurun.Ran:
-    return gpurun.run(host.root, host.pin, "run", here, [Path("packages")], None, words, quiet)
+def run(host, *words: str, here: bool = True, out: Path | None = None) -> gpurun.Ran:
+    return gpurun.run(host.root, host.pin, "run", sys.executable if here else "", [Path("packages")], None, words, quiet, out)
 
 
 def test_it_runs_on_the_built_wheels_files(host):
@@ -44,6 +44,21 @@ def test_a_run_that_fails_leaves_no_older_result(host):
     assert run(host).result
     ran = run(host, "--fail")
     assert (ran.code, ran.result) == (3, None)
+
+
+def test_a_result_of_its_own_folder_leaves_others_alone(host, tmp_path):
+    first = run(host)
+    ran = run(host, out=tmp_path / "results/one")
+    assert ran.result == tmp_path / "results/one/evidence.json" and first.result.is_file()
+    assert str(tmp_path / "results/one/tree") in (ran.result.parent / "words.json").read_text()
+
+
+def test_a_folder_with_files_is_not_cleared(host, tmp_path):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    with pytest.raises(Refused, match="not-empty"):
+        run(host, out=tmp_path)
+    assert mine.read_text() == "mine"
 
 
 def test_a_host_that_cannot_have_the_environment_is_told_of_the_other_way(host, monkeypatch):
