@@ -52,6 +52,19 @@ LLAMA = dict(
     max_position_embeddings=32768, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=5e5, pretraining_tp=1, initializer_range=0.02,
 )  # fmt: skip
 
+# Every layer has attention and, beside it on the same input, Mamba2. Multipliers as neutral as a checkpoint may have them: they
+# scale what random weights are already scaled for.
+FALCON_H1 = dict(
+    architectures=["FalconH1ForCausalLM"], model_type="falcon_h1", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0, vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=6,
+    num_attention_heads=8, num_key_value_heads=2, head_dim=128, hidden_act="silu", attention_bias=False, attention_dropout=0.0, mlp_bias=False,
+    projectors_bias=False, max_position_embeddings=32768, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=1e7, initializer_range=0.02,
+    num_logits_to_keep=1, mamba_chunk_size=128, mamba_conv_bias=True, mamba_d_conv=4, mamba_d_head=64, mamba_d_ssm=1024, mamba_d_state=128,
+    mamba_expand=2, mamba_n_groups=1, mamba_n_heads=16, mamba_norm_before_gate=False, mamba_proj_bias=False, mamba_rms_norm=False,
+    attention_in_multiplier=1.0, attention_out_multiplier=1.0, embedding_multiplier=1.0, key_multiplier=1.0, lm_head_multiplier=1.0,
+    mlp_multipliers=[1.0, 1.0], ssm_in_multiplier=1.0, ssm_multipliers=[1.0] * 5, ssm_out_multiplier=1.0,
+)  # fmt: skip
+
 # Behind an indexer (NSA). Sizes that kernels insist on are as published: FlashMLA wants 64 or 128 heads of 512 + 64, the
 # indexer's scores heads of 128, its selection 2048 positions. The type of DeepSeek-V3 stands for those of their own, which
 # not every release's transformers knows; releases go by the architecture (is_deepseek_nsa, configs/model_config.py).
@@ -76,8 +89,12 @@ MODELS = {
     "llama": LLAMA,
     "deepseek-v32": DEEPSEEK_V32,
     "glm-5": DEEPSEEK_V32 | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, rope_scaling=None, rope_theta=1e6),
+    "falcon-h1": FALCON_H1,
 }  # fmt: skip
 MODELS["deepseek-v32-fp8"] = MODELS["deepseek-v32"]
+# Name -> why a run leaves it out unless it is named.
+ONLY_ASKED_FOR = {"falcon-h1": "no break of a prefill graph covers the Mamba2 beside its attention: for runs that show what this does"}
+DEFAULT = tuple(name for name in MODELS if name not in ONLY_ASKED_FOR)
 # What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which FlashMLA's sparse kernel reads in
 # prefill and decode; the defaults on Hopper decode with FlashAttention 3. Graphs for decoding prove nothing here.
 SPARSE_ENGINE = dict(
@@ -113,29 +130,22 @@ def engine(name: str) -> dict:
 
 def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Every tensor of a checkpoint as published ones name it: (name, shape, kind); kind says how it is drawn."""
-    yield from {"nemotron_h": _nemotron_h, "qwen3_next": _qwen3_next, "llama": _llama, "deepseek_v3": _deepseek}[config["model_type"]](config)
+    yield from {"nemotron_h": _nemotron_h, "qwen3_next": _qwen3_next, "llama": _llama, "deepseek_v3": _deepseek, "falcon_h1": _falcon_h1}[config["model_type"]](config)
 
 
 def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden, inner = c["hidden_size"], c["mamba_num_heads"] * c["mamba_head_dim"]
-    groups = 2 * c["n_groups"] * c["ssm_state_size"]
+    hidden = c["hidden_size"]
     yield "backbone.embeddings.weight", (c["vocab_size"], hidden), "embedding"
     for number, kind in enumerate(c["hybrid_override_pattern"]):
         layer = f"backbone.layers.{number}"
         yield f"{layer}.norm.weight", (hidden,), "norm"
         layer += ".mixer"
         if kind == "M":
-            yield f"{layer}.in_proj.weight", (2 * inner + groups + c["mamba_num_heads"], hidden), "matrix"
-            yield f"{layer}.conv1d.weight", (inner + groups, 1, c["conv_kernel"]), "matrix"
-            yield f"{layer}.conv1d.bias", (inner + groups,), "bias"
-            for name, how in (("A_log", "decay"), ("D", "norm"), ("dt_bias", "time-step")):
-                yield f"{layer}.{name}", (c["mamba_num_heads"],), how
+            inner = c["mamba_num_heads"] * c["mamba_head_dim"]
+            yield from _mamba2(layer, hidden, inner, c["mamba_num_heads"], 2 * c["n_groups"] * c["ssm_state_size"], c["conv_kernel"])
             yield f"{layer}.norm.weight", (inner,), "norm"
-            yield f"{layer}.out_proj.weight", (hidden, inner), "matrix"
         elif kind == "*":
-            for name, heads in (("q", c["num_attention_heads"]), ("k", c["num_key_value_heads"]), ("v", c["num_key_value_heads"])):
-                yield f"{layer}.{name}_proj.weight", (heads * c["head_dim"], hidden), "matrix"
-            yield f"{layer}.o_proj.weight", (hidden, c["num_attention_heads"] * c["head_dim"]), "matrix"
+            yield from _attention(layer, c)
         elif kind == "-":
             yield from _two_matrices(layer, hidden, c["intermediate_size"], "matrix")
         else:
@@ -146,6 +156,23 @@ def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
             yield from _two_matrices(f"{layer}.shared_experts", hidden, c["moe_shared_expert_intermediate_size"], "matrix")
     yield "backbone.norm_f.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+
+
+def _mamba2(layer: str, hidden: int, inner: int, heads: int, groups: int, kernel: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """All but the norm, which not every model has. groups: B and C of all groups together."""
+    yield f"{layer}.in_proj.weight", (2 * inner + groups + heads, hidden), "matrix"
+    yield f"{layer}.conv1d.weight", (inner + groups, 1, kernel), "matrix"
+    yield f"{layer}.conv1d.bias", (inner + groups,), "bias"
+    for name, how in (("A_log", "decay"), ("D", "norm"), ("dt_bias", "time-step")):
+        yield f"{layer}.{name}", (heads,), how
+    yield f"{layer}.out_proj.weight", (hidden, inner), "matrix"
+
+
+def _attention(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Grouped queries, without norms and biases."""
+    for name, heads in (("q", c["num_attention_heads"]), ("k", c["num_key_value_heads"]), ("v", c["num_key_value_heads"])):
+        yield f"{layer}.{name}_proj.weight", (heads * c["head_dim"], c["hidden_size"]), "matrix"
+    yield f"{layer}.o_proj.weight", (c["hidden_size"], c["num_attention_heads"] * c["head_dim"]), "matrix"
 
 
 def _two_matrices(layer: str, hidden: int, intermediate: int, kind: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -193,17 +220,28 @@ def _qwen3_next(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
 
 def _llama(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
     hidden = c["hidden_size"]
-    queries, keys = (c[f"num_{kind}_heads"] * c["head_dim"] for kind in ("attention", "key_value"))
     yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
     for number in range(c["num_hidden_layers"]):
         layer = f"model.layers.{number}"
         yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
         yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm"
-        for name, size in (("q", queries), ("k", keys), ("v", keys)):
-            yield f"{layer}.self_attn.{name}_proj.weight", (size, hidden), "matrix"
-        yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
+        yield from _attention(f"{layer}.self_attn", c)
         yield from _three_matrices(f"{layer}.mlp", hidden, c["intermediate_size"], "matrix")
     yield "model.norm.weight", (hidden,), "norm"
+    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+
+
+def _falcon_h1(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, groups = c["hidden_size"], 2 * c["mamba_n_groups"] * c["mamba_d_state"]
+    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+    for number in range(c["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
+        yield f"{layer}.pre_ff_layernorm.weight", (hidden,), "norm"
+        yield from _attention(f"{layer}.self_attn", c)
+        yield from _mamba2(f"{layer}.mamba", hidden, c["mamba_d_ssm"], c["mamba_n_heads"], groups, c["mamba_d_conv"])
+        yield from _three_matrices(f"{layer}.feed_forward", hidden, c["intermediate_size"], "matrix")
+    yield "model.final_layernorm.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
 
 
@@ -289,6 +327,6 @@ def write_config(folder: Path, config: dict) -> Path:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[2:] or MODELS:
+    for chosen in sys.argv[2:] or DEFAULT:
         if not (Path(sys.argv[1]) / chosen / "model.safetensors").is_file():
             write(Path(sys.argv[1]) / chosen, MODELS[chosen])

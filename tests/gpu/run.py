@@ -87,7 +87,8 @@ def main(words: Sequence[str] | None = None) -> int:
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_place(parser)
-    parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=[*models.MODELS])
+    left_out = "; ".join(f"{name} ({why})" for name, why in models.ONLY_ASKED_FOR.items())
+    parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=[*models.DEFAULT], help=f"default: all but {left_out}")
     parser.add_argument("--mode", nargs="+", choices=modes.ALL, default=[*modes.ALL], help="the reference always runs")
     parser.add_argument("--gpus", type=_count, help="GPUs to spread engines over (default: all that nvidia-smi shows and CUDA_VISIBLE_DEVICES allows)")
     parser.add_argument("--width", type=_count, default=4, help="engines at once on each GPU (default 4)")

@@ -498,6 +498,19 @@ def test_references_run_first_and_a_server_without_a_graph_last(modes, known, fi
     assert made == [(model, mode) for mode in [*first, "breakable", "piecewise", "piecewise-inductor", "eager"] for model in ("llama", "qwen3-next")]
 
 
+def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
+    """Beside a reference whose server has the graph that is tried."""
+    import run as module
+
+    by_default = module._options(["--out", "there"]).model
+    assert by_default == ["nemotron-h", "nemotron-h-moe", "qwen3-next", "llama", "deepseek-v32", "glm-5", "deepseek-v32-fp8"]
+    options = module._options(["--out", "there", "--model", "falcon-h1", "--mode", "breakable"])
+    assert module.wanted(options, BACKENDS | {"cuda_graph_tc_compiler"}) == [("falcon-h1", "reference-breakable"), ("falcon-h1", "breakable")]
+    with pytest.raises(SystemExit):
+        module._options(["--help"])
+    assert "falcon-h1 (no break of a prefill graph" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(("known", "chosen"), [(OPT_IN, "enable_piecewise_cuda_graph"), (OPT_IN | {"enable_breakable_cuda_graph"}, "enable_piecewise_cuda_graph"), (OPT_OUT | {"enable_breakable_cuda_graph"}, "enable_breakable_cuda_graph")])
 def test_the_reference_has_the_graph_switched_on(modes, known, chosen):
     """Some releases pick other kernels where it is off, which says nothing about the graph."""

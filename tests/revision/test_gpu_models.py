@@ -11,10 +11,10 @@ import models  # noqa: E402
 
 KINDS = {
     "nemotron-h": "nemotron_h", "nemotron-h-moe": "nemotron_h", "qwen3-next": "qwen3_next", "llama": "llama", "deepseek-v32": "deepseek_v32",
-    "deepseek-v32-fp8": "deepseek_v32", "glm-5": "glm_moe_dsa",
+    "deepseek-v32-fp8": "deepseek_v32", "glm-5": "glm_moe_dsa", "falcon-h1": "falcon_h1",
 }  # fmt: skip
 SMALLER = dict(vocab_size=256)  # the vocabulary is most of the time that drawing takes
-
+WRITTEN = ("head_dim", "mamba_d_ssm", "mamba_n_groups", "mamba_rms_norm", "mlp_multipliers", "num_hidden_layers", "ssm_multipliers", "vocab_size")
 
 MARKS = {"nemotron-h-moe": pytest.mark.revision(">=0.5.6"), "glm-5": pytest.mark.revision(">=0.5.9")}  # 0.5.5 has no experts in NemotronH
 
@@ -30,5 +30,18 @@ def test_a_checkpoint_fills_every_parameter(build_model, name):
         parameter.data.fill_(float("nan"))
     tensors = {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
     model.load_weights(iter(tensors.items()))
+    if name == "falcon-h1":  # its layers make norms that they never call, and published checkpoints do not have
+        parameters = {name: parameter for name, parameter in parameters.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
     assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
     assert sum(map(torch.Tensor.numel, tensors.values())) == sum(map(torch.Tensor.numel, parameters.values()))
+
+
+@pytest.mark.revision(">=0.5.15")
+def test_the_release_reads_falcon_h1_as_its_own_kind(build_model, tmp_path):
+    """As an engine reads config.json: what this gives is what the class above is made from."""
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    read = get_config(str(models.write_config(tmp_path, models.MODELS["falcon-h1"])), trust_remote_code=False)
+    assert type(read).__module__ == "sglang.srt.configs.falcon_h1" and read.architectures == ["FalconH1ForCausalLM"]
+    assert {name: getattr(read, name) for name in WRITTEN} == {name: models.FALCON_H1[name] for name in WRITTEN}
+    assert read.rope_parameters["rope_theta"] == models.FALCON_H1["rope_theta"]
