@@ -58,6 +58,17 @@ def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backen
     assert text.startswith("Disable prefill CUDA graph because decoder layer 0 (FalconH1HybridAttentionDecoderLayer) runs a Mamba2 mixer outside of every graph break")
 
 
+def test_a_mixer_beside_attention_would_be_captured(build_model, monkeypatch):
+    """What the refusal is for: at a replay only attention is asked about the batch at hand; NemotronH's mixers are asked too."""
+    from host import segments
+
+    at_capture, at_replay = segments.of(build_model("falcon_h1", device="cpu"), monkeypatch)
+    assert at_capture == [("attention", segments.BREAK), ("mixer", segments.CAPTURED)] * 2
+    assert at_replay == [("attention", segments.BREAK)] * 2
+    at_capture, at_replay = segments.of(build_model("nemotron_h", device="cpu", hybrid_override_pattern="M-M*M-"), monkeypatch)
+    assert at_capture == at_replay == [(what, segments.BREAK) for what in ("mixer", "mixer", "attention", "mixer")]
+
+
 def test_only_the_first_rank_warns(build_model, set_up):
     assert set_up(build_model("falcon_h1"), layers=2, tp_rank=1) == (False, [])
 
