@@ -24,11 +24,13 @@ def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
 
 
 @GATE
+@pytest.mark.parametrize("sm120", [False, True], ids=["any GPU", "SM120, which 0.5.23 lets MoE layers in for"])
 @pytest.mark.parametrize("pattern", ["M-M*M-", "MEM*EM", "M*-E"])
-def test_mlp_and_moe_layers_need_no_break(build_model, caplog, pattern):
+def test_mlp_and_moe_layers_need_no_break(build_model, caplog, monkeypatch, pattern, sm120):
     """NemotronH ran without a graph and without a word: its MLP and MoE layers, which keep no state, were counted as lacking attention."""
     from host import prefill
 
+    monkeypatch.setattr("sglang.srt.models.nemotron_h.is_sm120", lambda: sm120, raising=False)
     model = build_model(
         "nemotron_h", hybrid_override_pattern=pattern, num_hidden_layers=len(pattern), n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=64,
         moe_shared_expert_intermediate_size=64, num_experts_per_tok=2, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0,

@@ -1,0 +1,102 @@
+"""What a breakable prefill graph of 0.5.14 or later records of a model, and what it leaves to its breaks: without a GPU."""
+
+import contextlib
+import importlib
+import inspect
+from types import SimpleNamespace
+
+import torch
+
+from . import bodies, graph, recorded
+
+_BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph"
+CAPTURED, BREAK = "captured", "break"
+
+
+def of(model, monkeypatch, tokens=8):
+    """(at the capture, at a replay): the calls of attention and of Mamba2 mixers, in order, each as (what, CAPTURED or BREAK).
+
+    The release's own primitive captures the layer stack of `model`, built on the CPU, on a stand-in for CUDA graphs. The
+    attention backend notes the calls instead of computing anything. A captured call's Python does not run at a replay.
+    """
+    seen, batch = [], _batch(tokens)
+    with _recording(monkeypatch), contextlib.ExitStack() as stack, torch.no_grad():
+        for context in _contexts(model.model, batch, _backend(seen, tokens), tokens):
+            stack.enter_context(context)
+        primitive = importlib.import_module(f"{_BREAKABLE}.breakable_cuda_graph")
+        if hasattr(primitive, "get_device_module"):
+            monkeypatch.setattr(primitive, "get_device_module", lambda: torch.cuda)
+        made = primitive.BreakableCUDAGraph()
+        ids = torch.arange(tokens)
+        with primitive.BreakableCUDAGraphCapture(cuda_graph=made, pool=(0, 1)):
+            model.model(ids, ids, batch)
+        at_capture = list(seen)
+        seen.clear()
+        made.replay()
+        return at_capture, seen
+
+
+@contextlib.contextmanager
+def _recording(monkeypatch):
+    """recorded.recording with the ops that layers call, which have no kernel for the CPU."""
+    importlib.import_module("sglang.srt.models.nemotron_h")  # before decorators are changed
+    ops = {}
+    for module, name in (("layers.radix_attention", "unified_attention_with_output"), ("models.nemotron_h", "nemotron_mamba2_with_output")):
+        body = getattr(bodies.load_undecorated(f"sglang.srt.{module}", monkeypatch), name, None)
+        if body is not None:  # later attention is a method
+            ops[name] = body
+    with recorded.recording(monkeypatch, **ops):
+        yield
+
+
+def _batch(tokens):
+    batch = graph.prefill_batch(tokens, out_cache_loc=torch.arange(tokens), positions=torch.arange(tokens))
+    batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = tokens  # the latter from 0.5.20
+    return batch
+
+
+def _backend(seen, tokens):
+    """A hybrid backend, as Falcon-H1 insists on one, whose halves note that they are called, and where."""
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
+
+    def note(what):
+        seen.append((what, BREAK if recorded.Graph.recorder.target is None else CAPTURED))
+
+    class Mamba2(hybrid.Mamba2AttnBackend):
+        def __init__(self):
+            self.forward_metadata = SimpleNamespace(num_prefill_tokens=tokens, num_decodes=0, is_target_verify=False, draft_token_num=1)
+
+        def forward(self, mixer, hidden_states, output=None, **_):
+            note("mixer")
+            return torch.zeros_like(hidden_states) if output is None else output.zero_()
+
+    class Attention(hybrid.HybridLinearAttnBackend):
+        def __init__(self):
+            self.linear_attn_backend = Mamba2()
+
+        def forward(self, q, *_, **__):
+            note("attention")
+            return torch.zeros_like(q)
+
+    return Attention()
+
+
+def _contexts(layer_model, batch, backend, tokens):
+    """What the runner of the release sets around a capture."""
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
+
+    yield forward_context(ForwardContext(attn_backend=backend))
+    layers = [layer.attn if hasattr(layer, "attn") else getattr(layer.mixer, "attn", layer) for layer in layer_model.layers]
+    values = dict(forward_batch=batch, attention_layers=layers, quant_config=None, moe_layers=[], moe_fusions=[], num_tokens=tokens, raw_num_tokens=tokens)
+    known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
+    yield pieces.set_tc_piecewise_forward_context(**{name: value for name, value in values.items() if name in known})
+    try:
+        from sglang.srt.model_executor.runner_utils.forward_batch import set_forward_batch
+        from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope
+    except ImportError:
+        pass
+    else:
+        yield set_forward_batch(batch)
+        yield prefill_graph_scope(full_graph=False, raw_num_tokens=tokens)
+    yield importlib.import_module(f"{_BREAKABLE}.context").enable_breakable_cuda_graph()
