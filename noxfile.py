@@ -82,7 +82,7 @@ def new(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def rebase(session: nox.Session) -> None:
-    """Say what the queue would do on a release that is not pinned: nox -s rebase -- 0.5.24."""
+    """Say what the queue does on another release, and carry it there: nox -s rebase -- 0.5.24 [--continue]."""
     patchqueue(session, "rebase", *session.posargs)
 
 

@@ -1,4 +1,4 @@
-"""The command line: the only module that prints and chooses exit codes."""
+"""The command line: with cli_gpu.py and cli_rebase.py the only module that prints and chooses exit codes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import cli_gpu
+from . import cli_gpu, cli_rebase
 from . import pins as pinning
 from . import quilt as quilts
-from .apply import Report, apply, load_queue, unapply
+from .apply import Report, apply, unapply
 from .check import CheckReport, check
-from .forecast import forecast, newer
 from .header import documentation
 from .lock import LockFailed, compile_lock
 from .outcome import Outcome, Problem, Refused
@@ -74,13 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     own.set_defaults(run=_quilt)
     own.add_argument("revision", metavar="REVISION")
     own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …")
-    text = "say what the queue would do on a release that is not pinned; nothing is written"
-    next_release = commands.add_parser("rebase", help=text, description=text)
-    next_release.set_defaults(run=_rebase)
-    next_release.add_argument("version", metavar="VERSION", help="as 0.5.24; its wheel is fetched from the package index")
-    next_release.add_argument("--from", dest="origin", metavar="PATH", help="take it from this wheel, or from this folder that holds python/sglang")
-    text = "say which releases are newer than the newest pin, and what the queue would do there"
-    commands.add_parser("watch", help=text, description=text).set_defaults(run=_watch)
+    cli_rebase.add(commands)
     commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)
     return parser
 
@@ -172,39 +165,6 @@ def _pin(options: argparse.Namespace) -> int:
         pin = add_pin(options.root, word, options.origin, _say)
         OUT.print(f"{pin.tag}: {len(pin.wheels)} wheels with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
     return 0
-
-
-def _rebase(options: argparse.Namespace) -> int:
-    _show_forecast(options.root, options.version, options.origin)
-    return 0
-
-
-def _watch(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
-    found = newer(pins)
-    if not found:
-        OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
-    for version in found:
-        _show_forecast(options.root, str(version), None)
-    return 0
-
-
-def _show_forecast(root: Path, version: str, origin: str | None) -> None:
-    started = time.monotonic()
-    found = forecast(load_queue(root), pinning.load(root), version, origin, _say)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("patch", "outcome", "why"):
-        table.add_column(name, no_wrap=name != "why", overflow="fold")
-    for row in found.rows:
-        why = "see below" if row.outcome is Outcome.CONFLICT else row.why
-        table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), why)
-    OUT.print(table)
-    for row in found.rows:
-        if row.outcome is Outcome.CONFLICT:
-            OUT.print(f"{row.patch.removesuffix('.patch')}: {row.why}", soft_wrap=True)
-    kinds = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "at other lines"), (Outcome.MERGED_UPSTREAM, "merged upstream"), (Outcome.CONFLICT, "in conflict"))
-    counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in kinds)
-    OUT.print(f"sglang {found.version}, with what {found.nearest.tag} gets: {counts}; {time.monotonic() - started:.1f} s", soft_wrap=True)
 
 
 def _lock(options: argparse.Namespace) -> int:

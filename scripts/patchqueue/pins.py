@@ -78,6 +78,14 @@ class Pins:
         return Problem("unknown-revision", repr(name), f"{why}; pinned are {known}", "`nox -s pin -- VERSION` adds one")
 
 
+def version(name: str) -> Version:
+    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter."""
+    try:
+        return Version(Version(name).public)
+    except InvalidVersion:
+        raise Refused(Problem("unknown-revision", repr(name), "is no version, no wheel and no folder", "name one as in `nox -s rebase -- 0.5.24`")) from None
+
+
 def load(root: Path) -> Pins:
     """Read and check upstream/pins.toml below `root`. Raises Refused naming the entry and the field."""
     path = root / FILE

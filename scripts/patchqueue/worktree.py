@@ -1,6 +1,7 @@
 """work/<tag>/: the patched copy of a release. Built aside, renamed into place last, never replaced while it holds edits.
 
-Everything of the tool's own beside the trees lies in work/.patchqueue/; other names in work/ are the user's.
+Everything of the tool's own beside the trees lies in work/.patchqueue/, and a rebase's conflict in work/rebase-VERSION/; other
+names in work/ are the user's.
 """
 
 from __future__ import annotations

@@ -1,15 +1,20 @@
-"""What the queue would do on a release that is not pinned."""
+"""What the queue does on another release, and how it is carried there, conflict by conflict."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from pathlib import Path
 
 import fakes
 import pytest
-from patchqueue import cli, pins
+from packaging.version import Version
+from patchqueue import apply, cli, guards, pins, refresh, source
 from patchqueue.apply import load_queue
-from patchqueue.forecast import forecast, newer
+from patchqueue.forecast import Forecast, forecast
 from patchqueue.outcome import Outcome, Refused
+from patchqueue.release import find, newer, version_of
 
 NEXT = "9.9.2"
 COUNT, CUT = "steps/count-once-more.patch", "steps/name-the-cut.patch"
@@ -23,8 +28,14 @@ def next_release(project: fakes.Project, **changes: str | None) -> Path:
     return fakes.write_wheel(project.wheels / f"sglang-{NEXT}-py3-none-any.whl", {name: text for name, text in files.items() if text is not None})
 
 
+def foresee(project: fakes.Project, name: str, origin: str | None = None) -> Forecast:
+    known = pins.load(project.root)
+    with find(known, name, origin, project.said.append) as release:
+        return forecast(load_queue(project.root), known, release, project.said.append)
+
+
 def rows(project: fakes.Project, origin: Path | None = None) -> dict[str, tuple[Outcome, str]]:
-    found = forecast(load_queue(project.root), pins.load(project.root), NEXT, str(origin) if origin else None, project.said.append)
+    found = foresee(project, NEXT, str(origin) if origin else None)
     assert found.nearest.tag == fakes.TAG
     return {row.patch: (row.outcome, row.why) for row in found.rows}
 
@@ -88,14 +99,14 @@ def test_nothing_is_written(project):
 
 @pytest.mark.parametrize(
     ("name", "origin", "code"),
-    [("next", None, "unknown-revision"), ("9.9.1", None, "pinned-already"), ("9.9.0", None, "too-old"), ("9.9.3", None, "not-fetched"), ("9.9.3", ".", "not-fetched"),
-     ("9.9.3", "missing.whl", "not-fetched"), ("9.9.3", "bad.whl", "bad-archive")],
+    [("next", None, "unknown-revision"), ("9.9.1", None, "too-old"), ("9.9.0", str(Path("sglang-9.9.0.whl")), "not-fetched"), ("9.9.3", None, "not-fetched"), ("9.9.3", ".", "not-fetched"),
+     ("9.9.3", "missing.whl", "not-fetched"), ("9.9.3", "bad.whl", "bad-archive"), ("9.9.3", "sglang-9.9.2-py3-none-any.whl", "wrong-version"), ("sglang-9.9.2-py3-none-any.whl", None, "not-fetched"), ("no/such/folder", None, "unknown-revision")],
 )  # fmt: skip
 def test_what_is_refused(project, monkeypatch, tmp_path, name, origin, code):
     monkeypatch.chdir(tmp_path)
     Path("bad.whl").write_text("no archive")
     with pytest.raises(Refused) as refused:
-        forecast(load_queue(project.root), pins.load(project.root), name, origin, project.said.append)
+        foresee(project, name, origin)
     assert [problem.name for problem in refused.value.problems] == [code]
 
 
@@ -104,9 +115,11 @@ def test_the_command_prints_a_table_and_counts(project, capsys):
     assert cli.main(["--root", str(project.root), "rebase", NEXT]) == 0
     said = capsys.readouterr().out
     assert "steps/name-the-cut" in said and "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere" in said
-    assert f"sglang {NEXT}, with what {fakes.TAG} gets: 1 as they are, 0 at other lines, 0 merged upstream, 1 in conflict" in said
-    with pytest.raises(SystemExit):
-        cli.main(["--root", str(project.root), "rebase"])
+    assert f"sglang {NEXT}, with what {fakes.TAG} gets: 1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict" in said
+    assert "work/rebase-9.9.2 shows the first conflict, steps/count-once-more:\n  python/sglang/srt/runner.py:1: 1 region between markers" in said
+    assert max(len(line) for line in said.splitlines() if line.startswith("steps/") and "see below" in line) <= 80
+    assert cli.main(["--root", str(project.root), "rebase"]) == 1
+    assert "which release?" in capsys.readouterr().err
 
 
 def test_the_watch_tells_of_newer_releases_only(project, capsys):
@@ -125,3 +138,399 @@ def test_an_index_that_does_not_answer_is_said(project, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(project.root / "nowhere"))
     with pytest.raises(Refused, match="the versions of sglang"):
         newer(pins.load(project.root))
+
+
+# Carrying the queue there. RIVAL conflicts with count-once-more: the line that the patch stands beside is another one.
+
+RIVAL = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 200\n")
+SOLVED = RIVAL.replace("step_20 = 200\n", "step_20 = 200\nadded_step = 200\n")
+VARIANT = "patches/steps/count-once-more@9.9.2.patch"
+
+
+def run(project: fakes.Project, *words: str) -> int:
+    return cli.main(["--root", str(project.root), "rebase", *words])
+
+
+def refused(project: fakes.Project, capsys, *words: str) -> str:
+    """What a command says that is refused, and writes nothing to the queue."""
+    before = queue_of(project)
+    capsys.readouterr()
+    assert run(project, *words) == 1
+    assert queue_of(project) == before
+    return capsys.readouterr().err
+
+
+def queue_of(project: fakes.Project) -> dict[str, bytes]:
+    files = (path for name in ("patches", "series", "overlay", "upstream") for path in [project.root / name, *(project.root / name).rglob("*")])
+    return {path.relative_to(project.root).as_posix(): path.read_bytes() for path in files if path.is_file()}
+
+
+def guards_of(project: fakes.Project) -> dict[str, str]:
+    return {entry.name: entry.text for entry in load_queue(project.root).entries}
+
+
+@pytest.fixture
+def conflict(project) -> Path:
+    """The throw-away repository with count-once-more in conflict."""
+    next_release(project, runner=RIVAL)
+    assert run(project, NEXT) == 0
+    return project.root / f"work/rebase-{NEXT}"
+
+
+def applies(project: fakes.Project, **changes: str) -> None:
+    """Pinned, the release takes the queue strictly, by both engines, and refresh would write nothing otherwise."""
+    if all(str(pin.version) != NEXT for pin in pins.load(project.root).all):
+        project.release(NEXT, {**fakes.release_of(NEXT), **{f"sglang/srt/{stem}.py": text for stem, text in changes.items()}})
+    every = pins.load(project.root)
+    source.fetch(every.find(NEXT), str(project.wheels), fakes.quiet)
+    made = apply.apply(project.root, every.find(NEXT), None, fakes.quiet)
+    assert made.outcome in (Outcome.APPLIED, Outcome.EMPTY)
+    assert refresh.refresh(project.root, every, every.find(NEXT), False, fakes.quiet)[0] == []
+    assert project.apply().outcome is Outcome.APPLIED, "the old pin has what it had"
+
+
+def test_a_conflict_is_laid_out_in_a_repository_of_its_own(project):
+    fakes.git(project.root, "init", "-q")  # the project is a checkout itself, as it always is
+    next_release(project, runner=RIVAL)
+    before = queue_of(project)
+    assert run(project, NEXT) == 0
+    folder = project.root / f"work/rebase-{NEXT}"
+    text = (folder / fakes.RUNNER).read_text()
+    assert re.search(r"<<<<<<< .*\nstep_20 = 200\n\|{7} .*\nstep_20 = 20\n=======\nstep_20 = 20\nadded_step = 20\n>>>>>>> ", text)
+    assert fakes.git(folder, "tag").split() == ["v9.9.1", "v9.9.2"]
+    assert "+step_20 = 200" in fakes.git(folder, "diff", "v9.9.1", "v9.9.2", "--", fakes.RUNNER)
+    assert fakes.git(folder, "log", "--format=%s", "v9.9.1..queue-on-v9.9.1").split("\n")[:2] == 2 * ["Count the steps once more"]
+    assert fakes.git(folder, "diff", "--name-only", "--diff-filter=U") == f"{fakes.RUNNER}\n"
+    assert (folder / "python/sglang/srt/steps/__init__.py").is_file(), "the overlay is there to be read"
+    assert fakes.git(project.root, "ls-files") == "" and queue_of(project) == before
+
+
+@pytest.mark.parametrize("how", ["edited", "added", "committed"])
+def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, capsys, how):
+    (conflict / fakes.RUNNER).write_text(SOLVED)
+    (conflict / f"{fakes.RUNNER}.orig").write_text("left by a merge tool")
+    if how != "edited":
+        fakes.git(conflict, "add", "-A")
+    if how == "committed":
+        fakes.git(conflict, "commit", "-q", "-m", "solved")
+    assert run(project, NEXT, "--continue") == 0
+    assert (project.root / VARIANT).read_text() == f"Variant-Of: {COUNT}\n\n" + fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
+    assert guards_of(project) == {COUNT: ">=9.9,<9.9.2", "steps/count-once-more@9.9.2.patch": ">=9.9.2,<10", CUT: ">=9.9.1,<9.9.3"}
+    said = capsys.readouterr().out
+    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo conflict is left. Next: `nox -s pin -- 9.9.2`, `nox -s check -- v9.9.2`." in said
+    assert not conflict.exists()
+    applies(project, runner=RIVAL)
+
+
+def test_markers_that_are_left_are_named_by_file_and_line(project, conflict, capsys):
+    said = refused(project, capsys, NEXT, "--continue")
+    assert f"work/rebase-9.9.2/{fakes.RUNNER}:20: has a conflict marker: <<<<<<< HEAD [markers-left]" in said
+    text = (conflict / fakes.RUNNER).read_text()
+    (conflict / fakes.RUNNER).write_text(re.sub(r"<<<<<<<.*?=======\n", "", text, flags=re.DOTALL))
+    assert f"{fakes.RUNNER}:22: has a conflict marker: >>>>>>> " in refused(project, capsys, NEXT, "--continue")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda folder: (folder / fakes.RUNNER).write_text(RIVAL), "empty-patch"),
+        (lambda folder: (folder / fakes.RUNNER).unlink(), "new-or-deleted-file"),
+        (lambda folder: (folder / "python/sglang/srt/more.py").write_text(""), "new-or-deleted-file"),
+        (lambda folder: ((folder / fakes.RUNNER).unlink(), (folder / fakes.RUNNER).symlink_to("page.py")), "symlink"),
+        (lambda folder: (folder / fakes.RUNNER).write_bytes(SOLVED.replace("\n", "\r\n").encode()), "crlf"),
+        (lambda folder: (folder / fakes.RUNNER).write_bytes(b"\xff" + SOLVED.encode()), "not-utf-8"),
+    ],
+    ids=["nothing", "deleted", "new", "link", "crlf", "bytes"],
+)
+def test_what_no_patch_can_be_is_refused(project, conflict, capsys, change, code):
+    change(conflict)
+    assert f"[{code}]" in refused(project, capsys, NEXT, "--continue")
+    assert conflict.is_dir()
+
+
+def test_a_solution_stays_when_the_rebase_is_begun_again(project, conflict, capsys):
+    (conflict / fakes.RUNNER).write_text(SOLVED)
+    assert run(project, NEXT) == 0
+    assert (conflict / fakes.RUNNER).read_text() == SOLVED
+
+
+@pytest.fixture
+def two_conflicts(project) -> Path:
+    """count-twice changes the line that count-once-more adds."""
+    before = fakes.numbered(40)
+    first = before.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    second = first.replace("added_step = 20", "added_step = 2")
+    project.write("patches/steps/count-twice.patch", fakes.patch_text(before=first, after=second, Probe="python/sglang/srt/runner.py :: added_step = 2 #"))
+    project.edit("series", CUT, f"steps/count-twice.patch           # >=9.9\n{CUT}")
+    next_release(project, runner=RIVAL)
+    assert run(project, NEXT) == 0
+    folder = project.root / f"work/rebase-{NEXT}"
+    (folder / fakes.RUNNER).write_text(SOLVED)
+    return folder
+
+
+def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(project, two_conflicts, capsys):
+    folder = two_conflicts
+    assert run(project, "--continue") == 0, "the one that is under way"
+    assert "Next conflict in work/rebase-9.9.2, steps/count-twice" in capsys.readouterr().out
+    assert list(guards_of(project).items())[:3] == [(COUNT, ">=9.9,<9.9.2"), ("steps/count-once-more@9.9.2.patch", ">=9.9.2,<10"), ("steps/count-twice.patch", ">=9.9")]
+    assert fakes.git(folder, "show", f"HEAD:{fakes.RUNNER}") == SOLVED
+    assert "added_step = 200\n|||||||" in (folder / fakes.RUNNER).read_text()
+    (folder / fakes.RUNNER).write_text(SOLVED.replace("added_step = 200", "added_step = 2"))
+    assert run(project, "--continue") == 0
+    assert guards_of(project)["steps/count-twice.patch"] == ">=9.9,<9.9.2" and guards_of(project)["steps/count-twice@9.9.2.patch"] == ">=9.9.2"
+    applies(project, runner=RIVAL)
+
+
+def test_killed_while_the_next_conflict_is_laid_out_lays_it_out_again(project, two_conflicts, monkeypatch):
+    with monkeypatch.context() as patch:
+        killed_at(5, patch)  # what the repository is about now
+        assert run(project, "--continue") == 130
+    assert guards_of(project)[COUNT] == ">=9.9,<9.9.2", "the first one is written"
+    assert run(project, NEXT) == 0
+    assert "added_step = 200\n|||||||" in (two_conflicts / fakes.RUNNER).read_text()
+
+
+def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, capsys):
+    fakes.git(project.root, "init", "-q")
+    fakes.git(project.root, "add", "series")
+    fakes.git(project.root, "commit", "-q", "-m", "series")
+    project.edit("series", "# order", "# an edit of mine")
+    project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours")  # so that it is to be laid out anew
+    (conflict / ".git/HEAD").unlink()
+    assert "[git-failed]" in refused(project, capsys, NEXT)
+    assert run(project, "--abort") == 0 and run(project, NEXT) == 0
+
+
+def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
+    next_release(project, runner="# new\n" + fakes.numbered(40))
+    assert run(project, NEXT) == 0
+    assert "No patch conflicts: `nox -s rebase -- 9.9.2 --continue` writes the variants and guards." in capsys.readouterr().out
+    assert not (project.root / f"work/rebase-{NEXT}").exists()
+    assert run(project, NEXT, "--continue") == 0
+    assert f"{VARIANT}: for 9.9.2: 1 hunk moved" in capsys.readouterr().out
+    applies(project, runner="# new\n" + fakes.numbered(40))
+    assert run(project, NEXT, "--continue") == 0
+    assert "nothing to write, the queue holds it all" in capsys.readouterr().out
+
+
+def test_an_equal_release_only_widens_guards(project):
+    next_release(project)
+    files = set(queue_of(project))
+    assert run(project, NEXT, "--continue") == 0
+    assert set(queue_of(project)) == files
+    assert guards_of(project) == {COUNT: ">=9.9,<10", CUT: ">=9.9.1,<9.9.3"}
+    applies(project)
+
+
+def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
+    """The line above the patch's own is another one, which exact context does not forgive."""
+    near = fakes.numbered(40).replace("step_18 = 18\n", "step_18 = 180\n")
+    next_release(project, runner=near)
+    assert rows(project)[COUNT] == (Outcome.NEEDS_REFRESH, "git merges it")
+    assert run(project, NEXT) == 0
+    assert "steps/count-once-more: merged without markers, which is no proof of meaning: read it" in capsys.readouterr().out
+    assert run(project, NEXT, "--continue") == 0
+    applies(project, runner=near)
+
+
+@pytest.mark.parametrize(("guard", "left"), [("==9.9.1", "==9.9.1"), (">=9.9", ">=9.9,<9.9.2")])
+@pytest.mark.parametrize(("status", "becomes"), [("Pending", "Merged 9.9.2"), ("Submitted #7", "Merged 9.9.2"), ("Merged 9.9.5", "Merged 9.9.2"), ("Merged 9.9.2", "Merged 9.9.2"), ("Inappropriate: for the old", "Inappropriate: for the old")])
+def test_merged_upstream_ends_the_guard_and_says_since_when(project, guard, left, status, becomes):
+    project.edit("series", "==9.9.1", guard)
+    project.edit(f"patches/{CUT}", "Upstream-Status: Pending", f"Upstream-Status: {status}")
+    next_release(project, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6")
+    assert run(project, NEXT, "--continue") == 0
+    assert guards_of(project)[CUT] == left
+    assert load_queue(project.root).patches[CUT].header.get("Upstream-Status") == becomes
+    applies(project, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6")
+
+
+def test_a_patch_can_be_left_out_with_a_reason(project, conflict, capsys):
+    assert "is no reason" in refused(project, capsys, NEXT, "--skip", "gone")
+    assert run(project, NEXT, "--skip", "nobody counts there: the runner does") == 0
+    header = load_queue(project.root).patches[COUNT].header
+    assert [(str(gap.releases), gap.reason) for gap in header.gaps] == [("<9.9.3,>=9.9.2", "nobody counts there: the runner does")]
+    assert guards_of(project)[COUNT] == ">=9.9,<9.9.2" and not conflict.exists()
+    assert rows(project) == {COUNT: (Outcome.NOT_SELECTED, "nobody counts there: the runner does"), CUT: (Outcome.APPLIED, "")}
+    assert run(project, NEXT) == 0
+    assert "0 in conflict, 1 left out" in capsys.readouterr().out
+    applies(project, runner=RIVAL)
+    assert cli.main(["--root", str(project.root), "check"]) == 0
+
+
+def test_code_that_has_moved_takes_its_change_along(project):
+    """The file is gone; its code is in another one now."""
+    next_release(project, runner=None, page=RIVAL)
+    assert run(project, NEXT) == 0
+    folder = project.root / f"work/rebase-{NEXT}"
+    (folder / "python/sglang/srt/page.py").write_text(SOLVED)
+    (folder / fakes.RUNNER).unlink(missing_ok=True)
+    assert run(project, NEXT, "--continue") == 0
+    assert [file.path for file in load_queue(project.root).patches["steps/count-once-more@9.9.2.patch"].files] == ["python/sglang/srt/page.py"]
+
+
+def test_a_file_that_is_gone_must_not_come_back(project, capsys):
+    next_release(project, runner=None)
+    assert run(project, NEXT) == 0
+    assert f"{fakes.RUNNER}:1: changed by the patch, and gone in the release" in capsys.readouterr().out
+    assert f"{fakes.RUNNER}: is a file that the release does not have" in refused(project, capsys, NEXT, "--continue")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--continue"], "no rebase is under way"), (["--abort"], "no rebase is under way"), ([NEXT, "--abort"], "no rebase is under way"),
+        ([NEXT, "--continue"], "no conflict is laid out"), ([NEXT, "--skip", "a reason that is long"], "no conflict is laid out"), (["next", "--continue"], "is no version, no wheel and no folder"),
+    ],
+)  # fmt: skip
+def test_nothing_to_go_on_with_is_said(project, capsys, words, what):
+    next_release(project, runner=RIVAL)
+    assert what in refused(project, capsys, *words)
+
+
+def test_abort_throws_the_repository_away_and_nothing_else(project, conflict):
+    before = queue_of(project)
+    assert run(project, "--abort") == 0
+    assert not conflict.exists() and queue_of(project) == before
+
+
+def test_a_folder_of_the_users_is_left_alone(project, capsys):
+    next_release(project, runner=RIVAL)
+    mine = project.write(f"work/rebase-{NEXT}/notes", "mine")
+    for words in ([NEXT], [NEXT, "--continue"], [NEXT, "--abort"]):
+        assert "[foreign-tree]" in refused(project, capsys, *words)
+    assert mine.read_text() == "mine"
+
+
+def test_edits_are_kept_where_the_queue_moved_on_below_them(project, conflict, capsys):
+    (conflict / fakes.RUNNER).write_text(SOLVED)
+    project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours")
+    for words in ([NEXT, "--continue"], [NEXT]):
+        assert "[stale-rebase]" in refused(project, capsys, *words)
+    assert (conflict / fakes.RUNNER).read_text() == SOLVED
+    assert run(project, NEXT, "--abort") == 0 and run(project, NEXT) == 0
+    assert "ours" in (conflict / "python/sglang/srt/steps/__init__.py").read_text()
+
+
+def test_without_edits_it_is_laid_out_anew(project, conflict):
+    project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours")
+    assert run(project, NEXT) == 0
+    assert "ours" in (conflict / "python/sglang/srt/steps/__init__.py").read_text()
+
+
+def killed_at(number: int, monkeypatch) -> None:
+    """The process dies at the number-th rename."""
+    calls = []
+
+    def dying(function):
+        def wrapped(*arguments, **options):
+            calls.append(function)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return wrapped
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name)))
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_killed_while_it_writes_the_queue_ends_old_or_new(project, conflict, number, monkeypatch):
+    """The renames: the journal (from here on it is new), the variant, the series, the journal away, the repository away."""
+    (conflict / fakes.RUNNER).write_text(SOLVED)
+    before = queue_of(project)
+    with monkeypatch.context() as patch:
+        killed_at(number, patch)
+        assert run(project, NEXT, "--continue") == (0 if number == 6 else 130)
+    if number == 1:
+        assert queue_of(project) == before
+    assert run(project, NEXT, "--continue") == 0
+    assert (project.root / VARIANT).read_text().endswith(fakes.diff(fakes.RUNNER, RIVAL, SOLVED)) and not conflict.exists()
+    assert len(queue_of(project)) == len(before) + 1, "nothing is left over"
+    assert load_queue(project.root)
+
+
+def test_what_a_killed_run_had_made_good_is_finished_by_any_other(project, conflict, monkeypatch):
+    (conflict / fakes.RUNNER).write_text(SOLVED)
+    with monkeypatch.context() as patch:
+        killed_at(2, patch)
+        assert run(project, NEXT, "--continue") == 130
+    assert run(project, NEXT, "--abort") == 0
+    assert guards_of(project)["steps/count-once-more@9.9.2.patch"] == ">=9.9.2,<10"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_killed_while_a_conflict_is_laid_out_starts_again(project, number, monkeypatch):
+    next_release(project, runner=RIVAL)
+    with monkeypatch.context() as patch:
+        killed_at(number, patch)
+        assert run(project, NEXT) == 130
+    assert run(project, NEXT) == 0
+    folder = project.root / f"work/rebase-{NEXT}"
+    assert "|||||||" in (folder / fakes.RUNNER).read_text()
+    (folder / fakes.RUNNER).write_text(SOLVED)
+    assert run(project, NEXT, "--continue") == 0
+
+
+def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, monkeypatch):
+    """Whatever the plan got wrong: an overlap, another pin's patches, other bytes."""
+    (conflict / fakes.RUNNER).write_text(SOLVED)
+    with monkeypatch.context() as patch:
+        patch.setattr(guards, "parted", lambda *arguments: (">=9.9,<10", ">=9.9.2,<10"))
+        assert "[overlapping-variants]" in refused(project, capsys, NEXT, "--continue")
+        patch.setattr(guards, "parted", lambda *arguments: (">=9.9.2,<9.9.3", ">=9.9.4"))
+        said = refused(project, capsys, NEXT, "--continue")
+        assert "v9.9.1 would get other patches" in said
+    monkeypatch.setattr("patchqueue.requeue.unified", lambda before, after: fakes.diff(fakes.RUNNER, RIVAL, SOLVED.replace("added_step = 200", "added_step = 3")))
+    assert "[not-proved]" in refused(project, capsys, NEXT, "--continue")
+
+
+def test_a_pinned_release_is_carried_too(project):
+    project.release(NEXT, {**fakes.release_of(NEXT), "sglang/srt/runner.py": RIVAL})
+    source.fetch(pins.load(project.root).find(NEXT), str(project.wheels), fakes.quiet)
+    assert run(project, NEXT) == 0
+    (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
+    assert run(project, NEXT, "--continue") == 0
+    assert guards_of(project)[COUNT] == ">=9.9,<9.9.2"
+    applies(project)
+
+
+def test_a_checkout_in_place_of_a_version(project, tmp_path):
+    checkout = project.checkout(tmp_path / "sglang", None)
+    (checkout / fakes.RUNNER).write_text(RIVAL)
+    with pytest.raises(Refused, match="which release it is"):
+        (checkout / "python/sglang/version.py").write_text("")
+        version_of(checkout)
+    fakes.git(checkout, "commit", "-qam", "more")
+    fakes.git(checkout, "tag", "v9.9.1")
+    assert version_of(checkout) == Version("9.9.1")
+    fakes.git(checkout, "commit", "--allow-empty", "-qm", "after the release")
+    assert version_of(checkout) == Version(NEXT)
+    assert run(project, str(checkout)) == 0
+    (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
+    shutil.rmtree(checkout)
+    assert run(project, "--continue") == 0, "the repository holds all that it needs"
+    applies(project, runner=RIVAL)
+
+
+@pytest.mark.parametrize(("written", "version"), [("9.9.2", "9.9.2"), ("9.9.2.post1", "9.9.2.post1"), ("9.9.2rc1", "9.9.2rc1"), ("9.9.2.dev3+gabc", "9.9.2")])
+def test_a_version_written_in_a_folder(project, tmp_path, written, version):
+    checkout = project.checkout(tmp_path / "sglang", None)
+    shutil.rmtree(checkout / ".git")
+    (checkout / "python/sglang/version.py").write_text(f'__version__ = "{written}"\n')
+    assert version_of(checkout) == Version(version)
+
+
+def test_a_wheel_in_place_of_a_version(project, tmp_path):
+    wheel = next_release(project)
+    assert run(project, str(wheel.rename(tmp_path / wheel.name))) == 0
+    with pytest.raises(Refused, match="is not named as a wheel is"):
+        version_of(Path("sglang.whl"))
+
+
+def test_an_overlay_file_that_the_release_has_itself_is_refused(project, capsys):
+    files = {**fakes.release_of(NEXT), "sglang/srt/steps/__init__.py": "theirs = 1\n"}
+    fakes.write_wheel(project.wheels / f"sglang-{NEXT}-py3-none-any.whl", files)
+    assert "[overlay-shadows-upstream]" in refused(project, capsys, NEXT)

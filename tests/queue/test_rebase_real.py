@@ -1,0 +1,125 @@
+"""The real queue on real releases: carried from 0.5.18 to 0.5.20 once more, it must come out as it was written by hand.
+
+Takes the releases from the machine's own cache (`nox -s check` fills it), and is skipped where that has none.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import fakes
+import pytest
+from packaging.version import Version
+from patchqueue import pins, quilt, rebase, series, source
+from patchqueue.apply import load_queue, replay_on, select, stack
+from patchqueue.forecast import Stages
+from patchqueue.outcome import Outcome
+from patchqueue.patchfile import split
+from patchqueue.release import find
+from patchqueue.unified import unified
+from patchqueue.worktree import write_patches
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = source.cache_folder()  # read before it is redirected
+OLD, NEW = Version("0.5.18"), Version("0.5.20")
+LATER = ("nemotron-h/capture-layers-without-state.patch",)  # begins with 0.5.20: nothing to carry
+
+
+@pytest.fixture(autouse=True)
+def real_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [wheel.sha256 for pin in pins.load(ROOT).all for wheel in pin.wheels]
+    if sum((CACHE / "archives" / digest).is_dir() for digest in wanted) < len(pins.load(ROOT).all):
+        pytest.skip(f"{CACHE} does not hold every pinned release; `nox -s check` fetches them")
+    monkeypatch.setenv("PATCHQUEUE_CACHE", str(CACHE))
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Path:
+    """The project as it was before anything newer than 0.5.18: its pins, its variants, and no word of what 0.5.20 merged."""
+    root = tmp_path / "project"
+    for name in ("patches", "overlay", "upstream"):
+        shutil.copytree(ROOT / name, root / name)
+    (root / "tests").symlink_to(ROOT / "tests")
+    text = (ROOT / pins.FILE).read_text()
+    head, *revisions = text.split("[[revision]]")
+    kept = [part for part in revisions if Version(re.search(r'version = "(.+)"', part).group(1)) <= OLD]
+    (root / pins.FILE).write_text("[[revision]]".join([re.sub(r"(?m)^tested.*$", "tested = []", head), *kept]))
+    known = [pin.version for pin in pins.load(root).all]
+    lines = []
+    for line in (ROOT / series.FILE).read_text().splitlines():
+        entry = series.parse(line)[0]
+        if entry and not any(entry[0].is_for(version) for version in known):
+            (root / "patches" / entry[0].name).unlink()
+        else:
+            lines.append(line)
+    (root / series.FILE).write_text("\n".join(lines) + "\n")
+    for file in (root / "patches").rglob("*.patch"):
+        file.write_text(re.sub(r"(?m)^Upstream-Status: Merged 0\.5\.2\d$", "Upstream-Status: Pending", file.read_text()))
+    for path in series.read(root)[0].unnamed_overlay():
+        (root / "overlay" / path).unlink()
+    return root
+
+
+def real_files() -> dict[str, dict[str, bytes]]:
+    """What each patch of the real queue leaves on 0.5.20, by the name its variants share."""
+    every = pins.load(ROOT)
+    return {base: after for base, (_, after) in Stages(load_queue(ROOT), every.find(str(NEW)), fakes.quiet).of.items()}
+
+
+def carry(root: Path) -> Iterator[rebase.Progress]:
+    """Rebase onto 0.5.20, each conflict solved as the real variant has it."""
+    known, solutions = pins.load(root), real_files()
+    with find(pins.load(ROOT), str(NEW), None, fakes.quiet) as release:
+        progress = rebase.begin(root, known, release, fakes.quiet, lambda found: None)
+    while progress.folder:
+        yield progress
+        row = progress.found.conflict
+        for path, content in solutions[load_queue(root).base(row.patch)].items():
+            (progress.folder / path).write_bytes(content)
+        progress = rebase.proceed(root, known, NEW, None, None, fakes.quiet)
+    yield progress
+
+
+def test_the_queue_comes_to_0_5_20_as_it_was_carried_by_hand(cut):
+    steps = list(carry(cut))
+    assert len(steps) > 2, "there are conflicts to solve"
+    queue, real = load_queue(cut), load_queue(ROOT)
+    pristine = source.fetch(pins.load(ROOT).find(str(NEW)), None, fakes.quiet)
+    made, wanted = queue.select(NEW), [patch for patch in real.select(NEW) if real.base(patch.name) not in LATER]
+    assert [patch.name for patch in made] == [patch.name for patch in wanted]
+    assert [patch.diff for patch in made] == [patch.diff for patch in wanted]
+    replayed, hand = replay_on(queue, made, pristine), replay_on(real, wanted, pristine)
+    assert replayed.problems == () == hand.problems
+    changed = {path for patch in wanted for file in patch.files for path in [file.path]}
+    assert {path: replayed.files[path] for path in changed} == {path: hand.files[path] for path in changed}
+    assert not (cut / "work/rebase-0.5.20").exists()
+
+
+def test_what_the_series_says_afterwards_is_what_it_says_today(cut):
+    before = (cut / series.FILE).read_text().splitlines()
+    *_, last = carry(cut)
+    assert last.found.conflict is None
+    after = (cut / series.FILE).read_text().splitlines()
+    today = (ROOT / series.FILE).read_text().splitlines()
+    added = [line for line in after if line not in before]
+    assert added and [" ".join(line.split()) for line in added] == [" ".join(line.split()) for line in today if line in added or (line.split(" #")[0] in [each.split(" #")[0] for each in added])]
+    assert "breakable/keep-break-tensors@0.5.20.patch      # >=0.5.20,<0.5.21" in added
+    assert last.found.count(Outcome.MERGED_UPSTREAM) >= 1
+    assert "Upstream-Status: Merged 0.5.20" in (cut / "patches/breakable/pass-embeds-by-name.patch").read_text()
+
+
+def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
+    """On 0.5.23, whose queue has files with many equal lines."""
+    queue, pin = load_queue(ROOT), pins.load(ROOT).all[-1]
+    stages = Stages(queue, pin, fakes.quiet)
+    stages.pristine.unpack(tmp_path)
+    patches = select(queue, pin)
+    write_patches(tmp_path, stack(queue, patches, pin))
+    engine = quilt.find(CACHE, fakes.quiet)
+    while engine.run(tmp_path, "push", "--fuzz=0").returncode == 0:
+        engine.run(tmp_path, "refresh", *quilt.FORM)
+    written = {patch.name: split((tmp_path / "patches" / patch.name).read_text())[1] for patch in patches}
+    assert len(written) > 3 and {patch.name: unified(*stages.of[queue.base(patch.name)]) for patch in patches} == written
