@@ -104,13 +104,13 @@ def _rows(queue: Queue, nearest: Pin, read: Read) -> Iterator[Row]:
         if any(passes(line, read) for line in queue.header(patch.name).probes):
             yield Row(patch.name, Outcome.MERGED_UPSTREAM)
             continue
-        row, changed = _try(patch, lambda path: files[path] if path in files else read(path))
+        row, changed = lay(patch, lambda path: files[path] if path in files else read(path))
         files |= changed
         yield row
 
 
-def _try(patch: Patch, read: Read) -> tuple[Row, dict[str, bytes]]:
-    """One patch: all of it, or none of it."""
+def lay(patch: Patch, read: Read) -> tuple[Row, dict[str, bytes]]:
+    """One patch on other files than those it was made for: what became of it, and the files that it changes, all or none."""
     changed, moved = {}, 0
     for file in patch.files:
         content = read(file.path)
