@@ -8,7 +8,7 @@ needs. Everything is put into upstream's own format.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import formatting
@@ -33,17 +33,19 @@ Read = Callable[[str], "bytes | None"]
 class Part:
     """One commit of a pull request. own: not one that only has to be below it; row: how its patch was laid.
 
-    files: path -> content as committed; tests: those of them that are tests; subject: of its commit.
+    files: path -> content as committed; added: those of them that upstream does not have; subject: of its commit.
     """
 
     patch: str
     subject: str
     own: bool
     row: Row
-    files: dict[str, bytes] = field(repr=False, default_factory=dict)
+    added: frozenset[str]
+    files: dict[str, bytes] = field(repr=False)
 
     @property
     def tests(self) -> list[str]:
+        """Its new test files."""
         return sorted(path for path in self.files if path.startswith("test/"))
 
 
@@ -118,6 +120,8 @@ def topics(queue: Queue, pending: list[Patch], words: Iterable[str]) -> dict[str
 
 @dataclass(frozen=True)
 class _Draft:
+    """A pull request before its format is seen to. patches: as the queue has them, one for each part."""
+
     topic: str
     parts: tuple[Part, ...]
     patches: tuple[Patch, ...]
@@ -137,7 +141,7 @@ def _draft(root: Path, queue: Queue, topic: str, chosen: list[Patch], pending: l
         if taken:
             raise Refused(Problem("file-exists", taken[0], "the base has a file of this name, and the pull request would add one", f"rename it below {ADDITIONS}/{_stem(queue, patch)}/"))
         laid |= changed | new
-        parts.append(Part(_stem(queue, patch), queue.header(patch.name).get("Subject"), patch in chosen, row, changed | new))
+        parts.append(Part(_stem(queue, patch), queue.header(patch.name).get("Subject"), patch in chosen, row, frozenset(new), changed | new))
     return _Draft(topic, tuple(parts), tuple(patches))
 
 
@@ -174,12 +178,8 @@ def _in_form(drafts: list[_Draft], read: Read, rules: formatting.Rules) -> tuple
         wrong += [Problem("upstream-lint", draft.topic, complaint, "correct the patch, the overlay file, or what lies below pull-requests/") for complaint in formatting.complaints(before, last, rules)]
     if wrong:
         raise Refused(wrong)
-    again = [_Draft(draft.topic, tuple(_with(part, {path: made[key(d, n, path)] for path in part.files}) for n, part in enumerate(draft.parts)), draft.patches) for d, draft in enumerate(drafts)]
+    again = [replace(draft, parts=tuple(replace(part, files={path: made[key(d, n, path)] for path in part.files}) for n, part in enumerate(draft.parts))) for d, draft in enumerate(drafts)]
     return again, tuple(sorted(tidied))
-
-
-def _with(part: Part, files: dict[str, bytes]) -> Part:
-    return Part(part.patch, part.subject, part.own, part.row, files)
 
 
 def _build(repository: Repository, start: str, person: Person, date: int, queue: Queue, draft: _Draft) -> PullRequest:
@@ -197,7 +197,7 @@ def _refuse_others(repository: Repository, built: list[PullRequest], before: dic
 
 def _put(repository: Repository, request: PullRequest, before: str | None) -> PullRequest:
     outcome = put(repository, request.branch, before, request.tip)
-    return PullRequest(request.topic, request.branch, outcome, request.base, request.tip, request.parts, request.mails)
+    return replace(request, outcome=outcome)
 
 
 def write(request: PullRequest, body: str, out: Path) -> tuple[Path, ...]:

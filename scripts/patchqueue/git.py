@@ -108,15 +108,19 @@ class Repository:
         mode, kind, rest = (found or "- - -").split(" ", 2)
         return self.git("cat-file", "blob", rest[: rest.index("\t")]) if kind == "blob" and mode != LINK else None
 
-    def listing(self, commit: str, folder: str) -> dict[str, str]:
-        """The listing (see tree.py) of what lies below `folder` in a commit's tree, links left out."""
+    def contents(self, commit: str, folder: str) -> dict[str, bytes]:
+        """The files below `folder` in a commit's tree that count (see tree.py), links left out."""
         blobs = {}
         for entry in self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", folder).split(b"\0")[:-1]:
             about, path = entry.decode("utf-8", "surrogateescape").split("\t", 1)
             mode, _, blob = about.split()
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
                 blobs[path] = blob
-        return {path: sha256(content) for path, content in zip(blobs, self._blobs(blobs.values()))}
+        return dict(zip(blobs, self._blobs(blobs.values())))
+
+    def listing(self, commit: str, folder: str) -> dict[str, str]:
+        """The listing (see tree.py) of what lies below `folder` in a commit's tree."""
+        return {path: sha256(content) for path, content in self.contents(commit, folder).items()}
 
     def _blobs(self, names: Iterable[str]) -> Iterable[bytes]:
         """The contents of many blobs, in order, from one process."""
