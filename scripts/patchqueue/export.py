@@ -96,7 +96,8 @@ def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -
     pending = [patch for patch in pending if queue.base(patch.name) not in merged]
     if not pending:
         raise Refused(Problem("nothing-pending", pin.tag, f"no patch for it is {PENDING} that {base} lacks", "see Upstream-Status in patches/"))
-    drafts = [_draft(root, queue, topic, chosen, pending, read) for topic, chosen in topics(queue, pending, words).items()]
+    selected = [patch for patch in queue.select(pin.version) if queue.base(patch.name) not in merged]
+    drafts = [_draft(root, queue, topic, chosen, selected, read) for topic, chosen in topics(queue, pending, words).items()]
     drafts, tidied = _in_form(drafts, read, rules)
     built = [_build(repository, start, person, date_of(pin, repository, start), queue, draft) for draft in drafts]  # every one, before the first branch
     before = {request.branch: repository.branch(request.branch) for request in built}
@@ -127,13 +128,23 @@ class _Draft:
     patches: tuple[Patch, ...]
 
 
-def _draft(root: Path, queue: Queue, topic: str, chosen: list[Patch], pending: list[Patch], read: Read) -> _Draft:
-    """A topic's commits, in no particular format yet."""
+def _draft(root: Path, queue: Queue, topic: str, chosen: list[Patch], selected: list[Patch], read: Read) -> _Draft:
+    """A topic's commits, in no particular format yet. On an older release a patch may stand on others of the same files
+    that its header does not name, since later ones have them: then these come too."""
+    try:
+        return _laid(root, queue, topic, chosen, _standing(queue, chosen, selected), read)
+    except Refused as refusal:
+        more = _same_files(chosen, selected)
+        if len(more) == len(_standing(queue, chosen, selected)) or refusal.problems[0].name != str(Outcome.CONFLICT):
+            raise
+    return _laid(root, queue, topic, chosen, more, read)
+
+
+def _laid(root: Path, queue: Queue, topic: str, chosen: list[Patch], patches: list[Patch], read: Read) -> _Draft:
     laid: dict[str, bytes] = {}
-    parts, patches = [], _standing(queue, chosen, pending)
+    parts = []
     for patch in patches:
-        now = _over(laid, read)
-        row, changed = lay(patch, now)
+        row, changed = lay(patch, _over(laid, read))
         if row.outcome is Outcome.CONFLICT:
             raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", row.why, "write a variant that fits this base, or name another: --base COMMIT"))
         new = {path: content for path, content in additions(root, queue, patch).items() if path not in laid}
@@ -145,12 +156,23 @@ def _draft(root: Path, queue: Queue, topic: str, chosen: list[Patch], pending: l
     return _Draft(topic, tuple(parts), tuple(patches))
 
 
-def _standing(queue: Queue, chosen: list[Patch], pending: list[Patch]) -> list[Patch]:
-    """The chosen patches and those that they have to stand on, in the series' order."""
+def _standing(queue: Queue, chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
+    """The chosen patches and those that their headers need, in the series' order."""
     wanted = {queue.base(patch.name) for patch in chosen}
-    while more := {need for patch in pending if queue.base(patch.name) in wanted for need in queue.header(patch.name).needs} - wanted:
+    while more := {need for patch in selected if queue.base(patch.name) in wanted for need in queue.header(patch.name).needs} - wanted:
         wanted |= more
-    return [patch for patch in pending if queue.base(patch.name) in wanted]
+    return [patch for patch in selected if queue.base(patch.name) in wanted]
+
+
+def _same_files(chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
+    """The chosen patches and every earlier one that changes a file of theirs, or of those before them."""
+    kept, files = [], set()
+    for patch in reversed(selected):
+        paths = {file.path for file in patch.files}
+        if patch in chosen or paths & files:
+            kept.append(patch)
+            files |= paths
+    return kept[::-1]
 
 
 def additions(root: Path, queue: Queue, patch: Patch) -> dict[str, bytes]:

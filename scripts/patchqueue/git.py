@@ -72,7 +72,9 @@ class Repository:
         """Raise Refused where files are checked out and some differ from HEAD: the branch would not have these edits."""
         if self.git("rev-parse", "--is-inside-work-tree").strip() != b"true":
             return
-        found = self.git("--no-optional-locks", "status", "--porcelain", "-z", "--untracked-files=no", "--ignore-submodules=all").decode("utf-8", "replace")
+        # As the user's own configuration has it: with core.autocrlf what is checked out is not what is committed, and no edit.
+        words = ("-c", "core.fsmonitor=false", "--no-optional-locks", "status", "--porcelain", "-z", "--untracked-files=no", "--ignore-submodules=all")
+        found = _run(self.path, *words).decode("utf-8", "replace")
         edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
         if edited:
             shown = " ".join(edited[:5]) + (f" and {len(edited) - 5} more" if len(edited) > 5 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -53,7 +54,9 @@ def _below(request: PullRequest) -> list[str]:
 
 def _motivation(part: Part, header: Header, several: bool) -> str:
     head = f"### {part.subject}\n\n" if several else ""
-    return head + header.get("Description") + _origin(header)
+    paragraphs = re.split(r"\n\s*\n", header.get("Description"))
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # where it is read, a line end is a line's end
+    return head + text.replace("sglang#", "#") + _origin(header)
 
 
 def _origin(header: Header) -> str:
@@ -62,16 +65,16 @@ def _origin(header: Header) -> str:
 
 
 def _modifications(part: Part, exported: Exported) -> str:
-    lines = [f"`{path}`{_kind(path, exported, part)}" for path in sorted(part.files)]
+    lines = [f"`{path}`{_kind(path, part)}" for path in sorted(part.files)]
     moved = f" Its hunks stand at other lines than in {exported.pin.version}: {part.row.why}." if part.row.outcome is Outcome.NEEDS_REFRESH else ""
     return f"**{part.subject}**{'' if part.own else ' (of another pull request)'}{'.' if moved else ''}{moved}\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def _kind(path: str, exported: Exported, part: Part) -> str:
+def _kind(path: str, part: Part) -> str:
     lines = part.files[path].count(b"\n")
     if path.startswith("test/"):
         return f": new tests, {lines} lines"
-    return f": new, {lines} lines" if path in part.added else ""
+    return f": new, {lines} line{'s' if lines > 1 else ''}" if path in part.added else ""
 
 
 def _tested(own: Iterable[Part], tried: Sequence[Tried]) -> str:

@@ -18,13 +18,13 @@ from .git import Repository
 from .testing import build_environment
 
 Say = Callable[[str], None]
-COUNTED = re.compile(r"^(?=.*\bin [\d.]+s)(.*)$", re.MULTILINE)
+COUNTED = re.compile(r"\d+ (?:passed|failed|skipped|errors?)\b")  # of pytest's last line
 GOOD, FAILED, INTERRUPTED = 0, 1, 2  # pytest's exit codes
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A file of tests. passed: on the branch; failed: on the base, without any of its changes; said: pytest's last lines."""
+    """A file of tests. passed: on the branch; failed: on the base, without any of its changes; said: pytest's counts."""
 
     path: str
     patch: str
@@ -65,5 +65,5 @@ def _run(root: Path, made: Environment, tree: Path, path: str) -> tuple[int, str
     del variables["PYTHONPYCACHEPREFIX"]  # byte code of a folder that is gone soon
     command = [str(made.python), "-m", "host.upstream", "-q", "-p", "no:cacheprovider", path]
     done = subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
-    lines = COUNTED.findall(done.stdout)
-    return done.returncode, lines[-1].strip("= ") if lines else (done.stderr.strip() or "pytest said nothing").splitlines()[-1]
+    counts = COUNTED.findall((done.stdout.strip().splitlines() or [""])[-1])
+    return done.returncode, ", ".join(counts) if counts else (done.stderr.strip() or "pytest said nothing").splitlines()[-1]
