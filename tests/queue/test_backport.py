@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import subprocess
 from pathlib import Path
@@ -95,6 +96,16 @@ def test_the_same_hashes_again_whatever_the_users_settings(project, checkout, tm
     for name, value in {"GIT_AUTHOR_NAME": "Nobody", "GIT_COMMITTER_DATE": "2001-01-01T00:00:00Z", "GIT_DIR": "/nowhere", "TZ": "Asia/Tokyo"}.items():
         monkeypatch.setenv(name, value)
     assert make(project, checkout, "another").commits == first.commits
+
+
+@pytest.mark.parametrize("when", ["2020-01-02T03:04:05Z", "2040-01-02T03:04:05Z"])
+def test_commits_are_of_the_releases_day_and_never_older_than_their_base(project, checkout, monkeypatch, when):
+    monkeypatch.setenv("GIT_COMMITTER_DATE", when)
+    git(checkout, "-c", "commit.gpgSign=false", "commit", "-q", "--amend", "--no-edit")
+    base = int(git(checkout, "show", "--no-patch", "--format=%ct", "HEAD"))
+    day = int(datetime.datetime.combine(project.pin.released, datetime.time(), datetime.timezone.utc).timestamp())
+    made = make(project, checkout)
+    assert set(git(checkout, "show", "--no-patch", "--format=%at %ct", *made.commits).split()) == {str(max(base, day))}
 
 
 def test_what_is_checked_out_is_left_alone(project, checkout):
