@@ -123,6 +123,18 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def backport(session: nox.Session) -> None:
+    """Make a release branch in a checkout of sglang: nox -s backport -- --onto REPO BRANCH."""
+    patchqueue(session, "backport", *session.posargs)
+
+
+@nox.session(default=False)
+def export(session: nox.Session) -> None:
+    """Make pull requests in a checkout of sglang: nox -s export -- --onto REPO [TOPIC]."""
+    patchqueue(session, "export", *session.posargs)
+
+
+@nox.session(default=False)
 def bundle(session: nox.Session) -> None:
     """Pack a patched release for a GPU host without a package index."""
     patchqueue(session, "bundle", *session.posargs)

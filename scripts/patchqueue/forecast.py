@@ -80,7 +80,7 @@ class Stages:
         """Raises Refused where the queue is broken on that pin."""
         files, found = dict(self.overlay), {}
         for patch in self.queue.select(self.pin.version):
-            row = _lay(patch, lambda path: files[path] if path in files else self.pristine.read(path))
+            row = lay(patch, lambda path: files[path] if path in files else self.pristine.read(path))
             if row.outcome is not Outcome.APPLIED:
                 raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", f"does not apply on {self.pin.tag} itself", f"`nox -s check -- {self.pin.tag}` says why"))
             found[self.queue.base(patch.name)] = row.before, row.after
@@ -136,15 +136,15 @@ def _rows(queue: Queue, tried: list[Entry], overlay: Files, release: Release, st
         elif decided is not None:
             row = Row(entry.name, Outcome.NEEDS_REFRESH, "solved", {path: read(path) or b"" for path in decided}, decided)
         else:
-            row = _lay(queue.patches[entry.name], read)
+            row = lay(queue.patches[entry.name], read)
             if row.outcome is Outcome.CONFLICT:
                 row = _merge(row, stages.of.get(entry.base, ({}, {})), read, (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch")))
         files |= row.after
         yield row
 
 
-def _lay(patch: Patch, read: Read) -> Row:
-    """One patch, in memory: all of it, or none of it."""
+def lay(patch: Patch, read: Read) -> Row:
+    """One patch on other files than those it was made for, in memory: all of it, or none of it."""
     before, after, moved = {}, {}, 0
     for file in patch.files:
         content = read(file.path)

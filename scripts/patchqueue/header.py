@@ -36,6 +36,7 @@ RULES = (
     Rule("Probe", rf"{TREE_PATH} :: \S[^\n]*", "how to see that a tree has the change: `PATH :: TEXT` (white space folded) or `PATH :: /REGEX/`; any one that matches is enough", repeats=True),
     Rule("Gap", r"[^:]+: .{10,}(?s:.*)", "`SPECIFIER: reason`: releases outside the guard that lack the change, and why it is not offered there", required=False, repeats=True),
     Rule("Overlay", r"none|[^\s,]+(?:,\s+[^\s,]+)*", "the overlay files it needs, as paths below overlay/ (or folders, ending in /), or `none`"),
+    Rule("Needs", r"[^\s,@]+\.patch(?:,\s+[^\s,@]+\.patch)*", "the patches that a pull request of this one has to stand on", required=False),
     Rule("Test", r"tests/[^\s,]+\.py(?:,\s+tests/[^\s,]+\.py)*", "the tests that fail without it"),
 )  # fmt: skip
 VARIANT_RULES = (
@@ -96,6 +97,10 @@ class Header:
     @property
     def overlay(self) -> tuple[str, ...]:
         return _names(self.get("Overlay"))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return _names(self.get("Needs"))
 
     @property
     def tests(self) -> tuple[str, ...]:

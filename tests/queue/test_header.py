@@ -20,6 +20,7 @@ EXAMPLES = {  # field -> (accepted, refused)
     ),
     "Gap": ([None, "<9.9: the runner does not exist", ["<9.8: too old for it", ">10: does it otherwise"]], ["too old for it", "<9.9: short", "soon: the runner does not exist"]),
     "Overlay": (["none", "python/sglang/a.py", "python/sglang/a/, test/b.py"], ["a b", "a,b"]),
+    "Needs": (["a/b.patch", "a/b.patch, c/d.patch", None], ["a/b", "a/b@0.5.9.patch", "a/b.patch c/d.patch"]),
     "Test": (["tests/revision/test_a.py", "tests/a.py, tests/b.py"], ["none", "test_a.py", "tests/a", "tests/a.py tests/b.py"]),
 }  # fmt: skip
 VARIANT_EXAMPLES = {

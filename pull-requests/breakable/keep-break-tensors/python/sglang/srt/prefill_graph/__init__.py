@@ -1,0 +1,1 @@
+"""What prefill CUDA graphs need to know about models and memory."""

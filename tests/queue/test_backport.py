@@ -1,0 +1,248 @@
+"""The queue as commits on a user's checkout: the right trees, the same hashes, and nothing of the user's touched."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+from pathlib import Path
+
+import fakes
+import pytest
+from patchqueue import backport, cli, pins
+from patchqueue.apply import load_queue
+from patchqueue.repository import open_repository
+from patchqueue.outcome import Outcome, Refused
+from patchqueue.series import PROVENANCE
+from patchqueue.tree import list_folder, python_part
+
+BRANCH = "release/graphs"
+RUNNER = fakes.RUNNER
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> None:
+    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada Löv\n\temail = ada@example.org\n[commit]\n\tgpgSign = true\n[core]\n\tautocrlf = true\n[diff]\n\tnoprefix = true\n[format]\n\tattach = true\n")
+
+
+@pytest.fixture
+def checkout(project: fakes.Project, tmp_path: Path, author: None) -> Path:
+    """The release as git has it: no generated file, and folders that no wheel has."""
+    folder = tmp_path / "sglang"
+    for name, content in {"README.md": "SGLang\n", "test/srt/test_a.py": "a = 1\n", "python/pyproject.toml": "[project]\n"}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return project.checkout(folder)
+
+
+def make(project: fakes.Project, checkout: Path, branch: str = BRANCH, base: str = "HEAD", **options) -> backport.Branch:
+    return backport.backport(project.root, pins.load(project.root), str(checkout), branch, base, **options)
+
+
+def refusal(project: fakes.Project, checkout: Path, *words: str, **options):
+    refs = git(checkout, "for-each-ref")
+    with pytest.raises(Refused) as refused:
+        make(project, checkout, *words, **options)
+    assert git(checkout, "for-each-ref") == refs, "no branch was made"
+    [problem] = refused.value.problems
+    assert problem.hint, "every refusal says what to type next"
+    return problem
+
+
+def git(folder: Path, *words: str) -> str:
+    """git as the user has it."""
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout):
+    made = make(project, checkout)
+    assert (made.outcome, made.pin.tag) == (Outcome.APPLIED, fakes.TAG)
+    names = [git(checkout, "diff-tree", "-r", "--no-commit-id", "--name-only", commit).split() for commit in made.commits]
+    assert names == [[RUNNER, "python/sglang/srt/steps/__init__.py"], ["python/sglang/srt/cut.py"]]
+    assert git(checkout, "rev-parse", BRANCH, f"{BRANCH}~2") == f"{made.commits[-1]}\n{git(checkout, 'rev-parse', 'HEAD')}"
+
+
+def test_the_tree_is_the_one_that_apply_makes(project, checkout, tmp_path):
+    make(project, checkout)
+    project.apply()
+    git(checkout, "-c", "core.autocrlf=false", "worktree", "add", "-q", str(tmp_path / "tree"), BRANCH)
+    assert python_part(list_folder(tmp_path / "tree")) == python_part(list_folder(project.tree))
+    assert (tmp_path / "tree/README.md").is_file() and (tmp_path / "tree/test/srt/test_a.py").is_file()
+
+
+def test_the_record_of_the_overlay_package_comes_with_the_last_commit(project, checkout):
+    project.write("overlay/python/sglang/srt/prefill_graph/__init__.py", '"""The package."""\n')
+    project.edit("patches/steps/count-once-more.patch", "Overlay: python/sglang/srt/steps/", "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/")
+    made = make(project, checkout)
+    has = [PROVENANCE in git(checkout, "ls-tree", "-r", "--name-only", commit).split() for commit in made.commits]
+    assert has == [False, True]
+
+
+def test_message_and_trailers(project, checkout):
+    made = make(project, checkout)
+    text = git(checkout, "show", "--no-patch", "--format=%an <%ae> %cn%n%B", made.commits[0])
+    assert text.startswith("Ada Löv <ada@example.org> Ada Löv\nCount the steps once more\n\nWhy: without it a user saw too few steps.\n\nQueue-Patch: steps/count-once-more.patch\n")
+    trailers = dict(line.split(": ", 1) for line in git(checkout, "show", "--no-patch", "--format=%(trailers)", made.commits[0]).splitlines() if line)
+    assert trailers.keys() == {"Queue-Patch", "Queue-Patch-Sha256", "Queue-Release", "Origin", "Upstream-Status"}
+    assert trailers["Queue-Release"] == "9.9.1+pcg.1" and trailers["Upstream-Status"] == "Pending"
+
+
+def test_the_same_hashes_again_whatever_the_users_settings(project, checkout, tmp_path, monkeypatch):
+    first = make(project, checkout)
+    again = make(project, checkout)
+    assert (again.outcome, again.commits) == (Outcome.ALREADY_APPLIED, first.commits)
+    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada Löv\n\temail = ada@example.org\n[i18n]\n\tcommitEncoding = ISO-8859-1\n")
+    for name, value in {"GIT_AUTHOR_NAME": "Nobody", "GIT_COMMITTER_DATE": "2001-01-01T00:00:00Z", "GIT_DIR": "/nowhere", "TZ": "Asia/Tokyo"}.items():
+        monkeypatch.setenv(name, value)
+    assert make(project, checkout, "another").commits == first.commits
+
+
+@pytest.mark.parametrize("when", ["2020-01-02T03:04:05Z", "2040-01-02T03:04:05Z"])
+def test_commits_are_of_the_releases_day_and_never_older_than_their_base(project, checkout, monkeypatch, when):
+    monkeypatch.setenv("GIT_COMMITTER_DATE", when)
+    git(checkout, "-c", "commit.gpgSign=false", "commit", "-q", "--amend", "--no-edit")
+    base = int(git(checkout, "show", "--no-patch", "--format=%ct", "HEAD"))
+    day = int(datetime.datetime.combine(project.pin.released, datetime.time(), datetime.timezone.utc).timestamp())
+    made = make(project, checkout)
+    assert set(git(checkout, "show", "--no-patch", "--format=%at %ct", *made.commits).split()) == {str(max(base, day))}
+
+
+def test_what_is_checked_out_is_left_alone(project, checkout):
+    (checkout / "notes.txt").write_text("mine")  # a file that git does not know is nobody's business
+    before = {name: value for name, value in fakes.snapshot(checkout).items() if "/.git/" not in name}
+    state = [(checkout / ".git" / name).read_bytes() for name in ("HEAD", "index")]
+    make(project, checkout)
+    assert {name: value for name, value in fakes.snapshot(checkout).items() if "/.git/" not in name} == before
+    assert [(checkout / ".git" / name).read_bytes() for name in ("HEAD", "index")] == state
+
+
+def test_a_bare_repository_and_a_folder_inside_of_a_checkout_will_do(project, checkout, tmp_path):
+    git(tmp_path, "clone", "-q", "--bare", str(checkout), "bare.git")
+    inside = make(project, checkout / "python/sglang").commits
+    assert make(project, tmp_path / "bare.git").commits == inside
+    assert make(project, tmp_path / "bare.git", "by-tag", fakes.TAG).commits == inside
+
+
+def test_modes_of_changed_files_stay(project, checkout):
+    git(checkout, "update-index", "--chmod=+x", RUNNER)
+    git(checkout, "-c", "commit.gpgSign=false", "commit", "-q", "-m", "a program")
+    git(checkout, "checkout", "-q", "--", ".")
+    made = make(project, checkout)
+    assert git(checkout, "ls-tree", made.commits[-1], RUNNER).startswith("100755")
+
+
+def test_git_am_of_the_mails_gives_the_same_commits(project, checkout, tmp_path):
+    """The release has a file without a last line end, and one with a form feed."""
+    made = make(project, checkout, mails=tmp_path / "mails")
+    git(tmp_path, "clone", "-q", "--no-checkout", str(checkout), "clone")
+    git(tmp_path / "clone", "-c", "core.autocrlf=false", "checkout", "-q", made.base)
+    git(tmp_path / "clone", "-c", "core.autocrlf=false", "-c", "commit.gpgSign=false", "am", "-q", "--committer-date-is-author-date", *map(str, made.mails))
+    assert git(tmp_path / "clone", "rev-parse", "HEAD").strip() == made.commits[-1]
+    mail = made.mails[0].read_text()
+    assert mail.startswith(f"From {'0' * 40} ") and "\n-- \n" not in mail
+
+
+def test_a_branch_of_the_users_is_never_moved(project, checkout):
+    git(checkout, "branch", BRANCH)
+    problem = refusal(project, checkout)
+    assert problem.name == "branch-exists" and f"branch -D {BRANCH}" in problem.hint
+
+
+def test_edits_are_refused_staged_or_not(project, checkout):
+    (checkout / RUNNER).write_text("step = 2\n")
+    assert refusal(project, checkout).name == "edited-checkout"
+    git(checkout, "add", "-A")
+    problem = refusal(project, checkout)
+    assert problem.name == "edited-checkout" and RUNNER in problem.what and "stash" in problem.hint
+
+
+@pytest.mark.parametrize("missing", ["name", "email"])
+def test_nobodys_commits_are_not_made(project, checkout, tmp_path, missing):
+    git(checkout, "config", "--global", "--unset", f"user.{missing}")
+    problem = refusal(project, checkout)
+    assert problem.name == "no-identity" and f"git config --global user.{missing}" in problem.hint
+
+
+def test_a_tree_that_is_no_release_is_refused_with_what_differs(project, checkout):
+    (checkout / RUNNER).write_text("step = 2\n")
+    git(checkout, "-c", "commit.gpgSign=false", "commit", "-qam", "ours")
+    problem = refusal(project, checkout)
+    assert problem.name == "no-pinned-release" and f"differs from {fakes.TAG} in {RUNNER}" in problem.what
+    assert problem.hint == f"name the release itself: --base {fakes.TAG}"
+    assert make(project, checkout, base=fakes.TAG).outcome is Outcome.APPLIED
+
+
+def test_without_tags_the_release_is_still_known_by_its_tree(project, checkout):
+    git(checkout, "tag", "-d", fakes.TAG)
+    assert make(project, checkout).pin.tag == fakes.TAG
+    (checkout / RUNNER).write_text("step = 2\n")
+    git(checkout, "-c", "commit.gpgSign=false", "commit", "-qam", "ours")
+    assert "fetch --tags" in refusal(project, checkout, "other").hint
+
+
+def test_a_file_that_no_release_has_is_another_tree(project, checkout):
+    (checkout / "python/sglang/more.py").write_text("")
+    git(checkout, "add", "-A")
+    git(checkout, "-c", "commit.gpgSign=false", "commit", "-qm", "ours")
+    assert "python/sglang/more.py" in refusal(project, checkout).what
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [((BRANCH, "nowhere"), "no-commit"), (("no..branch",), "bad-branch"), (("-x",), "bad-branch"), ((BRANCH, "--all"), "no-commit"), (("main/x",), "bad-branch")]
+)
+def test_bad_words(project, checkout, words, name):
+    assert refusal(project, checkout, *words).name == name
+
+
+def test_what_is_no_repository_is_refused(project, tmp_path, author):
+    for folder in (tmp_path / "wheels", tmp_path / "nowhere"):
+        with pytest.raises(Refused, match="no-repository"):
+            make(project, folder)
+
+
+def test_other_mails_are_not_written_over(project, checkout, tmp_path):
+    (tmp_path / "mails").mkdir()
+    (tmp_path / "mails/0001-mine.patch").write_text("mine")
+    with pytest.raises(Refused, match="mails-exist"):
+        make(project, checkout, mails=tmp_path / "mails")
+    assert [file.name for file in (tmp_path / "mails").iterdir()] == ["0001-mine.patch"]
+
+
+def test_a_patch_that_does_not_fit_makes_no_branch(project, checkout):
+    project.edit("patches/steps/count-once-more.patch", "@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@")
+    assert refusal(project, checkout).name == "needs refresh"
+
+
+def test_the_command_says_what_it_did(project, checkout, capsys):
+    words = ["--root", str(project.root), "backport", "--onto", str(checkout), BRANCH]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    assert f"HEAD is {fakes.TAG}" in said and "Count the steps once more" in said and f"{BRANCH} made, at " in said
+    assert cli.main(words) == 0
+    assert f"{BRANCH} is there already" in capsys.readouterr().out
+    assert cli.main([*words[:-1], "no..branch"]) == 1
+    assert "next: " in capsys.readouterr().err
+
+
+def test_every_header_makes_a_message_that_git_reads_back():
+    """The project's own queue: trailers are found, and nothing in a description ends a mail."""
+    root = Path(__file__).resolve().parents[2]
+    queue, everything = load_queue(root), pins.load(root)
+    for pin in everything.all:
+        for patch in queue.select(pin.version):
+            text = backport.message(queue, patch, pin)
+            done = subprocess.run(["git", "interpret-trailers", "--parse"], input=text, capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
+            assert done.stdout.startswith(f"Queue-Patch: {patch.name}\n") and len(done.stdout.splitlines()) == 5, text
+            assert not any(line.startswith(("---", "diff -", "Index: ")) for line in text.splitlines()), text
+
+
+def test_a_repository_is_read_as_it_is_committed(project, checkout):
+    repository = open_repository(str(checkout))
+    commit = repository.commit("HEAD")
+    assert repository.read(commit, "python/sglang/srt/cut.py").decode() == fakes.RELEASE["sglang/srt/cut.py"]
+    assert repository.read(commit, "python/sglang") is None and repository.read(commit, "nothing") is None
+    (checkout / "link").symlink_to("README.md")
+    git(checkout, "add", "link")
+    git(checkout, "-c", "commit.gpgSign=false", "commit", "-qm", "link")
+    assert repository.read(repository.commit("HEAD"), "link") is None
