@@ -27,8 +27,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never installed
 
+import handover_figures  # noqa: E402
+import wheel_figures  # noqa: E402
 from patchqueue import pins, quilt, series, source  # noqa: E402
-from patchqueue.apply import select, tree_after  # noqa: E402
+from patchqueue.apply import load_queue, select, tree_after  # noqa: E402
 from patchqueue.tree import hash_listing, list_folder  # noqa: E402
 from patchqueue.worktree import State, WorkTree, read_record  # noqa: E402
 
@@ -221,6 +223,28 @@ def bad_input(copy: Copy, options: argparse.Namespace) -> Figure:
     return Figure("kinds of broken input tested", str(len(found)), ">= 30", len(found) >= 30, {"kinds": found})
 
 
+def branches(copy: Copy, options: argparse.Namespace) -> Figure:
+    """Release branches and pull requests on every pin, and `git am` of their mails."""
+    known, queue = pins.load(ROOT), load_queue(ROOT)
+    return _each("git am of branches and pull requests", known.all, lambda pin, space: handover_figures.measure(queue, known, pin, space))
+
+
+def wheels(copy: Copy, options: argparse.Namespace) -> Figure:
+    """Built wheels of the releases with GPU proofs, installed in their locked environments."""
+    return _each("installed wheels verify themselves", wheel_figures.proven(pins.load(ROOT)), wheel_figures.measure)
+
+
+def _each(name: str, chosen: Sequence[pins.Pin], measure: Callable[[pins.Pin, Path], dict[str, object]]) -> Figure:
+    """What holds on each pin; every bool of a measurement is a claim."""
+    found = {}
+    for pin in chosen:
+        with tempfile.TemporaryDirectory(prefix="queue-figures-pin-") as space:
+            found[pin.tag] = measure(pin, Path(space))
+    harm = [f"{tag}: {claim}" for tag, facts in found.items() for claim, value in facts.items() if value is False]
+    right = len(found) - len({what.split(":")[0] for what in harm})
+    return Figure(name, f"{right} of {len(found)} pins", f"{len(found)}", not harm, {"pins": found, "harm": harm})
+
+
 FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "apply": apply_time,
     "nox": nox_time,
@@ -229,6 +253,8 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "parent-kills": parent_kills,
     "two-at-once": two_at_once,
     "bad-input": bad_input,
+    "branches": branches,
+    "wheels": wheels,
 }
 
 

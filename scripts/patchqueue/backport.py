@@ -5,20 +5,20 @@ from __future__ import annotations
 import datetime
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from .apply import load_queue, overlay_of, select
 from .build import local_version
 from .gitrun import GitFailed
-from .repository import Commit, Repository, open_repository
 from .outcome import Outcome, Problem, Refused
 from .patchfile import Patch
 from .pins import Pin, Pins
 from .replay import replay
+from .repository import Commit, Repository, open_repository
 from .series import PROVENANCE, Queue
-from .tree import hash_listing, python_part, sha256
+from .tree import LISTING, hash_listing, listing_text, python_part, sha256
 
 Say = Callable[[str], None]
 Read = Callable[[str], "bytes | None"]
@@ -56,7 +56,7 @@ def backport(root: Path, pins: Pins, onto: str, name: str, base: str, mails: Pat
     patches = select(queue, pin)
     if not patches:
         raise Refused(Problem("nothing-to-do", pin.tag, f"no patch is for it: {pin.no_patches}", "take another release"))
-    wanted = list(commits(queue, patches, pin, lambda path: repository.read(start, path)))
+    wanted = list(commits(queue, patches, pin, repository.listing(start, PACKAGE), lambda path: repository.read(start, path)))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = put(repository, name, before, made[-1])
     written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()
@@ -69,10 +69,11 @@ def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
     return next((pin for pin in pins.all if pin.python == found), None)
 
 
-def commits(queue: Queue, patches: list[Patch], pin: Pin, read: Read) -> Iterator[Commit]:
+def commits(queue: Queue, patches: list[Patch], pin: Pin, before: Mapping[str, str], read: Read) -> Iterator[Commit]:
     """One for each patch, in the series' order, at exact lines. Raises Refused for the first that does not fit.
 
-    An overlay file comes with the first patch that needs it. The record of what the tree was made of comes with the last.
+    before: the listing of the release's package. An overlay file comes with the first patch that needs it. The record of what
+    the tree was made of, and its listing, come with the last: only there are they true.
     """
     laid: dict[str, bytes] = {}
     record = {path: content for path, content in overlay_of(queue, patches, pin).items() if path == PROVENANCE}
@@ -83,7 +84,9 @@ def commits(queue: Queue, patches: list[Patch], pin: Pin, read: Read) -> Iterato
         if done.problems:
             raise Refused(done.problems)
         laid |= done.files
-        yield Commit(message(queue, patch, pin), done.files)
+        after = before | {path: sha256(content) for path, content in laid.items()}
+        listing = {LISTING: listing_text(after).encode()} if record and patch is patches[-1] else {}
+        yield Commit(message(queue, patch, pin), done.files | listing)
 
 
 def message(queue: Queue, patch: Patch, pin: Pin) -> str:
