@@ -11,10 +11,10 @@ import fakes
 import pytest
 from patchqueue import backport, cli, pins
 from patchqueue.apply import load_queue
-from patchqueue.repository import open_repository
 from patchqueue.outcome import Outcome, Refused
+from patchqueue.repository import open_repository
 from patchqueue.series import PROVENANCE
-from patchqueue.tree import list_folder, python_part
+from patchqueue.tree import LISTING, list_folder, listing_text, python_part
 
 BRANCH = "release/graphs"
 RUNNER = fakes.RUNNER
@@ -77,6 +77,16 @@ def test_the_record_of_the_overlay_package_comes_with_the_last_commit(project, c
     made = make(project, checkout)
     has = [PROVENANCE in git(checkout, "ls-tree", "-r", "--name-only", commit).split() for commit in made.commits]
     assert has == [False, True]
+
+
+def test_the_listing_of_the_tree_comes_with_the_last_commit(project, checkout, tmp_path):
+    project.write("overlay/python/sglang/srt/prefill_graph/__init__.py", '"""The package."""\n')
+    project.edit("patches/steps/count-once-more.patch", "Overlay: python/sglang/srt/steps/", "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/")
+    made = make(project, checkout)
+    assert LISTING not in git(checkout, "ls-tree", "-r", "--name-only", made.commits[0]).split()
+    git(checkout, "-c", "core.autocrlf=false", "worktree", "add", "-q", str(tmp_path / "tree"), BRANCH)
+    here = {path: digest for path, digest in list_folder(tmp_path / "tree").items() if path.startswith("python/sglang/")}
+    assert (tmp_path / "tree" / LISTING).read_text() == listing_text(here)
 
 
 def test_message_and_trailers(project, checkout):
