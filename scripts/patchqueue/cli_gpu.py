@@ -85,6 +85,8 @@ def _build(options: argparse.Namespace) -> int:
             OUT.print(f"{len(names)} {what}")
             for name in names:
                 OUT.print(f"  {name}")
+        wheel = made.path.relative_to(options.root)
+        OUT.print(f"over the release's own: pip install --no-deps {wheel}\nfrom nothing: uv pip install --exclude-newer {pin.resolve_as_of} --prerelease=allow {wheel}")
     return 0
 
 
