@@ -349,7 +349,7 @@ def _first_token_panel(panel, bench: dict) -> None:
     panel.set_xticks(range(len(eager)), [f"{spoken(shape)}\n{one['median']:.0f} ms" for shape, one in eager.items()], fontsize=8)
     panel.set_xlabel("requests × tokens, and eager prefill's own time to first token")
     panel.set_ylabel("time to first token against eager, %")
-    panel.set_title(f"{title(bench)}: time to first token (below 0 is faster)", fontsize=10)
+    panel.set_title(f"{title(bench)}, {bench['model'].partition(',')[0]}: time to first token (below 0 is faster)", fontsize=10)
     panel.grid(axis="y", alpha=0.25)
     for mode in beside:
         panel.plot([], [], "o", color=COLORS[mode], markersize=5, label=NAMES[mode])

@@ -202,7 +202,8 @@ def draw_proofs(pyplot, measured: Measured):
     models = list(dict.fromkeys(model for model, _ in across))
     for model in models:
         places = [place for place, key in enumerate(across) if key[0] == model]
-        panel.annotate(model, (statistics.mean(places), len(proofs) - 0.35), ha="center", va="top", fontsize=9, annotation_clip=False)
+        name = model if len(places) > 1 else model.replace("-", "\n")  # under one square a long name would meet its neighbour's
+        panel.annotate(name, (statistics.mean(places), len(proofs) - 0.35), ha="center", va="top", fontsize=9, annotation_clip=False)
         panel.axvline(places[-1] + 0.5, color="0.6", linewidth=0.8)
     panel.set_xticks(range(len(across)), [mode.replace("piecewise-inductor", "inductor") for _, mode in across], rotation=40, ha="left", fontsize=8.5)
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
@@ -228,8 +229,13 @@ def first_token_text(measured: Measured) -> str:
     found = timed_benches(measured)
     if not found:
         return ""
-    said = " ".join(f"{benchpage.title(bench)}: {benchpage.first_token_meaning(bench)}" for bench in found)
+    said = " ".join(f"{benchpage.title(bench)}, {bench['model']}: {benchpage.first_token_meaning(bench)}" for bench in found)
     return f"{said}\n\nHow they were timed, each number, and throughput: [bench.md](bench.md).\n"
+
+
+def _shapes(bench: dict) -> list[str]:
+    """The shapes that some mode was timed at, in their order."""
+    return list(dict.fromkeys(shape for run in benchpage.measured(bench, benchpage.FIRST).values() for shape in run[benchpage.FIRST]))
 
 
 def draw_first_tokens(pyplot, measured: Measured):
@@ -237,10 +243,11 @@ def draw_first_tokens(pyplot, measured: Measured):
     found = timed_benches(measured)
     if not found:
         return None
-    figure, panels = pyplot.subplots(len(found), 1, figsize=(10, 3.1 * len(found)), squeeze=False, sharex=True)
+    figure, panels = pyplot.subplots(len(found), 1, figsize=(10, 3.1 * len(found)), squeeze=False)
+    widest = max(len(_shapes(bench)) for bench in found)
     for panel, bench in zip(panels[:, 0], found):
         runs = benchpage.measured(bench, benchpage.FIRST)
-        shapes = list(dict.fromkeys(shape for run in runs.values() for shape in run[benchpage.FIRST]))
+        shapes = _shapes(bench)
         for number, (mode, run) in enumerate(runs.items()):
             places, middles, spreads = [], [], []
             for place, shape in enumerate(shapes):
@@ -256,7 +263,7 @@ def draw_first_tokens(pyplot, measured: Measured):
         panel.minorticks_off()
         panel.set_ylim(25, 320)
         panel.set_xticks(range(len(shapes)), [benchpage.spoken(shape) for shape in shapes], fontsize=8.5)
-        panel.tick_params(labelbottom=True)
+        panel.set_xlim(-0.6, widest - 0.4)  # shapes are as far apart in every panel, whichever it has
         panel.set_ylabel("ms to first token")
         panel.set_title(f"{benchpage.title(bench)}, {bench['model']}", fontsize=10)
         panel.grid(axis="y", alpha=0.25)
