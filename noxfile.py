@@ -117,6 +117,18 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def install(session: nox.Session) -> None:
+    """Patch an installed sglang in place: nox -s install -- --site-packages DIR."""
+    patchqueue(session, "install", *session.posargs)
+
+
+@nox.session(default=False)
+def uninstall(session: nox.Session) -> None:
+    """Take that back, to the last byte: nox -s uninstall -- --site-packages DIR."""
+    patchqueue(session, "uninstall", *session.posargs)
+
+
+@nox.session(default=False)
 def bundle(session: nox.Session) -> None:
     """Pack a patched release for a GPU host without a package index."""
     patchqueue(session, "bundle", *session.posargs)
