@@ -159,5 +159,5 @@ def status(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def figures(session: nox.Session) -> None:
-    """Measure apply and check: times, kills, two at once, bad input."""
+    """Measure apply, check and install: times, kills, two at once, bad input."""
     session.run(sys.executable, "scripts/figures/queue_figures.py", *session.posargs, external=True)
