@@ -61,11 +61,12 @@ def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
         found = _recovered(place, pins, say)
         if found:
             pin = pins.find(found.record["version"])
-            if found.record["queue"] == identity(queue, select(queue, pin), pin) and not discard:
-                return _already(found)
-            else:
-                say(f"queue release {found.record['release']} is taken off first")
-                journal.back(found, discard)
+            faults = _faults(found)
+            if found.record["queue"] == identity(queue, select(queue, pin), pin) and not faults:
+                return Report(place, Outcome.ALREADY_APPLIED, found.record, *_counts(found))
+            _refuse_edits(found, faults, discard)
+            say(f"queue release {found.record['release']} is taken off first")
+            journal.back(found, discard)
         here = installed.find(place)
         other = _by_wheel(here)
         if other:
@@ -158,11 +159,14 @@ def _recovered(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
     return journal.finish(found) if found else None
 
 
-def _already(found: Journal) -> Report:
-    faults = _faults(found)
-    if faults:
-        raise Refused(Problem("edited-install", str(found.site), f"is patched, but has edits: {' '.join(faults[:5])}{f' and {len(faults) - 5} more' if len(faults) > 5 else ''}", "keep a copy of them; `nox -s install -- --discard` makes the patched files anew"))
-    return Report(found.site, Outcome.ALREADY_APPLIED, found.record, *_counts(found))
+def _refuse_edits(found: Journal, faults: tuple[str, ...], discard: bool) -> None:
+    """What is laid anew must be taken off first: that may lose edits of its own files when told so, and needs all others as they were."""
+    own = {change.path for change in found.changes}
+    elsewhere = [name for name in faults if name not in own]
+    named = elsewhere or ([] if discard else faults)
+    hint = "put them back as they were" if elsewhere else "keep a copy of them; `nox -s install -- --discard` makes the patched files anew"
+    if named:
+        raise Refused(Problem("edited-install", str(found.site), f"is patched, but has edits: {' '.join(named[:5])}{f' and {len(named) - 5} more' if len(named) > 5 else ''}", hint))
 
 
 def _by_wheel(here: Installed) -> dict | None:

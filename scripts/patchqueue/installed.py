@@ -109,11 +109,11 @@ def identify(found: Installed, pins: Pins, say: Say) -> Identity:
         raise Refused(_unknown(found, named or _self_named(found, pins), pins, say))
     if named and named != pin:
         raise Refused(Problem("bad-metadata", str(found.info), f"says {found.version}, but the files are those of {pin.tag}", f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"))
-    notes = [] if named else [f"it calls itself {found.version or 'nothing'}; its files are those of {pin.tag}"]
+    notes = [] if named else [f"it {f'calls itself {found.version}' if found.version else 'has no .dist-info'}; its files are those of {pin.tag}"]
     if pin.tree == whole:
         return Identity(pin, True, tuple(notes))
     listed = _recorded(found)
-    edited = differing(listed, {path: digest for path, digest in found.listing.items()}) if listed else []
+    edited = differing(listed, found.listing) if listed else []
     if edited:
         raise Refused(_edited(found, pin, edited))
     return Identity(pin, False, (*notes, f"its Python files are those of {pin.tag}; the other files are {'as its RECORD lists them' if listed else 'taken as they are'}"))

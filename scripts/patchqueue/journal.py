@@ -3,8 +3,8 @@
 Beside what is changed lies the journal's own folder. It is made aside and renamed into place before the first file is
 touched, and then holds all that is needed to go on or back: every file as it was, every file as it will be, their sha256, and
 the state. Files are never written in place: each is renamed over its forerunner, so that a reader sees the one or the other,
-and a hard link elsewhere (uv links from its cache) keeps the old bytes. The file as it was is kept as a hard link where that
-can be, so that mode, owner, times and links come back with it.
+and a hard link elsewhere (uv links from its cache) keeps the old bytes. The file as it was is kept twice: as a hard link where
+that can be, so that it comes back itself, with mode, owner, times and links; and as a copy, should somebody write to it.
 
 planned (aside) -> INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING -> each file renamed back -> REMOVED -> gone
 """
@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from .tree import sha256
 
 FOLDER = "sglang.patch-queue"  # beside sglang/; the dot keeps Python from importing it, and a person finds it
 _PREPARING = f".{FOLDER}.preparing"
-RECORD, STATE, README, BEFORE, AFTER = "journal.json", "state", "README", "before", "after"
+RECORD, STATE, README, BEFORE, LINKS, AFTER = "journal.json", "state", "README", "before", "links", "after"
 ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back:
-before/ holds each file as it was, journal.json what was changed (sha256), state how far it got.
+before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256), state how far it got.
     nox -s uninstall -- --site-packages {site}
 Deleting this folder makes the patches permanent; reinstalling sglang also removes them.
 """
@@ -108,7 +109,7 @@ def read(site: Path) -> Journal | None:
 def own_names(changes: Mapping[str, bytes | None], site: Path, notes: Mapping[str, bytes]) -> list[str]:
     """The files that a finished journal consists of, by their paths below the folder: a RECORD lists them, so that pip
     removes them with the package."""
-    kept = [f"{BEFORE}/{path}" for path in changes if digest(site / path)]
+    kept = [f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in changes if digest(site / path)]
     return [f"{FOLDER}/{name}" for name in [RECORD, STATE, README, *notes, *kept]]
 
 
@@ -124,7 +125,7 @@ def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict, notes
     _make_folder(aside, site)
     for change in listed:
         if change.before:
-            _keep(site / change.path, aside / BEFORE / change.path, change.before)
+            _keep(aside, site, change)
         content = changes[change.path]
         if content is not None:
             _stage(aside / AFTER / change.path, content, site / change.path, site)
@@ -172,8 +173,8 @@ def back(journal: Journal, discard: bool = False) -> None:
         if digest(target) == change.before:
             continue
         drop_byte_code(target)
-        if change.before:
-            os.replace(journal.path / BEFORE / change.path, target)
+        if kept := _kept(journal, change):
+            os.replace(kept, target)
         else:
             target.unlink()
     for folder in reversed(journal.folders):
@@ -236,7 +237,7 @@ def _place(journal: Journal, change: Change) -> None:
 def _refuse_to_lose(journal: Journal, discard: bool) -> None:
     now = {change.path: digest(journal.site / change.path) for change in journal.changes}
     edited = [change.path for change in journal.changes if not change.is_byte_code and now[change.path] not in (change.before, change.after)]
-    gone = [change.path for change in journal.changes if now[change.path] != change.before and change.before and digest(journal.path / BEFORE / change.path) != change.before]
+    gone = [change.path for change in journal.changes if now[change.path] != change.before and change.before and not _kept(journal, change)]
     if gone:
         raise Refused(Problem("bad-journal", f"{FOLDER}/{BEFORE}", f"does not hold {_some(gone)} as it was", "reinstall sglang, then delete that folder"))
     if edited and not discard:
@@ -255,17 +256,24 @@ def _set_state(journal: Journal, state: State) -> Journal:
     return replace(journal, state=state)
 
 
-def _keep(original: Path, kept: Path, expected: str) -> None:
-    """The file as it was: a hard link, which is the file itself, or a copy where links cannot be made."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(original, kept, follow_symlinks=False)
-    except OSError:
-        _write(kept, original.read_bytes())
-        _own_as(kept, original)
-        shutil.copystat(original, kept)
-    if digest(kept) != expected:
+def _keep(aside: Path, site: Path, change: Change) -> None:
+    """The file as it was: a copy, and a hard link where links can be made (not across owners, nor on every file system)."""
+    original, copy, link = site / change.path, aside / BEFORE / change.path, aside / LINKS / change.path
+    for kept in (copy, link):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    _write(copy, original.read_bytes())
+    _own_as(copy, original)
+    shutil.copystat(original, copy)
+    if digest(copy) != change.before:
         raise OSError(f"{original} changed while it was read")
+    with suppress(OSError):
+        os.link(original, link, follow_symlinks=False)
+
+
+def _kept(journal: Journal, change: Change) -> Path | None:
+    """Where the file is as it was: the file itself, unless somebody has written to it since, else the copy."""
+    kept = (journal.path / folder / change.path for folder in (LINKS, BEFORE))
+    return next((path for path in kept if change.before and digest(path) == change.before), None)
 
 
 def _stage(path: Path, content: bytes, forerunner: Path, site: Path) -> None:

@@ -21,9 +21,10 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, quiet
-from patchqueue import build, inplace, installed, journal, pins, series, source
+from patchqueue import build, cli, inplace, installed, journal, pins, series, source
 from patchqueue import tree as trees
 from patchqueue.apply import load_queue, select, tree_after
+from patchqueue.locking import locked_folder
 from patchqueue.outcome import Outcome, Refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -340,6 +341,18 @@ def test_edits_are_named_and_kept(site, do):
     assert do["verify"]().outcome is Outcome.APPLIED
 
 
+def test_what_is_laid_anew_needs_the_rest_of_the_release(project, site, do):
+    """Else it would be taken off, and then refused."""
+    do["install"]()
+    (site / "sglang/srt/page.py").write_text("mine\n")
+    before = exactly(site)
+    for discard in (True, False):
+        name, text = refused(do["install"], discard=discard)
+        assert name == "edited-install" and "sglang/srt/page.py" in text
+    project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
+    assert refused(do["install"])[0] == "edited-install" and exactly(site) == before
+
+
 def test_edits_elsewhere_are_left_alone_and_named(site, do):
     do["install"]()
     (site / "sglang/srt/page.py").write_text("mine\n")
@@ -356,11 +369,20 @@ def test_strangers_in_the_queues_own_folder_are_not_removed(site, do):
     assert name == "strangers" and "sglang/srt/steps/mine.txt" in text and exactly(site) == before
 
 
-def test_a_damaged_pre_image_is_not_restored(site, do):
+@pytest.mark.parametrize("damaged", ["links", "before"])
+def test_one_damaged_pre_image_is_no_harm(site, do, damaged):
+    """As where somebody edits the same file in another environment that uv has linked to the same cache."""
+    pristine = contents(site)
     do["install"]()
-    kept = site / journal.FOLDER / "before" / PATCHED
-    kept.unlink()
-    kept.write_text("damaged\n")
+    (site / journal.FOLDER / damaged / PATCHED).write_text("damaged\n")
+    do["uninstall"]()
+    assert contents(site) == pristine
+
+
+def test_damaged_pre_images_are_not_restored(site, do):
+    do["install"]()
+    for folder in ("links", "before"):
+        (site / journal.FOLDER / folder / PATCHED).write_text("damaged\n")
     before = exactly(site)
     name, text = refused(do["uninstall"])
     assert name == "bad-journal" and PATCHED in text and "reinstall sglang" in text and exactly(site) == before
@@ -397,8 +419,7 @@ def test_owners_and_modes_are_kept(project, site, do):
     for path in [site, *site.rglob("*")]:
         os.chown(path, 1234, 1234)
     before = exactly(site)
-    os.umask(old := os.umask(0o077))
-    os.umask(0o077)
+    old = os.umask(0o077)
     try:
         do["install"]()
     finally:
@@ -485,7 +506,7 @@ def test_a_checkout_that_is_installed_editable(project, site, do, tmp_path):
     before = exactly(checkout / "python")
     report = inplace.install(project.root, checkout / "python", quiet)
     assert report.outcome is Outcome.APPLIED and "added_step" in (checkout / "python" / PATCHED).read_text()
-    assert fakes.git(checkout, "status", "--porcelain", "--", PATCHED and "python/sglang/srt/runner.py").startswith(" M")
+    assert fakes.git(checkout, "status", "--porcelain", "--", RUNNER).startswith(" M")
     assert inplace.verify(project.root, checkout / "python", quiet).outcome is Outcome.APPLIED
     inplace.uninstall(project.root, checkout / "python", quiet)
     assert exactly(checkout / "python") == before
@@ -581,6 +602,38 @@ def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
     assert number > 25 and mixed > 3, "the kills do not reach the renames"
 
 
+@pytest.fixture
+def underway(site, do, monkeypatch):
+    """An install that was killed before its first rename."""
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "forward", lambda made: os.kill(os.getpid(), signal.SIGKILL))
+        assert in_child(do["install"]) == -signal.SIGKILL
+    assert (site / journal.FOLDER / journal.STATE).read_text() == "installing\n"
+
+
+def test_byte_code_that_was_written_before_the_recovery_goes(site, do, underway):
+    """A server was started in between: unchecked byte code of the release would hide the patched source."""
+    (site / "sglang/srt/__pycache__/runner.cpython-313.pyc").write_bytes(b"of the release")
+    do["install"]()
+    assert not list((site / "sglang/srt/__pycache__").glob("runner.*"))
+
+
+def test_a_damaged_new_file_is_not_put_in_place(site, do, underway):
+    (site / journal.FOLDER / "after" / PATCHED).write_text("damaged\n")
+    name, text = refused(do["install"])
+    assert name == "bad-journal" and "nox -s uninstall" in text
+    do["uninstall"]()
+    assert do["verify"]().outcome is Outcome.EMPTY and not (site / journal.FOLDER).exists()
+
+
+def test_an_edit_before_the_recovery_is_not_overwritten(site, do, underway):
+    (site / PATCHED).write_text("edited\n")
+    name, text = refused(do["install"])
+    assert name == "edited-install" and (site / PATCHED).read_text() == "edited\n" and "--discard" in text
+    do["uninstall"](discard=True)
+    assert do["verify"]().outcome is Outcome.EMPTY
+
+
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_killed_at_random_moments(site, do, states, verb):
     """SIGKILL to the whole process group, 25 moments spread over the whole running time, from a fixed seed."""
@@ -616,8 +669,6 @@ def test_killed_at_random_moments(site, do, states, verb):
 
 def test_two_at_once(project, site, do):
     """The second waits, says so, and finds it done."""
-    from patchqueue.locking import locked_folder
-
     with locked_folder(site, quiet):
         run = subprocess.Popen([sys.executable, "-m", "patchqueue", "--root", str(project.root), "install", "--site-packages", str(site)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert "waiting for it" in run.stdout.readline()
@@ -661,9 +712,7 @@ def _provenance(site: Path, monkeypatch):
     return module
 
 
-def test_an_unpinned_command_line(project, site, capsys):
-    from patchqueue import cli
-
+def test_the_command_line(project, site, capsys):
     def run(*words):
         code = cli.main(["--root", str(project.root), *words, "--site-packages", str(site)])
         return code, "".join(capsys.readouterr())
