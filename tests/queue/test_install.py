@@ -696,6 +696,7 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
     assert report.record["tree"] == {"before": pin.tree, "after": tree_after(queue, select(queue, pin), pristine)}
     assert trees.hash_listing(trees.list_package(site)) == report.record["tree"]["after"]
     assert trees.sha256((site / trees.LISTING.removeprefix("python/")).read_bytes()) == report.record["tree"]["after"].removeprefix("sha256:")
+    assert journal.read(site).changes[-1].path == inplace.LAST, "a server would call itself patched before it is"
     found = _provenance(site, monkeypatch)
     assert found.verify().intact and found.read().version == version and found.tree_hash() == report.record["tree"]["after"]
     inplace.uninstall(ROOT, site, quiet)
