@@ -135,6 +135,18 @@ def export(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def install(session: nox.Session) -> None:
+    """Patch an installed sglang in place: nox -s install -- --site-packages DIR."""
+    patchqueue(session, "install", *session.posargs)
+
+
+@nox.session(default=False)
+def uninstall(session: nox.Session) -> None:
+    """Take that back, to the last byte: nox -s uninstall -- --site-packages DIR."""
+    patchqueue(session, "uninstall", *session.posargs)
+
+
+@nox.session(default=False)
 def bundle(session: nox.Session) -> None:
     """Pack a patched release for a GPU host without a package index."""
     patchqueue(session, "bundle", *session.posargs)
@@ -163,7 +175,7 @@ def status(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def figures(session: nox.Session) -> None:
-    """Measure apply and check: times, kills, two at once, bad input; --page makes docs/figures.md and its plots."""
+    """Measure apply, check and install: times, kills, two at once, bad input; --page makes docs/figures.md and its plots."""
     if "--page" in session.posargs:
         with_matplotlib(session, "figures", *session.posargs)
         return

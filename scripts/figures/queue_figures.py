@@ -1,4 +1,5 @@
-"""Measure the queue's promises on this machine: how fast it is, and that neither a kill nor a second run harms a tree.
+"""Measure the queue's promises on this machine: how fast it is, and that neither a kill nor a second run harms a tree or an
+installed sglang.
 
 It works on a copy of the project in a temporary folder, with the real cache; the project's own work/ is not touched.
 Exit code 1 when a figure misses its limit.
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,9 +31,9 @@ sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never instal
 
 import handover_figures  # noqa: E402
 import wheel_figures  # noqa: E402
-from patchqueue import pins, quilt, series, source  # noqa: E402
+from patchqueue import inplace, journal, pins, quilt, series, source  # noqa: E402
 from patchqueue.apply import load_queue, select, tree_after  # noqa: E402
-from patchqueue.tree import hash_listing, list_folder  # noqa: E402
+from patchqueue.tree import hash_listing, list_folder, list_package  # noqa: E402
 from patchqueue.worktree import State, WorkTree, read_record  # noqa: E402
 
 COPIED = ("series", "patches", "overlay", "upstream", "tests", "scripts", "noxfile.py")
@@ -202,6 +204,140 @@ def _timed_rebuild(copy: Copy) -> float:
     return copy.run("apply", copy.tag)
 
 
+UNDERWAY = {"install": journal.State.INSTALLING, "uninstall": journal.State.REMOVING}
+
+
+class Site:
+    """The release of a copy's pin, installed as pip would leave it, byte code included: to be patched in place and killed."""
+
+    def __init__(self, copy: Copy):
+        self.copy, self.path = copy, copy.root.parent / "site-packages"
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.pin = pins.load(copy.root).find(copy.tag)
+        with zipfile.ZipFile(source.fetch(self.pin, None, lambda text: None).archive) as wheel:
+            wheel.extractall(self.path)
+        subprocess.run([sys.executable, "-m", "compileall", "-qq", str(self.path / "sglang")], check=False)
+        self.words = ("--site-packages", str(self.path))
+        self.before = self.files()
+        self.run("install")
+        self.after = self.files()
+        self.run("uninstall")
+
+    def start(self, verb: str) -> subprocess.Popen[str]:
+        return self.copy.start(*verb.split(), *self.words)
+
+    def run(self, verb: str) -> float:
+        return self.copy.run(verb, *self.words)
+
+    def files(self) -> dict[str, bytes]:
+        """The package, pip's records of it, and whatever else lies there but the journal and byte code."""
+        found = (path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".pyc")
+        names = {path.relative_to(self.path).as_posix(): path for path in found}
+        return {name: path.read_bytes() for name, path in names.items() if journal.FOLDER not in name.split("/")[0]}
+
+    def seen(self) -> dict[str, object]:
+        """What a server would find that is started right now, before anything is made good."""
+        now, touched = self.files(), [name for name in self.before.keys() | self.after.keys() if self.before.get(name) != self.after.get(name)]
+        patched, pristine = (sum(now.get(name) == files.get(name) for name in touched) for files in (self.after, self.before))
+        says_so = now.get(inplace.LAST) == self.after.get(inplace.LAST) != self.before.get(inplace.LAST)
+        torn = len(touched) - patched - pristine
+        return {"patched files": patched, "pristine files": pristine, "neither": torn, "a server would say it is patched": says_so}
+
+    def harm(self) -> tuple[str, list[str]]:
+        """The state after the next call has made good what was left, and what is wrong with it."""
+        tree, now = hash_listing(list_package(self.path)), self.files()
+        if now == self.before:
+            state, left = "pristine", [journal.FOLDER] if (self.path / journal.FOLDER).exists() else []
+        elif now == self.after:
+            state, left = "patched", []
+        else:
+            state, left = "between", []
+        wrong = [] if state != "between" else [f"tree is {tree}, neither pristine nor patched"]
+        wrong += [f"tree hash {tree} is not the pin's"] if state == "pristine" and tree != self.pin.tree else []
+        wrong += [f"tree hash {tree} is not the replay's"] if state == "patched" and tree != self.copy.expected() else []
+        return state, wrong + [f"{name} was left" for name in left]
+
+
+def install_time(copy: Copy, options: argparse.Namespace) -> Figure:
+    site, back = Site(copy), []
+
+    def once() -> float:
+        took = site.run("install")
+        back.append(round(site.run("uninstall"), 2))
+        return took
+
+    figure = seconds(f"install {copy.tag} in place", 5, once)
+    figure.details["uninstall seconds"] = back
+    return figure
+
+
+def install_kills(copy: Copy, options: argparse.Namespace) -> Figure:
+    """Kill install and uninstall in turn (SIGKILL to the process group); `install --verify` must then find one state or the other.
+
+    A third of the moments is spread over the whole running time, the others over the milliseconds in which files are renamed.
+    """
+    site, seed = Site(copy), random.randrange(2**32)
+    dice, harm, moments = random.Random(seed), [], []
+    times = {verb: site.run(verb) for verb in UNDERWAY}
+    measured = [{verb: _renaming_time(site, verb) for verb in UNDERWAY} for _ in range(REPEATS)]
+    renaming = {verb: min(one[verb] for one in measured) for verb in UNDERWAY}  # on a busy machine the others are mostly waiting
+    for number in range(options.kills):
+        verb, while_renaming = ("install", "uninstall")[number % 2], number // 2 % 3 > 0
+        site.run("uninstall" if verb == "install" else "install")
+        moment = (number + dice.random()) / options.kills * (renaming if while_renaming else times)[verb]
+        running = site.start(verb)
+        if while_renaming:
+            _await_state(site, running, UNDERWAY[verb])
+        _sleep(moment)
+        in_time = running.poll() is None
+        if in_time:
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        running.stdout.close()
+        seen, said = site.seen(), site.start("install --verify").communicate()[0]
+        state, wrong = site.harm()
+        wrong += ["a file was torn"] if seen["neither"] else []
+        wrong += ["a server would say too early that it is patched"] if seen["a server would say it is patched"] and seen["pristine files"] else []
+        harm += [f"{verb} at {moment:.4f} s: {what}" for what in wrong]
+        moments.append({"verb": verb, "second": round(moment, 5), "while renaming": while_renaming, "was running": in_time, "then": seen, "made good": "cut short" in said, "afterwards": state})
+    site.run("uninstall")
+    harm += ["the release did not come back"] if site.files() != site.before else []
+    right = options.kills - len({what.split(":")[0] for what in harm})
+    counts = {"hit": sum(one["was running"] for one in moments), "made good": sum(one["made good"] for one in moments), "mixed before that": sum(bool(one["then"]["patched files"] and one["then"]["pristine files"]) for one in moments)}
+    return Figure("install, uninstall killed", f"{right} of {options.kills} right", f"{options.kills}", not harm, {"seed": seed, "seconds": times, "renaming seconds": renaming, **counts, "moments": moments, "harm": harm})
+
+
+def _renaming_time(site: Site, verb: str) -> float:
+    """How long the package can be between its two states."""
+    running = site.start(verb)
+    _await_state(site, running, UNDERWAY[verb])
+    started = time.monotonic()
+    while _state(site) is UNDERWAY[verb]:
+        pass
+    took = time.monotonic() - started
+    running.communicate()
+    return took
+
+
+def _state(site: Site) -> journal.State | None:
+    try:
+        return journal.State((site.path / journal.FOLDER / journal.STATE).read_text().strip())
+    except (OSError, ValueError):
+        return None
+
+
+def _await_state(site: Site, running: subprocess.Popen[str], state: journal.State) -> None:
+    while running.poll() is None and _state(site) is not state:
+        pass
+
+
+def _sleep(span: float) -> None:
+    """To a fraction of a millisecond, which time.sleep is not good for."""
+    end = time.monotonic() + span
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(left - 0.01 if left > 0.02 else 0)
+
+
 def two_at_once(copy: Copy, options: argparse.Namespace) -> Figure:
     copy.run("apply", copy.tag)
     expected, harm, waited = copy.tree_hash(), [], 0
@@ -252,6 +388,8 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "kills": kills,
     "parent-kills": parent_kills,
     "two-at-once": two_at_once,
+    "install": install_time,
+    "install-kills": install_kills,
     "bad-input": bad_input,
     "branches": branches,
     "wheels": wheels,

@@ -184,20 +184,27 @@ def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str,
     after = list_folder(aside)
     if after != expected:
         raise Refused(Problem("engines-disagree", tree.tag, f"quilt and the replay made different files: {' '.join(differing(after, expected)[:5])}", "report this"))
-    record = {
-        "version": str(pristine.pin.version),
-        "tag": pristine.pin.tag,
-        "source": {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256},
-        "queue": _queue_hash(pushed),
-        "changes": changes(queue, patches, pristine.pin),
-        "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
-        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(overlay_of(queue, patches, pristine.pin).items())],
-        "tree": {"before": hash_listing(before), "after": hash_listing(after)},
-    }
+    origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
+    record = record_of(queue, patches, pristine.pin, origin, before, after)
     write_record(aside, record)
     if PROVENANCE in after:
         (aside / LISTING).write_text(listing_text(after))
     return record, after
+
+
+def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, str], before: dict[str, str], after: dict[str, str]) -> dict:
+    """A patched tree's provenance. origin: what it was made of (kind, name, sha256); before, after: the tree's listings."""
+    pushed = stack(queue, patches, pin)
+    return {
+        "version": str(pin.version),
+        "tag": pin.tag,
+        "source": origin,
+        "queue": _queue_hash(pushed),
+        "changes": changes(queue, patches, pin),
+        "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
+        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(overlay_of(queue, patches, pin).items())],
+        "tree": {"before": hash_listing(before), "after": hash_listing(after)},
+    }
 
 
 def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:

@@ -185,10 +185,15 @@ def record_of(members: Mapping[str, bytes], own_name: str) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for name, content in members.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        writer.writerow([name, f"sha256={digest}", len(content)])
+        writer.writerow(record_row(name, content))
     writer.writerow([own_name, "", ""])
     return out.getvalue().encode()
+
+
+def record_row(name: str, content: bytes) -> list[str]:
+    """One file's row of a RECORD."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    return [name, f"sha256={digest}", str(len(content))]
 
 
 def difference(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

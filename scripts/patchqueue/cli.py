@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import cli_gpu, cli_handover, cli_rebase
+from . import cli_gpu, cli_handover, cli_install, cli_rebase
 from . import pins as pinning
 from . import quilt as quilts
 from .apply import Report, apply, unapply
@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     command("lock", _lock, "resolve a release's environment anew as of its pinned day", "the default pin")
     cli_gpu.add(commands)
     cli_handover.add(commands)
+    cli_install.add(commands)
     own = commands.add_parser("quilt", help="run quilt in work/TAG/, as apply does (for hosts without one)", description="Run quilt in work/TAG/.")
     own.set_defaults(run=_quilt)
     own.add_argument("revision", metavar="REVISION")

@@ -17,12 +17,24 @@ def locked(path: Path, say: Callable[[str], None]) -> Iterator[int]:
     while its child still writes does not let the next one in too early.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with _held(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), path.name, say) as descriptor:
+        yield descriptor
+
+
+@contextmanager
+def locked_folder(path: Path, say: Callable[[str], None]) -> Iterator[int]:
+    """The same on a folder itself, for places where no file may be left behind. Raises OSError where it cannot be locked (NFS)."""
+    with _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY), str(path), say) as descriptor:
+        yield descriptor
+
+
+@contextmanager
+def _held(descriptor: int, name: str, say: Callable[[str], None]) -> Iterator[int]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another run holds {path.name}; waiting for it")
+            say(f"another run holds {name}; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:

@@ -9,7 +9,7 @@ The tree hash is the sha256 of `sha256sum`'s own output over the sorted paths, s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOTS = ("python", "test")  # what of a work tree is upstream's; everything else there is the queue's or the user's own
@@ -47,15 +47,21 @@ def python_part(listing: Mapping[str, str]) -> dict[str, str]:
 
 def list_folder(folder: Path) -> dict[str, str]:
     """The listing of a work tree on disk (links are not followed: a linked file counts by its target's name)."""
-    listing = {}
-    for root in ROOTS:
-        for path in (folder / root).rglob("*"):
-            name = path.relative_to(folder).as_posix()
-            if path.is_symlink():
-                listing[name] = sha256(b"link to " + str(path.readlink()).encode())
-            elif path.is_file() and is_part_of_tree(name):
-                listing[name] = sha256(path.read_bytes())
-    return listing
+    return {name: digest for root in ROOTS for name, digest in _list(folder / root, root)}
+
+
+def list_package(site: Path) -> dict[str, str]:
+    """The listing of the sglang/ in a folder of packages, under the names that its files have in git's layout."""
+    return dict(_list(site / "sglang", "python/sglang"))
+
+
+def _list(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
+    for path in folder.rglob("*"):
+        name = f"{prefix}/{path.relative_to(folder).as_posix()}"
+        if path.is_symlink():
+            yield name, sha256(b"link to " + str(path.readlink()).encode())
+        elif path.is_file() and is_part_of_tree(name):
+            yield name, sha256(path.read_bytes())
 
 
 def differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:

@@ -69,3 +69,9 @@ def project(applied: fakes.Project) -> fakes.Project:
     """A good project with its release cached and no work tree yet."""
     shutil.rmtree(applied.root / "work")
     return applied
+
+
+@pytest.fixture(scope="session")
+def real_cache() -> Path:
+    """The machine's own cache of releases. Asked for before anything is redirected."""
+    return source.cache_folder()

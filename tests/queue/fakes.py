@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchqueue import apply, pin, pins, source
+from patchqueue import apply, build, pin, pins, source
 
 VERSION, TAG = "9.9.1", "v9.9.1"
 RUNNER = "python/sglang/srt/runner.py"
@@ -179,3 +179,25 @@ def snapshot(*folders: Path) -> dict[str, object]:
             found[str(path)] = (path.read_bytes(), status.st_mtime_ns) if path.is_file() else "folder"
     return found
 
+
+
+def install(site: Path, files: Mapping[str, str] | None = None, version: str = VERSION) -> Path:
+    """The release as pip would leave it in a folder of packages, byte code and RECORD included."""
+    for name, content in (files or release_of(version)).items():
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    code = site / "sglang/srt/__pycache__"
+    code.mkdir()
+    for name in ("runner.cpython-312.pyc", "runner.cpython-312.opt-1.pyc", "page.cpython-312.pyc"):
+        (code / name).write_bytes(b"byte code of " + name.encode())
+    record(site, version)
+    return site
+
+
+def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
+    """Write RECORD anew, with the line ends that pip gives it."""
+    info = f"{name or f'sglang-{version}.dist-info'}/RECORD"
+    members = {path.relative_to(site).as_posix(): path.read_bytes() for path in sorted(site.rglob("*")) if path.is_file() and path.suffix != ".pyc"}
+    members.pop(info, None)
+    (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
