@@ -428,7 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _as_json(tag: str, measured: Sequence[Figure]) -> dict:
-    machine = {"cpus": os.cpu_count(), "load": [round(load, 1) for load in os.getloadavg()], "python": platform.python_version(), "system": platform.platform()}
+    machine = {"cpus": os.cpu_count(), "load": [round(load, 1) for load in os.getloadavg()], "python": platform.python_version(), "system": platform.system()}
     return {"revision": tag, "machine": machine, "figures": [asdict(figure) for figure in measured]}
 
 

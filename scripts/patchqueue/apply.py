@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import RELEASE
+from . import RELEASE, atomic
 from . import quilt as quilts
 from . import series, source
 from .lint import lint
@@ -22,7 +22,7 @@ from .probe import probe
 from .replay import Replay, replay
 from .series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from .source import Source
-from .tree import LISTING, ROOTS, differing, hash_listing, list_folder, listing_text, sha256
+from .tree import LISTING, ROOTS, differing, hash_listing, list_folder, listing_text, own_listing, sha256
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 Say = Callable[[str], None]
@@ -49,7 +49,10 @@ class Report:
 
 
 def load_queue(root: Path) -> Queue:
-    """The queue below `root`. Raises Refused with everything that lint has against it: no broken queue is ever laid."""
+    """The queue below `root`. Raises Refused with everything that lint has against it, and where a rebase has half written it: no
+    broken queue is ever laid."""
+    if (root / atomic.OF_QUEUE).is_dir():
+        raise Refused(Problem("half-written", "patches/ and series", "are being written by a rebase, or one was killed while it did", "`nox -s rebase -- --continue` finishes it"))
     queue, problems = series.read(root)
     problems += lint(root, queue)
     if problems:
@@ -188,7 +191,7 @@ def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str,
     record = record_of(queue, patches, pristine.pin, origin, before, after)
     write_record(aside, record)
     if PROVENANCE in after:
-        (aside / LISTING).write_text(listing_text(after))
+        (aside / LISTING).write_text(listing_text(own_listing(after)))
     return record, after
 
 
@@ -203,7 +206,7 @@ def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, st
         "changes": changes(queue, patches, pin),
         "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
         "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(overlay_of(queue, patches, pin).items())],
-        "tree": {"before": hash_listing(before), "after": hash_listing(after)},
+        "tree": {"before": hash_listing(before), "after": hash_listing(after), "listing": hash_listing(own_listing(after))},
     }
 
 

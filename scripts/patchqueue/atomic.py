@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MANIFEST = "files.json"
+OF_QUEUE = Path("work/.patchqueue/rebase.journal")  # of patches/, series and what else a rebase writes
 
 
 def write_all(root: Path, files: Mapping[str, bytes], journal: Path) -> None:

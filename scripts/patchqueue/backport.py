@@ -18,7 +18,7 @@ from .pins import Pin, Pins
 from .replay import replay
 from .repository import Commit, Repository, open_repository
 from .series import PROVENANCE, Queue
-from .tree import LISTING, hash_listing, listing_text, python_part, sha256
+from .tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
 
 Say = Callable[[str], None]
 Read = Callable[[str], "bytes | None"]
@@ -58,8 +58,10 @@ def backport(root: Path, pins: Pins, onto: str, name: str, base: str, mails: Pat
         raise Refused(Problem("nothing-to-do", pin.tag, f"no patch is for it: {pin.no_patches}", "take another release"))
     wanted = list(commits(queue, patches, pin, repository.listing(start, PACKAGE), lambda path: repository.read(start, path)))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
+    if before not in (None, made[-1]):
+        raise Refused(_taken(repository, name, before, made[-1]))
+    written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()  # what can fail comes before the branch
     outcome = put(repository, name, before, made[-1])
-    written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()
     return Branch(name, outcome, pin, start, tuple(made), tuple(commit.message.partition("\n")[0] for commit in wanted), written)
 
 
@@ -85,7 +87,7 @@ def commits(queue: Queue, patches: list[Patch], pin: Pin, before: Mapping[str, s
             raise Refused(done.problems)
         laid |= done.files
         after = before | {path: sha256(content) for path, content in laid.items()}
-        listing = {LISTING: listing_text(after).encode()} if record and patch is patches[-1] else {}
+        listing = {LISTING: listing_text(own_listing(after)).encode()} if record and patch is patches[-1] else {}
         yield Commit(message(queue, patch, pin), done.files | listing)
 
 
@@ -121,21 +123,32 @@ def put(repository: Repository, name: str, before: str | None, tip: str) -> Outc
     if before == tip:
         return Outcome.ALREADY_APPLIED
     if before is not None:
-        hint = f"name another branch, or `git -C {repository.shown} branch -D {name}` if it is no longer needed"
-        raise Refused(Problem("branch-exists", f"{repository.shown}: {name}", f"is there, at {before[:12]}, and the queue makes {tip[:12]}", hint))
+        raise Refused(_taken(repository, name, before, tip))
     repository.create(name, tip)
     return Outcome.APPLIED
 
 
+def _taken(repository: Repository, name: str, before: str, tip: str) -> Problem:
+    return Problem("branch-exists", f"{repository.shown}: {name}", f"is there, at {before[:12]}, and the queue makes {tip[:12]}", "name another branch, or rename that one: it may hold work of yours")
+
+
 def write_mails(folder: Path, mails: dict[str, bytes]) -> tuple[Path, ...]:
-    """The mails as files. Raises Refused, with nothing written, where the folder holds mails that are not these."""
-    others = [file.name for file in sorted(folder.glob("*.patch")) if mails.get(file.name) != file.read_bytes()]
-    if others:
-        raise Refused(Problem("mails-exist", str(folder), f"holds other mails: {' '.join(others[:3])}", "name another folder, or remove them"))
-    folder.mkdir(parents=True, exist_ok=True)
+    """The mails as files. Raises Refused where the folder holds mails that are not these, or cannot be written."""
+    refuse_folder(folder, mails)
     for name, content in mails.items():
         (folder / name).write_bytes(content)
     return tuple(folder / name for name in mails)
+
+
+def refuse_folder(folder: Path, mails: Mapping[str, bytes]) -> None:
+    """Make the folder; raise Refused where that cannot be, or where it holds mails that are not these."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(Problem("no-folder", str(folder), f"cannot be made: {error.strerror}", "name another folder")) from None
+    others = [file.name for file in sorted(folder.glob("*.patch")) if mails.get(file.name) != file.read_bytes()]
+    if others:
+        raise Refused(Problem("mails-exist", str(folder), f"holds other mails: {' '.join(others[:3])}", "name another folder, or remove them"))
 
 
 def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:

@@ -28,7 +28,7 @@ from .apply import apply
 from .outcome import Problem, Refused
 from .pins import Pin, Wheel
 from .series import PROVENANCE as TREE_PROVENANCE
-from .tree import GENERATED, LISTING, hash_listing, is_part_of_tree, list_folder, listing_text, sha256
+from .tree import GENERATED, LISTING, hash_listing, is_part_of_tree, list_folder, listing_text, own_listing, sha256
 
 Say = Callable[[str], None]
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
@@ -99,17 +99,18 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, s
     report = apply(root, pin, None if origin is None else str(archive.archive), say)
     with zipfile.ZipFile(archive.archive) as upstream:
         members = {member.filename: upstream.read(member) for member in upstream.infolist() if not member.is_dir()}
-    made = repack(members, patched_files(report.path), pin, report.record)
+    record = report.record | {"source": {"kind": archive.kind, "name": archive.name, "sha256": archive.sha256}}  # apply takes this host's wheel
+    made = repack(members, patched_files(report.path), pin, record)
     path = out / name_of(wheel, pin)
     _write(path, made, _epoch(pin))
-    return Built(pin, path, local_version(pin), source.file_sha256(path), wheel.file, report.record, *difference(members, made))
+    return Built(pin, path, local_version(pin), source.file_sha256(path), wheel.file, record, *difference(members, made))
 
 
 def _wheel_for(pin: Pin, target: Target) -> Wheel:
     fitting = [wheel for wheel in pin.wheels if target.takes(wheel)]
     if not fitting:
         known = sorted({"-".join(wheel.file.removesuffix(".whl").split("-")[2:]) for wheel in pin.wheels})
-        raise Refused(Problem("no-wheel", pin.tag, f"has no wheel for {target}; its wheels are for {' '.join(known)}", f"`nox -s build -- {pin.tag} --python 3.12 --platform x86_64`"))
+        raise Refused(Problem("no-wheel", pin.tag, f"has no wheel for {target}; its wheels are for {' '.join(known)}", f"`nox -s build -- {pin.tag} --python 3.12 --machine x86_64`"))
     return fitting[0]
 
 
@@ -138,7 +139,7 @@ def repack(upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin
     made = {name.replace(old, new, 1) if name.startswith(old) else name: content for name, content in made.items()} | dict(patched)
     stamp, name = (stamp_module, VERSION_FILE) if VERSION_FILE in made else (stamp_plain_module, PLAIN_VERSION_FILE)
     made[name] = stamp(made.get(name, b"").decode(), str(pin.version), local_version(pin)).encode()
-    made |= own_listing(made)
+    made |= listing_of(made)
     made[f"{new}METADATA"] = stamp_metadata(made[f"{new}METADATA"].decode(), str(pin.version), local_version(pin)).encode()
     made[f"{new}{PROVENANCE}"] = (json.dumps(record | {"release": RELEASE}, indent=1) + "\n").encode()
     del made[f"{new}RECORD"]
@@ -146,11 +147,10 @@ def repack(upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin
     return made | {f"{new}RECORD": record_of(made, f"{new}RECORD")}
 
 
-def own_listing(members: Mapping[str, bytes]) -> dict[str, bytes]:
+def listing_of(members: Mapping[str, bytes]) -> dict[str, bytes]:
     """The wheel's listing of its own files, with the stamped version, for `--verify` where it is installed; none without the
     overlay's package, which reads it."""
-    names = [name for name in members if name.startswith("sglang/") and is_part_of_tree(f"python/{name}") and f"python/{name}" != GENERATED]
-    listing = {f"python/{name}": sha256(members[name]) for name in names}
+    listing = own_listing({f"python/{name}": sha256(content) for name, content in members.items() if is_part_of_tree(f"python/{name}")})
     return {LISTING.removeprefix("python/"): listing_text(listing).encode()} if TREE_PROVENANCE in listing else {}
 
 

@@ -20,6 +20,7 @@ from .apply import Report, apply, unapply
 from .check import CheckReport, check
 from .header import documentation
 from .lock import LockFailed, compile_lock
+from .gitrun import GitFailed
 from .outcome import Outcome, Problem, Refused
 from .pin import add as add_pin
 from .pins import Pin, Pins
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return options.run(options)
     except Refused as refusal:
         _show_problems(refusal.problems)
+        return 1
+    except GitFailed as failure:
+        _show_problems([Problem("git-failed", "git", str(failure), "see what git says of that repository; nothing but the branches named above was made")])
         return 1
     except KeyboardInterrupt:
         ERR.print("interrupted; nothing half-done was put in place")

@@ -50,7 +50,7 @@ def _backport(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    done = export.export(options.root, pins, options.onto, options.topics, options.base)
+    done = export.export(options.root, pins, options.onto, options.topics, options.base, options.out)
     queue = load_queue(options.root)
     what = f"is {done.pin.tag}" if done.exact else f"is no pinned release: the patches of {done.pin.tag} were laid on it"
     OUT.print(f"{options.base}, at {done.base[:12]}, {what}")

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from . import source
 from .apply import changes, identity, load_queue, select, tree_after
+from .locking import locked
 from .outcome import Problem, Refused
 from .pins import Pin, Pins
 
 FOLDER = Path("evidence")
+LOCK = Path("work/.patchqueue/evidence.lock")
 SCHEMA = 1
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 VERDICTS = (*GOOD, "failed", NOT_RUN)
@@ -29,6 +31,7 @@ NEEDED = ("schema", "version", "queue", "changes", "tree", "tree_untouched", "gp
 SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")  # what two runs must share to be kept in one file
 # what may be otherwise on another host of the same kind of GPU, or on another day
 OF_HOST = (*SAME, "queue", "queue_release", "tree", "date", "python", "shims", "dependencies_of", "packages", "capture", "chunk", "tolerance", "gpus")
+SHAPES = {"mode": str, "model": str, "verdict": str, "why": str, "seconds": (int, float), "checks": list, "host": dict}  # of a run's entries
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
@@ -52,8 +55,11 @@ def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: 
     pin = pins.find(str(found["version"]))
     if not (stale and found["tree_untouched"]):
         check_tree(root, pin, found, file.name, say)
-    path = place_of(root, pin, found)
-    found = clean(found)
+    with locked(root / LOCK, say):
+        return _keep(place_of(root, pin, found), clean(found))
+
+
+def _keep(path: Path, found: dict) -> Taken:
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     kept = [stated(run, facts(before, run), found) for run in others(before, found)] if before else []
     new = [run for run in found["runs"] if run["verdict"] != NOT_RUN or key(run) not in map(key, kept)]
@@ -112,7 +118,7 @@ def read(file: Path) -> dict:
     except OSError as error:
         raise Refused(Problem("no-evidence", str(file), f"cannot be read: {error.strerror}", "give the evidence.json or bench.json of a run")) from None
     except ValueError as error:
-        raise Refused(Problem("bad-evidence", file.name, f"is no JSON: {error}")) from None
+        raise Refused(Problem("bad-evidence", file.name, f"is no JSON: {error}", "give the evidence.json or bench.json of a run")) from None
     missing = [name for name in NEEDED if not isinstance(found, dict) or name not in found]
     if missing or found["schema"] != SCHEMA:
         raise Refused(Problem("bad-evidence", file.name, f"lacks {' '.join(missing)}" if missing else f"has schema {found['schema']}, not {SCHEMA}", "run tests/gpu of this checkout"))
@@ -124,10 +130,14 @@ def read(file: Path) -> dict:
 def _misshapen(found: dict) -> str:
     """What about a result is not as tests/gpu/run.py or bench.py writes it; empty where nothing is."""
     named = {name: found[name] if isinstance(found[name], dict) else {} for name in ("gpu", "torch")}
-    if not slug(str(named["gpu"].get("name", ""))) or not {"version", "pinned", "off_pin"} <= named["torch"].keys():
+    if not isinstance(named["gpu"].get("name"), str) or not slug(named["gpu"]["name"]) or not {"version", "pinned", "off_pin"} <= named["torch"].keys():
         return "gpu and torch do not say which"
     if not isinstance(found["runs"], list) or not all(isinstance(run, dict) and {"mode", "verdict"} <= run.keys() for run in found["runs"]):
         return "runs is no list of runs"
+    if wrong := [name for run in found["runs"] for name, kinds in SHAPES.items() if name in run and not isinstance(run[name], kinds)]:
+        return f"the {wrong[0]} of a run is of another kind"
+    if not isinstance(found.get("lifetimes", {}), dict) or not isinstance(found.get("seconds", 0), (int, float)):
+        return "lifetimes or seconds are of another kind"
     unknown = [str(run["verdict"]) for run in found["runs"] if run["verdict"] not in VERDICTS]
     return f"no run ends {unknown[0]!r}" if unknown else ""
 
@@ -189,7 +199,10 @@ def clean(found: dict) -> dict:
 
 def report_of(run: dict) -> list[dict]:
     """The queue's own report of the run's server: of the servers it lists, those of this model."""
-    servers = (run.get("report") or {}).get("servers", [])
+    report = run.get("report") or {}
+    if isinstance(report, list):  # of a result that was kept already
+        return report
+    servers = report.get("servers", [])
     mine = [server for server in servers if Path(str(server.get("model", ""))).name == run.get("model")]
     short = [{name: server.get(name) for name in ("feature", "verdict", "reason", "offender")} for server in mine]
     return [entry for number, entry in enumerate(short) if entry not in short[:number]]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import formatting
 from .apply import load_queue
-from .backport import date_of, put, release_of, text_of, write_mails
+from .backport import date_of, put, refuse_folder, release_of, text_of, write_mails
 from .forecast import Row, lay
 from .repository import Commit, Person, Repository, open_repository
 from .outcome import Outcome, Problem, Refused
@@ -77,12 +77,13 @@ class Exported:
     tidied: tuple[str, ...]
 
 
-def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> Exported:
+def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, out: Path | None = None) -> Exported:
     """Make a branch for each topic that `words` name (a topic, or one patch of it as topic/verb-object; all where none is named).
 
     base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's patches are laid on it,
     each hunk at the one place where its text stands. Raises Refused, with no branch made, where a patch does not fit,
-    the base has a file of the pull request's already, upstream's linters complain, or a branch of that name is another.
+    the base has a file of the pull request's already, upstream's linters complain, a branch of that name is another, or the
+    folders below `out` cannot take the mails.
     """
     queue = load_queue(root)
     repository = open_repository(onto)
@@ -102,6 +103,8 @@ def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -
     built = [_build(repository, start, person, date_of(pin, repository, start), queue, draft) for draft in drafts]  # every one, before the first branch
     before = {request.branch: repository.branch(request.branch) for request in built}
     _refuse_others(repository, built, before)
+    for request in built if out else ():
+        refuse_folder(_folder(request, out), request.mails)
     done = tuple(_put(repository, request, before[request.branch]) for request in built)
     return Exported(pin, exact is not None, start, done, merged, tidied)
 
@@ -222,9 +225,13 @@ def _put(repository: Repository, request: PullRequest, before: str | None) -> Pu
     return replace(request, outcome=outcome)
 
 
+def _folder(request: PullRequest, out: Path) -> Path:
+    return out / request.topic.replace("/", "-")
+
+
 def write(request: PullRequest, body: str, out: Path) -> tuple[Path, ...]:
     """The body as OUT/TOPIC/body.md and the mails beside it. Raises Refused where other mails are there."""
-    folder = out / request.topic.replace("/", "-")
+    folder = _folder(request, out)
     mails = write_mails(folder, request.mails)
     (folder / "body.md").write_text(body, encoding="utf-8")
     return (folder / "body.md", *mails)

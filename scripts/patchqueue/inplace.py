@@ -26,7 +26,7 @@ from .patchfile import Patch
 from .pins import Pin
 from .replay import replay
 from .series import PACKAGE, PROVENANCE, Queue
-from .tree import GENERATED, LISTING, differing, hash_listing, list_package, listing_text, sha256
+from .tree import LISTING, differing, hash_listing, list_package, listing_text, own_listing, sha256
 
 Say = Callable[[str], None]
 PREFIX = "python/"  # a wheel's sglang/ lies under it in git
@@ -222,8 +222,7 @@ def plan(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -
     origin = {"kind": "installed", "name": f"sglang {here.version or known.pin.version}", "sha256": hash_listing(here.listing).removeprefix("sha256:")}
     record = record_of(queue, patches, known.pin, origin, here.listing, after) | {"release": RELEASE}
     if PROVENANCE in after:
-        own = after if known.exact else {path: digest for path, digest in after.items() if path != GENERATED}
-        files[LISTING] = listing_text(own).encode()
+        files[LISTING] = listing_text(own_listing(after)).encode()
     by_place = {path.removeprefix(PREFIX): content for path, content in files.items()}
     byte_code = [path for name in by_place for path in journal.byte_code(here.site / name)]
     changes: dict[str, bytes | None] = {path.relative_to(here.site).as_posix(): None for path in byte_code}

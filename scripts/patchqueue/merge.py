@@ -20,7 +20,6 @@ from .locking import locked
 from .outcome import Problem, Refused
 from .pins import Pin, Pins
 
-LOCK = Path("work/.patchqueue/evidence.lock")
 RESULT = "evidence.json"  # as tests/gpu/run.py names it
 REFERENCE = "reference"  # how the modes that others are held against begin
 AGAINST_REFERENCE = ("piecewise", "piecewise-inductor", evidence.BREAKABLE, "eager")
@@ -88,7 +87,7 @@ def merge(root: Path, pins: Pins, folder: Path, say: Say) -> list[Gathered]:
     files = sorted(folder.rglob(RESULT))
     if not files:
         raise Refused(Problem("no-evidence", str(folder), f"holds no {RESULT}", "name the folder that the hosts' result folders were put into"))
-    with locked(root / LOCK, say):
+    with locked(root / evidence.LOCK, say):
         return _merge(root, pins, files, say)
 
 
@@ -102,12 +101,12 @@ def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered
             found = usable(evidence.read(file), file.name)
             pin = pins.find(str(found["version"]))
             check(pin, json.dumps([found[name] for name in ("tree_untouched", "changes", "queue", "tree")]), file.name)
+            path, kept = evidence.place_of(root, pin, found), evidence.clean(found)
         except Refused as refusal:
             gathered[file] = Gathered(file, Fate.REFUSED, None, "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems))
             continue
-        path = evidence.place_of(root, pin, found)
         pin_of[path] = pin
-        results.setdefault(path, []).append((file, evidence.clean(found)))
+        results.setdefault(path, []).append((file, kept))
     rules, texts = evidence.harness(root), {}
     for path, found in results.items():
         before = evidence.read(path) if path.is_file() else None
@@ -200,4 +199,4 @@ def _fate(mine: list[Run], stays: dict[tuple, Run]) -> tuple[Fate, str]:
     if not outdone:
         return Fate.THERE, f"{len(mine)} runs"
     one, other = outdone[0], stays[evidence.key(outdone[0].entry)]
-    return Fate.OUTDONE, f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}: {other.entry['verdict']} on {other.facts.get('date')}, not {one.entry['verdict']} on {one.facts.get('date')}"
+    return Fate.OUTDONE, f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}: {other.entry['verdict']} on {other.facts.get('date')} rather than {one.entry['verdict']} on {one.facts.get('date')}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .evidence import FOLDER
+from .evidence import BREAKABLE, FOLDER, facts
 from .export import Exported, Part, PullRequest
 from .header import Header
 from .outcome import Outcome
@@ -15,6 +15,7 @@ from .prtest import Tried
 from .series import Queue
 from .status import place
 
+PIECEWISE = "piecewise"
 ASIDE = ("eager", "reference")  # what the graph modes are held against
 
 
@@ -104,12 +105,19 @@ def _runs(found: dict, file: Path, patches: Sequence[str]) -> list[str]:
     if not here or file.name.endswith(".bench.json"):
         return []
     rows = []
-    for mode in sorted({run["mode"] for run in found["runs"]} - set(ASIDE)):
-        runs = [run for run in found["runs"] if run["mode"] == mode]
+    about = [run for run in found["runs"] if facts(found, run)["changes"] == found["changes"]]  # a kept run may be about an earlier queue
+    for mode in sorted({run["mode"] for run in about if touches(here, run["mode"])} - set(ASIDE)):
+        runs = [run for run in about if run["mode"] == mode]
         passed, failed = (sorted({run["model"] for run in runs if (run["verdict"] == "passed") is good and run["verdict"] in ("passed", "failed")}) for good in (True, False))
         shown = ", ".join(patch.rpartition("/")[2] for patch in here)
         rows.append(f"| {found['version']} | {shown} | {place(found).removeprefix('on ')} | {mode} | {', '.join(passed) or '-'} | {', '.join(failed) or '-'} |")
     return rows
+
+
+def touches(patches: Sequence[str], mode: str) -> bool:
+    """Whether one of the patches can matter to a mode: those of the topics breakable and piecewise are about that graph alone."""
+    topics = {patch.partition("/")[0] for patch in patches}
+    return bool(topics - {BREAKABLE, PIECEWISE}) or any(mode.startswith(topic) for topic in topics)
 
 
 def _benchmark() -> str:

@@ -18,7 +18,7 @@ from .repository import Repository
 from .testing import build_environment
 
 Say = Callable[[str], None]
-COUNTED = re.compile(r"\d+ (?:passed|failed|skipped|errors?)\b")  # of pytest's last line
+COUNTED = re.compile(r"\d+ (?:subtests )?(?:passed|failed|skipped|errors?)\b")  # of pytest's last line
 GOOD, FAILED, INTERRUPTED = 0, 1, 2  # pytest's exit codes
 
 

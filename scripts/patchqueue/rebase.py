@@ -112,7 +112,7 @@ def laid_out(root: Path, version: Version) -> bool:
 def _alone(root: Path, say: Say) -> Iterator[None]:
     """Be the only rebase; what a killed one had made good is finished first."""
     with locked(root / OWN / "rebase.lock", say):
-        for name in atomic.recover(root, root / OWN / "rebase.journal"):
+        for name in atomic.recover(root, root / atomic.OF_QUEUE):
             say(f"{name}: written, as a run that was killed had begun to")
         yield
 
@@ -130,7 +130,7 @@ def _write(root: Path, queue: Queue, pins: Pins, release: Release, found: Foreca
     files = {change.path: change.content for change in changes}
     prove(root, queue, pins, release, rows, changes)
     if files:
-        atomic.write_all(root, files, root / OWN / "rebase.journal")
+        atomic.write_all(root, files, root / atomic.OF_QUEUE)
     if found.conflict is None:
         Repository(root, release.version).remove()
         return Progress(found, changes)

@@ -16,7 +16,7 @@ from .outcome import Problem, Refused
 from .tree import is_part_of_tree, sha256
 
 PLAIN = ["-c", "core.autocrlf=false", "-c", "core.eol=lf", "-c", "core.attributesFile=/dev/null", "-c", "core.quotePath=true", "-c", "core.hooksPath=/dev/null"]
-PLAIN += ["-c", "i18n.commitEncoding=UTF-8", "-c", "i18n.logOutputEncoding=UTF-8", "-c", "safe.directory=*", "-c", "gc.auto=0"]
+PLAIN += ["-c", "i18n.commitEncoding=UTF-8", "-c", "i18n.logOutputEncoding=UTF-8", "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "core.fsmonitor=false", "-c", "format.signOff=false"]
 # What format-patch and diff write is a function of the commits alone: every setting that could change it is given.
 SAME_DIFF = ["--no-color", "--no-renames", "--no-ext-diff", "--no-textconv", "--full-index", "--diff-algorithm=myers", "--no-indent-heuristic", "--unified=3", "--inter-hunk-context=0", "--src-prefix=a/", "--dst-prefix=b/"]
 SAME_MAIL = ["--zero-commit", "--no-signature", "--no-attach", "--no-thread", "--no-cover-letter", "--no-base", "--no-notes", "--no-encode-email-headers", "--no-add-header", "--subject-prefix=PATCH", "--no-numbered", "--suffix=.patch", "--stat=76"]
@@ -87,8 +87,10 @@ class Repository:
             self.git("check-ref-format", f"refs/heads/{name}")
         except GitFailed:
             raise Refused(Problem("bad-branch", repr(name), "is no name for a branch", "name one as release/0.5.9-graphs")) from None
-        if name.startswith("-") or name == "HEAD":
+        if name.startswith(("-", "refs/")) or name == "HEAD":
             raise Refused(Problem("bad-branch", repr(name), "is no name for a branch", "name one as release/0.5.9-graphs"))
+        if self.git("for-each-ref", f"refs/tags/{name}").strip():
+            raise Refused(Problem("bad-branch", repr(name), "is a tag's name, and git would not know which is meant", "name one as release/0.5.9-graphs"))
         try:
             return self.git("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}").decode().strip()
         except GitFailed:

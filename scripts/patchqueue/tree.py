@@ -3,7 +3,7 @@
 A *listing* maps a path in upstream's git layout ("python/sglang/version.py") to the sha256 of the file's bytes, in hex.
 The tree hash is the sha256 of `sha256sum`'s own output over the sorted paths, so anyone can check it without this tool:
 
-    find python -type f ! -name '*.so' ! -name tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
+    find python -type f ! -name '*.so' ! -name '*.pyc' ! -name tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def hash_listing(listing: Mapping[str, str]) -> str:
 def listing_text(listing: Mapping[str, str]) -> str:
     """A listing as sha256sum prints it, sorted by path: what a tree's LISTING file holds."""
     return "".join(f"{digest}  {path}\n" for path, digest in sorted(listing.items()))
+
+
+def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
+    """What of a listing a tree's LISTING file holds: sglang's files, less the generated one, which a wheel stamps and git lacks."""
+    return {path: digest for path, digest in listing.items() if path.startswith("python/sglang/") and path != GENERATED}
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from fakes import RELEASE, RUNNER, TAG, git, numbered, quiet
 from patchqueue import pins, quilt, source, worktree
 from patchqueue.apply import apply
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.tree import hash_listing, list_folder
+from patchqueue.tree import hash_listing, list_folder, own_listing
 
 STEPS = "python/sglang/srt/steps/__init__.py"
 
@@ -46,7 +46,7 @@ def test_apply_makes_the_tree(project):
 
 def test_provenance_says_what_was_done(applied):
     record = json.loads((applied.tree / "provenance.json").read_text())
-    assert record["tree"] == {"before": applied.pin.tree, "after": tree_hash(applied)}
+    assert record["tree"] == {"before": applied.pin.tree, "after": tree_hash(applied), "listing": hash_listing(own_listing(list_folder(applied.tree)))}
     assert record["source"] == {"kind": "wheel", "name": applied.pin.wheels[0].file, "sha256": applied.pin.wheels[0].sha256}
     assert [patch["name"] for patch in record["patches"]] == ["overlay.patch", "steps/count-once-more.patch", "steps/name-the-cut.patch"]
     assert [file["path"] for file in record["overlay"]] == [STEPS] and record["tag"] == TAG

@@ -156,7 +156,42 @@ def test_git_am_of_the_mails_gives_the_same_commits(project, checkout, tmp_path)
 def test_a_branch_of_the_users_is_never_moved(project, checkout):
     git(checkout, "branch", BRANCH)
     problem = refusal(project, checkout)
-    assert problem.name == "branch-exists" and f"branch -D {BRANCH}" in problem.hint
+    assert problem.name == "branch-exists" and "name another branch" in problem.hint and "-D" not in problem.hint
+
+
+def test_a_branch_is_not_named_as_a_tag_or_as_a_reference(project, checkout):
+    """git would not know any more which of the two `git checkout v9.9.1` means."""
+    git(checkout, "tag", "v1.0", "HEAD")
+    for name in ("v1.0", "refs/heads/x"):
+        assert refusal(project, checkout, name).name == "bad-branch"
+
+
+@pytest.mark.parametrize("taken", ["a file", "another mail"])
+def test_where_the_mails_cannot_go_no_branch_is_made(project, checkout, tmp_path, taken):
+    mails = tmp_path / "mails"
+    if taken == "a file":
+        mails.write_text("mine\n")
+    else:
+        mails.mkdir()
+        (mails / "0001-mine.patch").write_text("mine\n")
+    assert refusal(project, checkout, mails=mails).name == ("no-folder" if taken == "a file" else "mails-exist")
+
+
+def test_the_repositorys_own_settings_run_nothing_and_change_nothing(project, checkout, tmp_path):
+    first = make(project, checkout, mails=tmp_path / "first")
+    hook = tmp_path / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    git(checkout, "config", "core.fsmonitor", str(hook))
+    git(checkout, "config", "format.signOff", "true")
+    again = make(project, checkout, mails=tmp_path / "again")
+    assert [mail.read_bytes() for mail in first.mails] == [mail.read_bytes() for mail in again.mails] and not (tmp_path / "ran").exists()
+
+
+def test_what_git_itself_refuses_is_one_sentence(project, checkout, capsys):
+    git(checkout, "config", "user.name", "<>")
+    words = ["--root", str(project.root), "backport", "--onto", str(checkout), BRANCH]
+    assert cli.main(words) == 1 and "Traceback" not in (said := capsys.readouterr().err) and "disallowed characters" in said
 
 
 def test_edits_are_refused_staged_or_not(project, checkout):

@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ import zipfile
 import fakes
 import pytest
 from fakes import quiet
-from patchqueue import build, pins
+from patchqueue import build, pins, source
 from patchqueue.outcome import Refused
 
 ANY = build.Target("3.12", "x86_64")
@@ -70,6 +71,27 @@ def test_the_difference_to_upstream_is_what_the_queue_did(project):
 def test_two_builds_have_the_same_bytes(project):
     first, second = make(project, "one"), make(project, "two")
     assert first.path.read_bytes() == second.path.read_bytes() and first.sha256 == second.sha256
+
+
+def test_the_record_names_the_wheel_that_was_repacked(project):
+    """Not the one that apply takes on this host, where a release has several."""
+    (plain,) = project.pin.wheels
+    entries = []
+    for python in ("cp311", "cp399"):
+        file = project.wheels / plain.file.replace("py3-none-any", f"{python}-{python}-manylinux_2_34_x86_64")
+        shutil.copy(project.wheels / plain.file, file)
+        with zipfile.ZipFile(file, "a") as wheel:
+            wheel.comment = python.encode()
+        entries.append(f'{{file = "{file.name}", sha256 = "{hashlib.sha256(file.read_bytes()).hexdigest()}"}}')
+    text = (project.root / pins.FILE).read_text()
+    start = text.index("wheels = [")
+    (project.root / pins.FILE).write_text(f"{text[:start]}wheels = [{', '.join(entries)}]\n{text[text.index(']', start) + 1 :]}")
+    pin = pins.load(project.root).default
+    for wheel in pin.wheels:
+        source.fetch(pin, str(project.wheels / wheel.file), quiet)
+    made = build.build(project.root, pin, build.Target("3.99", "x86_64"), None, project.root / "dist", quiet)
+    named = json.loads(members(made.path)[f"{INFO}{build.PROVENANCE}"])["source"]
+    assert (named["name"], named["sha256"]) == (made.origin, pin.wheels[1].sha256) and "cp399" in made.origin
 
 
 def test_pip_installs_it_and_it_shows_its_local_version(project, tmp_path):

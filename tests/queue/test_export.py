@@ -231,3 +231,20 @@ def test_needs_is_a_field():
     found, _ = header.parse(text)
     assert found.needs == ("a/b.patch", "c/d.patch") and header.problems("x", found) == []
     assert [problem.name for problem in header.problems("x", header.parse(fakes.header(Needs="a/b@0.5.9.patch"))[0])] == ["bad-field"]
+
+
+@pytest.mark.parametrize(
+    ("patches", "mode", "shown"),
+    [
+        (["breakable/keep-break-tensors"], "breakable", True),
+        (["breakable/keep-break-tensors"], "piecewise-inductor", False),
+        (["piecewise/zero-rows"], "piecewise-inductor", True),
+        (["breakable/a", "nemotron-h/b"], "piecewise", True),
+    ],
+)  # fmt: skip
+def test_a_pull_request_tells_of_runs_that_it_can_matter_to(patches, mode, shown):
+    assert prbody.touches(patches, mode) is shown
+
+
+def test_subtests_are_counted_apart():
+    assert prtest.COUNTED.findall("= 1 passed, 2 subtests passed in 1.0s =") == ["1 passed", "2 subtests passed"]

@@ -70,6 +70,24 @@ def test_models_from_several_hosts_come_into_one_file(fleet):
     assert {one["model"] for one in kept["runs"] if "host" in one} == {"one"}
 
 
+@pytest.mark.parametrize(
+    "odd", [{"gpu": {"name": 5}}, {"lifetimes": 3}, {"seconds": "x"}, {"runs": [{"model": "one", "mode": 3, "verdict": "passed"}]}, {"runs": [{"model": "one", "mode": "reference", "verdict": "passed", "seconds": "x"}]}]
+)  # fmt: skip
+def test_a_result_of_another_form_keeps_no_other_out(fleet, odd):
+    fleet.lay("a", ran("one"), **odd) if "runs" not in odd else fleet.lay("a", odd["runs"])
+    fleet.lay("b", ran("two"))
+    assert [one.fate for one in fleet.merge()] == [Fate.REFUSED, Fate.TAKEN]
+
+
+def test_what_evidence_keeps_can_be_gathered_again(fleet):
+    """A copy of a file below evidence/: its reports are short already."""
+    fleet.lay("a", [one | {"report": {"servers": [{"model": "/models/one", "feature": "a graph", "verdict": "on"}]}} for one in ran("one")])
+    fleet.merge()
+    kept = fleet.kept.read_bytes()
+    (fleet.results / "a/evidence.json").write_bytes(kept)
+    assert [one.fate for one in fleet.merge()] == [Fate.THERE] and fleet.kept.read_bytes() == kept
+
+
 def test_gpus_of_another_kind_stay_apart(fleet):
     fleet.lay("a", ran("one"))
     fleet.lay("b", ran("one", verdict="failed"), gpu=gpu(name="NVIDIA Fake 2"))

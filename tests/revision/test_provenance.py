@@ -61,7 +61,7 @@ def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog
 def test_the_listing_is_the_tree_that_the_tool_recorded(tree):
     from sglang.srt.prefill_graph import provenance
 
-    assert provenance.tree_hash() == json.loads((tree / "provenance.json").read_text())["tree"]["after"]
+    assert provenance.tree_hash() == json.loads((tree / "provenance.json").read_text())["tree"]["listing"]
 
 
 def test_a_tree_as_it_was_made_verifies(copy):
