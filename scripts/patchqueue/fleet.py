@@ -61,6 +61,8 @@ def jobs(root: Path, pins: Sequence[Pin], gpus: Sequence[str], models: Sequence[
     labels = list(dict.fromkeys(map(label, gpus or _seen(root))))
     if not labels:
         raise Refused(Problem("no-gpu-kind", "matrix", "evidence/ names no GPU yet", "name what the fleet has: `nox -s matrix -- --gpu H200`"))
+    if "" in labels:
+        raise Refused(Problem("no-gpu-kind", "--gpu", "names no GPU", "name what the fleet has: `nox -s matrix -- --gpu H200`"))
     took = {one: durations(root, one) for one in labels}
     found = []
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):

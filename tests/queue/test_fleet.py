@@ -131,6 +131,8 @@ def test_gpus_are_those_of_evidence_unless_they_are_named(project):
     keep(project, *LLAMA, gpu="NVIDIA H100 80GB HBM3")
     assert {job.gpu for job in jobs(project, gpus=())} == {"H200", "H100-80GB-HBM3"}
     assert {job.gpu for job in jobs(project, gpus=("B200", "NVIDIA B200"))} == {"B200"}
+    with pytest.raises(Refused, match="names no GPU"):
+        jobs(project, gpus=("!!!",))
 
 
 def test_a_model_that_fills_no_cell_is_refused():
