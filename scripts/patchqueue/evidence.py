@@ -136,7 +136,7 @@ def _misshapen(found: dict) -> str:
         return "runs is no list of runs"
     if wrong := [name for run in found["runs"] for name, kinds in SHAPES.items() if name in run and not isinstance(run[name], kinds)]:
         return f"the {wrong[0]} of a run is of another kind"
-    if not isinstance(found.get("lifetimes", {}), dict) or not isinstance(found.get("seconds", 0), (int, float)):
+    if not isinstance(found.get("lifetimes") or {}, dict) or not isinstance(found.get("seconds", 0), (int, float)):
         return "lifetimes or seconds are of another kind"
     unknown = [str(run["verdict"]) for run in found["runs"] if run["verdict"] not in VERDICTS]
     return f"no run ends {unknown[0]!r}" if unknown else ""

@@ -693,7 +693,7 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
     zipfile.ZipFile(pristine.archive).extractall(site)
     before, queue = exactly(site), load_queue(ROOT)
     report = inplace.install(ROOT, site, quiet)
-    assert report.record["tree"] == {"before": pin.tree, "after": tree_after(queue, select(queue, pin), pristine)}
+    assert report.record["tree"].items() >= {"before": pin.tree, "after": tree_after(queue, select(queue, pin), pristine)}.items()
     assert trees.hash_listing(trees.list_package(site)) == report.record["tree"]["after"]
     assert trees.sha256((site / trees.LISTING.removeprefix("python/")).read_bytes()) == report.record["tree"]["after"].removeprefix("sha256:")
     assert journal.read(site).changes[-1].path == inplace.LAST, "a server would call itself patched before it is"
