@@ -695,10 +695,10 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
     report = inplace.install(ROOT, site, quiet)
     assert report.record["tree"].items() >= {"before": pin.tree, "after": tree_after(queue, select(queue, pin), pristine)}.items()
     assert trees.hash_listing(trees.list_package(site)) == report.record["tree"]["after"]
-    assert trees.sha256((site / trees.LISTING.removeprefix("python/")).read_bytes()) == report.record["tree"]["after"].removeprefix("sha256:")
+    assert trees.sha256((site / trees.LISTING.removeprefix("python/")).read_bytes()) == report.record["tree"]["listing"].removeprefix("sha256:")
     assert journal.read(site).changes[-1].path == inplace.LAST, "a server would call itself patched before it is"
     found = _provenance(site, monkeypatch)
-    assert found.verify().intact and found.read().version == version and found.tree_hash() == report.record["tree"]["after"]
+    assert found.verify().intact and found.read().version == version and found.tree_hash() == report.record["tree"]["listing"]
     inplace.uninstall(ROOT, site, quiet)
     assert trees.hash_listing(trees.list_package(site)) == pin.tree and exactly(site) == before
 
