@@ -38,6 +38,7 @@ from patchqueue.worktree import State, WorkTree, read_record  # noqa: E402
 
 COPIED = ("series", "patches", "overlay", "upstream", "tests", "scripts", "noxfile.py")
 REPEATS = 5
+UNPINNED = "0.5.22"  # a release between two pins
 OWN_FILES = {"work/notes.txt": b"mine\n", "work/mine/model.bin": bytes(range(256)) * 64, "work/.mine": b"", "notes.txt": b"mine too\n"}
 
 
@@ -359,6 +360,20 @@ def bad_input(copy: Copy, options: argparse.Namespace) -> Figure:
     return Figure("kinds of broken input tested", str(len(found)), ">= 30", len(found) >= 30, {"kinds": found})
 
 
+def rebase_time(copy: Copy, options: argparse.Namespace) -> Figure:
+    """The report of the whole queue on a release that is not pinned, and the first conflict laid out."""
+
+    def once() -> float:
+        took = copy.run("rebase", UNPINNED)
+        if (copy.root / f"work/rebase-{UNPINNED}").exists():
+            copy.run("rebase", UNPINNED, "--abort")
+        return took
+
+    copy.run("rebase", UNPINNED)  # fetches its wheel
+    copy.run("rebase", UNPINNED, "--abort")
+    return seconds(f"rebase onto {UNPINNED}, first conflict laid out", 30, once)
+
+
 def branches(copy: Copy, options: argparse.Namespace) -> Figure:
     """Release branches and pull requests on every pin, and `git am` of their mails."""
     known, queue = pins.load(ROOT), load_queue(ROOT)
@@ -391,6 +406,7 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "install": install_time,
     "install-kills": install_kills,
     "bad-input": bad_input,
+    "rebase": rebase_time,
     "branches": branches,
     "wheels": wheels,
 }
