@@ -125,7 +125,7 @@ def tool_text(measured: Measured) -> str:
 
 
 def draw_tool(pyplot, measured: Measured):
-    """Times beside their limits; below, when an apply was killed and what tree was there then."""
+    """Times beside their limits; below, when a run was killed and what it left."""
     timed = [one for one in (measured.tool or {"figures": []})["figures"] if "median" in one["details"]]
     killed = [one for one in (measured.tool or {"figures": []})["figures"] if "moments" in one["details"]]
     if not timed and not killed:
@@ -138,17 +138,27 @@ def draw_tool(pyplot, measured: Measured):
         top.plot([limit] * 2, [place - 0.38, place + 0.38], color="0.1", linewidth=2)
         top.annotate(one["shown"], (0.08, place), va="center", fontsize=8.5, color="white")
     _rows(top, [one["name"] for one in timed], "seconds: median, ● each run, ┃ limit")
-    colours = {"absent": "0.55", "applied": VERDICTS["passed"]}
+    colours = {"absent": "0.55", "applied": VERDICTS["passed"], "mixed": "tab:orange"}
     for place, one in enumerate(killed):
         for moment in one["details"]["moments"]:
             ran = moment["was running"]
-            bottom.plot(moment["second"], place, "o" if ran else "x", color=colours.get(moment["tree then"], VERDICTS["failed"]), markersize=6)
+            bottom.plot(moment["second"], place, "o" if ran else "x", color=colours.get(tree_then(moment), VERDICTS["failed"]), markersize=6)
         bottom.annotate(one["shown"], (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, annotation_clip=False)
     _rows(bottom, [one["name"] for one in killed], "second of the kill, and what tree was there then")
-    for mark, colour, what in (("o", colours["applied"], "a whole one"), ("o", colours["absent"], "none yet"), ("o", VERDICTS["failed"], "a broken one"), ("x", "0.3", "the run had ended before the kill")):
+    for mark, colour, what in (("o", colours["applied"], "a whole one"), ("o", colours["absent"], "none yet, or pristine"), ("o", colours["mixed"], "old and new files"), ("o", VERDICTS["failed"], "a broken one"), ("x", "0.3", "the run had ended before the kill")):
         bottom.plot([], [], mark, color=colour, markersize=6, label=what)
-    bottom.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.22))
+    bottom.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.32))
     return figure
+
+
+def tree_then(moment: dict) -> str:
+    """What a kill left, before anything was made good: "absent" (or pristine), "applied", "mixed" whole files, or else.
+
+    Of an apply the measuring script says it; of an install it counts the files that are patched, pristine, and neither."""
+    if "tree then" in moment:
+        return moment["tree then"]
+    patched, pristine, neither = (moment["then"][name] for name in ("patched files", "pristine files", "neither"))
+    return "broken" if neither else "mixed" if patched and pristine else "applied" if patched else "absent"
 
 
 def _rows(panel, names: Sequence[str], label: str) -> None:

@@ -119,3 +119,17 @@ def test_what_was_not_measured_again_stays():
     for other in (tool(timed(), revision="v0.5.11"), tool(timed(), cpus=64)):
         assert queue_figures.beside(before, other)["figures"] == other["figures"]
     assert queue_figures.beside({}, before) == before and json.dumps(before)
+
+
+@pytest.mark.parametrize(
+    ("moment", "left"),
+    [
+        ({"tree then": "applied"}, "applied"),
+        ({"then": {"patched files": 0, "pristine files": 9, "neither": 0}}, "absent"),
+        ({"then": {"patched files": 9, "pristine files": 0, "neither": 0}}, "applied"),
+        ({"then": {"patched files": 4, "pristine files": 5, "neither": 0}}, "mixed"),
+        ({"then": {"patched files": 4, "pristine files": 4, "neither": 1}}, "broken"),
+    ],
+)  # fmt: skip
+def test_what_a_kill_left(moment, left):
+    assert figurespage.tree_then(moment) == left
