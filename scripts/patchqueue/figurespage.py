@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import Version
 
 from . import benchpage, evidence, status
 from . import pins as pinning

@@ -15,7 +15,7 @@ from . import evidence, status
 from .apply import changes, load_queue
 from .host import load as load_host
 from .outcome import Problem, Refused
-from .pins import Pin, Pins
+from .pins import Pin
 from .testing import lock_file
 
 CURRENT, STALE, NOT_RUN = "current", "stale", "not run"

@@ -23,9 +23,8 @@ from .journal import Journal, State
 from .locking import locked_folder
 from .outcome import Outcome, Problem, Refused
 from .patchfile import Patch
-from .pins import Pin
 from .replay import replay
-from .series import PACKAGE, PROVENANCE, Queue
+from .series import PROVENANCE, Queue
 from .tree import LISTING, differing, hash_listing, list_package, listing_text, own_listing, sha256
 
 Say = Callable[[str], None]

@@ -1,6 +1,5 @@
 """Making a split op: its registration in whatever way the release has, its promises, its errors."""
 
-import contextlib
 import itertools
 import math
 from types import SimpleNamespace
