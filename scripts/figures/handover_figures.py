@@ -19,14 +19,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from patchqueue import backport, export, pins, source  # noqa: E402
-from patchqueue.apply import load_queue, tree_after  # noqa: E402
-from patchqueue.repository import Repository, open_repository  # noqa: E402
+from patchqueue.files.tree import hash_listing  # noqa: E402
+from patchqueue.handover import backport, export  # noqa: E402
+from patchqueue.handover.repository import Repository, open_repository  # noqa: E402
+from patchqueue.laying.apply import load_queue, tree_after  # noqa: E402
+from patchqueue.laying.replay import replay  # noqa: E402
 from patchqueue.outcome import Outcome, Refused  # noqa: E402
-from patchqueue.patchfile import parse_diff  # noqa: E402
-from patchqueue.replay import replay  # noqa: E402
-from patchqueue.series import Queue  # noqa: E402
-from patchqueue.tree import hash_listing  # noqa: E402
+from patchqueue.queue.patchfile import parse_diff  # noqa: E402
+from patchqueue.queue.series import Queue  # noqa: E402
+from patchqueue.upstream import pins, source  # noqa: E402
 
 BRANCH = "release/graphs"
 BEFORE = "2020-01-01T00:00:00Z"  # when the checkout's own commit says it was made

@@ -31,10 +31,13 @@ sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never instal
 
 import handover_figures  # noqa: E402
 import wheel_figures  # noqa: E402
-from patchqueue import inplace, journal, pins, quilt, series, source  # noqa: E402
-from patchqueue.apply import load_queue, select, tree_after  # noqa: E402
-from patchqueue.tree import hash_listing, list_folder, list_package  # noqa: E402
-from patchqueue.worktree import State, WorkTree, read_record  # noqa: E402
+from patchqueue.files.tree import hash_listing, list_folder, list_package  # noqa: E402
+from patchqueue.install import inplace, journal  # noqa: E402
+from patchqueue.laying import quilt  # noqa: E402
+from patchqueue.laying.apply import load_queue, select, tree_after  # noqa: E402
+from patchqueue.laying.worktree import State, WorkTree, read_record  # noqa: E402
+from patchqueue.queue import series  # noqa: E402
+from patchqueue.upstream import pins, source  # noqa: E402
 
 COPIED = ("series", "patches", "overlay", "upstream", "tests", "scripts", "noxfile.py")
 REPEATS = 5

@@ -18,7 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from patchqueue import build, environment, pins, testing  # noqa: E402
+from patchqueue.environments import environment, testing  # noqa: E402
+from patchqueue.upstream import pins  # noqa: E402
+from patchqueue.wheels import build  # noqa: E402
 
 STARTS = "sglang.srt.entrypoints.engine, sglang.srt.model_executor.model_runner"  # the HTTP server needs packages that these environments leave out
 ASK = f"import json, sglang.version, {STARTS}; print(json.dumps([sglang.version.__version__, sglang.__file__]))"

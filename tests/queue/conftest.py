@@ -15,7 +15,8 @@ sys.path.insert(0, SCRIPTS)  # the tool is run from the checkout, never installe
 os.environ["PYTHONPATH"] = SCRIPTS  # for the tests that start it as a process
 
 import fakes  # noqa: E402
-from patchqueue import quilt, source  # noqa: E402
+from patchqueue.laying import quilt  # noqa: E402
+from patchqueue.upstream import source  # noqa: E402
 
 settings.register_profile("queue", deadline=None, database=None)  # a busy machine is no failure; nothing is left behind
 settings.load_profile("queue")

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchqueue import apply, build, pin, pins, source
+from patchqueue.laying import apply
+from patchqueue.upstream import pin, pins, source
+from patchqueue.wheels import build
 
 VERSION, TAG = "9.9.1", "v9.9.1"
 RUNNER = "python/sglang/srt/runner.py"

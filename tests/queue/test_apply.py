@@ -13,10 +13,11 @@ import time
 import fakes
 import pytest
 from fakes import RELEASE, RUNNER, TAG, git, numbered, quiet
-from patchqueue import pins, quilt, source, worktree
-from patchqueue.apply import apply
+from patchqueue.files.tree import hash_listing, list_folder, own_listing
+from patchqueue.laying import quilt, worktree
+from patchqueue.laying.apply import apply
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.tree import hash_listing, list_folder, own_listing
+from patchqueue.upstream import pins, source
 
 STEPS = "python/sglang/srt/steps/__init__.py"
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import fakes
 import pytest
-from patchqueue import backport, cli, pins
-from patchqueue.apply import load_queue
+from patchqueue.commands import cli
+from patchqueue.files.tree import LISTING, list_folder, listing_text, python_part
+from patchqueue.handover import backport
+from patchqueue.handover.repository import open_repository
+from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.repository import open_repository
-from patchqueue.series import PROVENANCE
-from patchqueue.tree import LISTING, list_folder, listing_text, python_part
+from patchqueue.queue.series import PROVENANCE
+from patchqueue.upstream import pins
 
 BRANCH = "release/graphs"
 RUNNER = fakes.RUNNER

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patchqueue import benchpage
+from patchqueue.proofs import benchpage
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).parent / "fake_gpu"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import fakes
 import pytest
 from fakes import RELEASE, RUNNER, TAG, Project, diff, git, header, numbered, patch_text
-from patchqueue import cli, source
+from patchqueue.commands import cli
+from patchqueue.upstream import source
 
 FIRST, CUT = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"
 STEPS = "overlay/python/sglang/srt/steps/"

@@ -14,8 +14,9 @@ import zipfile
 import fakes
 import pytest
 from fakes import quiet
-from patchqueue import build, pins, source
 from patchqueue.outcome import Refused
+from patchqueue.upstream import pins, source
+from patchqueue.wheels import build
 
 ANY = build.Target("3.12", "x86_64")
 NAME = "sglang-9.9.1+pcg.1-py3-none-any.whl"

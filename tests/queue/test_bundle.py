@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
-from patchqueue import bundle, host
 from patchqueue.outcome import Refused
+from patchqueue.wheels import bundle, host
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = ROOT / host.DEFAULT

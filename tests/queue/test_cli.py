@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from fakes import RUNNER, TAG
-from patchqueue import cli
+from patchqueue.commands import cli
 
 COMMANDS = ["apply", "unapply", "check", "test", "refresh", "new", "pin", "lock", "matrix", "quilt", "rebase", "watch", "fields", "build", "bundle", "gpu", "bench", "status", "figures", "backport", "export", "install", "uninstall"]
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from fakes import TAG, VERSION, quiet
-from patchqueue import apply, evidence, pins, series, status
+from patchqueue.laying import apply
 from patchqueue.outcome import Refused
+from patchqueue.proofs import evidence, status
+from patchqueue.queue import series
+from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 

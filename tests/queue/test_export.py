@@ -11,9 +11,12 @@ from pathlib import Path
 import fakes
 import pytest
 from packaging.version import Version
-from patchqueue import cli, export, formatting, header, pins, prbody, prtest
-from patchqueue.apply import load_queue
+from patchqueue.commands import cli
+from patchqueue.handover import export, formatting, prbody, prtest
+from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
+from patchqueue.queue import header
+from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST = "test/registered/unit/test_steps.py"

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from patchqueue import evidence, figurespage, pins, status
-from patchqueue.figurespage import Measured
 from patchqueue.outcome import Refused
+from patchqueue.proofs import evidence, figurespage, status
+from patchqueue.proofs.figurespage import Measured
+from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/figures"))

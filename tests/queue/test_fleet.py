@@ -12,10 +12,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from patchqueue import apply, evidence, fleet, pins, series, status
-from patchqueue.cli import main
-from patchqueue.host import DEFAULT
+from patchqueue.commands.cli import main
+from patchqueue.laying import apply
 from patchqueue.outcome import Refused
+from patchqueue.proofs import evidence, fleet, status
+from patchqueue.queue import series
+from patchqueue.upstream import pins
+from patchqueue.wheels.host import DEFAULT
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = pins.load(ROOT)

@@ -8,8 +8,8 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import quiet
-from patchqueue import gpurun
 from patchqueue.outcome import Refused
+from patchqueue.proofs import gpurun
 
 SCRIPT = """import json, pathlib, sys
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fakes import header as text
-from patchqueue import header as headers
+from patchqueue.queue import header as headers
 
 EXAMPLES = {  # field -> (accepted, refused)
     "Subject": (["Count once more", "A" * 72], ["count once more", "Short", "A" * 73, ""]),

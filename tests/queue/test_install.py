@@ -21,11 +21,15 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, quiet
-from patchqueue import build, cli, inplace, installed, journal, pins, series, source
-from patchqueue import tree as trees
-from patchqueue.apply import load_queue, select, tree_after
-from patchqueue.locking import locked_folder
+from patchqueue.commands import cli
+from patchqueue.files import tree as trees
+from patchqueue.files.locking import locked_folder
+from patchqueue.install import inplace, installed, journal
+from patchqueue.laying.apply import load_queue, select, tree_after
 from patchqueue.outcome import Outcome, Refused
+from patchqueue.queue import series
+from patchqueue.upstream import pins, source
+from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
 INFO = f"sglang-{fakes.VERSION}.dist-info"

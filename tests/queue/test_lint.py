@@ -6,9 +6,9 @@ import re
 
 import pytest
 from fakes import patch_text
-from patchqueue import lint as linting
-from patchqueue import series
-from patchqueue.series import PROVENANCE
+from patchqueue.queue import lint as linting
+from patchqueue.queue import series
+from patchqueue.queue.series import PROVENANCE
 
 VARIANT = "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1]
 TWO = "steps/count-once-more.patch  # {}\nsteps/count-once-more@9.9.patch  # {}\nsteps/name-the-cut.patch  # ==9.9.1\n"

@@ -12,10 +12,13 @@ import pytest
 from fakes import quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patchqueue import apply, evidence, merge, pins, series, status
-from patchqueue.cli import main
-from patchqueue.merge import Fate, fold
+from patchqueue.commands.cli import main
+from patchqueue.laying import apply
 from patchqueue.outcome import Refused
+from patchqueue.proofs import evidence, merge, status
+from patchqueue.proofs.merge import Fate, fold
+from patchqueue.queue import series
+from patchqueue.upstream import pins
 from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, result
 
 NOW, EARLIER = "sha256:now", "sha256:earlier"

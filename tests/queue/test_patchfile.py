@@ -8,7 +8,7 @@ import pytest
 from fakes import RELEASE, RUNNER, diff, header, numbered, patch_text
 from hypothesis import given
 from hypothesis import strategies as st
-from patchqueue import patchfile
+from patchqueue.queue import patchfile
 
 GOOD = patch_text()
 FIRST = GOOD.count("\n", 0, GOOD.index("--- a/")) + 1  # the line of the patch file that holds ---

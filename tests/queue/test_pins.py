@@ -5,9 +5,9 @@ from __future__ import annotations
 import fakes
 import pytest
 from fakes import RELEASE, quiet
-from patchqueue import pin, pins
+from patchqueue.files.tree import GENERATED
 from patchqueue.outcome import Refused
-from patchqueue.tree import GENERATED
+from patchqueue.upstream import pin, pins
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 

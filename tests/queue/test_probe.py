@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from fakes import RUNNER, patch_text, quiet, release_of
-from patchqueue import pins, series
-from patchqueue.check import check
+from patchqueue.laying.check import check
+from patchqueue.laying.probe import probe
 from patchqueue.outcome import Outcome
-from patchqueue.probe import probe
+from patchqueue.queue import series
+from patchqueue.upstream import pins
 
 GUARD = "steps/count-once-more.patch  # {}\nsteps/name-the-cut.patch  # ==9.9.1\n"
 

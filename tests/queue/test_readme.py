@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from patchqueue import header, series
+from patchqueue.queue import header, series
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,11 +10,14 @@ from pathlib import Path
 import fakes
 import pytest
 from packaging.version import Version
-from patchqueue import apply, cli, guards, pins, refresh, source
-from patchqueue.apply import load_queue
-from patchqueue.forecast import Forecast, forecast
+from patchqueue.commands import cli
+from patchqueue.laying import apply, refresh
+from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.release import find, newer, version_of
+from patchqueue.queue import guards
+from patchqueue.rebasing.forecast import Forecast, forecast
+from patchqueue.upstream import pins, source
+from patchqueue.upstream.release import find, newer, version_of
 
 NEXT = "9.9.2"
 COUNT, CUT = "steps/count-once-more.patch", "steps/name-the-cut.patch"
@@ -485,7 +488,7 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
         patch.setattr(guards, "parted", lambda *arguments: (">=9.9.2,<9.9.3", ">=9.9.4"))
         said = refused(project, capsys, NEXT, "--continue")
         assert "v9.9.1 would get other patches" in said
-    monkeypatch.setattr("patchqueue.requeue.unified", lambda before, after: fakes.diff(fakes.RUNNER, RIVAL, SOLVED.replace("added_step = 200", "added_step = 3")))
+    monkeypatch.setattr("patchqueue.rebasing.requeue.unified", lambda before, after: fakes.diff(fakes.RUNNER, RIVAL, SOLVED.replace("added_step = 200", "added_step = 3")))
     assert "[not-proved]" in refused(project, capsys, NEXT, "--continue")
 
 

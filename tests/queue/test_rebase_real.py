@@ -13,14 +13,17 @@ from pathlib import Path
 import fakes
 import pytest
 from packaging.version import Version
-from patchqueue import pins, quilt, rebase, series, source
-from patchqueue.apply import load_queue, replay_on, select, stack
-from patchqueue.forecast import Stages
+from patchqueue.laying import quilt
+from patchqueue.laying.apply import load_queue, replay_on, select, stack
+from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome
-from patchqueue.patchfile import split
-from patchqueue.release import find
-from patchqueue.unified import unified
-from patchqueue.worktree import write_patches
+from patchqueue.queue import series
+from patchqueue.queue.patchfile import split
+from patchqueue.rebasing import rebase
+from patchqueue.rebasing.forecast import Stages
+from patchqueue.rebasing.unified import unified
+from patchqueue.upstream import pins, source
+from patchqueue.upstream.release import find
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = source.cache_folder()  # read before it is redirected

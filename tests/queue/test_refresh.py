@@ -5,12 +5,13 @@ from __future__ import annotations
 import fakes
 import pytest
 from fakes import RUNNER, TAG, numbered, quiet
-from patchqueue import pins, quilt, source
-from patchqueue.apply import apply
-from patchqueue.check import check
+from patchqueue.files.tree import hash_listing, list_folder
+from patchqueue.laying import quilt
+from patchqueue.laying.apply import apply
+from patchqueue.laying.check import check
+from patchqueue.laying.refresh import new, refresh
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.refresh import new, refresh
-from patchqueue.tree import hash_listing, list_folder
+from patchqueue.upstream import pins, source
 
 COUNT, CUT = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"
 STEPS = "python/sglang/srt/steps/__init__.py"

@@ -12,11 +12,13 @@ import pytest
 from fakes import RUNNER, diff, numbered, quiet
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from patchqueue import patchfile, quilt, source
-from patchqueue.header import Header
+from patchqueue.laying import quilt
+from patchqueue.laying.replay import replay
+from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome
-from patchqueue.replay import replay
-from patchqueue.worktree import write_patches
+from patchqueue.queue import patchfile
+from patchqueue.queue.header import Header
+from patchqueue.upstream import source
 
 BASE = numbered(40)
 EDITED = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")

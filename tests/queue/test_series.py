@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from patchqueue import patchfile, series
+from patchqueue.queue import patchfile, series
 
 
 def test_doctest():

@@ -12,9 +12,10 @@ import zipfile
 import fakes
 import pytest
 from fakes import RELEASE, TAG, git, quiet
-from patchqueue import pins, source, tree
+from patchqueue.files import tree
+from patchqueue.files.tree import hash_listing, list_folder
 from patchqueue.outcome import Refused
-from patchqueue.tree import hash_listing, list_folder
+from patchqueue.upstream import pins, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from patchqueue import environment, lock, standins
-from patchqueue.standins import Wants, missing_libraries, read_wants, shared_library
+from patchqueue.environments import environment, lock, standins
+from patchqueue.environments.standins import Wants, missing_libraries, read_wants, shared_library
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ELF files")
 

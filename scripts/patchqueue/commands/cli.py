@@ -1,0 +1,261 @@
+"""The command line: its words, the commands about queue and work trees, and the exit codes. The other modules here are hooked in."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..environments.lock import LockFailed, compile_lock
+from ..environments.testing import has_environment, lock_file, test_revision
+from ..files.gitrun import GitFailed
+from ..laying import quilt as quilts
+from ..laying.apply import Report, apply, unapply
+from ..laying.check import CheckReport, check
+from ..laying.refresh import new, refresh
+from ..laying.worktree import State, WorkTree
+from ..outcome import Outcome, Problem, Refused
+from ..queue.header import documentation
+from ..upstream import pins as pinning
+from ..upstream.pin import add as add_pin
+from ..upstream.pins import Pin, Pins
+from ..upstream.source import cache_folder
+from . import gpu, handover, install, rebase
+
+COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
+OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
+ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 done, 1 refused or problems found, 2 wrong words."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except Refused as refusal:
+        _show_problems(refusal.problems)
+        return 1
+    except GitFailed as failure:
+        _show_problems([Problem("git-failed", "git", str(failure), "see what git says of that repository; nothing but the branches named above was made")])
+        return 1
+    except KeyboardInterrupt:
+        ERR.print("interrupted; nothing half-done was put in place")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="patchqueue", description="Lay the patch queue on pinned sglang releases.")
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the project's folder (default: this one)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run, text: str, default: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        added.add_argument("words", nargs="*", metavar="REVISION", help=f"v0.5.9 or 0.5.9 (default: {default})")
+        added.add_argument("--all", action="store_true", help="every pinned revision")
+        added.add_argument("--from", dest="origin", metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
+        added.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
+        return added
+
+    command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
+    command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin")
+    command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
+    command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested").add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
+    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", "the default pin").add_argument("--add", action="store_true", help="take edits of files that are in no patch into the top one")
+    command("new", _new, "start an empty patch topic/verb-object on top of work/TAG/", "the default pin")
+    command("pin", _pin, "add a release to upstream/pins.toml", "none; name one, as 0.5.24")
+    command("lock", _lock, "resolve a release's environment anew as of its pinned day", "the default pin")
+    gpu.add(commands)
+    handover.add(commands)
+    install.add(commands)
+    own = commands.add_parser("quilt", help="run quilt in work/TAG/, as apply does (for hosts without one)", description="Run quilt in work/TAG/.")
+    own.set_defaults(run=_quilt)
+    own.add_argument("revision", metavar="REVISION")
+    own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …")
+    rebase.add(commands)
+    commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)
+    return parser
+
+
+def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> list[Pin]:
+    if options.all:
+        return list(pins.all)
+    return [pins.find(name) for name in options.words] or list(default)
+
+
+def _apply(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    for pin in _chosen(options, pins, [pins.default]):
+        started = time.monotonic()
+        report = apply(options.root, pin, options.origin, _say, options.discard)
+        _show_apply(report, options.root, time.monotonic() - started)
+    return 0
+
+
+def _unapply(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    for pin in _chosen(options, pins, [pins.default]):
+        report = unapply(options.root, pin, _say)
+        done = "was pristine already" if report.outcome is Outcome.ALREADY_APPLIED else "is pristine again"
+        OUT.print(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}", soft_wrap=True)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    pins = pinning.load(options.root)
+    report = check(options.root, _chosen(options, pins, pins.all), options.origin, _say)
+    _show_check(report, time.monotonic() - started)
+    _show_problems(report.all_problems)
+    return 1 if report.all_problems else 0
+
+
+def _test(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    chosen = _chosen(options, pins, pins.tested or [pins.default])
+    without = [pin for pin in chosen if not has_environment(options.root, pin)]
+    if without and not options.all:
+        raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"`nox -s lock -- {pin.tag}` makes one") for pin in without])
+    words = ["-k", options.expression] if options.expression else []
+    results = []
+    for pin in (pin for pin in chosen if pin not in without):
+        OUT.rule(f"{pin.tag}", align="left", style="dim")
+        OUT.file.flush()
+        results.append(test_revision(options.root, pin, options.origin, words, _say))
+    for result in results:
+        verdict = Text("passed", "green") if result.passed else Text(f"failed (pytest exit code {result.exit_code})", "red")
+        OUT.print(f"{result.pin.tag}:", verdict, "(the tree has edits of yours)" if result.as_it_stands else "")
+    for pin in without:
+        OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
+    return 0 if all(result.passed for result in results) else 1
+
+
+def _refresh(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    for pin in _chosen(options, pins, [pins.default]):
+        written, report = refresh(options.root, pins, pin, options.add, _say)
+        for file in written:
+            OUT.print(f"{file.path}: {file.why}")
+        if not written:
+            OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
+        if report is None:
+            raise Refused(Problem("unfinished", "the queue", "was written, but is not complete yet (see above)", f"fill in the header in patches/, then `nox -s refresh -- {pin.tag}` again"))
+    return 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    names = [word for word in options.words if "/" in word]
+    revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
+    if len(names) != 1 or len(revisions) != 1:
+        raise Refused(Problem("bad-words", "new", "takes one name and at most one revision", "`nox -s new -- v0.5.9 topic/verb-object`"))
+    file = new(options.root, revisions[0], names[0], _say)
+    tree = f"work/{revisions[0].tag}"
+    OUT.print(f"{_relative(file, options.root)} is the top patch of {tree} now. In {tree}:")
+    OUT.print("  quilt add python/sglang/…   before you edit a file\n  quilt header -e             to fill in its header")
+    OUT.print(f"then `nox -s refresh -- {revisions[0].tag}` writes it to patches/ and series.")
+    return 0
+
+
+def _pin(options: argparse.Namespace) -> int:
+    if not options.words:
+        raise Refused(Problem("bad-words", "pin", "which release?", "`nox -s pin -- 0.5.24`"))
+    for word in options.words:
+        pin = add_pin(options.root, word, options.origin, _say)
+        OUT.print(f"{pin.tag}: {len(pin.wheels)} wheels with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
+    return 0
+
+
+def _lock(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    for pin in _chosen(options, pins, [pins.default]):
+        file = lock_file(options.root, pin)
+        try:
+            compile_lock(str(pin.version), pin.resolve_as_of, file)
+        except LockFailed as failure:
+            raise Refused(Problem("no-lock", pin.tag, failure.what, failure.next_step)) from None
+        OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
+    return 0
+
+
+def _quilt(options: argparse.Namespace) -> int:
+    pin = pinning.load(options.root).find(options.revision)
+    tree = WorkTree(options.root, pin.tag)
+    if tree.inspect().state is State.ABSENT:
+        raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"`nox -s apply -- {pin.tag}` makes it"))
+    engine = quilts.find(cache_folder(), _say)
+    with tree.locked(_say):
+        return subprocess.run([engine.command, *(options.arguments or ["--help"])], cwd=tree.path, env=engine.environment()).returncode
+
+
+def _fields(options: argparse.Namespace) -> int:
+    print(documentation())
+    return 0
+
+
+def _show_apply(report: Report, root: Path, seconds: float) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("patch", "outcome", "why"):
+        table.add_column(name, no_wrap=name != "why", overflow="fold")
+    for row in report.rows:
+        table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), row.why)
+    OUT.print(table)
+    if report.outcome is Outcome.EMPTY:
+        OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
+    record = report.record
+    files = len(record["overlay"])
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
+    OUT.print(f"{_relative(report.path, root)}: {counts}, {seconds:.1f} s")
+    OUT.print(f"from {record['source']['name']}", soft_wrap=True)
+    OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)
+
+
+def _show_check(report: CheckReport, seconds: float) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("revision", "replay", "selected", "merged upstream", "gaps"):
+        table.add_column(name, justify="right" if name in ("selected", "merged upstream", "gaps") else "left")
+    for pin in report.pins:
+        kinds = [finding.outcome for finding in pin.findings]
+        counts = [str(len(pin.steps)), str(kinds.count(Outcome.MERGED_UPSTREAM)), str(kinds.count(Outcome.NOT_SELECTED))]
+        table.add_row(pin.pin.tag, Text(str(pin.outcome), COLOURS.get(pin.outcome, "red")), *counts)
+    OUT.print(table)
+    _show_gaps(report)
+    OUT.print(f"{len(report.pins)} revisions, {len(report.all_problems)} problems, {seconds:.1f} s")
+
+
+def _show_gaps(report: CheckReport) -> None:
+    """Each patch's gaps, joined by reason: where the change is missing and the queue does not bring it."""
+    gaps: dict[tuple[str, str], list[str]] = {}
+    for pin in report.pins:
+        for finding in pin.findings:
+            if finding.outcome is Outcome.NOT_SELECTED:
+                gaps.setdefault((finding.patch, finding.reason or "no reason given"), []).append(pin.pin.tag)
+    if gaps:
+        OUT.print("\nGaps: releases that lack a change and do not get the patch", style="bold")
+    for (patch, reason), tags in gaps.items():
+        OUT.print(f"{patch.removesuffix('.patch')}: {tags[0]}{f' … {tags[-1]} ({len(tags)})' if len(tags) > 1 else ''}")
+        OUT.print(Text(f"  {reason}"))
+    if gaps:
+        OUT.print()
+
+
+def _show_problems(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        ERR.print(str(problem))
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            print(problem.as_github())
+
+
+def _say(text: str) -> None:
+    ERR.print(text, style="dim")
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

@@ -1,0 +1,172 @@
+"""The commands about wheels, bundles and GPU hosts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from ..environments.testing import has_environment
+from ..outcome import Problem, Refused
+from ..proofs import benchpage, evidence, figurespage, fleet, gpurun, merge, status
+from ..upstream import pins as pinning
+from ..wheels import build, bundle, host
+
+OUT = Console(highlight=False, soft_wrap=True, markup=False)
+ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+MIB = 2**20
+
+
+def add(commands) -> None:
+    """Add this module's commands to the parser's."""
+    made = _command(commands, "build", _build, "repack a release's official wheel with the queue on it: dist/*.whl")
+    made.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="as 3.12 (default: this one's)")
+    made.add_argument("--machine", default=platform.machine(), help="as x86_64 or aarch64 (default: this one)")
+    packed = _command(commands, "bundle", _bundle, "pack a patched release for a GPU host without a package index: dist/bundle/TAG/")
+    packed.add_argument("--host", type=Path, help=f"the host's description (default: {host.DEFAULT})")
+    packed.add_argument("--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)")
+    packed.add_argument("--part-size", type=float, default=60, metavar="MIB", help="what one part may have (default 60)")
+    for name, run, text in (("gpu", _gpu, "prove a release on this host's GPU; keep what was found in evidence/"), ("bench", _bench, "time a release on this host's GPU; keep the figures in evidence/, make docs/bench.md")):
+        ran = _command(commands, name, run, text)
+        ran.add_argument("--here", action="store_true", help="in this interpreter, with --site, not in an environment of the release's own")
+        ran.add_argument("--python", metavar="PATH", help="with --here: in this interpreter instead, as /usr/bin/python3")
+        ran.add_argument("--out", type=Path, metavar="FOLDER", help="leave the result in this new folder and evidence/ alone: `nox -s status -- --merge` gathers such folders")
+        ran.add_argument("--site", type=Path, action="append", default=[], help="a folder of packages, or an unpacked bundle; may be given again")
+        ran.add_argument("--take", type=Path, nargs="+", metavar="FILE", help="run nothing: keep results that another host wrote")
+        ran.add_argument("--stale", action="store_true", help="with --take: also what is about an earlier queue")
+        ran.add_argument("--pass", dest="words", action="append", default=[], metavar="WORD", help="hand this on to tests/gpu, as --pass=--limit --pass=3000")
+        if name == "gpu":
+            ran.add_argument("--model", action="append", default=[], help="only this model of tests/gpu/models.py; may be given again")
+            ran.add_argument("--mode", action="append", default=[], help="only this mode, as breakable, and what it is held against; may be given again")
+    ran.add_argument("--page", action="store_true", help="run nothing: make docs/bench.md from evidence/, and the plot where matplotlib is")
+    shown = commands.add_parser("status", help="make the README's support matrix from evidence/ and the queue", description="Make the README's support matrix.")
+    shown.set_defaults(run=_status)
+    shown.add_argument("--merge", type=Path, metavar="DIR", help=f"first gather every {merge.RESULT} below DIR into evidence/, each checked as --take does, the weightier run of each model and mode kept")
+    text = f"make {figurespage.PAGE}, its plots and the README's table of figures from evidence/"
+    drawn = commands.add_parser("figures", help=text, description=text)
+    drawn.set_defaults(run=_figures)
+    drawn.add_argument("--page", action="store_true", help="what it does anyway; `nox -s figures` without it measures")
+    text = "print which proofs a fleet has to run, release by GPU by model, as JSON: {\"include\": [...]}, as GitHub's strategy.matrix takes it"
+    listed = commands.add_parser("matrix", help=text, description=text)
+    listed.set_defaults(run=_matrix)
+    listed.add_argument("revisions", nargs="*", metavar="REVISION", help="v0.5.9 or 0.5.9 (default: every pin)")
+    listed.add_argument("--revision", dest="more", action="append", default=[], metavar="REVISION", help="the same as a word")
+    listed.add_argument("--gpu", action="append", default=[], metavar="NAME", help="only this kind, as H200; may be given again, and need not be in evidence/ yet (default: every kind that is)")
+    listed.add_argument("--model", action="append", default=[], help="only this model; may be given again")
+    listed.add_argument("--stale", action="store_true", help="only what has no evidence about today's queue")
+    listed.add_argument("--host", type=Path, help=f"the description of hosts without an index (default: {host.DEFAULT})")
+    listed.add_argument("--cpu", action="store_true", help="instead: the releases that have an environment for tests/revision, which need no GPU")
+
+
+def _command(commands, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    made = commands.add_parser(name, help=text, description=text)
+    made.set_defaults(run=run)
+    made.add_argument("revisions", nargs="*", metavar="REVISION", help="v0.5.9 or 0.5.9 (default: the default pin)")
+    made.add_argument("--from", dest="origin", metavar="PATH", help="take the release from this wheel or folder of wheels")
+    return made
+
+
+def _chosen(options: argparse.Namespace) -> tuple[pinning.Pins, list[pinning.Pin]]:
+    pins = pinning.load(options.root)
+    return pins, [pins.find(name) for name in options.revisions] or [pins.default]
+
+
+def _build(options: argparse.Namespace) -> int:
+    for pin in _chosen(options)[1]:
+        started = time.monotonic()
+        made = build.build(options.root, pin, build.Target(options.python, options.machine), options.origin, options.root / "dist", _say)
+        OUT.print(f"{made.path.relative_to(options.root)}: version {made.version}, {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}")
+        for what, names in (("added", made.added), ("changed", made.changed), ("removed", made.removed)):
+            OUT.print(f"{len(names)} {what}")
+            for name in names:
+                OUT.print(f"  {name}")
+        wheel = made.path.relative_to(options.root)
+        OUT.print(f"over the release's own: pip install --no-deps {wheel}\nfrom nothing: uv pip install --exclude-newer {pin.resolve_as_of} --prerelease=allow {wheel}")
+    return 0
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    pins, chosen = _chosen(options)
+    description = options.host or options.root / host.DEFAULT
+    for pin in chosen:
+        made = bundle.pack(options.root, pins, pin, description, options.sm, round(options.part_size * MIB), options.origin, _say)
+        sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
+        OUT.print(f"{made.path.relative_to(options.root)}: {sizes}, {len(made.manifest['packages'])} packages, {len(made.manifest['parts'])} parts")
+        OUT.print("on the host: ./unpack FOLDER && python3 FOLDER/tests/gpu/run.py --out RESULTS")
+    return 0
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    return _run(options, "run")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    code = 0 if options.page else _run(options, "bench")
+    drawn = benchpage.write(options.root)
+    OUT.print(f"{benchpage.PAGE} written{f', {benchpage.PLOT} drawn' if drawn else '; no plot: matplotlib is not installed, or nothing was measured'}")
+    return code
+
+
+def _run(options: argparse.Namespace, script: str) -> int:
+    pins, chosen = _chosen(options)
+    if options.out and (options.take or len(chosen) > 1):
+        raise Refused(Problem("bad-words", "--out", "is for one run of one release", f"`nox -s gpu -- {chosen[0].tag} --out FOLDER`"))
+    if options.python and not options.here:
+        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", f"`nox -s gpu -- {chosen[0].tag} --here --python {options.python}`"))
+    here = (options.python or sys.executable) if options.here else ""
+    words = [word for name in ("model", "mode") if (given := getattr(options, name, [])) for word in (f"--{name}", *given)] + options.words
+    files, codes = list(options.take or []), []
+    for pin in [] if options.take else chosen:
+        ran = gpurun.run(options.root, pin, script, here, options.site, options.origin, words, _say, options.out)
+        codes.append(ran.code)
+        files += [ran.result] if ran.result and not options.out else []
+        if ran.result and options.out:
+            OUT.print(f"{ran.result}: gathered by `nox -s status -- --merge {options.out}`, or by that of a folder around it")
+    for file in files:
+        taken = evidence.take(options.root, pins, file, _say, options.stale)
+        kept = f", {taken.kept} kept from before" if taken.kept else ""
+        OUT.print(f"{taken.path.relative_to(options.root)}: {taken.runs} runs{kept}; {'all passed' if taken.passed else 'not all passed'}")
+    return max(codes, default=0)
+
+
+def _status(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    gathered = merge.merge(options.root, pins, options.merge, _say) if options.merge else []
+    changed = status.write(options.root, pins)
+    rows = status.matrix(options.root, pins)
+    OUT.print(status.markdown(rows), end="")
+    OUT.print(f"{status.README} {'rewritten' if changed else 'said so already'}")
+    for one in gathered:
+        OUT.print(f"{one.file}: {one.fate}{f' into {one.kept.relative_to(options.root)}' if one.fate is merge.Fate.TAKEN else ''}: {one.why}")
+    if gathered:
+        fates = [one.fate for one in gathered]
+        OUT.print(f"{len(fates)} results: " + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates))
+    return 1 if any(one.fate is merge.Fate.REFUSED for one in gathered) else 0
+
+
+def _figures(options: argparse.Namespace) -> int:
+    drawn = figurespage.write(options.root)
+    OUT.print(f"{figurespage.PAGE} written; " + (", ".join(str(file.relative_to(options.root)) for file in drawn) + " drawn" if drawn else "no plot: matplotlib is not installed, or nothing was measured"))
+    return 0
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    chosen = [pins.find(name) for name in dict.fromkeys([*options.revisions, *options.more])] or list(pins.all)
+    if options.cpu:
+        rows: list[dict] = [{"revision": pin.tag} for pin in chosen if has_environment(options.root, pin)]
+    else:
+        found = fleet.jobs(options.root, chosen, options.gpu, options.model, options.host or options.root / host.DEFAULT, options.stale)
+        rows = [one.as_json() for one in found]
+    print(json.dumps({"include": rows}))  # and no other word: nox hands on what goes to stderr as stdout
+    return 0
+
+
+def _say(text: str) -> None:
+    ERR.print(text, style="dim")

@@ -1,0 +1,82 @@
+"""The commands that hand the queue on as commits."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from ..handover import backport, export, prbody, prtest
+from ..handover.repository import open_repository
+from ..laying.apply import load_queue
+from ..outcome import Outcome, Problem, Refused
+from ..upstream import pins as pinning
+
+OUT = Console(highlight=False, soft_wrap=True, markup=False)
+ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+OUTPUT = Path("dist/pull-requests")
+
+
+def add(commands) -> None:
+    """Add this module's commands to the parser's."""
+    made = _command(commands, "backport", _backport, "make a release branch in a git checkout of sglang: one commit for each patch")
+    made.add_argument("branch", metavar="BRANCH", help="the new branch's name, as release/0.5.9-graphs; one that is there is never moved")
+    made.add_argument("--mails", type=Path, metavar="DIR", help="write the commits as mails for `git am` as well")
+    sent = _command(commands, "export", _export, "make pull requests in a git checkout of sglang from the patches that are Pending")
+    sent.add_argument("topics", nargs="*", metavar="TOPIC", help="as breakable, or one patch of it: breakable/keep-break-tensors (default: every topic)")
+    sent.add_argument("--out", type=Path, default=OUTPUT, metavar="DIR", help=f"where each one's text and mails go (default: {OUTPUT}/)")
+    sent.add_argument("--test", action="store_true", help="run each one's tests in the release's environment, with its changes and without")
+
+
+def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
+    added = commands.add_parser(name, help=text, description=f"{text}. The files, index and HEAD of the checkout are left alone.")
+    added.set_defaults(run=run)
+    added.add_argument("--onto", required=True, metavar="REPO", help="a git checkout or repository of sglang")
+    added.add_argument("--base", default="HEAD", metavar="COMMIT", help="what the branch begins from: a tag, branch or hash (default: the checkout's HEAD)")
+    return added
+
+
+def _backport(options: argparse.Namespace) -> int:
+    made = backport.backport(options.root, pinning.load(options.root), options.onto, options.branch, options.base, options.mails)
+    OUT.print(f"{options.base} is {made.pin.tag}, at {made.base[:12]}")
+    for commit, subject in zip(made.commits, made.subjects):
+        OUT.print(f"  {commit[:12]} {subject}")
+    OUT.print(f"{options.onto}: {made.name} {_done(made.outcome)}, at {made.commits[-1]}")
+    if made.mails:
+        OUT.print(f"{options.mails}: {len(made.mails)} mails for `git am`")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    done = export.export(options.root, pins, options.onto, options.topics, options.base, options.out)
+    queue = load_queue(options.root)
+    what = f"is {done.pin.tag}" if done.exact else f"is no pinned release: the patches of {done.pin.tag} were laid on it"
+    OUT.print(f"{options.base}, at {done.base[:12]}, {what}")
+    for patch in done.merged:
+        OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
+    if done.tidied:
+        OUT.print(f"  put into upstream's format: {' '.join(path.rpartition('/')[2] for path in done.tidied)}")
+    bad: list[Problem] = []
+    for request in done.requests:
+        tried = prtest.try_tests(options.root, open_repository(options.onto), done, request, _say) if options.test else []
+        bad += [Problem("test", one.path, f"with the change: {one.said[0]}; without it: {one.said[1]}", f"correct pull-requests/{one.patch}/") for one in tried if not one.good]
+        written = export.write(request, prbody.body(options.root, queue, done, request, tried), options.out)
+        OUT.print(f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]}; {written[0]}, {len(written) - 1} mails")
+        for part in request.parts:
+            moved = f" ({part.row.why})" if part.row.outcome is Outcome.NEEDS_REFRESH else ""
+            OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}: {len(part.tests)} test file{'' if len(part.tests) == 1 else 's'}")
+        for one in tried:
+            OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
+    if bad:
+        raise Refused(bad)
+    return 0
+
+
+def _done(outcome: Outcome) -> str:
+    return "is there already" if outcome is Outcome.ALREADY_APPLIED else "made"
+
+
+def _say(text: str) -> None:
+    ERR.print(text, style="dim")

@@ -1,0 +1,85 @@
+"""The commands about an sglang that is installed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from ..install import inplace
+from ..install.inplace import Report
+from ..outcome import Outcome
+
+OUT = Console(highlight=False, soft_wrap=True, markup=False)
+ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+
+def add(commands) -> None:
+    """Add this module's commands to the parser's."""
+    made = _command(commands, "install", _install, "lay the queue on an installed sglang, in place and reversibly; it must be a pinned release in every byte")
+    made.add_argument("--verify", action="store_true", help="install nothing: finish what a killed call began, then compare every file")
+    _command(commands, "uninstall", _uninstall, "take it off again: every byte, mode and time as before, byte code and RECORD included")
+
+
+def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
+    made = commands.add_parser(name, help=text, description=text)
+    made.set_defaults(run=run)
+    made.add_argument("--site-packages", dest="site", type=Path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of a checkout that is installed editable")
+    made.add_argument("--discard", action="store_true", help="throw away edits of the files that the install made or changed")
+    return made
+
+
+def _install(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    if options.verify:
+        return _verify(options)
+    report = inplace.install(options.root, options.site, _say, options.discard)
+    for note in report.notes:
+        OUT.print(f"note: {note}")
+    record = report.record
+    if report.outcome is Outcome.ALREADY_APPLIED:
+        OUT.print(f"already applied: sglang {record['version']} in {report.site} has this queue")
+    else:
+        OUT.print(f"sglang {record['version']} in {report.site}: {len(record['patches']) - bool(record['overlay'])} patches, {report.changed} files changed, {report.added} added, {time.monotonic() - started:.1f} s")
+    _show_trees(record)
+    return 0
+
+
+def _uninstall(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    report = inplace.uninstall(options.root, options.site, _say, options.discard)
+    if report.outcome is Outcome.ALREADY_APPLIED:
+        OUT.print(f"{report.site}: {' '.join(report.notes)}")
+        return 0
+    OUT.print(f"sglang {report.record['version']} in {report.site} is as it was: {report.changed} files restored, {report.added} removed, {time.monotonic() - started:.1f} s")
+    _show_faults(report)
+    if not report.faults:
+        OUT.print(f"tree {report.record['tree']['before']}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    report = inplace.verify(options.root, options.site, _say)
+    state = {Outcome.EMPTY: "is the pristine release", Outcome.APPLIED: "is patched, every file as the queue made it"}.get(report.outcome, "is patched, but not as the queue left it")
+    OUT.print(f"sglang {report.record['version']} in {report.site} {state}")
+    _show_faults(report)
+    if not report.faults:
+        OUT.print(f"tree {report.record['tree']['before' if report.outcome is Outcome.EMPTY else 'after']}")
+    return 1 if report.faults else 0
+
+
+def _show_trees(record: dict) -> None:
+    OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after")
+
+
+def _show_faults(report: Report) -> None:
+    for note in report.notes if report.faults else ():
+        OUT.print(f"note: {note}:")
+    for name in report.faults:
+        OUT.print(f"  {name}")
+
+
+def _say(text: str) -> None:
+    ERR.print(text, style="dim")

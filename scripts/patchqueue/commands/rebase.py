@@ -1,0 +1,149 @@
+"""The commands about releases to come."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packaging.version import Version
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..laying.apply import load_queue
+from ..outcome import Outcome, Problem, Refused
+from ..rebasing import rebase
+from ..rebasing.forecast import MERGED_BY_GIT, Forecast, forecast
+from ..rebasing.rebase import Progress
+from ..upstream import pins as pinning
+from ..upstream.pins import Pins
+from ..upstream.release import Release, find, newer, version_of
+
+COLOURS = {Outcome.APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.NEEDS_REFRESH: "yellow"}
+KINDS = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "to refresh"), (Outcome.MERGED_UPSTREAM, "merged upstream"), (Outcome.CONFLICT, "in conflict"))
+OUT = Console(highlight=False, soft_wrap=False, markup=False)
+ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+REBASE = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
+The first conflict is laid out in work/rebase-VERSION/, a git repository with the release, the nearest pin and its patches;
+nothing is written to the queue. Solve it there, then --continue writes the variants and guards and lays out the next one."""
+
+
+def add(commands) -> None:
+    """Add this module's commands to the parser's."""
+    made = commands.add_parser("rebase", help="say what the queue does on another release, and carry it there", description=REBASE)
+    made.set_defaults(run=_rebase)
+    made.add_argument("release", nargs="?", metavar="RELEASE", help="as 0.5.24 (its wheel is fetched from the package index), a wheel, or a checkout of sglang; not needed where one rebase is under way")
+    made.add_argument("--from", dest="origin", metavar="PATH", help="take the release from this wheel, or from this folder that holds python/sglang")
+    step = made.add_mutually_exclusive_group()
+    step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved and what needs no hand, and go on to the next conflict")
+    step.add_argument("--skip", metavar="REASON", help="leave the patch that conflicts out of this release; REASON goes into its header, as a Gap")
+    step.add_argument("--abort", action="store_true", help="throw work/rebase-VERSION/ away; what was written to the queue stays")
+    text = "say which releases are newer than the newest pin, and what the queue would do there; nothing is written"
+    commands.add_parser("watch", help=text, description=text).set_defaults(run=_watch)
+
+
+def _rebase(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    root, pins = options.root, pinning.load(options.root)
+    if not (options.proceed or options.abort or options.skip is not None):
+        if not options.release:
+            raise Refused(Problem("bad-words", "rebase", "which release?", "`nox -s rebase -- 0.5.24`"))
+        with find(pins, options.release, options.origin, _say) as release:
+            progress = rebase.begin(root, pins, release, _say, lambda found: _show_forecast(found, time.monotonic() - started))
+        _show_next(root, pins, progress, begun=True)
+        return 0
+    version = _version(root, options.release)
+    if options.abort:
+        rebase.abort(root, version, _say)
+        OUT.print(f"work/rebase-{version} is gone; what was written to the queue stays (`git diff` shows it)", soft_wrap=True)
+        return 0
+    with _release(root, pins, options, version) as release:
+        progress = rebase.proceed(root, pins, version, release, options.skip, _say)
+    for change in progress.changes:
+        OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
+    if not progress.changes:
+        OUT.print("nothing to write, the queue holds it all")
+    _show_next(root, pins, progress, begun=False)
+    return 0
+
+
+def _version(root: Path, word: str | None) -> Version:
+    """The release that --continue, --skip or --abort is about."""
+    under_way = rebase.under_way(root)
+    if word and (Path(word).is_dir() or word.endswith(".whl")):
+        return version_of(Path(word))
+    if word:
+        return pinning.version(word)
+    if len(under_way) == 1:
+        return under_way[0]
+    which = f"several rebases are under way: {' '.join(map(str, under_way))}" if under_way else "no rebase is under way"
+    raise Refused(Problem("nothing-to-continue", "work/", which, "name the release: `nox -s rebase -- 0.5.24 --continue`"))
+
+
+@contextmanager
+def _release(root: Path, pins: Pins, options: argparse.Namespace, version: Version) -> Iterator[Release | None]:
+    """The release, where no repository holds it."""
+    if rebase.laid_out(root, version):
+        yield None
+        return
+    with find(pins, options.release or str(version), options.origin, _say) as release:
+        yield release
+
+
+def _watch(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    found = newer(pins)
+    if not found:
+        OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
+    for version in found:
+        started = time.monotonic()
+        with find(pins, str(version), None, _say) as release:
+            _show_forecast(forecast(load_queue(options.root), pins, release, _say), time.monotonic() - started)
+    return 0
+
+
+def _show_forecast(found: Forecast, seconds: float) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("patch", "outcome", "why"):
+        table.add_column(name, no_wrap=name != "why", overflow="fold")
+    for row in found.rows:
+        why = "see below" if row.outcome is Outcome.CONFLICT else row.why
+        table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), why)
+    OUT.print(table)
+    for row in found.rows:
+        if row.outcome is Outcome.CONFLICT:
+            OUT.print(f"{row.patch.removesuffix('.patch')}: {row.why}", soft_wrap=True)
+    for row in found.rows:
+        if row.why == MERGED_BY_GIT:
+            OUT.print(f"{row.patch.removesuffix('.patch')}: merged without markers, which is no proof of meaning: read it", soft_wrap=True)
+    left_out = f", {found.count(Outcome.NOT_SELECTED)} left out" if found.count(Outcome.NOT_SELECTED) else ""
+    counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in KINDS)
+    OUT.print(f"sglang {found.version}, with what {found.nearest.tag} gets: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True)
+
+
+def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
+    """What is to be done now, and the command to type."""
+    version, row = progress.found.version, progress.found.conflict
+    if row is None and begun:
+        OUT.print(f"No patch conflicts: `nox -s rebase -- {version} --continue` writes the variants and guards.", soft_wrap=True)
+    elif row is None:
+        pinned = any(pin.version == version for pin in pins.all)
+        OUT.print(f"No conflict is left. Next: {'' if pinned else f'`nox -s pin -- {version}`, '}`nox -s check -- v{version}`.", soft_wrap=True)
+    else:
+        tag, folder = progress.found.nearest.tag, os.path.relpath(progress.folder, root)
+        OUT.print(f"\n{folder} shows the first conflict, {row.patch.removesuffix('.patch')}:" if begun else f"\nNext conflict in {folder}, {row.patch.removesuffix('.patch')}:", soft_wrap=True)
+        for region in progress.regions:
+            what = f"{region.count} region{'s' if region.count > 1 else ''} between markers" if region.count else "changed by the patch, and gone in the release"
+            OUT.print(f"  {region.path}:{region.line}: {what}", soft_wrap=True)
+        if not progress.regions:
+            OUT.print(f"  git left no markers; `git diff HEAD` there shows what it made of patches/{row.patch}", soft_wrap=True)
+        OUT.print(f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p {tag}..queue-on-{tag}` what the queue does.", soft_wrap=True)
+        OUT.print(f"Edit, then `nox -s rebase -- {version} --continue`; --skip \"REASON\" leaves the patch out, --abort drops all this.", soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    ERR.print(text, style="dim")

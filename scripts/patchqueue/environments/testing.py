@@ -1,0 +1,70 @@
+"""Run tests/revision on one patched release: apply, its own environment, pytest with the work tree in front."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..laying import worktree
+from ..laying.apply import apply
+from ..outcome import Problem, Refused
+from ..upstream.pins import Pin
+from . import environment
+
+Say = Callable[[str], None]
+NO_TESTS = 5  # pytest's exit code when nothing was selected: for a revision without patches that is right
+
+
+@dataclass(frozen=True)
+class Result:
+    """One revision's run. as_it_stands: the tree had edits that the queue does not hold, and was tested with them."""
+
+    pin: Pin
+    exit_code: int
+    as_it_stands: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.exit_code == 0 or (self.exit_code == NO_TESTS and bool(self.pin.no_patches))
+
+
+def lock_file(root: Path, pin: Pin) -> Path:
+    return root / "upstream/locks" / f"{pin.version}.txt"
+
+
+def has_environment(root: Path, pin: Pin) -> bool:
+    return lock_file(root, pin).is_file()
+
+
+def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment:
+    """The revision's environment, built from its lock where it is not there yet. Raises Refused with the reason."""
+    try:
+        return environment.build(str(pin.version), lock_file(root, pin), root / ".nox/revisions", say)
+    except environment.EnvironmentFailed as failure:
+        raise Refused(Problem("no-environment", pin.tag, failure.what, failure.next_step)) from None
+
+
+def test_revision(root: Path, pin: Pin, origin: str | None, words: Sequence[str], say: Say) -> Result:
+    """Apply (a tree with edits of the user's is tested as it stands), then run pytest in the revision's environment.
+
+    words: further words for pytest. Raises Refused when the tree or the environment cannot be had.
+    """
+    tree = worktree.WorkTree(root, pin.tag)
+    found = tree.inspect()
+    as_it_stands = found.state is worktree.State.CHANGED
+    if as_it_stands:
+        say(f"work/{pin.tag} has edits that the queue does not hold: it is tested as it stands")
+    else:
+        apply(root, pin, origin, say)
+    made = build_environment(root, pin, say)
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
+    variables |= made.variables | {
+        "PYTHONPATH": str((tree.path / "python").absolute()),
+        "PATCHQUEUE_TREE": str(tree.path.absolute()),
+        "PATCHQUEUE_REVISION": str(pin.version),
+    }
+    command = [str(made.python), "-m", "pytest", str(root / "tests/revision"), *words]
+    return Result(pin, subprocess.run(command, cwd=root, env=variables).returncode, as_it_stands)

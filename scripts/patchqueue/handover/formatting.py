@@ -1,0 +1,108 @@
+"""Upstream's own form for Python files: put files into it, and say what upstream's linters have against them.
+
+Which tools, in which versions: upstream/format.toml, the one place that says so. uv fetches and runs them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from ..environments.lock import LockFailed, find_uv, quiet_uv
+from ..outcome import Problem, Refused
+from ..upstream.pins import tomllib
+
+FILE = Path("upstream/format.toml")
+FORMATTERS = {"ruff": ("format", "--quiet", "--isolated", "--no-cache"), "black": ("--quiet",)}
+PLACE = re.compile(r":\d+(?::\d+)?:")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Requirements as uv takes them ("ruff==0.15.1"), and their settings."""
+
+    isort: str
+    isort_settings: str
+    formatter: str
+    lint: str
+    lint_rules: str
+    spell: str
+    spell_ignore: str
+
+
+def rules(root: Path, version: Version) -> Rules:
+    """What upstream uses on a release. Raises Refused where format.toml does not say."""
+    try:
+        data = tomllib.loads((root / FILE).read_text(encoding="utf-8"))
+        tool = next(entry["tool"] for entry in data["format"] if SpecifierSet(entry["releases"]).contains(version, prereleases=True))
+        return Rules(data["isort"], data["isort_settings"], tool, data["lint"], data["lint_rules"], data["spell"], data["spell_ignore"])
+    except (OSError, KeyError, StopIteration, tomllib.TOMLDecodeError) as error:
+        raise Refused(Problem("bad-format-rules", str(FILE), f"does not say how {version} is formatted: {error!r}")) from None
+
+
+def tidy(files: Mapping[str, bytes], by: Rules) -> dict[str, bytes]:
+    """Python files, by any paths, as upstream's hooks leave them; others as they are. Raises Refused where a tool fails."""
+    python = {path: content for path, content in files.items() if path.endswith(".py")}
+    if not python:
+        return dict(files)
+    with tempfile.TemporaryDirectory(prefix="patchqueue-format-") as space:
+        folder = _write(Path(space), python, by)
+        _run(by.isort, folder, "--quiet", "--settings-path", ".isort.cfg", *sorted(python))
+        _run(by.formatter, folder, *FORMATTERS[by.formatter.partition("=")[0]], *sorted(python))
+        return {**files, **{path: (folder / path).read_bytes() for path in python}}
+
+
+def complaints(before: Mapping[str, bytes], after: Mapping[str, bytes], by: Rules) -> list[str]:
+    """What upstream's linters have against `after` that they did not have against the same files in `before`."""
+    found = _complaints(after, by) - _complaints(before, by)
+    new = {path: content for path, content in after.items() if path not in before}
+    return sorted([*found.elements(), *_misspelled(new, by)])
+
+
+def _complaints(files: Mapping[str, bytes], by: Rules) -> Counter[str]:
+    names = sorted(path for path in files if path.endswith(".py") and not path.endswith("__init__.py"))
+    if not names:
+        return Counter()
+    with tempfile.TemporaryDirectory(prefix="patchqueue-format-") as space:
+        folder = _write(Path(space), {path: files[path] for path in names}, by)
+        said = _run(by.lint, folder, "check", "--isolated", "--no-cache", "--quiet", "--output-format=concise", f"--select={by.lint_rules}", *names, good=(0, 1))
+    return Counter(PLACE.sub(":", line, count=1) for line in said.splitlines() if PLACE.search(line))
+
+
+def _misspelled(files: Mapping[str, bytes], by: Rules) -> list[str]:
+    if not files:
+        return []
+    with tempfile.TemporaryDirectory(prefix="patchqueue-format-") as space:
+        folder = _write(Path(space), files, by)
+        return _run(by.spell, folder, "-L", by.spell_ignore, *sorted(files), good=(0, 65)).splitlines()
+
+
+def _write(folder: Path, files: Mapping[str, bytes], by: Rules) -> Path:
+    (folder / ".isort.cfg").write_text(f"[settings]\n{by.isort_settings}")
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+def _run(tool: str, folder: Path, *words: str, good: tuple[int, ...] = (0,)) -> str:
+    """The tool's output. Raises Refused with its last line where it fails, or cannot be fetched."""
+    try:
+        uv = find_uv()
+    except LockFailed as failure:
+        raise Refused(Problem("no-formatter", tool, failure.what, failure.next_step)) from None
+    command = [uv, "tool", "run", "--quiet", "--no-config", "--from", tool, tool.partition("=")[0], *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=quiet_uv(os.environ))
+    if done.returncode not in good:
+        last = (done.stderr.strip() or done.stdout.strip() or f"ended with code {done.returncode}").splitlines()[-1]
+        raise Refused(Problem("no-formatter", tool, last, f"`{Path(uv).name} tool run {tool} --version` should work"))
+    return done.stdout

@@ -1,0 +1,182 @@
+"""An sglang that is installed somewhere: found without importing it, and known by its files, not by what it says of itself."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from email import message_from_string
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from packaging.version import InvalidVersion, Version
+
+from ..files.tree import differing, hash_listing, list_package, python_part
+from ..outcome import Outcome, Problem, Refused
+from ..upstream import source
+from ..upstream.pins import Pin, Pins
+
+Say = Callable[[str], None]
+INSTALL = "`nox -s install -- --site-packages {}`"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One sglang in a folder of packages (or in the python/ of a checkout). info: its .dist-info, None where it has none;
+    version: as that says, "" without; listing: of its files, by their names in git's layout."""
+
+    site: Path
+    info: Path | None
+    version: str
+    listing: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"sglang {self.version or 'without a .dist-info'} in {self.site}"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which pinned release the files are. exact: all of them, as in its wheel; else its Python files are, which is what a git
+    tag and wheels for other platforms have in common with it. notes: what a reader should know about that."""
+
+    pin: Pin
+    exact: bool
+    notes: tuple[str, ...] = ()
+
+
+def find(named: Path) -> Installed:
+    """The sglang in the folder that a user named. Raises Refused, with the folder that was probably meant, where there is none."""
+    where = str(named)
+    if not named.is_dir():
+        raise Refused(Problem("no-folder", where, "is no folder", "name the folder that holds sglang/: python -c \"import sysconfig; print(sysconfig.get_path('purelib'))\""))
+    site = named.resolve()
+    infos = sorted(site.glob("sglang-*.dist-info"))
+    if len(infos) > 1:
+        raise Refused(Problem("two-installs", where, f"has {' and '.join(info.name for info in infos)}", "`pip install --force-reinstall` the release you want; delete what is left of the other"))
+    package = site / "sglang"
+    if package.is_symlink():
+        raise Refused(Problem("linked-install", str(package), f"is a link to {package.resolve()}", INSTALL.format(package.resolve().parent)))
+    if not package.is_dir():
+        raise Refused(_elsewhere(where, site, infos))
+    links = next((path for path in package.rglob("*.py") if path.is_symlink()), None)
+    if links:
+        raise Refused(Problem("linked-install", str(links), "is a link, to a cache as it seems; a patched file would not stay apart from it", "`uv pip install --reinstall --link-mode=copy sglang==VERSION`"))
+    info = infos[0] if infos else None
+    return Installed(site, info, _version(info), list_package(site))
+
+
+def _elsewhere(where: str, site: Path, infos: list[Path]) -> Problem:
+    """Why there is no sglang/ in the folder, and where it may be instead."""
+    checkout = _editable(infos[0]) if infos else None
+    if checkout:
+        return Problem("editable", where, f"has an editable install; its files are those of the checkout {checkout}", f"{INSTALL.format(checkout)} patches that checkout; a branch in it is the cleaner way where it is your own")
+    if infos or any(site.glob("__editable__*sglang*")) or any(site.glob("sglang.egg-link")):
+        return Problem("editable", where, "has an editable install, or what is left of one: no sglang/ is in it", INSTALL.format("CHECKOUT/python"))
+    if site.name == "sglang" and (site / "srt").is_dir():
+        return Problem("no-sglang", where, "is the package itself", INSTALL.format(site.parent))
+    inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
+    return Problem("no-sglang", where, "has no sglang in it", INSTALL.format(inside[0].parent) if inside else "name the folder that holds sglang/")
+
+
+def _editable(info: Path) -> Path | None:
+    """The folder that an editable install points to."""
+    try:
+        origin = json.loads((info / "direct_url.json").read_text(encoding="utf-8"))
+        return Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _version(info: Path | None) -> str:
+    if info is None:
+        return ""
+    try:
+        return str(message_from_string((info / "METADATA").read_text(encoding="utf-8"))["Version"] or "")
+    except (OSError, ValueError):
+        raise Refused(Problem("bad-metadata", str(info / "METADATA"), "cannot be read", "reinstall sglang")) from None
+
+
+def identify(found: Installed, pins: Pins, say: Say) -> Identity:
+    """The pinned release that these files are. Raises Refused where they are none, naming the files that were edited, or that
+    the release is not pinned, or that version and files contradict each other."""
+    named = _named(found.version, pins)
+    whole, python = hash_listing(found.listing), hash_listing(python_part(found.listing))
+    pin = next((pin for pin in pins.all if pin.tree == whole), None) or next((pin for pin in pins.all if pin.python == python), None)
+    if pin is None:
+        raise Refused(_unknown(found, named or _self_named(found, pins), pins, say))
+    if named and named != pin:
+        raise Refused(Problem("bad-metadata", str(found.info), f"says {found.version}, but the files are those of {pin.tag}", f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"))
+    notes = [] if named else [f"it {f'calls itself {found.version}' if found.version else 'has no .dist-info'}; its files are those of {pin.tag}"]
+    if pin.tree == whole:
+        return Identity(pin, True, tuple(notes))
+    listed = _recorded(found)
+    edited = differing(listed, found.listing) if listed else []
+    if edited:
+        raise Refused(_edited(found, pin, edited))
+    return Identity(pin, False, (*notes, f"its Python files are those of {pin.tag}; the other files are {'as its RECORD lists them' if listed else 'taken as they are'}"))
+
+
+def _named(version: str, pins: Pins) -> Pin | None:
+    try:
+        return pins.find(version)
+    except Refused:
+        return None
+
+
+def _self_named(found: Installed, pins: Pins) -> Pin | None:
+    """Without a .dist-info: the release that the package names in its own source."""
+    for name in ("sglang/_version.py", "sglang/version.py"):
+        file = found.site / name
+        said = re.search(r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)", file.read_text(encoding="utf-8", errors="replace")) if not found.info and file.is_file() else None
+        if said and (pin := _named(said[1], pins)):
+            return pin
+    return None
+
+
+def _unknown(found: Installed, named: Pin | None, pins: Pins, say: Say) -> Problem:
+    if named:
+        listed = _recorded(found) or _released(named, say)
+        return _edited(found, named, differing(listed, found.listing) if listed else [])
+    known = " ".join(pin.tag for pin in pins.all)
+    what = f"is {found.version or 'of no stated version'}, and its files are those of no pinned release; pinned are {known}"
+    return Problem("unknown-release", str(found.site), what, _next_step(found.version))
+
+
+def _next_step(version: str) -> str:
+    """A release can be pinned; a development version (0.0.0.dev1+g…, what images of git commits show) cannot."""
+    try:
+        parsed = Version(version)
+        if not parsed.is_devrelease and not parsed.local:
+            return f"`nox -s pin -- {version}` adds a release; `nox -s install` then takes it"
+    except InvalidVersion:
+        pass
+    return "use an image or wheel of a pinned release; for a checkout of another commit, a branch: `nox -s rebase -- VERSION --from CHECKOUT` says what fits"
+
+
+def _edited(found: Installed, pin: Pin, names: list[str]) -> Problem:
+    where = f"sglang {found.version or pin.version} in {found.site}"
+    shown = " ".join(name.removeprefix("python/") for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    what = f"is not the release {pin.tag}: {shown} differ{'s' if len(names) == 1 else ''}" if names else f"is not the release {pin.tag}, though it says so"
+    return Problem(str(Outcome.TREE_MISMATCH), where, what, f"`pip install --force-reinstall --no-deps sglang=={pin.version}`, or `git restore` in a checkout; then again")
+
+
+def _recorded(found: Installed) -> dict[str, str]:
+    """The listing that the installer left in RECORD; empty where it left none (a checkout)."""
+    record = found.info / "RECORD" if found.info else None
+    if record is None or not record.is_file():
+        return {}
+    rows = csv.reader(record.read_text(encoding="utf-8").splitlines())
+    digests = {row[0]: row[1] for row in rows if len(row) == 3 and row[0].startswith("sglang/") and row[1].startswith("sha256=")}
+    listed = {f"python/{name}": base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex() for name, digest in digests.items()}
+    return {name: digest for name, digest in listed.items() if not name.endswith((".so", ".pyc"))}
+
+
+def _released(pin: Pin, say: Say) -> dict[str, str]:
+    """The release's own listing, from its wheel, where that can be had."""
+    try:
+        return source.fetch(pin, None, say).listing()
+    except Refused:
+        return {}

@@ -1,0 +1,339 @@
+"""Change files of a folder so that a kill at any moment can be made good, and take every change back to the last byte.
+
+Beside what is changed lies the journal's own folder. It is made aside and renamed into place before the first file is
+touched, and then holds all that is needed to go on or back: every file as it was, every file as it will be, their sha256, and
+the state. Files are never written in place: each is renamed over its forerunner, so that a reader sees the one or the other,
+and a hard link elsewhere (uv links from its cache) keeps the old bytes. The file as it was is kept twice: as a hard link where
+that can be, so that it comes back itself, with mode, owner, times and links; and as a copy, should somebody write to it.
+
+planned (aside) -> INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING -> each file renamed back -> REMOVED -> gone
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ..files.tree import sha256
+from ..outcome import Problem, Refused
+
+FOLDER = "sglang.patch-queue"  # beside sglang/; the dot keeps Python from importing it, and a person finds it
+_PREPARING = f".{FOLDER}.preparing"
+RECORD, STATE, README, BEFORE, LINKS, AFTER = "journal.json", "state", "README", "before", "links", "after"
+ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back:
+before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256), state how far it got.
+    nox -s uninstall -- --site-packages {site}
+Deleting this folder makes the patches permanent; reinstalling sglang also removes them.
+"""
+
+
+class State(str, enum.Enum):
+    """How far the work on a folder has got."""
+
+    INSTALLING = "installing"  # any number of files are as they will be, the others as they were
+    INSTALLED = "installed"
+    REMOVING = "removing"  # the same, on the way back
+    REMOVED = "removed"  # every file is as it was, or another's; only the journal itself has still to go
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file, by its path below the folder. before, after: the sha256 in hex, "" where there is no file."""
+
+    path: str
+    before: str
+    after: str
+
+    @property
+    def is_byte_code(self) -> bool:
+        return self.path.endswith(".pyc")
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The journal of one folder. folders: those that the changes make, parents first; record: what its maker says of it."""
+
+    site: Path
+    state: State
+    changes: tuple[Change, ...]
+    folders: tuple[str, ...]
+    record: dict
+
+    @property
+    def path(self) -> Path:
+        return self.site / FOLDER
+
+    def faults(self) -> list[str]:
+        """The files that are not as the state INSTALLED has them. Byte code does not count: Python writes it at will."""
+        return [change.path for change in self.changes if not change.is_byte_code and digest(self.site / change.path) != change.after]
+
+    def strangers(self) -> list[str]:
+        """Files in the folders that the changes made which no change put there."""
+        known = {change.path for change in self.changes}
+        found = (path for folder in self.folders for path in (self.site / folder).rglob("*") if not path.is_dir() and path.suffix != ".pyc")
+        return sorted({path.relative_to(self.site).as_posix() for path in found} - known)
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file (a link counts by its target's name, as in a tree), "" where there is none, else what it is."""
+    if path.is_symlink():
+        return sha256(b"link to " + str(path.readlink()).encode())
+    if not path.exists():
+        return ""
+    return sha256(path.read_bytes()) if path.is_file() else "no plain file"
+
+
+def read(site: Path) -> Journal | None:
+    """The folder's journal, or None where it has none. Raises Refused where there is one that cannot be understood."""
+    folder = site / FOLDER
+    if not folder.exists() and not folder.is_symlink():
+        return None
+    try:
+        written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        state = State((folder / STATE).read_text(encoding="utf-8").strip())
+        changes = tuple(Change(**change) for change in written["changes"])
+        return Journal(site, state, changes, tuple(written["folders"]), written["record"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(Problem("bad-journal", str(folder), f"is no journal that this tool can read ({type(error).__name__})", "reinstall sglang, then delete that folder")) from None
+
+
+def own_names(changes: Mapping[str, bytes | None], site: Path, notes: Mapping[str, bytes]) -> list[str]:
+    """The files that a finished journal consists of, by their paths below the folder: a RECORD lists them, so that pip
+    removes them with the package."""
+    kept = [f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in changes if digest(site / path)]
+    return [f"{FOLDER}/{name}" for name in [RECORD, STATE, README, *notes, *kept]]
+
+
+def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict, notes: Mapping[str, bytes]) -> Journal:
+    """Write the journal of these changes (path below `site` -> content, or None to remove it; in the order in which they are to
+    be made). The last act puts it in its place, in state INSTALLING; up to then nothing outside of it has been touched.
+
+    notes: further files for the journal's folder. Raises OSError.
+    """
+    aside = site / _PREPARING
+    listed = tuple(Change(path, digest(site / path), "" if content is None else sha256(content)) for path, content in changes.items())
+    journal = Journal(site, State.INSTALLING, listed, tuple(_missing_folders(site, changes)), record)
+    _make_folder(aside, site)
+    for change in listed:
+        if change.before:
+            _keep(aside, site, change)
+        content = changes[change.path]
+        if content is not None:
+            _stage(aside / AFTER / change.path, content, site / change.path, site)
+    written = {"changes": [asdict(change) for change in listed], "folders": journal.folders, "record": record}
+    own = {RECORD: (json.dumps(written, indent=1) + "\n").encode(), STATE: f"{State.INSTALLING}\n".encode(), README: ABOUT.format(site=site).encode()}
+    for name, content in {**notes, **own}.items():
+        _stage(aside / name, content, aside / name, site)
+    for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
+        _sync(folder)
+    os.rename(aside, journal.path)
+    _sync(site)
+    return journal
+
+
+def forward(journal: Journal) -> Journal:
+    """Make every change that is not made yet. Raises Refused where a file is neither as it was nor as it will be."""
+    for folder in journal.folders:
+        if not (journal.site / folder).is_dir():
+            _make_folder(journal.site / folder, journal.site)
+    for change in journal.changes:
+        _place(journal, change)
+    for folder in _touched(journal):
+        _sync(folder)
+    if journal.faults():
+        raise Refused(Problem("edited-install", str(journal.site), f"was changed while it was being patched: {_some(journal.faults())}", "run it again when nobody else writes there"))
+    return finish(_set_state(journal, State.INSTALLED))
+
+
+def finish(journal: Journal) -> Journal:
+    """Remove what an installed journal needs no longer."""
+    shutil.rmtree(journal.path / AFTER, ignore_errors=True)
+    return journal
+
+
+def back(journal: Journal, discard: bool = False) -> None:
+    """Take every change back, and the journal away.
+
+    discard: also where a file has been edited since. Raises Refused, before anything is touched, where a file was edited, where
+    a stranger lies in a folder that must go, or where what was kept is damaged.
+    """
+    _refuse_to_lose(journal, discard)
+    journal = _set_state(journal, State.REMOVING)
+    for change in reversed(journal.changes):
+        target = journal.site / change.path
+        if digest(target) == change.before:
+            continue
+        drop_byte_code(target)
+        if kept := _kept(journal, change):
+            os.replace(kept, target)
+        else:
+            target.unlink()
+    for folder in reversed(journal.folders):
+        _remove_folder(journal.site / folder)
+    for folder in _touched(journal):
+        _sync(folder)
+    wrong = [change.path for change in journal.changes if digest(journal.site / change.path) != change.before]
+    if wrong:
+        raise Refused(Problem("edited-install", str(journal.site), f"was changed while it was being restored: {_some(wrong)}", "run it again when nobody else writes there"))
+    forget(journal)
+
+
+def forget(journal: Journal) -> None:
+    """Take the journal away, and leave the files as they are. Not by renaming it: overlayfs cannot rename a lower layer's folder."""
+    _set_state(journal, State.REMOVED)
+    sweep(journal.site)
+
+
+def sweep(site: Path) -> None:
+    """Remove what a killed run left behind that is of no use any more: a journal not yet in its place, or one that has done its work."""
+    shutil.rmtree(site / _PREPARING, ignore_errors=True)
+    folder = site / FOLDER
+    state = (folder / STATE).read_text(encoding="utf-8").strip() if (folder / STATE).is_file() else None
+    if state == State.REMOVED:
+        for path in folder.iterdir():
+            if path.name != STATE:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (folder / STATE).unlink()
+    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def byte_code(source: Path) -> list[Path]:
+    """What Python has compiled of a module, for every interpreter and level of optimisation."""
+    return sorted((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")) if source.suffix == ".py" else []
+
+
+def drop_byte_code(source: Path) -> None:
+    """Byte code can outlive its source: where it is unchecked, or where size and second of the two sources are the same."""
+    for path in byte_code(source):
+        path.unlink(missing_ok=True)
+
+
+def _place(journal: Journal, change: Change) -> None:
+    target, staged = journal.site / change.path, journal.path / AFTER / change.path
+    now = digest(target)
+    if now == change.after:
+        return
+    if now != change.before and not change.is_byte_code:
+        raise Refused(Problem("edited-install", change.path, "was changed while it was being patched", "`nox -s uninstall -- --discard` takes the rest back"))
+    if not change.after:
+        target.unlink()
+        return
+    if digest(staged) != change.after:
+        raise Refused(Problem("bad-journal", f"{FOLDER}/{AFTER}/{change.path}", "is not the file that was written there", "`nox -s uninstall` goes back to the release"))
+    drop_byte_code(target)
+    os.replace(staged, target)
+
+
+def _refuse_to_lose(journal: Journal, discard: bool) -> None:
+    now = {change.path: digest(journal.site / change.path) for change in journal.changes}
+    edited = [change.path for change in journal.changes if not change.is_byte_code and now[change.path] not in (change.before, change.after)]
+    gone = [change.path for change in journal.changes if now[change.path] != change.before and change.before and not _kept(journal, change)]
+    if gone:
+        raise Refused(Problem("bad-journal", f"{FOLDER}/{BEFORE}", f"does not hold {_some(gone)} as it was", "reinstall sglang, then delete that folder"))
+    if edited and not discard:
+        raise Refused(Problem("edited-install", str(journal.site), f"has edits that would be lost: {_some(edited)}", "keep a copy of them, then the same again with --discard"))
+    if journal.strangers():
+        raise Refused(Problem("strangers", str(journal.site), f"holds files of yours where a folder must go: {_some(journal.strangers())}", "move them away"))
+
+
+def _set_state(journal: Journal, state: State) -> Journal:
+    """Durable before it returns: what follows may rely on it."""
+    file, aside = journal.path / STATE, journal.path / f"{STATE}.new"
+    _write(aside, f"{state}\n".encode())
+    shutil.copystat(file, aside)
+    os.replace(aside, file)
+    _sync(journal.path)
+    return replace(journal, state=state)
+
+
+def _keep(aside: Path, site: Path, change: Change) -> None:
+    """The file as it was: a copy, and a hard link where links can be made (not across owners, nor on every file system)."""
+    original, copy, link = site / change.path, aside / BEFORE / change.path, aside / LINKS / change.path
+    for kept in (copy, link):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    _write(copy, original.read_bytes())
+    _own_as(copy, original)
+    shutil.copystat(original, copy)
+    if digest(copy) != change.before:
+        raise OSError(f"{original} changed while it was read")
+    with suppress(OSError):
+        os.link(original, link, follow_symlinks=False)
+
+
+def _kept(journal: Journal, change: Change) -> Path | None:
+    """Where the file is as it was: the file itself, unless somebody has written to it since, else the copy."""
+    kept = (journal.path / folder / change.path for folder in (LINKS, BEFORE))
+    return next((path for path in kept if change.before and digest(path) == change.before), None)
+
+
+def _stage(path: Path, content: bytes, forerunner: Path, site: Path) -> None:
+    """A new file with the mode, owner and extended attributes of the one it follows, else those of the package's own files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, content)
+    like = forerunner if forerunner.exists() and forerunner != path else _like(site)
+    _own_as(path, like)
+    shutil.copystat(like, path)
+    os.utime(path)
+
+
+def _like(site: Path) -> Path:
+    return next((path for path in (site / "sglang/__init__.py", site / "sglang") if path.exists()), site)
+
+
+def _own_as(path: Path, like: Path) -> None:
+    owner = like.stat()
+    if os.geteuid() == 0 and (path.stat().st_uid, path.stat().st_gid) != (owner.st_uid, owner.st_gid):
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def _make_folder(path: Path, site: Path) -> None:
+    like = site / "sglang"
+    path.mkdir(parents=True, exist_ok=True)
+    _own_as(path, like)
+    shutil.copymode(like, path)
+
+
+def _remove_folder(path: Path) -> None:
+    """A folder that the changes made: strangers have been ruled out, so that only byte code can be left in it."""
+    shutil.rmtree(path / "__pycache__", ignore_errors=True)
+    if path.is_dir():
+        path.rmdir()
+
+
+def _missing_folders(site: Path, changes: Mapping[str, bytes | None]) -> Iterator[str]:
+    parents = {parent.as_posix() for path in changes for parent in Path(path).parents if parent != Path(".")}
+    yield from sorted(parent for parent in parents if not (site / parent).exists())
+
+
+def _touched(journal: Journal) -> list[Path]:
+    folders = {(journal.site / change.path).parent for change in journal.changes} | {(journal.site / folder).parent for folder in journal.folders}
+    return sorted(folder for folder in folders if folder.is_dir())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _some(names: list[str]) -> str:
+    return " ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

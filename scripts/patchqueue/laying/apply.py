@@ -1,0 +1,256 @@
+"""Lay the queue on one pinned release (and take it off again), and prove the result.
+
+pins -> source -> series and guards -> selected patches -> strict replay -> build aside with quilt -> compare with the
+replay, byte for byte -> provenance -> rename into work/<tag>/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import RELEASE
+from ..files import atomic
+from ..files.tree import LISTING, ROOTS, differing, hash_listing, list_folder, listing_text, own_listing, sha256
+from ..outcome import Outcome, Problem, Refused
+from ..queue import series
+from ..queue.lint import lint
+from ..queue.patchfile import Patch
+from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
+from ..upstream import source
+from ..upstream.pins import Pin
+from ..upstream.source import Source
+from . import quilt as quilts
+from .probe import probe
+from .replay import Replay, replay
+from .worktree import Inspection, State, WorkTree, write_patches, write_record
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One patch (all its variants together) in a report. why: its subject where it was laid, else why it was not."""
+
+    patch: str
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an apply or unapply did. rows: every patch of the queue; record: the tree's provenance."""
+
+    pin: Pin
+    outcome: Outcome
+    path: Path
+    rows: tuple[Row, ...]
+    record: dict = field(default_factory=dict)
+
+
+def load_queue(root: Path) -> Queue:
+    """The queue below `root`. Raises Refused with everything that lint has against it, and where a rebase has half written it: no
+    broken queue is ever laid."""
+    if (root / atomic.OF_QUEUE).is_dir():
+        raise Refused(Problem("half-written", "patches/ and series", "are being written by a rebase, or one was killed while it did", "`nox -s rebase -- --continue` finishes it"))
+    queue, problems = series.read(root)
+    problems += lint(root, queue)
+    if problems:
+        raise Refused(problems)
+    return queue
+
+
+def select(queue: Queue, pin: Pin) -> list[Patch]:
+    """The patches for this pin. Raises Refused when there is none and pins.toml does not say why, or says so wrongly."""
+    patches = queue.select(pin.version)
+    if not patches and not pin.no_patches:
+        raise Refused(Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", "correct the guards, or give the reason as no_patches in upstream/pins.toml"))
+    if patches and pin.no_patches:
+        raise Refused(Problem("stale-no-patches", pin.tag, f"pins.toml says there is no patch ({pin.no_patches}), but {patches[0].name} is for it", "remove no_patches"))
+    return patches
+
+
+def overlay_of(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
+    """The overlay files that the selection needs, and with the overlay package its provenance, readable in a server."""
+    files = queue.overlay_for(patches)
+    if not any(path.startswith(PACKAGE) for path in files):
+        return files
+    provenance = {
+        "version": str(pin.version),
+        "release": RELEASE,
+        "queue": _queue_hash({OVERLAY_PATCH: as_patch(files)} | {patch.name: patch.content for patch in patches}),
+        "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in pin.wheels],
+        "tree_before": pin.tree,
+        "patches": [{"name": patch.name, "sha256": sha256(patch.content), "subject": queue.header(patch.name).get("Subject")} for patch in patches],
+        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(files.items())],
+    }
+    return files | {PROVENANCE: (json.dumps(provenance, indent=1) + "\n").encode()}
+
+
+def replay_on(queue: Queue, patches: list[Patch], origin: Source) -> Replay:
+    """The strict replay of the selection on a pristine release."""
+    return replay(patches, overlay_of(queue, patches, origin.pin), origin.read, origin.pin.tag)
+
+
+def stack(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
+    """What quilt pushes, in order: the overlay as one generated patch (where one is needed), then the patches."""
+    overlay = overlay_of(queue, patches, pin)
+    return ({OVERLAY_PATCH: as_patch(overlay)} if overlay else {}) | {patch.name: patch.content for patch in patches}
+
+
+def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = False) -> Report:
+    """Make work/<tag>/ the pinned release with the queue on it.
+
+    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed, when anything at all
+    is wrong: a broken queue, a source that is not the pinned one, a hunk that does not fit, edits that would be lost.
+    """
+    queue = load_queue(root)
+    patches = select(queue, pin)
+    pristine = source.fetch(pin, origin, say)
+    planned = replay_on(queue, patches, pristine)
+    if planned.problems:
+        raise Refused(planned.problems)
+    pushed = stack(queue, patches, pin)
+    tree = WorkTree(root, pin.tag)
+    quilt = quilts.find(source.cache_folder(), say)
+    with tree.locked(say) as lock:
+        found = tree.inspect()
+        made_of = _queue_hash(pushed), changes(queue, patches, pin), pristine.sha256
+        if found.state is State.APPLIED and made_of == (found.record["queue"], found.record.get("changes"), found.record["source"]["sha256"]):
+            return _report(queue, pristine, tree, Outcome.ALREADY_APPLIED, patches, found.record)
+        refuse_to_lose(tree, found, discard)
+        record, listing = _build(tree, queue, patches, pushed, pristine, planned, quilt, lock)
+        tree.finish(listing)
+    outcome = Outcome.APPLIED if patches else Outcome.EMPTY
+    return _report(queue, pristine, tree, outcome, patches, record)
+
+
+def unapply(root: Path, pin: Pin, say: Say) -> Report:
+    """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the pristine tree is back."""
+    tree = WorkTree(root, pin.tag)
+    quilt = quilts.find(source.cache_folder(), say)
+    with tree.locked(say) as lock:
+        found = tree.inspect()
+        if found.state is State.ABSENT:
+            raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"`nox -s apply -- {pin.tag}` makes it"))
+        if found.state is State.UNAPPLIED:
+            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
+        refuse_to_lose(tree, found, discard=False)
+        aside = tree.start(copy=True)
+        (aside / LISTING).unlink(missing_ok=True)
+        quilt.run(aside, "pop", "-a", lock=lock)
+        _remove_empty_folders(aside)
+        listing = list_folder(aside)
+        if hash_listing(listing) != found.record["tree"]["before"]:
+            raise Refused(Problem(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", "popping every patch did not bring the pristine tree back", "`nox -s apply -- --discard` builds it anew"))
+        tree.finish(listing)
+    return Report(pin, Outcome.APPLIED, tree.path, (), record=found.record)
+
+
+def _remove_empty_folders(tree: Path) -> None:
+    """quilt leaves an overlay package's folder behind, and Python would still import that."""
+    for folder in sorted((path for root in ROOTS for path in (tree / root).rglob("*") if path.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
+    """Raise Refused where replacing the tree would lose what the user has in it, unless told to discard that."""
+    where = f"work/{tree.tag}"
+    if found.strangers:
+        raise Refused(Problem("strangers", where, f"holds files of yours: {' '.join(found.strangers[:5])}", "move them out of the tree"))
+    if discard:
+        return
+    if found.state is State.FOREIGN:
+        raise Refused(Problem("foreign-tree", where, "is there, but this tool did not make it", "move it away, or `nox -s apply -- --discard` to replace it"))
+    popped = len(found.record["patches"]) - len(quilts.applied(tree.path)) if found.record else 0
+    if found.state is State.CHANGED and popped and not found.edited_patches:
+        raise Refused(Problem("popped-tree", where, f"{popped} of its {len(found.record['patches'])} patches are popped", f"`quilt push -a` in it, or `nox -s apply -- {tree.tag} --discard`"))
+    if found.state is State.CHANGED:
+        files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
+        shown = " ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+        raise Refused(
+            Problem("edited-tree", where, f"has edits that the queue does not hold: {shown or 'patches partly popped'}", f"`nox -s refresh -- {tree.tag}` writes them back to patches/; `nox -s apply -- {tree.tag} --discard` throws them away")
+        )  # fmt: skip
+
+
+def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str, bytes], pristine: Source, planned: Replay, quilt: quilts.Quilt, lock: int) -> tuple[dict, dict[str, str]]:
+    """Unpack, push, compare: the tree aside is right in every byte when this returns its record and listing."""
+    aside = tree.start()
+    before = pristine.unpack(aside)
+    write_patches(aside, pushed)
+    if pushed:
+        quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
+    if quilts.applied(aside) != list(pushed):
+        raise Refused(Problem("engines-disagree", tree.tag, f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}", "report this"))
+    expected = before | {path: sha256(content) for path, content in planned.files.items()}
+    after = list_folder(aside)
+    if after != expected:
+        raise Refused(Problem("engines-disagree", tree.tag, f"quilt and the replay made different files: {' '.join(differing(after, expected)[:5])}", "report this"))
+    origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
+    record = record_of(queue, patches, pristine.pin, origin, before, after)
+    write_record(aside, record)
+    if PROVENANCE in after:
+        (aside / LISTING).write_text(listing_text(own_listing(after)))
+    return record, after
+
+
+def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, str], before: dict[str, str], after: dict[str, str]) -> dict:
+    """A patched tree's provenance. origin: what it was made of (kind, name, sha256); before, after: the tree's listings."""
+    pushed = stack(queue, patches, pin)
+    return {
+        "version": str(pin.version),
+        "tag": pin.tag,
+        "source": origin,
+        "queue": _queue_hash(pushed),
+        "changes": changes(queue, patches, pin),
+        "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
+        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(overlay_of(queue, patches, pin).items())],
+        "tree": {"before": hash_listing(before), "after": hash_listing(after), "listing": hash_listing(own_listing(after))},
+    }
+
+
+def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
+    """What a record of this selection names as `queue`: it changes with every patch, header included, and overlay file in it."""
+    return _queue_hash(stack(queue, patches, pin))
+
+
+def changes(queue: Queue, patches: list[Patch], pin: Pin) -> str:
+    """What the selection does to a release, as evidence names it: over the pinned tree, the overlay's files and the patches'
+    diffs, in order.
+
+    Their headers and names are not in it, so that a patch can be submitted, described better or shared with another release
+    without making what was measured stale.
+    """
+    files = [f"{path} {sha256(content)}" for path, content in sorted(queue.overlay_for(patches).items())]
+    return "sha256:" + sha256("\n".join([pin.tree, *files, *(sha256(patch.diff.encode()) for patch in patches)]).encode())
+
+
+def tree_after(queue: Queue, patches: list[Patch], pristine: Source) -> str:
+    """The hash that the tree has with this selection on it, from the replay alone."""
+    planned = replay_on(queue, patches, pristine)
+    if planned.problems:
+        raise Refused(planned.problems)
+    return hash_listing(pristine.listing() | {path: sha256(content) for path, content in planned.files.items()})
+
+
+def _queue_hash(pushed: dict[str, bytes]) -> str:
+    """The identity of what is laid on one release: names and contents, in order."""
+    return "sha256:" + sha256("".join(f"{sha256(content)}  {name}\n" for name, content in pushed.items()).encode())
+
+
+def _report(queue: Queue, pristine: Source, tree: WorkTree, outcome: Outcome, patches: list[Patch], record: dict) -> Report:
+    selected = {queue.base(patch.name) for patch in patches}
+    rows = []
+    for finding in probe(queue, pristine.pin, pristine.read):
+        header = queue.header(finding.patch)
+        if finding.patch in selected:
+            rows.append(Row(finding.patch, outcome, header.get("Subject")))
+        elif finding.outcome is Outcome.MERGED_UPSTREAM:
+            merged = header.get("Upstream-Status").partition("Merged ")[2]
+            rows.append(Row(finding.patch, finding.outcome, f"since {merged}" if merged else "the release has it"))
+        else:
+            rows.append(Row(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given"))
+    return Report(pristine.pin, outcome, tree.path, tuple(rows), record)

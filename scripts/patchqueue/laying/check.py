@@ -1,0 +1,71 @@
+"""The whole queue against every pin, in memory: lint, strict replay, and what upstream has merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from ..outcome import Outcome, Problem, Refused
+from ..queue import series
+from ..queue.lint import lint
+from ..queue.series import Queue
+from ..upstream import source
+from ..upstream.pins import Pin
+from ..upstream.source import Source
+from .apply import replay_on, select
+from .probe import Finding, probe
+from .replay import Step
+
+
+@dataclass(frozen=True)
+class PinReport:
+    """One pin: what the replay made of each selected patch, where every patch stands upstream, and all problems."""
+
+    pin: Pin
+    steps: tuple[Step, ...]
+    findings: tuple[Finding, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        bad = [step.outcome for step in self.steps if not step.outcome.good]
+        return bad[0] if bad else Outcome.APPLIED if self.steps else Outcome.EMPTY
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """pins: one report each. problems: those of the queue itself, found before any pin was looked at."""
+
+    pins: tuple[PinReport, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def all_problems(self) -> tuple[Problem, ...]:
+        return (*self.problems, *(problem for report in self.pins for problem in report.problems))
+
+
+def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[str], None]) -> CheckReport:
+    """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be had."""
+    queue, problems = series.read(root)
+    problems += lint(root, queue)
+    with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
+        sources = list(threads.map(lambda pin: source.fetch(pin, origin, say), pins))
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as processes:  # reading their directories does not
+        reports = processes.map(partial(_one, queue), sources)
+        return CheckReport(tuple(reports), tuple(problems))
+
+
+def _one(queue: Queue, pristine: Source) -> PinReport:
+    pin = pristine.pin
+    findings = tuple(probe(queue, pin, pristine.read))
+    problems = [finding.problem for finding in findings if finding.problem]
+    try:
+        patches = select(queue, pin)
+    except Refused as refusal:
+        return PinReport(pin, (), findings, (*problems, *refusal.problems))
+    replayed = replay_on(queue, patches, pristine)
+    return PinReport(pin, replayed.steps, findings, (*replayed.problems, *problems))

@@ -1,0 +1,92 @@
+"""Run tests/gpu on this host: on the built wheel's own files, in an environment made for them or in the one at hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+from ..environments.lock import LockFailed, find_uv, quiet_uv, until
+from ..files.locking import locked
+from ..outcome import Problem, Refused
+from ..upstream.pins import Pin
+from ..wheels import build
+
+FOLDER = Path("dist/gpu")
+TESTS = Path("tests/gpu")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a run. result: the file it wrote, or None where it wrote none."""
+
+    pin: Pin
+    code: int
+    result: Path | None
+
+
+def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], origin: str | None, words: Sequence[str], say: Say, out: Path | None = None) -> Ran:
+    """Build the release's wheel and run tests/gpu/<script>.py on it, with its output passed on.
+
+    here: the interpreter to run it in, with the folders `sites` of packages; empty: in an environment of the release's own.
+    out: a new folder for the result, so that several runs of one release can go on beside each other (default: dist/gpu/<tag>).
+    """
+    if out and out.is_dir() and any(out.iterdir()):
+        raise Refused(Problem("not-empty", str(out), "holds files already", "name a new folder with --out"))
+    built = build.build(root, pin, build.Target.here(), origin, root / "dist", say)
+    folder = root / FOLDER / pin.tag
+    if here:
+        python, tree = here, unpack(built.path, (out or folder) / "tree")
+    else:
+        with locked(root / FOLDER / f"{pin.tag}.lock", say):
+            python, tree = environment(pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env", say)
+    out = out or folder / script
+    if out.parent == folder:
+        rmtree(out, ignore_errors=True)
+    command = [python, str(root / TESTS / f"{script}.py"), "--out", str(out.absolute()), "--tree", str(tree.absolute())]
+    command += [word for site in sites for word in ("--site", str(site.absolute()))]
+    code = subprocess.run([*command, *words]).returncode
+    result = out / ("bench.json" if script == "bench" else "evidence.json")
+    return Ran(pin, code, result if result.is_file() else None)
+
+
+def unpack(wheel: Path, folder: Path) -> Path:
+    """The wheel's files in a folder of their own."""
+    rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tuple[str, Path]:
+    """(python, its site-packages) with the wheel and all that it requires: as in the release's lock, and what that leaves
+    out (CUDA's libraries, kernels built ahead) as the index stood on the pin's day.
+
+    Made once for each wheel. Raises Refused with uv's words where the host cannot have it.
+    """
+    locked = ["--constraint", str(lock)] if lock.is_file() else []
+    python = folder / "bin/python"
+    mark = folder / f"{wheel.name}.{build.source.file_sha256(wheel)[:16]}"
+    if not mark.is_file():
+        say(f"making {pin.tag}'s own environment (several GB, once)")
+        _uv("venv", "--quiet", "--clear", "--python", f"{sys.version_info.major}.{sys.version_info.minor}", str(folder))
+        _uv("pip", "install", "--quiet", "--no-config", "--prerelease=allow", "--exclude-newer", until(pin.resolve_as_of), *locked, "--python", str(python), str(wheel))
+        mark.touch()
+    asked = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True)
+    return str(python), Path(asked.stdout.strip())
+
+
+def _uv(*words: str) -> None:
+    try:
+        done = subprocess.run([find_uv(), *words], env=quiet_uv(os.environ), capture_output=True, text=True)
+    except LockFailed as failure:
+        raise Refused(Problem("no-uv", "gpu", failure.what, failure.next_step)) from None
+    if done.returncode:
+        raise Refused(Problem("no-environment", "gpu", done.stderr.strip()[-1500:], "`--here --site FOLDER` runs in the interpreter at hand; see `nox -s bundle`"))

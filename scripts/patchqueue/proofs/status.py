@@ -1,0 +1,218 @@
+"""The support matrix: what was proven where, and why the rest was not. Made from the queue and evidence/ alone."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from ..laying.apply import changes, load_queue
+from ..outcome import Problem, Refused
+from ..queue.series import Queue
+from ..upstream.pins import Pin, Pins
+from .evidence import BREAKABLE, FOLDER, facts, harness, put
+
+README, BEGIN, END = Path("README.md"), "<!-- status -->\n", "<!-- /status -->"
+GONE = {">=0.5.22": "the piecewise graph is gone upstream"}
+NO_BREAKABLE = {"<0.5.11": "the release has no breakable graph"}
+
+
+class State(str, enum.Enum):
+    """What is known about one feature on one release."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
+    STALE = "stale"
+    NOT_RUN = "not run"
+    UPSTREAM = "upstream"
+    NOT_APPLICABLE = "not applicable"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One mode of one family of models. brings: the patches that bring it; repairs: those without which it dies or answers wrongly.
+
+    models, mode: what tests/gpu must have run to prove it; never: where it cannot be, unless the queue has a patch for it
+    there; upstream: the first release that has it of its own accord; empty: as the header of the first that brings it says.
+    """
+
+    brings: tuple[str, ...]
+    repairs: tuple[str, ...]
+    models: tuple[str, ...]
+    mode: str
+    never: dict[str, str] = field(default_factory=dict)
+    upstream: str = ""
+
+
+ALWAYS = "0"  # "upstream" of what every pinned release has
+SPARSE = ("deepseek-v32", "deepseek-v32-fp8", "glm-5")
+NEMOTRON, QWEN, LLAMA = ("nemotron-h", "nemotron-h-moe"), ("qwen3-next",), ("llama",)
+SPLIT_MAMBA2, SPLIT_GDN = ("nemotron-h/split-mamba2.patch",), ("qwen3-next/split-gdn.patch",)
+TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op.patch"
+EMBEDS = "breakable/pass-embeds-by-name.patch"
+BREAKABLE_BRINGS = ("breakable/run-on-older-releases.patch", "breakable/capture-layer-stack.patch")
+BREAKABLE_SINCE = "0.5.12"
+
+
+def _breakable(models: tuple[str, ...], repairs: tuple[str, ...]) -> tuple[Feature, ...]:
+    return (Feature(BREAKABLE_BRINGS, repairs, models, BREAKABLE, NO_BREAKABLE, BREAKABLE_SINCE),)
+
+
+def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], eager: tuple[str, ...], inductor: tuple[str, ...], upstream: str = "") -> tuple[Feature, ...]:
+    return tuple(Feature(brings, repairs, models, mode, GONE, upstream) for mode, repairs in (("piecewise", eager), ("piecewise-inductor", inductor)))
+
+
+# The tables, by title, and their columns. A column of two features shows both states, or one where they are the same.
+TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
+    "Piecewise graph, by compiler: eager / inductor": {
+        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("piecewise/zero-padded-attention-rows.patch",), ("piecewise/zero-padded-attention-rows.patch", TORCH, MOE)),
+        "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (), (TORCH, MOE)),
+        "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
+    },
+    "Piecewise graph, sparse attention (eager compiler only)": {
+        "DeepSeek-V3.2, GLM-5": (Feature(("nsa/split-indexer-and-attention.patch",), (), SPARSE, "piecewise", GONE),),
+    },
+    "Breakable graph": {
+        "NemotronH": _breakable(NEMOTRON, (EMBEDS,)),
+        "Qwen3-Next": _breakable(QWEN, (EMBEDS, "breakable/break-at-linear-attention.patch")),
+        "dense GQA (Llama)": _breakable(LLAMA, ()),
+    },
+}
+FEATURES = tuple(feature for columns in TABLES.values() for column in columns.values() for feature in column)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One feature on one release."""
+
+    state: State
+    reason: str
+
+
+def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
+    """A row of cells for each pin, newest first. Raises Refused where the queue is broken."""
+    queue = load_queue(root)
+    return [(pin, [cell(root, queue, pin, feature) for feature in FEATURES]) for pin in reversed(pins.all)]
+
+
+def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
+    """What is known: from evidence where there is some, else from the queue. The best of several GPUs, and what the others said."""
+    best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
+    known = [judged for file in evidence(root, pin) if (judged := judge(file, queue, pin, feature, harness(root)))]
+    if not known:
+        return expected(queue, pin, feature)
+    first, *others = sorted(known, key=lambda one: best.index(one.state))
+    said = [f"{one.state} {one.reason}" for one in others if one.state in (State.PROVEN, State.FAILED)]
+    return Cell(first.state, "; ".join([first.reason, *said]))
+
+
+def evidence(root: Path, pin: Pin) -> list[dict]:
+    """What GPU hosts found about a release."""
+    files = sorted(file for file in (root / FOLDER / str(pin.version)).glob("*.json") if not file.name.endswith(".bench.json"))
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
+    """What the runs on one kind of GPU say about a feature; None where they did not try it on every model. rules: the harness of today."""
+    runs = [(run, facts(found, run)) for run in found["runs"] if run["mode"] == feature.mode and run["model"] in feature.models]
+    if {run["model"] for run, _ in runs} != set(feature.models) or any(run["verdict"] == "not run" for run, _ in runs):
+        return None
+    then = _verdict(runs, rules)
+    now = changes(queue, queue.select(pin.version), pin)
+    earlier = sorted(one["date"] for _, one in runs if one["changes"] != now)
+    if earlier:
+        return Cell(State.STALE, f"the queue has changed since the run of {earlier[0]}, which said {then.state}: {then.reason}")
+    return then
+
+
+def _verdict(runs: Sequence[tuple[dict, dict]], rules: str) -> Cell:
+    """What runs say, each with the facts that it was made under."""
+    places = [place(one) + ("" if one["harness"] == rules else ", by an earlier harness") for _, one in runs]
+    where = "; ".join(dict.fromkeys(places))
+    refused = [run for run, _ in runs if run["verdict"] == "not applicable"]
+    if refused:
+        return Cell(State.NOT_APPLICABLE, refused[0]["why"])
+    for there, (run, _) in zip(places, runs):
+        if run["verdict"] != "passed":
+            return Cell(State.FAILED, f"{there}: {run['model']}: {run['why']}")
+    checked = [(there, one["lifetimes"]) for there, (run, one) in zip(places, runs) if run["mode"] == BREAKABLE]
+    for there, lifetimes in checked:
+        if lifetimes and lifetimes["verdict"] != "passed":
+            return Cell(State.FAILED, f"{there}: lifetimes: {lifetimes['verdict']}: {lifetimes['why']}")
+    missing = any(lifetimes is None for _, lifetimes in checked)
+    return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run" if missing else where)
+
+
+def place(found: dict) -> str:
+    """Where a run was, and how far that is from what the release asks for."""
+    torch = found["torch"]
+    text = f"on {found['gpu']['name']} with torch {torch['version'].partition('+')[0]}"
+    if torch["off_pin"]:
+        text += f", off the release's pin {torch['pinned']}"
+    return text + (f", kernels {found['kernel']['package']}" if found.get("kernel") else "")
+
+
+def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
+    """What the queue alone says about a feature on a release."""
+    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    for verb, patches in (("brings", feature.brings), ("repairs", feature.repairs)):
+        if selected.intersection(patches):
+            return Cell(State.NOT_RUN, f"the queue {verb} it; `nox -s gpu -- {pin.tag}` on a GPU would prove it")
+    reasons = [reason for specifier, reason in feature.never.items() if SpecifierSet(specifier).contains(pin.version, prereleases=True)]
+    if reasons:
+        return Cell(State.NOT_APPLICABLE, reasons[0])
+    headers = [queue.patches[name].header for name in feature.brings]
+    merged = [found[1] for header in headers if (found := re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status")))]
+    since = feature.upstream or (merged[0] if merged else "")
+    if since and pin.version >= Version(since):
+        return Cell(State.UPSTREAM, f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}; not run here")
+    gaps = [gap.reason for header in headers for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
+    return Cell(State.NOT_APPLICABLE, gaps[0] if gaps else "no patch brings it there")
+
+
+def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
+    """The matrix as tables; the numbers in them lead to the reasons below them."""
+    reasons: list[Cell] = []
+
+    def shown(pin: Pin, cell: Cell) -> str:
+        told = Cell(cell.state, cell.reason.replace(f"-- {pin.tag}", "-- RELEASE"))
+        if told not in reasons:
+            reasons.append(told)
+        return f"{cell.state} ({reasons.index(told) + 1})"
+
+    lines: list[str] = []
+    left = {pin.tag: iter(cells) for pin, cells in rows}  # in the order of FEATURES, which is that of the tables
+    for title, columns in TABLES.items():
+        lines += [f"{title}:", "", f"| release | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+        for pin, _ in rows:
+            states = [" / ".join(dict.fromkeys(shown(pin, next(left[pin.tag])) for _ in column)) for column in columns.values()]
+            lines.append(f"| {pin.version} | {' | '.join(states)} |")
+        lines.append("")
+    return "\n".join([*lines, *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1))]) + "\n"
+
+
+def in_readme(text: str, matrix: str) -> str:
+    """The README with the matrix between its markers. Raises Refused where it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise Refused(Problem("no-markers", str(README), "has no place for the matrix", f"put {BEGIN.strip()} and {END} where it belongs"))
+    return before + BEGIN + matrix + END + after
+
+
+def write(root: Path, pins: Pins) -> bool:
+    """Put the matrix into the README. Returns whether that changed it."""
+    file = root / README
+    text = file.read_text(encoding="utf-8")
+    new = in_readme(text, markdown(matrix(root, pins)))
+    put(file, new)
+    return new != text

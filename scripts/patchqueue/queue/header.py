@@ -1,0 +1,177 @@
+"""A patch's header: DEP-3 style fields, their rules as data, and the same rules as documentation.
+
+The rules are one table (after SUSE kernel-source's header.py): `problems` checks with it, `documentation` prints it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from email import message_from_string
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from ..outcome import Problem
+
+VERSION = r"\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?"
+TREE_PATH = r"(?:python/sglang|test)/[^\s:]+"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One header field. pattern must match the whole value (continuation lines joined by \\n)."""
+
+    field: str
+    pattern: str
+    meaning: str
+    required: bool = True
+    repeats: bool = False
+
+
+RULES = (
+    Rule("Subject", r"[A-Z][^\n]{7,71}", "what the patch does, imperative, 8 to 72 characters, a capital first; a commit's subject later"),
+    Rule("Description", r"(?s).{20,}", "why: what a user saw without it; continuation lines begin with a space, ` .` is an empty line"),
+    Rule("Origin", r"own|upstream, sglang#\d+(?:, sglang#\d+)*", "`own`, or `upstream, sglang#N` for the pull request whose feature it brings"),
+    Rule("Upstream-Status", rf"Merged {VERSION}|Pending|Submitted #\d+|Inappropriate: .+", "`Merged X.Y.Z` (first release that has it), `Pending`, `Submitted #n`, or `Inappropriate: reason`"),
+    Rule("Probe", rf"{TREE_PATH} :: \S[^\n]*", "how to see that a tree has the change: `PATH :: TEXT` (white space folded) or `PATH :: /REGEX/`; any one that matches is enough", repeats=True),
+    Rule("Gap", r"[^:]+: .{10,}(?s:.*)", "`SPECIFIER: reason`: releases outside the guard that lack the change, and why it is not offered there", required=False, repeats=True),
+    Rule("Overlay", r"none|[^\s,]+(?:,\s+[^\s,]+)*", "the overlay files it needs, as paths below overlay/ (or folders, ending in /), or `none`"),
+    Rule("Needs", r"[^\s,@]+\.patch(?:,\s+[^\s,@]+\.patch)*", "the patches that a pull request of this one has to stand on", required=False),
+    Rule("Test", r"tests/[^\s,]+\.py(?:,\s+tests/[^\s,]+\.py)*", "the tests that fail without it"),
+)  # fmt: skip
+VARIANT_RULES = (
+    Rule("Variant-Of", r"[^\s@]+\.patch", "the patch whose header this one shares: same stem, without the @"),
+    Rule("Description", r"(?s).{20,}", "how the variant differs, where it is more than the line numbers", required=False),
+)
+
+
+@dataclass(frozen=True)
+class ProbeLine:
+    """`Probe: path :: text`. is_regex: text is a Python regular expression for the raw file."""
+
+    path: str
+    text: str
+    is_regex: bool
+
+    def matches(self, content: str) -> bool:
+        if self.is_regex:
+            return re.search(self.text, content, re.DOTALL | re.MULTILINE) is not None
+        return " ".join(self.text.split()) in " ".join(content.split())
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Releases that lack a change and do not get the patch, with the reason."""
+
+    releases: SpecifierSet
+    reason: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """A parsed header: every field's values in order, as written (continuation lines joined by \\n)."""
+
+    fields: tuple[tuple[str, str], ...]
+
+    def all(self, name: str) -> tuple[str, ...]:
+        return tuple(value for field, value in self.fields if field == name)
+
+    def get(self, name: str) -> str:
+        """The field's first value, or "" where it has none."""
+        return next(iter(self.all(name)), "")
+
+    @property
+    def is_variant(self) -> bool:
+        return bool(self.get("Variant-Of"))
+
+    @property
+    def probes(self) -> tuple[ProbeLine, ...]:
+        return tuple(_probe(value) for value in self.all("Probe"))
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Raises InvalidSpecifier where `problems` would have named one."""
+        split = (value.partition(":") for value in self.all("Gap"))
+        return tuple(Gap(SpecifierSet(left.strip()), " ".join(right.split())) for left, _, right in split)
+
+    @property
+    def overlay(self) -> tuple[str, ...]:
+        return _names(self.get("Overlay"))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return _names(self.get("Needs"))
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        return _names(self.get("Test"))
+
+
+def parse(text: str) -> tuple[Header, list[str]]:
+    """The header in `text` (everything before the first diff line), and what is unreadable in it."""
+    message = message_from_string(text)
+    complaints = [type(defect).__name__ for defect in message.defects]
+    if message.get_unixfrom():
+        complaints.append(f"a mail's first line: {message.get_unixfrom()!r}")
+    body = message.get_payload()
+    if isinstance(body, str) and body.strip():
+        complaints.append(f"text that belongs to no field: {body.strip().splitlines()[0]!r}")
+    return Header(tuple((name, _unfold(value)) for name, value in message.items())), complaints
+
+
+def problems(where: str, header: Header) -> list[Problem]:
+    """Every way in which the header breaks the rules."""
+    rules = VARIANT_RULES if header.is_variant else RULES
+    found = []
+    for rule in rules:
+        values = header.all(rule.field)
+        if rule.required and not values:
+            found.append(Problem("missing-field", where, f"has no {rule.field}: {rule.meaning}"))
+        if len(values) > 1 and not rule.repeats:
+            found.append(Problem("repeated-field", where, f"has {len(values)} {rule.field} fields"))
+        for value in values:
+            if not re.fullmatch(rule.pattern, value):
+                found.append(Problem("bad-field", where, f"{rule.field} is {value!r}; it is {rule.meaning}"))
+    known = {rule.field for rule in rules}
+    found += [
+        Problem("unknown-field", where, f"{name} is no field of a {'variant' if header.is_variant else 'patch'}")
+        for name, _ in header.fields
+        if name not in known
+    ]
+    return found or _bad_values(where, header)
+
+
+def documentation() -> str:
+    """The rules as a Markdown table, for the README."""
+    rows = [f"| `{rule.field}`{'' if rule.required else ' (optional)'}{' …' if rule.repeats else ''} | {rule.meaning} |" for rule in RULES]
+    return "\n".join(["| field | what it says |", "|---|---|", *rows, f"| `Variant-Of` | (variants, instead of all that) {VARIANT_RULES[0].meaning} |"])
+
+
+def _bad_values(where: str, header: Header) -> list[Problem]:
+    found = []
+    try:
+        header.gaps
+    except InvalidSpecifier as error:
+        found.append(Problem("bad-field", where, f"Gap: {error}"))
+    for probe in header.probes:
+        try:
+            re.compile(probe.text if probe.is_regex else "")
+        except re.error as error:
+            found.append(Problem("bad-field", where, f"Probe: {probe.text!r} is no regular expression: {error}"))
+    return found
+
+
+def _unfold(value: str) -> str:
+    lines = value.strip().splitlines()
+    return "\n".join([*lines[:1], *("" if line.strip() == "." else line.strip() for line in lines[1:])])
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return () if value in ("none", "") else tuple(name.strip() for name in value.split(","))
+
+
+def _probe(value: str) -> ProbeLine:
+    path, _, text = value.partition(" :: ")
+    text = text.strip()
+    is_regex = len(text) > 2 and text.startswith("/") and text.endswith("/")
+    return ProbeLine(path.strip(), text[1:-1] if is_regex else text, is_regex)

@@ -1,0 +1,89 @@
+"""Rules about the queue as a whole that need no upstream tree; those of one patch's form are in patchfile.py."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from ..outcome import Problem
+from .series import FILE, PROVENANCE, Queue, overlapping
+
+
+def lint(root: Path, queue: Queue) -> list[Problem]:
+    """What is wrong with the series' guards, the variants and the overlay taken together."""
+    return [*_guards(queue), *_variants(queue), *_overlay(root, queue), *_tests(root, queue)]
+
+
+def _guards(queue: Queue) -> list[Problem]:
+    return [
+        Problem("overlapping-variants", f"{FILE}:{b.line}", f"{a.name} ({a.text}) and {b.name} ({b.text}) are both for {version}")
+        for a, b, version in overlapping(queue.entries)
+    ]
+
+
+def _variants(queue: Queue) -> list[Problem]:
+    found = []
+    for entry in queue.entries:
+        patch = queue.patches.get(entry.name)
+        if patch is None:
+            continue
+        names = patch.header.get("Variant-Of")
+        if (entry.base != entry.name) != patch.header.is_variant or (names and names != entry.base):
+            found.append(Problem("bad-variant", f"patches/{entry.name}", f"its file name says {entry.base}, its Variant-Of {names or 'nothing'}", "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`"))
+        elif names and names not in queue.patches:
+            found.append(Problem("bad-variant", f"patches/{entry.name}", f"there is no readable patches/{names} whose header it could share"))
+    return found
+
+
+def _overlay(root: Path, queue: Queue) -> list[Problem]:
+    found = [Problem("unnamed-overlay", f"overlay/{path}", "no patch's Overlay names it") for path in queue.unnamed_overlay()]
+    for path in sorted((root / "overlay").rglob("*")):
+        if path.is_symlink():
+            found.append(Problem("symlink", path.relative_to(root).as_posix(), "an overlay file is a plain file"))
+    for path, content in queue.overlay.items():
+        where = f"overlay/{path}"
+        if path == PROVENANCE:
+            found.append(Problem("reserved-name", where, "is written by the tool itself, for each tree", "choose another name"))
+        if not path.startswith(("python/sglang/", "test/")):
+            found.append(Problem("bad-path", where, "lies outside python/sglang/ and test/"))
+        if re.search(r'[\s"\\\x00-\x1f]', path):
+            found.append(Problem("bad-path", where, "has white space, a quote, a backslash or a control character, which no patch can name"))
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError:
+            found.append(Problem("not-utf-8", where, "is not UTF-8 text"))
+            continue
+        if "\r" in text:
+            found.append(Problem("crlf", where, "has carriage returns", "save it with LF line ends"))
+        elif not text.endswith("\n"):
+            found.append(Problem("overlay-form", where, "is empty, or its last line has no line end", "give it at least a docstring"))
+    for name in sorted(queue.patches):
+        for wanted in queue.header(name).overlay:
+            if not any(path == wanted or (wanted.endswith("/") and path.startswith(wanted)) for path in queue.overlay):
+                found.append(Problem("missing-overlay", f"patches/{name}", f"needs overlay/{wanted}, which is not there"))
+        laid = queue.overlay_for([queue.patches[name]])
+        for path, content in sorted(laid.items()):
+            for missing in sorted(_imported(path, content) & queue.overlay.keys() - laid.keys()):
+                found.append(Problem("unclosed-overlay", f"patches/{name}", f"its Overlay names {path}, which imports {missing}, but not that", "name it too, or the folder"))
+    return found
+
+
+def _imported(path: str, content: bytes) -> set[str]:
+    """The files beside `path` that it imports where it begins: `from . import name`, `from .name import …`."""
+    try:
+        tree = ast.parse(content) if path.endswith(".py") else ast.Module([], [])
+    except (SyntaxError, ValueError):
+        return set()  # said elsewhere, or by Python
+    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    names = [name for node in froms for name in ([node.module] if node.module else [alias.name for alias in node.names])]
+    return {f"{path.rpartition('/')[0]}/{name}.py" for name in names}
+
+
+def _tests(root: Path, queue: Queue) -> list[Problem]:
+    return [
+        Problem("missing-test", f"patches/{name}", f"its Test {test} is not there")
+        for name, patch in sorted(queue.patches.items())
+        for test in patch.header.tests
+        if not (root / test).is_file()
+    ]

@@ -1,0 +1,186 @@
+"""The queue: the ordered series with its guards, the patches it names, and the overlay files they need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from ..files.tree import is_part_of_tree
+from ..outcome import Problem
+from . import patchfile
+from .header import Header
+from .patchfile import Patch
+
+FILE = Path("series")
+OVERLAY_PATCH = "overlay.patch"  # the overlay, as quilt sees it: one patch that makes new files, generated for each tree
+
+PACKAGE = "python/sglang/srt/prefill_graph/"  # the overlay's own package
+PROVENANCE = PACKAGE + "provenance.json"  # generated for each tree: what it was made of, without a date or a place
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the series. name: path below patches/; guard: the sglang releases it is for, text: as written; line: 1-based."""
+
+    name: str
+    guard: SpecifierSet
+    text: str
+    line: int
+
+    @property
+    def base(self) -> str:
+        """The name that all variants of this patch share: `nsa/route-indexer@0.5.8.patch` -> `nsa/route-indexer.patch`."""
+        return re.sub(r"@[^/]*\.patch$", ".patch", self.name)
+
+    def is_for(self, version: Version) -> bool:
+        return self.guard.contains(version, prereleases=True)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Everything the project lays on a release. overlay: path in the tree -> content."""
+
+    entries: tuple[Entry, ...]
+    patches: dict[str, Patch]
+    overlay: dict[str, bytes]
+
+    def select(self, version: Version) -> list[Patch]:
+        """The patches for one release, in the series' order."""
+        return [self.patches[entry.name] for entry in self.entries if entry.name in self.patches and entry.is_for(version)]
+
+    def base(self, patch: str) -> str:
+        """The name that all variants of a patch share."""
+        return next(entry.base for entry in self.entries if entry.name == patch)
+
+    def header(self, patch: str) -> Header:
+        """A patch's own header, or, for a variant, that of the patch it is a variant of."""
+        own = self.patches[patch].header
+        base = self.patches.get(own.get("Variant-Of"))
+        return base.header if base else own
+
+    def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
+        """The overlay files that these patches need."""
+        wanted = [name for patch in patches for name in self.header(patch.name).overlay]
+        return {path: content for path, content in self.overlay.items() if any(_names(name, path) for name in wanted)}
+
+    def unnamed_overlay(self) -> list[str]:
+        """Overlay files that no patch says it needs."""
+        return sorted(self.overlay.keys() - self.overlay_for(self.patches.values()).keys())
+
+
+def read(root: Path) -> tuple[Queue, list[Problem]]:
+    """The queue below `root`, as far as it is readable, and everything that is wrong with the series itself."""
+    try:
+        text = (root / FILE).read_bytes().decode("utf-8")  # not read_text: it turns CRLF into LF unseen
+    except OSError:
+        return Queue((), {}, {}), [Problem("no-series", str(FILE), "does not exist, or is no file", f"run it in the project's folder, not {root}")]
+    except UnicodeDecodeError as error:
+        return Queue((), {}, {}), [Problem("not-utf-8", str(FILE), f"byte {error.start} is not UTF-8")]
+    entries, problems = parse(text)
+    patches = {}
+    for entry in entries:
+        path = root / "patches" / entry.name
+        if not path.is_file() or path.is_symlink():
+            problems.append(Problem("missing-patch", f"{FILE}:{entry.line}", f"patches/{entry.name} is not there, or is no plain file"))
+            continue
+        patch, wrong = patchfile.read(entry.name, path.read_bytes())
+        problems += wrong
+        if patch:
+            patches[entry.name] = patch
+    listed = {entry.name for entry in entries}
+    for path in sorted((root / "patches").rglob("*")):
+        name = path.relative_to(root / "patches").as_posix()
+        if path.is_file() and name not in listed:
+            problems.append(Problem("unlisted-file", f"patches/{name}", "is not in the series", "add a line `PATH  # GUARD` to series, or remove the file"))
+    return Queue(tuple(entries), patches, read_overlay(root / "overlay")), problems
+
+
+def read_overlay(folder: Path) -> dict[str, bytes]:
+    """The overlay's files, by the path they get in the tree."""
+    files = ((path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file())
+    return {name: path.read_bytes() for name, path in files if is_part_of_tree(name) and not path.name.startswith(".git")}
+
+
+def parse(text: str) -> tuple[list[Entry], list[Problem]]:
+    """The entries of a series file, and the lines that are none.
+
+    >>> entries, problems = parse("a/b.patch  # >=0.5.6,<0.5.10\\n")
+    >>> entries[0].name, entries[0].text, problems
+    ('a/b.patch', '>=0.5.6,<0.5.10', [])
+    """
+    entries: list[Entry] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{FILE}:{number}"
+        if "\r" in line:
+            problems.append(Problem("crlf", where, "has a carriage return", "save it with LF line ends"))
+            continue
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, hash_sign, guard_text = (part.strip() for part in line.partition(" #"))
+        if not _is_patch_name(name):
+            problems.append(Problem("bad-path", where, f"{name!r} is not like topic/verb-object.patch, below patches/"))
+            continue
+        if name in (entry.name for entry in entries):
+            problems.append(Problem("duplicate", where, f"{name} is listed twice"))
+            continue
+        if not hash_sign or not guard_text:
+            problems.append(Problem("empty-guard", where, f"{name} has no guard", "write the releases it is for: `PATH  # >=0.5.9,<0.5.10`"))
+            continue
+        try:
+            entries.append(Entry(name, SpecifierSet(guard_text), guard_text, number))
+        except InvalidSpecifier:
+            problems.append(Problem("bad-guard", where, f"{guard_text!r} is no PEP 440 specifier"))
+            continue
+        if "===" in guard_text:
+            entries.pop()
+            problems.append(Problem("bad-guard", where, f"{guard_text!r} compares text; a guard is a range", "write == for one release"))
+    return entries, problems
+
+
+def overlapping(entries: Sequence[Entry]) -> list[tuple[Entry, Entry, Version]]:
+    """Pairs of variants of one patch whose guards both take some release, with that release.
+
+    Two sets of ranges overlap only where one of their bounds lies, or right beside it; so those are all that is tried.
+    """
+    pairs = [(a, b) for n, a in enumerate(entries) for b in entries[n + 1 :] if a.base == b.base]
+    found = []
+    for a, b in pairs:
+        both = [version for version in _around([*a.guard, *b.guard]) if a.is_for(version) and b.is_for(version)]
+        found += [(a, b, min(both))] if both else []
+    return found
+
+
+def _around(specifiers) -> list[Version]:
+    bounds = [Version(re.sub(r"(\.\*)?$", "", spec.version)) for spec in specifiers] or [Version("0")]
+    nearby = ["0", *map(str, bounds)]
+    nearby += [f"{bound.base_version}{end}" for bound in bounds for end in ("", ".post1", ".post9", "rc1", ".1")]
+    nearby += [f"{bound.major}.{bound.minor}.{bound.micro + step}" for bound in bounds for step in (-1, 1) if bound.micro + step >= 0]
+    nearby += [f"{bound.major}.{bound.minor + 1}" for bound in bounds]  # behind a whole `!=0.5.*`
+    return sorted(map(Version, nearby))
+
+
+def as_patch(files: dict[str, bytes]) -> bytes:
+    """New files as one patch in quilt's own form, so that `quilt pop -a` takes them away again.
+
+    Every file must be UTF-8, not empty, and end with a line end (lint sees to it).
+    """
+    parts = []
+    for path, content in sorted(files.items()):
+        lines = content.decode("utf-8").removesuffix("\n").split("\n")
+        body = "".join(f"+{line}\n" for line in lines)
+        parts.append(f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n{body}".replace("+1,1 @@", "+1 @@"))
+    return "".join(parts).encode()
+
+
+def _names(wanted: str, path: str) -> bool:
+    return path == wanted or (wanted.endswith("/") and path.startswith(wanted))
+
+
+def _is_patch_name(name: str) -> bool:
+    return re.fullmatch(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*(?:@[0-9][a-z0-9.]*)?\.patch", name) is not None

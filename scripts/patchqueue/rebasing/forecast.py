@@ -1,0 +1,201 @@
+"""What the queue would do on a release that has no variants yet: each patch applies, has moved, is merged upstream, or conflicts.
+
+Starts from what the nearest older pin gets, and lays it on the new tree in memory. A hunk whose text stands at one other
+place is laid there; where that fails, git merges the change as it was made on the nearest pin, file by file. What needs no
+hand is laid, so that what builds on it can be judged too. Nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from packaging.version import Version
+
+from ..files import gitrun
+from ..laying.probe import Read, passes
+from ..laying.replay import apply_to_text, find_text, split_lines
+from ..outcome import Outcome, Problem, Refused
+from ..queue.patchfile import FileDiff, Hunk, Patch
+from ..queue.series import Entry, Queue
+from ..upstream import source
+from ..upstream.pins import Pin, Pins
+from ..upstream.release import Release
+
+Say = Callable[[str], None]
+Files = Mapping[str, bytes]  # path in the tree -> content
+MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
+
+
+@dataclass(frozen=True)
+class Row:
+    """One patch. outcome: APPLIED as it is, NEEDS_REFRESH, MERGED_UPSTREAM, NOT_SELECTED or CONFLICT; why: what to know about it.
+
+    before, after: the files it changes on the release, where it was laid. ambiguous: a hunk fits at several places.
+    """
+
+    patch: str
+    outcome: Outcome
+    why: str = ""
+    before: Files = field(default_factory=dict, repr=False, compare=False)
+    after: Files = field(default_factory=dict, repr=False, compare=False)
+    ambiguous: bool = False
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """nearest: the pin whose patches were tried; rows: one for each of them, in the series' order."""
+
+    version: Version
+    nearest: Pin
+    rows: tuple[Row, ...]
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(row.outcome is outcome for row in self.rows)
+
+    @property
+    def conflict(self) -> Row | None:
+        """The first one that a person has to solve."""
+        return next((row for row in self.rows if row.outcome is Outcome.CONFLICT), None)
+
+
+@dataclass
+class Stages:
+    """What each patch did on the pin it comes from: patch (the name its variants share) -> its files before and after."""
+
+    queue: Queue
+    pin: Pin
+    say: Say
+
+    @cached_property
+    def pristine(self) -> source.Source:
+        return source.fetch(self.pin, None, self.say)
+
+    @cached_property
+    def overlay(self) -> Files:
+        return self.queue.overlay_for(self.queue.select(self.pin.version))
+
+    @cached_property
+    def of(self) -> dict[str, tuple[Files, Files]]:
+        """Raises Refused where the queue is broken on that pin."""
+        files, found = dict(self.overlay), {}
+        for patch in self.queue.select(self.pin.version):
+            row = lay(patch, lambda path: files[path] if path in files else self.pristine.read(path))
+            if row.outcome is not Outcome.APPLIED:
+                raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", f"does not apply on {self.pin.tag} itself", f"`nox -s check -- {self.pin.tag}` says why"))
+            found[self.queue.base(patch.name)] = row.before, row.after
+            files |= row.after
+        return found
+
+
+def nearest_to(pins: Pins, version: Version) -> Pin:
+    """The newest pin before a version. Raises Refused where there is none."""
+    older = [pin for pin in pins.all if pin.version < version]
+    if not older:
+        raise Refused(Problem("too-old", f"sglang {version}", f"is not newer than the first pin, {pins.all[0].tag}", "name a newer one"))
+    return older[-1]
+
+
+def forecast(queue: Queue, pins: Pins, release: Release, say: Say, settled: Mapping[str, Files | str] | None = None) -> Forecast:
+    """The queue on a release. settled: what a person decided about a patch: its files as they left them, or why it is left out.
+
+    Raises Refused for a release older than every pin, and for one that has an overlay file itself.
+    """
+    nearest = nearest_to(pins, release.version)
+    stages = Stages(queue, nearest, say)
+    tried = candidates(queue, nearest, release.version)
+    overlay = queue.overlay_for([queue.patches[entry.name] for entry in tried])
+    taken = [path for path in overlay if release.read(path) is not None]
+    if taken:
+        raise Refused(Problem("overlay-shadows-upstream", f"overlay/{taken[0]} on {release.version}", "upstream has this file", "rename the overlay file"))
+    return Forecast(release.version, nearest, tuple(_rows(queue, tried, overlay, release, stages, settled or {})))
+
+
+def candidates(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
+    """What is tried on a version: the patches that are for it already, and those of the nearest pin that have no such variant."""
+    there = {entry.base for entry in queue.entries if entry.is_for(version)}
+    readable = (entry for entry in queue.entries if entry.name in queue.patches)
+    return [entry for entry in readable if entry.is_for(version) or (entry.base not in there and entry.is_for(nearest.version))]
+
+
+def _rows(queue: Queue, tried: list[Entry], overlay: Files, release: Release, stages: Stages, settled: Mapping[str, Files | str]) -> Iterator[Row]:
+    files = dict(overlay)
+
+    def read(path: str) -> bytes | None:
+        return files[path] if path in files else release.read(path)
+
+    for entry in tried:
+        header, decided = queue.header(entry.name), settled.get(entry.name)
+        gaps = [gap.reason for gap in header.gaps if gap.releases.contains(release.version, prereleases=True)]
+        if any(passes(line, release.read) for line in header.probes):
+            row = Row(entry.name, Outcome.MERGED_UPSTREAM)
+        elif gaps and not entry.is_for(release.version):
+            row = Row(entry.name, Outcome.NOT_SELECTED, gaps[0])
+        elif isinstance(decided, str):
+            row = Row(entry.name, Outcome.NOT_SELECTED, decided)
+        elif decided is not None:
+            row = Row(entry.name, Outcome.NEEDS_REFRESH, "solved", {path: read(path) or b"" for path in decided}, decided)
+        else:
+            row = lay(queue.patches[entry.name], read)
+            if row.outcome is Outcome.CONFLICT:
+                row = _merge(row, stages.of.get(entry.base, ({}, {})), read, (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch")))
+        files |= row.after
+        yield row
+
+
+def lay(patch: Patch, read: Read) -> Row:
+    """One patch on other files than those it was made for, in memory: all of it, or none of it."""
+    before, after, moved = {}, {}, 0
+    for file in patch.files:
+        content = read(file.path)
+        if content is None:
+            return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
+        text = content.decode("utf-8", "surrogateescape")
+        result, problems = apply_to_text(text, file, file.path)
+        if problems:
+            result, why, places = _elsewhere(text, file)
+            if result is None:
+                return Row(patch.name, Outcome.CONFLICT, f"{file.path}: {why}", ambiguous=places > 1)
+            moved += len(problems)
+        before[file.path], after[file.path] = content, result.encode("utf-8", "surrogateescape")
+    if moved:
+        return Row(patch.name, Outcome.NEEDS_REFRESH, f"{moved} hunk{'s' if moved > 1 else ''} moved", before, after)
+    return Row(patch.name, Outcome.APPLIED, "", before, after)
+
+
+def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, str, str]) -> Row:
+    """A patch that conflicts, as git merges it: laid where no region is left to solve, and the text was nowhere else."""
+    base, theirs = stage
+    before = {path: read(path) for path in theirs}
+    if not theirs or None in before.values() or row.ambiguous:
+        return row
+    merged = {path: gitrun.merge(base[path], before[path], theirs[path], names) for path in theirs}
+    left = sum(each.regions for each in merged.values())
+    if left:
+        return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {left} region{'s' if left > 1 else ''} to solve")
+    after = {path: each.text for path, each in merged.items()}
+    if after == before:
+        return Row(row.patch, Outcome.CONFLICT, "changes nothing there, though no Probe of it finds the change")
+    return Row(row.patch, Outcome.NEEDS_REFRESH, MERGED_BY_GIT, before, after)
+
+
+def _elsewhere(text: str, file: FileDiff) -> tuple[str | None, str, int]:
+    """The text with every hunk at the one place where it fits, or None, why not, and how many places the hunk in question has.
+
+    Hunk by hunk, none before the last.
+    """
+    lines, result, done = split_lines(text), [], 0
+    for number, hunk in enumerate(file.hunks, 1):
+        places = [place for place in find_text(lines, hunk.old) if place >= done]
+        if len(places) != 1:
+            where = f"at {len(places)} places" if places else f"nowhere; it begins {_begin(hunk)!r}"
+            return None, f"hunk {number} fits {where}", len(places)
+        result += lines[done : places[0]] + hunk.new
+        done = places[0] + len(hunk.old)
+    return "".join(result + lines[done:]), "", 1
+
+
+def _begin(hunk: Hunk) -> str:
+    """The first line that it changes."""
+    return next((line.text for line in hunk.lines if line.kind != " "), "").strip()[:60]

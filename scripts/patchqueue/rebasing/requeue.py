@@ -1,0 +1,174 @@
+"""What a rebase writes to the queue: variants, guards and headers, planned in memory and proved before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.version import Version
+
+from ..laying.replay import replay
+from ..outcome import Outcome, Problem, Refused
+from ..queue import guards, patchfile, series
+from ..queue.lint import lint
+from ..queue.patchfile import Patch
+from ..queue.series import Entry, Queue
+from ..upstream.pins import Pins
+from ..upstream.release import Release
+from .forecast import Row
+from .unified import unified
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file of the project as it will be. why: what for."""
+
+    path: str
+    content: bytes
+    why: str
+
+
+@dataclass
+class _Lines:
+    """The series' lines, edited with their columns kept."""
+
+    lines: list[str]
+
+    def _number(self, name: str) -> int:
+        return next(number for number, line in enumerate(self.lines) if not line.startswith("#") and line.split(" #")[0].strip() == name)
+
+    def guard(self, name: str, guard: str) -> None:
+        number = self._number(name)
+        self.lines[number] = f"{self.lines[number].partition(' #')[0]} # {guard}"
+
+    def insert(self, after: str, name: str, guard: str) -> None:
+        number = self._number(after)
+        column = len(self.lines[number].partition(" #")[0])
+        self.lines.insert(number + 1, f"{name:<{column}} # {guard}")
+
+
+def plan(root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[Row]) -> list[Change]:
+    """What these rows make of the queue, the series last. Raises Refused where a guard cannot be made right."""
+    pinned = [pin.version for pin in pins.all]
+    old = (root / series.FILE).read_text(encoding="utf-8")
+    lines, changes = _Lines(old.removesuffix("\n").split("\n")), []
+    for row in rows:
+        entry = next(entry for entry in queue.entries if entry.name == row.patch)
+        if row.outcome is Outcome.MERGED_UPSTREAM:
+            changes += _end(queue, entry, version, pinned, lines)
+        elif row.outcome is Outcome.NOT_SELECTED and entry.is_for(version):
+            lines.guard(entry.name, _rest(entry, version, pinned))
+        elif row.outcome is Outcome.NEEDS_REFRESH or (row.outcome is Outcome.APPLIED and not entry.is_for(version)):
+            changes += _carry(queue, entry, row, version, pinned, lines)
+    new = "\n".join(lines.lines) + "\n"
+    return changes + ([Change(str(series.FILE), new.encode(), "guards")] if new != old else [])
+
+
+def prove(root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable[Row], changes: Iterable[Change]) -> None:
+    """Raise Refused unless the queue with these changes passes lint, gives every other pin what it got, and the release
+    just what the rows say: replayed strictly, byte for byte.
+    """
+    new = with_changes(queue, changes)
+    problems = lint(root, new)
+    for pin in pins.all:
+        names = [[patch.name for patch in each.select(pin.version)] for each in (queue, new)]
+        if pin.version != release.version and names[0] != names[1]:
+            problems.append(Problem("guard-not-split", str(series.FILE), f"{pin.tag} would get other patches: {sorted(set(names[0]) ^ set(names[1]))}", "write this release's guards by hand"))
+    laid = [row for row in rows if row.outcome in (Outcome.APPLIED, Outcome.NEEDS_REFRESH)]
+    bases = [queue.base(row.patch) for row in laid]
+    selected = [patch for patch in new.select(release.version) if new.base(patch.name) in bases]
+    replayed = replay(selected, new.overlay_for(selected), release.read, str(release.version))
+    wanted: dict[str, bytes] = {}
+    for row in laid:
+        wanted |= row.after
+    wrong = [path for path, content in wanted.items() if replayed.files.get(path) != content]
+    if [new.base(patch.name) for patch in selected] != bases or (wrong and not replayed.problems):
+        problems.append(Problem("not-proved", f"the queue on {release.version}", f"does not give the tree that was made: {' '.join(wrong) or 'other patches'}", "report this"))
+    if problems or replayed.problems:
+        raise Refused([*problems, *replayed.problems])
+
+
+def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) -> Change:
+    """The header that says why a release goes without the patch. Raises Refused for a reason that says nothing."""
+    base = queue.base(name)
+    if len(" ".join(reason.split())) < 10:
+        raise Refused(Problem("bad-field", f"patches/{base}", f"{reason!r} is no reason", 'say in ten characters or more why the release goes without: --skip "the code it changes is gone"'))
+    gap = f"Gap: {guards.own(version, [pin.version for pin in pins.all])}: {' '.join(reason.split())}\n"
+    head, diff = patchfile.split(queue.patches[base].content.decode("utf-8"))
+    found = list(re.finditer(r"(?m)^(?:Gap|Probe):.*\n(?:[ \t].*\n)*", head))
+    place = found[-1].end() if found else len(head)
+    return Change(f"patches/{base}", f"{head[:place]}{gap}{head[place:]}{diff}".encode(), f"{version} goes without it")
+
+
+def with_changes(queue: Queue, changes: Iterable[Change]) -> Queue:
+    """The queue as it would be read back. Raises Refused where it could not be."""
+    patches: dict[str, Patch] = dict(queue.patches)
+    entries, problems = list(queue.entries), []
+    for change in changes:
+        if change.path == str(series.FILE):
+            entries, wrong = series.parse(change.content.decode("utf-8"))
+        else:
+            name = change.path.removeprefix("patches/")
+            patch, wrong = patchfile.read(name, change.content)
+            patches |= {name: patch} if patch else {}
+        problems += wrong
+    if problems:
+        raise Refused(problems)
+    return replace(queue, entries=tuple(entries), patches=patches)
+
+
+def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
+    rest = guards.parted(entry.text, version, pinned)[0]
+    if not rest:
+        raise Refused(Problem("empty-guard", f"{series.FILE}:{entry.line}", f"{entry.name} would be for no pinned release any more", "remove it from series and patches/, then run this again"))
+    return rest
+
+
+def _end(queue: Queue, entry: Entry, version: Version, pinned: list[Version], lines: _Lines) -> list[Change]:
+    """Merged upstream: the guard stops before the release, and the header says since when."""
+    if entry.is_for(version):
+        lines.guard(entry.name, _rest(entry, version, pinned))
+    text = queue.patches[entry.base].content.decode("utf-8")
+    status = queue.patches[entry.base].header.get("Upstream-Status")
+    known = re.fullmatch(r"Merged (.+)", status)
+    if status.startswith("Inappropriate") or (known and Version(known.group(1)) <= version):
+        return []
+    new = re.sub(r"(?m)^Upstream-Status:.*$", f"Upstream-Status: Merged {version}", text, count=1)
+    return [Change(f"patches/{entry.base}", new.encode(), f"merged upstream: {status} before")]
+
+
+def _carry(queue: Queue, entry: Entry, row: Row, version: Version, pinned: list[Version], lines: _Lines) -> list[Change]:
+    """The patch for the release: by a wider guard where it fits as it is, else in a variant, or anew where it has no other release."""
+    if row.outcome is Outcome.APPLIED:
+        wider = guards.widened(entry.text, version, pinned)
+        if wider and _alone(queue, entry, wider):
+            lines.guard(entry.name, wider)
+            return []
+    diff = unified(row.before, row.after)
+    if entry.is_for(version):
+        kept, guard = guards.parted(entry.text, version, pinned)
+        if not kept:
+            head = patchfile.split(queue.patches[entry.name].content.decode("utf-8"))[0]
+            return [Change(f"patches/{entry.name}", _join(head, diff), f"for {version}: {row.why}")]
+        lines.guard(entry.name, kept)
+    else:
+        guard = guards.own(version, pinned)
+    stem = entry.base.removesuffix(".patch")
+    names = (f"{stem}@{guards.whole(version)}.patch", f"{stem}@{version}.patch")
+    name = next((name for name in names if name not in queue.patches), None)
+    if name is None:
+        raise Refused(Problem("bad-variant", f"patches/{names[1]}", "is there already, for another release", f"give it a guard that takes {version}, or another name"))
+    lines.insert(entry.name, name, guard)
+    return [Change(f"patches/{name}", _join(f"Variant-Of: {entry.base}", diff), f"for {version}: {row.why or 'fits as it is'}")]
+
+
+def _alone(queue: Queue, entry: Entry, guard: str) -> bool:
+    """Whether the entry may have this guard beside its other variants."""
+    wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
+    return not series.overlapping([wider, *(other for other in queue.entries if other.base == entry.base and other.name != entry.name)])
+
+
+def _join(head: str, diff: str) -> bytes:
+    return f"{head.strip()}\n\n{diff}".encode()

@@ -1,0 +1,118 @@
+"""Pin a release: find all its wheels, prove that they hold one and the same tree, and write upstream/pins.toml."""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import tomlkit
+from packaging.version import InvalidVersion, Version
+
+from ..files.tree import hash_listing, python_part, sha256
+from ..outcome import Problem, Refused
+from . import pins, source
+
+DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
+PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
+MACHINES = ("x86_64", "aarch64")
+GLIBC = 34  # manylinux_2_34, as every wheel since 0.5.11 has it
+HEAD = "# The pinned releases of sglang. `nox -s pin -- VERSION` adds one; no other file names a version (series guards aside).\n"
+
+
+def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -> pins.Pin:
+    """Pin version `name` from the package index (or from a folder of its wheels, `origin`).
+
+    Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is to be had, or when its wheels
+    differ in more than compiled parts.
+    """
+    try:
+        version = Version(name)
+    except InvalidVersion:
+        raise Refused(Problem("unknown-revision", repr(name), "is no version", "name one as in `nox -s pin -- 0.5.24`")) from None
+    path = root / pins.FILE
+    if path.is_file():
+        pins.load(root)  # a file that is broken already is named, and left alone
+    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
+    if any(entry["version"] == str(version) for entry in document["revision"]):
+        raise Refused(Problem("duplicate-pin", str(pins.FILE), f"{version} is pinned already"))
+    with tempfile.TemporaryDirectory() as space:
+        wheels = sorted(Path(origin).glob(f"sglang-{version}-*.whl")) if origin else _download_all(version, Path(space), say)
+        if not wheels:
+            raise Refused(Problem("not-fetched", f"sglang {version}", "no wheel of it is to be had", "check the version, and `pip config list`"))
+        entry = describe(version, wheels)
+    pins.check(entry.unwrap())
+    document["revision"].append(entry)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".toml.new")
+    temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
+    temporary.replace(path)
+    return pins.load(root).find(str(version))
+
+
+def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
+    """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
+    trees: dict[str, str] = {}
+    newest = datetime.date(1980, 1, 1)
+    for wheel in wheels:
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                listing = {path: sha256(archive.read(member)) for path, member in source.members(archive, "wheel", wheel.name).items()}
+                newest = max([newest, *(datetime.date(*member.date_time[:3]) for member in archive.infolist())])
+        except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
+            raise Refused(Problem("bad-archive", wheel.name, f"is no zip archive that can be read: {error}", "fetch it again")) from None
+        if not listing:
+            raise Refused(Problem("bad-archive", wheel.name, "holds no file of sglang", "do not use this archive"))
+        trees[wheel.name] = hash_listing(listing)
+    if len(set(trees.values())) > 1:
+        raise Refused(Problem("wheels-differ", f"sglang {version}", f"its wheels hold different trees: {trees}", "find out which one is the release"))
+    entry = tomlkit.table()
+    entry["version"] = str(version)
+    entry["tag"] = f"v{version}"
+    entry["released"] = newest
+    entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
+    entry["tree"] = trees[wheels[0].name]
+    entry["python"] = hash_listing(python_part(listing))
+    entry["wheels"] = tomlkit.array()
+    for wheel in wheels:
+        item = tomlkit.inline_table()
+        item.update({"file": wheel.name, "sha256": source.file_sha256(wheel)})
+        entry["wheels"].append(item)
+    entry["wheels"].multiline(True)
+    entry.add(tomlkit.nl())
+    return entry
+
+
+def _download_all(version: Version, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Every wheel of the release that a Linux machine could be offered."""
+    for file in _offered(version, folder, say):
+        if file.name.endswith("-none-any.whl"):
+            break  # a pure wheel is the release's only one
+    return sorted(folder.glob("*.whl"))
+
+
+def wheel_of(version: Version, folder: Path, say: Callable[[str], None]) -> Path | None:
+    """Some wheel of the release, fetched into `folder`: their Python files are the same. None where there is none."""
+    return next(_offered(version, folder, say), None)
+
+
+def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    """The release's wheels as they come. pip lists no files, so each is asked for by name."""
+    names = [f"sglang-{version}-py3-none-any.whl"]
+    names += [f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl" for python in PYTHONS for machine in MACHINES]
+    for name in names:
+        say(f"asking for {name}")
+        source.download(str(version), name, folder)
+        if (folder / name).is_file():
+            yield folder / name
+
+
+def _empty(version: Version) -> tomlkit.TOMLDocument:
+    document = tomlkit.parse(HEAD)
+    document["default"] = str(version)
+    document.add(tomlkit.nl())
+    document["revision"] = tomlkit.aot()
+    return document

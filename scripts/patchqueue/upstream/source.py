@@ -1,0 +1,288 @@
+"""Where a pristine release comes from: its wheel, or its git tag, checked, cached read-only, and read from there.
+
+Only whole archives are cached, under their own sha256: an entry is good or it is not, and every use looks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
+
+from ..files.locking import locked
+from ..files.tree import hash_listing, is_part_of_tree, python_part, sha256
+from ..outcome import Outcome, Problem, Refused
+from .pins import Pin, Wheel
+
+Say = Callable[[str], None]
+
+LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")  # a backslash, or a part that is empty, . or ..
+
+CACHE_README = """Upstream release archives, kept by the sglang patch queue under their own sha256.
+Everything here can be deleted; it is fetched again when it is needed.
+"""
+
+
+def cache_folder() -> Path:
+    """PATCHQUEUE_CACHE, else sglang-patch-queue/ in the user's cache folder (XDG)."""
+    named = os.environ.get("PATCHQUEUE_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(named) if named else Path(home).expanduser() / "sglang-patch-queue"
+
+
+@dataclass
+class Source:
+    """One release's pristine files. archive: a checked zip; kind: "wheel" or "git"; name: its file, or its commit."""
+
+    pin: Pin
+    archive: Path
+    sha256: str
+    kind: str
+    name: str
+
+    @cached_property
+    def _zip(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self.archive)
+        except zipfile.BadZipFile as error:
+            raise Refused(Problem("bad-archive", self.archive.name, f"is no zip archive: {error}", "do not use this archive")) from None
+
+    @cached_property
+    def _members(self) -> dict[str, zipfile.ZipInfo]:
+        return members(self._zip, self.kind, self.archive.name)
+
+    def read(self, path: str) -> bytes | None:
+        """A file of the pristine tree, by its path in git's layout, or None where the release has none."""
+        member = self._members.get(path)
+        return self._zip.read(member) if member else None
+
+    def unpack(self, folder: Path) -> dict[str, str]:
+        """Write the pristine tree into `folder` and return its listing.
+
+        Raises Refused when it is not the pinned tree.
+        """
+        listing, made = {}, set()
+        for path, member in self._members.items():
+            content, target = self._zip.read(member), folder / path
+            if target.parent not in made:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                made.add(target.parent)
+            target.write_bytes(content)
+            listing[path] = sha256(content)
+        self.verify(listing)
+        return listing
+
+    def listing(self) -> dict[str, str]:
+        """The pristine tree's listing, read from the archive alone."""
+        return {path: sha256(self._zip.read(member)) for path, member in self._members.items()}
+
+    def verify(self, listing: dict[str, str]) -> None:
+        """Raise Refused unless the listing is what the pin says."""
+        found, pinned = (
+            (hash_listing(listing), self.pin.tree) if self.kind == "wheel" else (hash_listing(python_part(listing)), self.pin.python)
+        )
+        if found != pinned:
+            raise Refused(
+                Problem(str(Outcome.TREE_MISMATCH), f"{self.pin.tag} from {self.name}", f"its tree is {found}, pinned is {pinned}", "it is not the release; take another source")
+            )  # fmt: skip
+
+
+def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile.ZipInfo]:
+    """The archive's members that belong to the tree, by their path in git's layout.
+
+    A wheel's `sglang/` lies under `python/` in git. Raises Refused for a name that would leave the tree, and for a link
+    in a wheel (git archives may hold links; no patch can touch one, so they are left out).
+    """
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        path = member.filename
+        if LEAVES_THE_TREE.search(path.removesuffix("/")) or "\0" in member.orig_filename:
+            raise Refused(Problem("bad-member", name, f"has a member called {member.orig_filename!r}", "do not use this archive"))
+        is_link = stat.S_ISLNK(member.external_attr >> 16)
+        if is_link and kind == "wheel":
+            raise Refused(Problem("bad-member", name, f"{path} is a link", "do not use this archive"))
+        if kind == "wheel":
+            path = f"python/{path}" if path.startswith("sglang/") else ""
+        if not path.startswith(("python/sglang/", "test/")) or path.endswith("/") or is_link or not is_part_of_tree(path):
+            continue
+        if path in found:
+            raise Refused(Problem("bad-member", name, f"has two members called {member.filename!r}", "do not use this archive"))
+        found[path] = member
+    return found
+
+
+def fetch(pin: Pin, origin: str | None, say: Say) -> Source:
+    """The release's pristine source: cached, else from `origin`, else from the package index pip is configured for.
+
+    origin: a wheel of the release, a folder of wheels, a git checkout, or a git repository's path or address.
+    Raises Refused when none can be had, or when what was had is not what is pinned.
+    """
+    cache = cache_folder()
+    if origin:
+        path = Path(origin)
+        if path.is_file():
+            return _from_wheel_file(pin, path, cache, say)
+        local = [path / wheel.file for wheel in pin.wheels if (path / wheel.file).is_file()]
+        return _from_wheel_file(pin, local[0], cache, say) if local else _from_git(pin, origin, cache, say)
+    for wheel in _preferred(pin.wheels):
+        source = _cached(pin, wheel, cache, say)
+        if source:
+            return source
+    with _workspace(cache, say) as space:
+        wheel = _preferred(pin.wheels)[0]
+        return _cached(pin, wheel, cache, say) or _from_index(pin, wheel, cache, space, say)  # another run may have it by now
+
+
+def _preferred(wheels: tuple[Wheel, ...]) -> list[Wheel]:
+    """The wheels, best first. All have the same tree; this machine's own also has compiled parts that run here."""
+    return sorted(wheels, key=lambda wheel: (f"_{platform.machine()}." not in wheel.file, "-cp311-" not in wheel.file, wheel.file))
+
+
+def _entry(cache: Path, digest: str, name: str) -> Path:
+    return cache / "archives" / digest / name
+
+
+def _cached(pin: Pin, wheel: Wheel, cache: Path, say: Say) -> Source | None:
+    path = _entry(cache, wheel.sha256, wheel.file)
+    if not path.is_file():
+        return None
+    if file_sha256(path) == wheel.sha256:
+        return Source(pin, path, wheel.sha256, "wheel", wheel.file)
+    say(f"the cached {wheel.file} is damaged; it is fetched again")
+    shutil.rmtree(path.parent, ignore_errors=True)
+    return None
+
+
+def _keep(file: Path, digest: str, name: str, cache: Path) -> Path:
+    """Move a checked archive into the cache, read-only; renamed last, so a half one is never seen."""
+    path = _entry(cache, digest, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (cache / "README").write_text(CACHE_README)
+    file.chmod(0o444)
+    os.replace(file, path)
+    return path
+
+
+def _checked(pin: Pin, file: Path, cache: Path) -> Source:
+    digest = file_sha256(file)
+    wheel = next((wheel for wheel in pin.wheels if wheel.sha256 == digest), None)
+    if wheel is None:
+        pinned = next((wheel.sha256 for wheel in pin.wheels if wheel.file == file.name), "another file name")
+        raise Refused(Problem("wrong-sha256", file.name, f"its sha256 is {digest}, pinned is {pinned}", "do not use it; see where your package index gets it from"))
+    probe = Source(pin, file, digest, "wheel", wheel.file)
+    probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
+    return Source(pin, _keep(file, digest, wheel.file, cache), digest, "wheel", wheel.file)
+
+
+def _from_wheel_file(pin: Pin, path: Path, cache: Path, say: Say) -> Source:
+    with _workspace(cache, say) as space:
+        copy = space / path.name
+        shutil.copyfile(path, copy)
+        return _checked(pin, copy, cache)
+
+
+def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path, say: Say) -> Source:
+    say(f"fetching {wheel.file}")
+    done = download(str(pin.version), wheel.file, space)
+    file = space / wheel.file
+    if done.returncode or not file.is_file():
+        last = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
+        raise Refused(Problem("not-fetched", wheel.file, last, "check `pip config list`, or give a wheel or checkout: --from PATH"))
+    return _checked(pin, file, cache)
+
+
+def download(version: str, file: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of sglang."""
+    tag: Tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
+    platforms = {tag.platform for tag in parse_wheel_filename(file)[3]}
+    chosen = ["--python-version", tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11", "--platform", sorted(platforms)[0]]
+    if tag.abi != "none":
+        chosen += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-input", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--progress-bar", "off", *chosen, "-d", str(folder), f"sglang=={version}"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+def published(folder: Path) -> list[str]:
+    """Every version of sglang that the package index pip is configured for has a Linux wheel of, for a Python that all pins know.
+
+    folder: an empty one to run pip in. Raises Refused where pip cannot say.
+    """
+    command = [sys.executable, "-m", "pip", "index", "versions", "sglang", "--json", "--disable-pip-version-check", "--no-input"]
+    command += ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_34_x86_64"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    try:
+        return json.loads(done.stdout)["versions"]
+    except (ValueError, KeyError):
+        last = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
+        raise Refused(Problem("not-fetched", "the versions of sglang", last, "check `pip config list`")) from None
+
+
+def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
+    with _workspace(cache, say) as space:
+        repository = Path(origin)
+        if not repository.is_dir():
+            say(f"cloning {pin.tag} of {origin}")
+            repository = space / "clone"
+            _git(origin, pin, "clone", "-q", "--bare", "--depth=1", f"--branch={pin.tag}", "--", origin, str(repository))
+        commit = _git(origin, pin, "-C", str(repository), "rev-parse", "--verify", "-q", f"refs/tags/{pin.tag}^{{commit}}").strip()
+        top = _git(origin, pin, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
+        wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
+        file = space / f"sglang-{pin.tag}-{commit[:12]}.zip"
+        # From outside the checkout: inside one, git archives the current folder only.
+        folder = _git(origin, pin, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
+        _git(origin, pin, "-C", str(space), f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}", commit, "--", *wanted)
+        digest = file_sha256(file)
+        probe = Source(pin, file, digest, "git", commit)
+        probe.verify(probe.listing())  # before it is kept: a wrong tree never enters the cache
+        return Source(pin, _keep(file, digest, file.name, cache), digest, "git", commit)
+
+
+def _git(origin: str, pin: Pin, *arguments: str) -> str:
+    """Run git as nobody's repository and nobody's configuration would have it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_SSL")}
+    environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
+    command = ["git", "-c", "core.autocrlf=false", "-c", "core.eol=lf", "-c", "safe.directory=*", "-c", "core.attributesFile=/dev/null", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    except FileNotFoundError:
+        raise Refused(Problem("no-git", origin, "git is not installed", "install git, or give a wheel")) from None
+    if done.returncode:
+        last = (done.stderr.strip() or f"it has no tag {pin.tag}").splitlines()[-1]
+        raise Refused(Problem("not-fetched", origin, f"no {pin.tag} to be had: {last}", f"give a wheel, or a git repository that has the tag {pin.tag}"))
+    return done.stdout
+
+
+@contextmanager
+def _workspace(cache: Path, say: Say) -> Iterator[Path]:
+    """A folder of this run's own in the cache, which nobody else fills meanwhile; what a killed run left is removed."""
+    with locked(cache / ".lock", say):
+        for left in cache.glob("tmp-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
+            yield Path(name)
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file on disk, 64 hex digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
