@@ -271,10 +271,13 @@ def has_graph(captured: list[dict], report: list[dict]) -> Verdict:
 def graph_used(prefills: list[dict], sizes: list[int], wanted: bool, several_wanted: Collection[int] = (2,)) -> Verdict:
     """Whether every prefill that fits a captured size launched graphs, of several_wanted requests too (wanted); or none did.
 
-    sizes: what must have been captured, no more and no less: a size that is missing is answered by the next larger one.
+    sizes: what must have been captured, no more and no less: a size that is missing is answered by the next larger one. A
+    prefill fits one where the release takes the padding: from 0.5.16 on at most to twice the tokens (sglang's
+    model_executor/runner/prefill_cuda_graph_runner.py:695), and what needs more runs eagerly.
     """
     what = "every prefill that fits ran on the graph, of several requests too" if wanted else "no prefill ran on a graph"
-    fitting = [line for line in prefills if line["tokens"] <= max(sizes)]
+    padding = next((line["padding"] for line in prefills if line.get("padding")), math.inf)
+    fitting = [line for line in prefills if any(line["tokens"] <= size <= padding * line["tokens"] for size in sizes)]
     on_graph = [line for line in prefills if line["runner"] and line["launches"]]
     several = sorted({line["requests"] for line in on_graph if line["requests"] > 1})
     numbers = {

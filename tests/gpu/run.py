@@ -57,8 +57,8 @@ def main(words: Sequence[str] | None = None) -> int:
     facts = describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
     say(f"{facts['version']} (queue {facts['queue_release']}) on {len(gpus)} x {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch {facts['torch']['version']}")
     known = fields(options)
-    if (without := {model for model in options.model if models.is_sparse(models.MODELS[model])}) and not takes_sparse(options):
-        say(f"left out, because this release's graph takes no sparse attention: {' '.join(sorted(without))}")
+    if (without := {model for model in options.model if models.is_sparse(models.MODELS[model])}) and not takes_sparse(options, facts["patches"]):
+        say(f"left out, because sparse attention cannot run in this tree's graph: {' '.join(sorted(without))}")
         options.model = [model for model in options.model if model not in without]
     jobs = [job(place, options, known, number, model, mode) for number, (model, mode) in enumerate(wanted(options, known))]
 
@@ -147,10 +147,14 @@ def fields(options: argparse.Namespace) -> set[str]:
     return {name for file in files for name in re.findall(r"(?m)^ +(\w+): ", file.read_text(encoding="utf-8"))}
 
 
-def takes_sparse(options: argparse.Namespace) -> bool:
-    """Whether attention's op in the tree's graph knows of a selection: from 0.5.13, and where the queue brings it."""
+def takes_sparse(options: argparse.Namespace, patches: Sequence[dict]) -> bool:
+    """Whether sparse attention can run in the tree's graph: where the queue brings that, and from 0.5.13, whose attention op knows
+    of a selection. There it asks for FlashAttention 3, which a bundle may say that it has trimmed."""
+    if any(patch["name"].startswith("nsa/split-indexer-and-attention") for patch in patches):
+        return True
     file = _srt(options) / "layers/radix_attention.py"
-    return file.is_file() and "topk_indices" in file.read_text(encoding="utf-8")
+    trimmed = [pattern for one in manifest_of(options).get("trimmed", []) for pattern in one["patterns"]]
+    return file.is_file() and "topk_indices" in file.read_text(encoding="utf-8") and not any("flash_ops" in pattern for pattern in trimmed)
 
 
 def _srt(options: argparse.Namespace) -> Path:

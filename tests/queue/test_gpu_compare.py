@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -412,6 +413,16 @@ def test_a_graph_must_have_run_for_several_requests(compare, requests, good):
     assert not compare.graph_used(prefills, [16], wanted=True).good
 
 
+@pytest.mark.parametrize(("padding", "good"), [(2, True), (None, False), (16, False)])
+def test_a_prefill_that_the_release_takes_for_too_padded_may_run_eagerly(compare, padding, good):
+    """From 0.5.16 on, up to twice the tokens: 7 do not fit a size of 16."""
+    prefills = [{"tokens": count, "requests": 2, "runner": "Runner" if count > 7 else None, "launches": count > 7} for count in (8, 7)]
+    prefills[0] |= {"captured": [16], "padding": padding}
+    assert compare.graph_used(prefills, [16], wanted=True).good is good
+    prefills[0] |= {"runner": None, "launches": 0}  # 8 do
+    assert not compare.graph_used(prefills, [16], wanted=True).good
+
+
 @pytest.fixture
 def cases(monkeypatch):
     monkeypatch.syspath_prepend(str(GPU))
@@ -547,3 +558,23 @@ def test_the_walk_over_the_sizes_counts_with_the_cold_answers(monkeypatch):
     """Of its 62 tokens alone, a share says too little."""
     found = judged(0, "qwen3-next", monkeypatch)["agrees with eager prefill, cold, and every size after every other"]
     assert found.good and found.numbers["tokens"] > 107 * 8
+
+
+BROUGHT = [{"name": "nsa/split-indexer-and-attention@0.5.12.patch"}]
+
+
+@pytest.mark.parametrize(
+    ("patches", "op", "trimmed", "takes"),
+    [([], "", [], False), (BROUGHT, "", ["sgl_kernel/flash_ops*"], True), ([], "topk_indices", [], True), ([], "topk_indices", ["sgl_kernel/flash_ops*"], False)],
+)
+def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(monkeypatch, tmp_path, patches, op, trimmed, takes):
+    """From 0.5.13 on it asks for kernels that a bundle trims."""
+    monkeypatch.syspath_prepend(str(GPU))
+    import run
+
+    op_file = tmp_path / "tree/sglang/srt/layers/radix_attention.py"
+    op_file.parent.mkdir(parents=True)
+    op_file.write_text(op)
+    (tmp_path / "manifest.json").write_text(json.dumps({"trimmed": [{"reason": "1 GB", "patterns": trimmed}]}))
+    options = argparse.Namespace(tree=tmp_path / "tree", site=[tmp_path])
+    assert run.takes_sparse(options, patches) is takes

@@ -2,7 +2,7 @@
 
 One JSON line per prefill: when, how many tokens and requests, whether the prefill runner replayed, and how many CUDA
 graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none. The first line
-of a runner also has the sizes that it captured.
+of a runner also has the sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a limit.
 With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 """
 
@@ -21,7 +21,8 @@ RUNNERS = {
     "sglang.srt.prefill_graph.breakable": "BreakableRunner",  # the queue's own, where the release has none
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": "PrefillCudaGraphRunner",
 }
-state = {"runner": None, "launches": 0, "counting": False, "captured": [], "noted": False}
+PADDING = "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR"  # model_executor/runner/prefill_cuda_graph_runner.py:119 in 0.5.16
+state = {"runner": None, "launches": 0, "counting": False, "captured": [], "padding": None, "noted": False}
 
 
 def watch_launches():
@@ -38,6 +39,7 @@ def watch_launches():
 
 def watch_runner(module, name):
     kind = getattr(module, name)
+    state["padding"] = getattr(module, PADDING, None)
     for method in ("replay", "execute"):  # "execute" in later releases
         original = kind.__dict__.get(method)
         if original is None:
@@ -68,7 +70,8 @@ def watch_model_runner(module):
         result = original(self, forward_batch, *args, **kwargs)
         line = {"at": time.time(), "tokens": tokens, "requests": requests, "runner": state["runner"], "launches": state["launches"] - before}
         if state["runner"] and not state["noted"]:
-            line["captured"], state["noted"] = state["captured"], True
+            line |= {"captured": state["captured"], "padding": state["padding"]}
+            state["noted"] = True
         with open(f"{os.environ['PREFILL_WATCH']}.{os.getpid()}", "a") as out:
             out.write(json.dumps(line) + "\n")
         return result
