@@ -27,8 +27,8 @@ def start():
 
     patch = interpreter._patch_lang_tensor
 
-    def patched(tensor):
-        patch(tensor)
+    def patched(tensor, *scope):  # triton 3.6 has the latter too
+        patch(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.item())  # NumPy 2.4 refuses int() of an array of one
 
     interpreter._patch_lang_tensor = patched

@@ -17,9 +17,12 @@ LAYER, SLOTS = 2, 5
 @functools.lru_cache
 def layer():
     """A NemotronHMambaDecoderLayer with weights that make every part of it matter."""
-    from sglang.srt.layers.attention.mamba import causal_conv1d_triton as convolution
     from sglang.srt.layers.attention.mamba import mamba
 
+    try:
+        from sglang.kernels.ops.mamba import causal_conv1d_triton as convolution  # from 0.5.16
+    except ImportError:
+        from sglang.srt.layers.attention.mamba import causal_conv1d_triton as convolution
     # mamba.py imports its kernels only where it finds CUDA.
     mamba.causal_conv1d_fn_triton = convolution.causal_conv1d_fn
     mamba.causal_conv1d_update_triton = convolution.causal_conv1d_update
@@ -45,7 +48,9 @@ def backend(conv, ssm):
     made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
     made.device, made.mamba_chunk_size = "cpu", 16
     made.req_to_token_pool = SimpleNamespace(
-        mamba2_layer_cache=lambda layer_id: state, get_mamba_indices=lambda requests: requests.to(torch.int32)
+        mamba2_layer_cache=lambda layer_id: state,
+        get_mamba_indices=lambda requests: requests.to(torch.int32),
+        translate_mamba_indices=lambda slots: slots,  # from 0.5.15
     )
     return made
 

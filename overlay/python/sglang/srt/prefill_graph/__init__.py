@@ -11,6 +11,7 @@ Thin patches hook the release's own files; what they call is here. Modules, low 
     arguments           server arguments that cannot go together with a graph
     layers, split_op    what each layer is; how a layer method becomes an op at which the graph is split
     mamba2, gdn, nsa    the split op of each kind of layer
+    tracked_states      the Mamba2 states that the prefix cache keeps of a prefill
     breakable           the breakable graph's runner: the layer stack alone, any number of requests
     report, __main__    the record of why the graph is on or off, and its command line
 

@@ -120,6 +120,16 @@ def new_tokens(forward_batch: Any) -> int:
     return forward_batch.batch_size * forward_batch.spec_info.draft_token_num
 
 
+def mamba_cache_chunk_size() -> int:
+    """Of how many tokens a multiple the prefix cache keeps a hybrid model's states for, from 0.5.11 on. Asked as the release's
+    backend does it: a function from 0.5.18 on, before that a property of its server arguments."""
+    backend = importlib.import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend")
+    if hasattr(backend, "mamba_cache_chunk_size"):
+        return backend.mamba_cache_chunk_size()
+    arguments = getattr(backend, "get_server_args", None) or backend.get_global_server_args
+    return arguments().mamba_cache_chunk_size
+
+
 def has_sparse_attention(model_config: Any) -> bool:
     """Whether the release runs this model's attention behind an indexer (is_deepseek_nsa, configs/model_config.py)."""
     is_sparse = getattr(importlib.import_module("sglang.srt.configs.model_config"), "is_deepseek_nsa", None)

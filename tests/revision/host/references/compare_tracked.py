@@ -1,0 +1,70 @@
+"""The Mamba2 states that a prefill leaves for the prefix cache, by the release's own backend, mixer and interpreted kernels,
+against the plain reference on the tokens that each state stands for."""
+
+from host import interpreted
+
+interpreted.start()
+
+from types import SimpleNamespace  # noqa: E402
+
+import torch  # noqa: E402
+from host import graph  # noqa: E402
+from host.references import compare_mamba2, mamba2  # noqa: E402
+from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend  # noqa: E402
+
+SIZE, WIDTH = 16, 3  # tokens of a chunk of the scan; of a convolution's state
+
+
+def compare(lengths, prefixes, step=SIZE, branching=None):
+    """New tokens and cached ones of each request; step: of how many tokens a multiple the cache keeps states for; branching:
+    {request: tokens} for requests that leave the state behind so many tokens, not behind their last whole chunk.
+
+    Returns, for each request that leaves one, the largest difference of its convolution's and its SSM state, the tokens of
+    the batch before the state, and how many slots that nobody wrote to have changed.
+    """
+    arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
+    backend.get_server_args = backend.get_global_server_args = lambda: arguments
+    backend.mamba_cache_chunk_size = lambda: step
+    torch.manual_seed(2)
+    mixer, count = compare_mamba2.layer().mixer, len(lengths)
+    conv, ssm = torch.randn(2 * count + 2, mixer.conv_dim, WIDTH), torch.randn(2 * count + 2, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
+    before = conv.clone(), ssm.clone()
+    starts = [sum(lengths[:i]) for i in range(count)]
+    whole = [(branching or {}).get(str(i), length // step * step) for i, length in enumerate(lengths)]
+    mask = [length >= step for length in lengths]
+    prefix = torch.tensor(prefixes)
+    # managers/schedule_batch.py:2426 in 0.5.16: a state that is not the last one is asked for by one token more
+    seen = [length if tokens == length // step * step else tokens + 1 for length, tokens in zip(lengths, whole)]
+    batch = graph.prefill_batch(
+        sum(lengths),
+        batch_size=count,
+        req_pool_indices=torch.arange(1, count + 1),
+        seq_lens=torch.tensor(lengths) + prefix,
+        extend_seq_lens=torch.tensor(lengths),
+        extend_prefix_lens=prefix,
+        extend_start_loc=torch.tensor(starts),
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=prefixes,
+        mamba_track_mask=torch.tensor(mask),
+        mamba_track_seqlens=torch.where(torch.tensor(mask), torch.tensor(seen) + prefix, -1),
+        mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
+    )
+    linear = compare_mamba2.backend(conv, ssm)
+    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = conv.shape, False, False
+    linear.init_forward_metadata(batch)
+    hidden_states = torch.randn(sum(lengths), 128)
+    with torch.no_grad():
+        linear.forward(mixer=mixer, hidden_states=hidden_states, output=torch.empty_like(hidden_states), layer_id=compare_mamba2.LAYER, forward_batch=batch, use_triton_causal_conv=True)
+    found, written = {}, {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
+    for i in (i for i in range(count) if mask[i]):
+        old = [state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in before]
+        with torch.no_grad():
+            _, *wanted = mamba2.mixer(mixer, hidden_states[starts[i] : starts[i] + whole[i]], *old)
+        got = conv[count + 1 + i], ssm[count + 1 + i]
+        found[str(i)] = [(a - b).abs().max().item() for a, b in zip(got, wanted, strict=True)] + [starts[i] + whole[i]]
+    others = [slot for slot in range(len(conv)) if slot not in written]
+    return found | {"others": sum(not torch.equal(now[slot], then[slot]) for now, then in zip((conv, ssm), before) for slot in others)}
+
+
+if __name__ == "__main__":
+    interpreted.main(compare)

@@ -1,0 +1,34 @@
+"""The Mamba2 states that a prefill leaves for the prefix cache are those of each request's own tokens."""
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.13,<0.5.19")
+
+# chunks of 16 tokens; what a request leaves is its state behind its last whole chunk
+CASES = {
+    "one request": dict(lengths=[40], prefixes=[0]),
+    "behind a request that ends between chunks": dict(lengths=[5, 40, 37], prefixes=[0, 0, 0]),
+    "on a chunk's border of the batch": dict(lengths=[32, 40], prefixes=[0, 0]),
+    "behind cached beginnings": dict(lengths=[21, 40, 18], prefixes=[16, 0, 32]),
+    "whole chunks, and too short ones": dict(lengths=[3, 48, 15, 33], prefixes=[0, 0, 16, 0]),
+    "larger pages than chunks": dict(lengths=[7, 70, 50], prefixes=[0, 0, 0], step=32),
+    "another prompt branches off before the end": dict(lengths=[9, 55, 50], prefixes=[0, 0, 0], branching={"1": 32, "2": 16}),
+    "more requests than are made at once": dict(lengths=[3] + [17] * 9, prefixes=[0] * 10),
+}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    from host import interpreted
+
+    return interpreted.run("host.references.compare_tracked", CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tracked_state_is_that_of_the_requests_own_tokens(case, compared):
+    """Largest differences in float32; states are of order 10."""
+    found = dict(compared[case])
+    assert found.pop("others") == 0
+    assert len(found) == sum(length >= CASES[case].get("step", 16) for length in CASES[case]["lengths"])
+    wrong = {request: differences for request, differences in found.items() if differences[0] > 1e-5 or differences[1] > 1e-3}
+    assert not wrong, found
