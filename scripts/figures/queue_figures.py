@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never instal
 
 import handover_figures  # noqa: E402
 import wheel_figures  # noqa: E402
-from patchqueue import inplace, journal, pins, quilt, series, source  # noqa: E402
+from patchqueue import inplace, journal, paths, pins, quilt, series, source  # noqa: E402
 from patchqueue.apply import load_queue, select, tree_after  # noqa: E402
 from patchqueue.tree import hash_listing, list_folder, list_package  # noqa: E402
 from patchqueue.worktree import State, WorkTree, read_record  # noqa: E402
@@ -418,7 +418,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which to measure: {', '.join(FIGURES)} (default: all)")
     parser.add_argument("--pin", default="", metavar="REVISION", help="the release to apply (default: the default pin)")
     parser.add_argument("--kills", type=int, default=25, metavar="N", help="how many moments to kill an apply at (default: 25)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write every number to this file, as JSON; figures that it has and that were not measured now stay")
+    parser.add_argument("--out", type=paths.path, metavar="FILE", help="write every number to this file, as JSON; figures that it has and that were not measured now stay")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.figures if name not in FIGURES]
     if unknown:

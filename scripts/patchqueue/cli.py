@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import cli_gpu, cli_handover, cli_install, cli_rebase
+from . import paths
 from . import pins as pinning
 from . import quilt as quilts
 from .apply import Report, apply, unapply
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         added.add_argument("words", nargs="*", metavar="REVISION", help=f"v0.5.9 or 0.5.9 (default: {default})")
         added.add_argument("--all", action="store_true", help="every pinned revision")
-        added.add_argument("--from", dest="origin", metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
+        added.add_argument("--from", dest="origin", type=paths.place, metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
         added.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
         return added
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from rich.console import Console
 
-from . import inplace
+from . import inplace, paths
 from .inplace import Report
 from .outcome import Outcome
 
@@ -26,7 +25,7 @@ def add(commands) -> None:
 def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
     made = commands.add_parser(name, help=text, description=text)
     made.set_defaults(run=run)
-    made.add_argument("--site-packages", dest="site", type=Path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of a checkout that is installed editable")
+    made.add_argument("--site-packages", dest="site", type=paths.path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of a checkout that is installed editable")
     made.add_argument("--discard", action="store_true", help="throw away edits of the files that the install made or changed")
     return made
 

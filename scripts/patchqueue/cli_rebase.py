@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from . import paths
 from . import pins as pinning
 from . import rebase
 from .apply import load_queue
@@ -36,8 +37,8 @@ def add(commands) -> None:
     """Add this module's commands to the parser's."""
     made = commands.add_parser("rebase", help="say what the queue does on another release, and carry it there", description=REBASE)
     made.set_defaults(run=_rebase)
-    made.add_argument("release", nargs="?", metavar="RELEASE", help="as 0.5.24 (its wheel is fetched from the package index), a wheel, or a checkout of sglang; not needed where one rebase is under way")
-    made.add_argument("--from", dest="origin", metavar="PATH", help="take the release from this wheel, or from this folder that holds python/sglang")
+    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="as 0.5.24 (its wheel is fetched from the package index), a wheel, or a checkout of sglang; not needed where one rebase is under way")
+    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel, or from this folder that holds python/sglang")
     step = made.add_mutually_exclusive_group()
     step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved and what needs no hand, and go on to the next conflict")
     step.add_argument("--skip", metavar="REASON", help="leave the patch that conflicts out of this release; REASON goes into its header, as a Gap")
