@@ -32,14 +32,19 @@ nox.options.sessions = ["apply", "test"]
 nox.options.default_venv_backend = "none"  # the sessions share the environment that runs nox: it has all they need
 
 
+def called_from(session: nox.Session) -> dict[str, str]:
+    """What a path behind `--` is relative to (scripts/patchqueue/commands/paths.py): nox itself goes to the queue's folder."""
+    return {"PATCHQUEUE_CALLED_FROM": session.invoked_from}
+
+
 def patchqueue(session: nox.Session, command: str, *words: str) -> None:
-    session.run(sys.executable, "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts"}, external=True)
+    session.run(sys.executable, "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True)
 
 
 def with_matplotlib(session: nox.Session, command: str, *words: str) -> None:
     """The same where plots are drawn: nothing else needs matplotlib, so it has an environment of its own."""
     python = [f"--python={sys.executable}", "--with-requirements=scripts/requirements.txt", "--with=matplotlib==3.10.7"]
-    session.run("uv", "run", "--no-project", *python, "python", "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts"}, external=True)
+    session.run("uv", "run", "--no-project", *python, "python", "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True)
 
 
 @nox.session
@@ -179,4 +184,4 @@ def figures(session: nox.Session) -> None:
     if "--page" in session.posargs:
         with_matplotlib(session, "figures", *session.posargs)
         return
-    session.run(sys.executable, "scripts/figures/queue_figures.py", *session.posargs, external=True)
+    session.run(sys.executable, "scripts/figures/queue_figures.py", *session.posargs, env=called_from(session), external=True)

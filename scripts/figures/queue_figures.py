@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never instal
 
 import handover_figures  # noqa: E402
 import wheel_figures  # noqa: E402
+from patchqueue.commands import paths  # noqa: E402
 from patchqueue.files.tree import hash_listing, list_folder, list_package  # noqa: E402
 from patchqueue.install import inplace, journal  # noqa: E402
 from patchqueue.laying import quilt  # noqa: E402
@@ -421,7 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which to measure: {', '.join(FIGURES)} (default: all)")
     parser.add_argument("--pin", default="", metavar="REVISION", help="the release to apply (default: the default pin)")
     parser.add_argument("--kills", type=int, default=25, metavar="N", help="how many moments to kill an apply at (default: 25)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write every number to this file, as JSON; figures that it has and that were not measured now stay")
+    parser.add_argument("--out", type=paths.path, metavar="FILE", help="write every number to this file, as JSON; figures that it has and that were not measured now stay")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.figures if name not in FIGURES]
     if unknown:

@@ -48,7 +48,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, quilt_home: Path | None) 
 def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home of the test's own; pip sees the test's wheels and nothing else."""
     for name in list(os.environ):
-        if name.startswith(("GIT_", "QUILT", "PIP_", "XDG_")) or name in ("GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR"):
+        if name.startswith(("GIT_", "QUILT", "PIP_", "XDG_")) or name in ("PATCHQUEUE_CALLED_FROM", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR"):
             monkeypatch.delenv(name)
     (tmp_path / "home").mkdir()
     for name, value in {

@@ -13,10 +13,11 @@ import time
 import fakes
 import pytest
 from fakes import RELEASE, RUNNER, TAG, git, numbered, quiet
-from patchqueue.files.tree import hash_listing, list_folder, own_listing
+from patchqueue.files.tree import hash_listing, list_folder, own_listing, sha256
 from patchqueue.laying import quilt, worktree
 from patchqueue.laying.apply import apply
 from patchqueue.outcome import Outcome, Refused
+from patchqueue.queue.series import PROVENANCE, as_patch
 from patchqueue.upstream import pins, source
 
 STEPS = "python/sglang/srt/steps/__init__.py"
@@ -325,6 +326,23 @@ def test_two_releases_stand_side_by_side(applied):
     second = apply(applied.root, other, str(applied.wheels), quiet)
     assert first.path != second.path and first.record["tree"] != second.record["tree"]
     assert first.record["queue"] == second.record["queue"]
+
+
+def test_of_the_two_hashes_called_queue_each_is_of_what_the_docs_say(project):
+    project.write("overlay/python/sglang/srt/prefill_graph/__init__.py", '"""The package."""\n')
+    project.edit("patches/steps/count-once-more.patch", "Overlay: python/sglang/srt/steps/", "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/")
+
+    def hashes() -> tuple[str, str]:
+        record = project.apply().record["queue"]
+        return json.loads((project.tree / PROVENANCE).read_text())["queue"], record
+
+    package, record = hashes()
+    whole = {name: (project.tree / "patches" / name).read_bytes() for name in (project.tree / "patches/series").read_text().split()}
+    alone = dict(whole)
+    alone["overlay.patch"] = as_patch({path: (project.tree / path).read_bytes() for path in (STEPS, "python/sglang/srt/prefill_graph/__init__.py")})
+    assert [package, record] == ["sha256:" + sha256("".join(f"{sha256(content)}  {name}\n" for name, content in laid.items()).encode()) for laid in (alone, whole)]
+    project.edit("patches/steps/name-the-cut.patch", "Why:", "Why it is:")
+    assert not {package, record} & set(hashes())
 
 
 def test_what_a_killed_run_left_is_removed(project):

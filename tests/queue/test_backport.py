@@ -204,6 +204,16 @@ def test_edits_are_refused_staged_or_not(project, checkout):
     assert problem.name == "edited-checkout" and RUNNER in problem.what and "stash" in problem.hint
 
 
+def test_edits_do_not_matter_where_the_commit_is_named(project, checkout):
+    (checkout / RUNNER).write_text("step = 2\n")
+    head = git(checkout, "rev-parse", "HEAD").strip()
+    problem = refusal(project, checkout)
+    assert "the branch would begin at HEAD, which lacks them" in problem.what and problem.hint.endswith(f"--base {head[:12]}")
+    assert make(project, checkout, base=head[:12]).base == head, "what the refusal says to type"
+    assert make(project, checkout, base=fakes.TAG).outcome is Outcome.ALREADY_APPLIED
+    assert (checkout / RUNNER).read_text() == "step = 2\n"
+
+
 @pytest.mark.parametrize("missing", ["name", "email"])
 def test_nobodys_commits_are_not_made(project, checkout, tmp_path, missing):
     git(checkout, "config", "--global", "--unset", f"user.{missing}")

@@ -80,6 +80,13 @@ def test_a_branch_for_each_topic_a_commit_for_each_patch(sent):
     assert send(sent).requests[0].outcome is Outcome.ALREADY_APPLIED
 
 
+def test_edits_are_refused_only_where_the_base_is_what_is_checked_out(sent):
+    (sent.root.parent / "sglang" / fakes.RUNNER).write_text("step = 2\n")
+    assert refused(sent).name == "edited-checkout"
+    assert send(sent, base=fakes.TAG).requests[0].outcome is Outcome.APPLIED
+    assert (sent.root.parent / "sglang" / fakes.RUNNER).read_text() == "step = 2\n"
+
+
 def test_one_patch_alone_can_be_sent(sent):
     [request] = send(sent, CUT).requests
     assert request.branch == "prefill-graph/steps-name-the-cut" and [part.patch for part in request.parts] == [CUT]

@@ -220,9 +220,23 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
     assert (project.root / VARIANT).read_text() == f"Variant-Of: {COUNT}\n\n" + fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
     assert guards_of(project) == {COUNT: ">=9.9,<9.9.2", "steps/count-once-more@9.9.2.patch": ">=9.9.2,<10", CUT: ">=9.9.1,<9.9.3"}
     said = capsys.readouterr().out
-    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo conflict is left. Next: `nox -s pin -- 9.9.2`, `nox -s check -- v9.9.2`." in said
+    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo conflict is left. Next: `nox -s pin -- 9.9.2`, `nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`." in said
     assert not conflict.exists()
     applies(project, runner=RIVAL)
+
+
+def test_a_rebase_that_is_finished_says_what_comes_next(project, conflict, capsys):
+    (conflict / fakes.RUNNER).write_text(SOLVED)
+    assert run(project, NEXT, "--continue") == 0
+    for done, following in (("", "`nox -s pin -- 9.9.2`, `nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`"), ("pin", "`nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`"), ("lock", "`nox -s check -- v9.9.2`")):
+        if done == "pin":
+            applies(project, runner=RIVAL)
+        elif done == "lock":
+            project.write("upstream/locks/9.9.2.txt", "")
+        capsys.readouterr()
+        assert run(project, NEXT) == 0
+        said = capsys.readouterr().out
+        assert said.endswith(f"No patch conflicts, and the queue holds it all. Next: {following}.\n") and "--continue" not in said
 
 
 def test_markers_that_are_left_are_named_by_file_and_line(project, conflict, capsys):

@@ -27,7 +27,7 @@ from ..upstream import pins as pinning
 from ..upstream.pin import add as add_pin
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
-from . import gpu, handover, install, rebase
+from . import gpu, handover, install, paths, rebase
 
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
 OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         added.add_argument("words", nargs="*", metavar="REVISION", help=f"v0.5.9 or 0.5.9 (default: {default})")
         added.add_argument("--all", action="store_true", help="every pinned revision")
-        added.add_argument("--from", dest="origin", metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
+        added.add_argument("--from", dest="origin", type=paths.place, metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
         added.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
         return added
 

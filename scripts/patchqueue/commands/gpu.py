@@ -17,6 +17,7 @@ from ..outcome import Problem, Refused
 from ..proofs import benchpage, evidence, figurespage, fleet, gpurun, merge, status
 from ..upstream import pins as pinning
 from ..wheels import build, bundle, host
+from . import paths
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -29,16 +30,16 @@ def add(commands) -> None:
     made.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="as 3.12 (default: this one's)")
     made.add_argument("--machine", default=platform.machine(), help="as x86_64 or aarch64 (default: this one)")
     packed = _command(commands, "bundle", _bundle, "pack a patched release for a GPU host without a package index: dist/bundle/TAG/")
-    packed.add_argument("--host", type=Path, help=f"the host's description (default: {host.DEFAULT})")
+    packed.add_argument("--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})")
     packed.add_argument("--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)")
     packed.add_argument("--part-size", type=float, default=60, metavar="MIB", help="what one part may have (default 60)")
     for name, run, text in (("gpu", _gpu, "prove a release on this host's GPU; keep what was found in evidence/"), ("bench", _bench, "time a release on this host's GPU; keep the figures in evidence/, make docs/bench.md")):
         ran = _command(commands, name, run, text)
         ran.add_argument("--here", action="store_true", help="in this interpreter, with --site, not in an environment of the release's own")
-        ran.add_argument("--python", metavar="PATH", help="with --here: in this interpreter instead, as /usr/bin/python3")
-        ran.add_argument("--out", type=Path, metavar="FOLDER", help="leave the result in this new folder and evidence/ alone: `nox -s status -- --merge` gathers such folders")
-        ran.add_argument("--site", type=Path, action="append", default=[], help="a folder of packages, or an unpacked bundle; may be given again")
-        ran.add_argument("--take", type=Path, nargs="+", metavar="FILE", help="run nothing: keep results that another host wrote")
+        ran.add_argument("--python", type=paths.program, metavar="PATH", help="with --here: in this interpreter instead, as /usr/bin/python3")
+        ran.add_argument("--out", type=paths.path, metavar="FOLDER", help="leave the result in this new folder and evidence/ alone: `nox -s status -- --merge` gathers such folders")
+        ran.add_argument("--site", type=paths.path, action="append", default=[], help="a folder of packages, or an unpacked bundle; may be given again")
+        ran.add_argument("--take", type=paths.path, nargs="+", metavar="FILE", help="run nothing: keep results that another host wrote")
         ran.add_argument("--stale", action="store_true", help="with --take: also what is about an earlier queue")
         ran.add_argument("--pass", dest="words", action="append", default=[], metavar="WORD", help="hand this on to tests/gpu, as --pass=--limit --pass=3000")
         if name == "gpu":
@@ -47,7 +48,7 @@ def add(commands) -> None:
     ran.add_argument("--page", action="store_true", help="run nothing: make docs/bench.md from evidence/, and the plot where matplotlib is")
     shown = commands.add_parser("status", help="make the README's support matrix from evidence/ and the queue", description="Make the README's support matrix.")
     shown.set_defaults(run=_status)
-    shown.add_argument("--merge", type=Path, metavar="DIR", help=f"first gather every {merge.RESULT} below DIR into evidence/, each checked as --take does, the weightier run of each model and mode kept")
+    shown.add_argument("--merge", type=paths.path, metavar="DIR", help=f"first gather every {merge.RESULT} below DIR into evidence/, each checked as --take does, the weightier run of each model and mode kept")
     text = f"make {figurespage.PAGE}, its plots and the README's table of figures from evidence/"
     drawn = commands.add_parser("figures", help=text, description=text)
     drawn.set_defaults(run=_figures)
@@ -60,7 +61,7 @@ def add(commands) -> None:
     listed.add_argument("--gpu", action="append", default=[], metavar="NAME", help="only this kind, as H200; may be given again, and need not be in evidence/ yet (default: every kind that is)")
     listed.add_argument("--model", action="append", default=[], help="only this model; may be given again")
     listed.add_argument("--stale", action="store_true", help="only what has no evidence about today's queue")
-    listed.add_argument("--host", type=Path, help=f"the description of hosts without an index (default: {host.DEFAULT})")
+    listed.add_argument("--host", type=paths.path, help=f"the description of hosts without an index (default: {host.DEFAULT})")
     listed.add_argument("--cpu", action="store_true", help="instead: the releases that have an environment for tests/revision, which need no GPU")
 
 
@@ -68,7 +69,7 @@ def _command(commands, name: str, run: Callable[[argparse.Namespace], int], text
     made = commands.add_parser(name, help=text, description=text)
     made.set_defaults(run=run)
     made.add_argument("revisions", nargs="*", metavar="REVISION", help="v0.5.9 or 0.5.9 (default: the default pin)")
-    made.add_argument("--from", dest="origin", metavar="PATH", help="take the release from this wheel or folder of wheels")
+    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel or folder of wheels")
     return made
 
 
@@ -77,16 +78,20 @@ def _chosen(options: argparse.Namespace) -> tuple[pinning.Pins, list[pinning.Pin
     return pins, [pins.find(name) for name in options.revisions] or [pins.default]
 
 
+def _shown(options: argparse.Namespace, path: Path) -> str:
+    return paths.shown(path.relative_to(options.root))
+
+
 def _build(options: argparse.Namespace) -> int:
     for pin in _chosen(options)[1]:
         started = time.monotonic()
         made = build.build(options.root, pin, build.Target(options.python, options.machine), options.origin, options.root / "dist", _say)
-        OUT.print(f"{made.path.relative_to(options.root)}: version {made.version}, {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}")
+        OUT.print(f"{_shown(options, made.path)}: version {made.version}, {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}")
         for what, names in (("added", made.added), ("changed", made.changed), ("removed", made.removed)):
             OUT.print(f"{len(names)} {what}")
             for name in names:
                 OUT.print(f"  {name}")
-        wheel = made.path.relative_to(options.root)
+        wheel = _shown(options, made.path)
         OUT.print(f"over the release's own: pip install --no-deps {wheel}\nfrom nothing: uv pip install --exclude-newer {pin.resolve_as_of} --prerelease=allow {wheel}")
     return 0
 
@@ -97,7 +102,7 @@ def _bundle(options: argparse.Namespace) -> int:
     for pin in chosen:
         made = bundle.pack(options.root, pins, pin, description, options.sm, round(options.part_size * MIB), options.origin, _say)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
-        OUT.print(f"{made.path.relative_to(options.root)}: {sizes}, {len(made.manifest['packages'])} packages, {len(made.manifest['parts'])} parts")
+        OUT.print(f"{_shown(options, made.path)}: {sizes}, {len(made.manifest['packages'])} packages, {len(made.manifest['parts'])} parts")
         OUT.print("on the host: ./unpack FOLDER && python3 FOLDER/tests/gpu/run.py --out RESULTS")
     return 0
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from rich.console import Console
 
 from ..install import inplace
 from ..install.inplace import Report
 from ..outcome import Outcome
+from . import paths
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -26,7 +26,7 @@ def add(commands) -> None:
 def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
     made = commands.add_parser(name, help=text, description=text)
     made.set_defaults(run=run)
-    made.add_argument("--site-packages", dest="site", type=Path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of a checkout that is installed editable")
+    made.add_argument("--site-packages", dest="site", type=paths.path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of a checkout that is installed editable")
     made.add_argument("--discard", action="store_true", help="throw away edits of the files that the install made or changed")
     return made
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..environments.testing import has_environment
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..rebasing import rebase
@@ -22,6 +23,7 @@ from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
 from ..upstream.release import Release, find, newer, version_of
+from . import paths
 
 COLOURS = {Outcome.APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.NEEDS_REFRESH: "yellow"}
 KINDS = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "to refresh"), (Outcome.MERGED_UPSTREAM, "merged upstream"), (Outcome.CONFLICT, "in conflict"))
@@ -36,8 +38,8 @@ def add(commands) -> None:
     """Add this module's commands to the parser's."""
     made = commands.add_parser("rebase", help="say what the queue does on another release, and carry it there", description=REBASE)
     made.set_defaults(run=_rebase)
-    made.add_argument("release", nargs="?", metavar="RELEASE", help="as 0.5.24 (its wheel is fetched from the package index), a wheel, or a checkout of sglang; not needed where one rebase is under way")
-    made.add_argument("--from", dest="origin", metavar="PATH", help="take the release from this wheel, or from this folder that holds python/sglang")
+    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="as 0.5.24 (its wheel is fetched from the package index), a wheel, or a checkout of sglang; not needed where one rebase is under way")
+    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel, or from this folder that holds python/sglang")
     step = made.add_mutually_exclusive_group()
     step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved and what needs no hand, and go on to the next conflict")
     step.add_argument("--skip", metavar="REASON", help="leave the patch that conflicts out of this release; REASON goes into its header, as a Gap")
@@ -128,11 +130,11 @@ def _show_forecast(found: Forecast, seconds: float) -> None:
 def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
     """What is to be done now, and the command to type."""
     version, row = progress.found.version, progress.found.conflict
-    if row is None and begun:
+    if row is None and begun and progress.to_write:
         OUT.print(f"No patch conflicts: `nox -s rebase -- {version} --continue` writes the variants and guards.", soft_wrap=True)
     elif row is None:
-        pinned = any(pin.version == version for pin in pins.all)
-        OUT.print(f"No conflict is left. Next: {'' if pinned else f'`nox -s pin -- {version}`, '}`nox -s check -- v{version}`.", soft_wrap=True)
+        state = "No patch conflicts, and the queue holds it all." if begun else "No conflict is left."
+        OUT.print(f"{state} Next: {_after(root, pins, version)}.", soft_wrap=True)
     else:
         tag, folder = progress.found.nearest.tag, os.path.relpath(progress.folder, root)
         OUT.print(f"\n{folder} shows the first conflict, {row.patch.removesuffix('.patch')}:" if begun else f"\nNext conflict in {folder}, {row.patch.removesuffix('.patch')}:", soft_wrap=True)
@@ -143,6 +145,15 @@ def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
             OUT.print(f"  git left no markers; `git diff HEAD` there shows what it made of patches/{row.patch}", soft_wrap=True)
         OUT.print(f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p {tag}..queue-on-{tag}` what the queue does.", soft_wrap=True)
         OUT.print(f"Edit, then `nox -s rebase -- {version} --continue`; --skip \"REASON\" leaves the patch out, --abort drops all this.", soft_wrap=True)
+
+
+def _after(root: Path, pins: Pins, version: Version) -> str:
+    """The commands that a finished rebase leaves to be typed."""
+    pin = next((pin for pin in pins.all if pin.version == version), None)
+    steps = [] if pin else [f"pin -- {version}"]
+    steps += [f"check -- v{version}"]
+    steps += [] if pin and has_environment(root, pin) else [f"lock -- v{version}"]
+    return ", ".join(f"`nox -s {step}`" for step in steps)
 
 
 def _say(text: str) -> None:

@@ -43,12 +43,12 @@ def backport(root: Path, pins: Pins, onto: str, name: str, base: str, mails: Pat
     """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release, with the queue on it.
 
     A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else Refused. Refused too, with
-    no branch made, for a tree that is no pinned release, uncommitted edits, no author, patches that do not fit.
+    no branch made, for a tree that is no pinned release, uncommitted edits where `base` is HEAD, no author, patches that do not fit.
     """
     queue = load_queue(root)
     repository = open_repository(onto)
     before = repository.branch(name)
-    repository.refuse_edits()
+    repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
     pin = release_of(repository, start, pins)
     if pin is None:

@@ -87,7 +87,7 @@ def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, o
     """
     queue = load_queue(root)
     repository = open_repository(onto)
-    repository.refuse_edits()
+    repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
     exact = release_of(repository, start, pins)
     pin = exact or pins.all[-1]

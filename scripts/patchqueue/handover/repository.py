@@ -62,9 +62,10 @@ class Repository:
                 raise Refused(Problem("no-identity", self.shown, f"git has no {name}, and commits need an author", f'`git config --global {name} "{example}"`'))
         return Person(*values)
 
-    def refuse_edits(self) -> None:
-        """Raise Refused where files are checked out and some differ from HEAD: the branch would not have these edits."""
-        if self.git("rev-parse", "--is-inside-work-tree").strip() != b"true":
+    def refuse_edits(self, base: str) -> None:
+        """Raise Refused where the branch begins at HEAD and files that are checked out differ from it: it would not have these edits,
+        and who takes what is checked out may mean it with them. Who names a commit means that commit."""
+        if base != "HEAD" or self.git("rev-parse", "--is-inside-work-tree").strip() != b"true":
             return
         # As the user's own configuration has it: with core.autocrlf what is checked out is not what is committed, and no edit.
         words = ("-c", "core.fsmonitor=false", "--no-optional-locks", "status", "--porcelain", "-z", "--untracked-files=no", "--ignore-submodules=all")
@@ -72,7 +73,7 @@ class Repository:
         edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
         if edited:
             shown = " ".join(edited[:5]) + (f" and {len(edited) - 5} more" if len(edited) > 5 else "")
-            raise Refused(Problem("edited-checkout", self.shown, f"has edits that are not committed: {shown}", f"`git -C {self.shown} stash`, or commit them"))
+            raise Refused(Problem("edited-checkout", self.shown, f"has edits that are not committed, and the branch would begin at HEAD, which lacks them: {shown}", f"`git -C {self.shown} stash`, or commit them; or go without them: --base {self.commit(base)[:12]}"))
 
     def commit(self, name: str) -> str:
         """The commit that `name` (a branch, tag or hash) stands for, as a full hash. Raises Refused where there is none."""

@@ -73,7 +73,10 @@ def select(queue: Queue, pin: Pin) -> list[Patch]:
 
 
 def overlay_of(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
-    """The overlay files that the selection needs, and with the overlay package its provenance, readable in a server."""
+    """The overlay files that the selection needs, and with the overlay package its provenance, readable in a server.
+
+    What that calls `queue` is of these files and the patches alone, and so not what `identity` says: it cannot hold its own hash.
+    """
     files = queue.overlay_for(patches)
     if not any(path.startswith(PACKAGE) for path in files):
         return files
@@ -213,7 +216,8 @@ def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, st
 
 
 def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
-    """What a record of this selection names as `queue`: it changes with every patch, header included, and overlay file in it."""
+    """What a record of this selection, and evidence, name as `queue`: it changes with every patch, header included, and overlay file
+    in it. The overlay package's provenance.json is one of these, so that what it calls `queue` itself is another hash (`overlay_of`)."""
     return _queue_hash(stack(queue, patches, pin))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import Version
@@ -32,12 +32,14 @@ class Progress:
     """What a step did. changes: what it wrote; folder: the repository with the next conflict, None where none is left.
 
     regions: what git left to solve in it; empty where git merged the patch after all, or had nothing to merge it with.
+    to_write: whether the next step has something to write although nothing conflicts.
     """
 
     found: Forecast
     changes: tuple[Change, ...] = ()
     folder: Path | None = None
     regions: tuple[Region, ...] = ()
+    to_write: bool = False
 
 
 def begin(root: Path, pins: Pins, release: Release, say: Say, show: Callable[[Forecast], None]) -> Progress:
@@ -50,7 +52,7 @@ def begin(root: Path, pins: Pins, release: Release, say: Say, show: Callable[[Fo
         queue = load_queue(root)
         found = forecast(queue, pins, release, say)
         show(found)
-        return _next(root, queue, release, found, (), say)
+        return replace(_next(root, queue, release, found, (), say), to_write=found.conflict is None and _to_write(root, queue, pins, found))
 
 
 def proceed(root: Path, pins: Pins, version: Version, release: Release | None, reason: str | None, say: Say) -> Progress:
@@ -120,6 +122,14 @@ def _alone(root: Path, say: Say) -> Iterator[None]:
 def _below(found: Forecast) -> list[Row]:
     """The rows before the first conflict."""
     return list(found.rows[: found.rows.index(found.conflict)] if found.conflict else found.rows)
+
+
+def _to_write(root: Path, queue: Queue, pins: Pins, found: Forecast) -> bool:
+    """Whether the rows change the queue. Where that cannot be planned, `proceed` says why."""
+    try:
+        return bool(plan(root, queue, pins, found.version, found.rows))
+    except Refused:
+        return True
 
 
 def _write(root: Path, queue: Queue, pins: Pins, release: Release, found: Forecast, first: tuple[Change, ...], say: Say) -> Progress:
