@@ -1,4 +1,4 @@
-"""The Mamba2 states that a prefill leaves for the prefix cache are those of each request's own tokens."""
+"""Mamba2 behind a cached beginning: what a prefill starts from, and which states it leaves for the prefix cache."""
 
 import pytest
 
@@ -10,6 +10,7 @@ CASES = {
     "behind a request that ends between chunks": dict(lengths=[5, 40, 37], prefixes=[0, 0, 0]),
     "on a chunk's border of the batch": dict(lengths=[32, 40], prefixes=[0, 0]),
     "behind cached beginnings": dict(lengths=[21, 40, 18], prefixes=[16, 0, 32]),
+    "a few tokens behind a cached beginning": dict(lengths=[3], prefixes=[16]),
     "whole chunks, and too short ones": dict(lengths=[3, 48, 15, 33], prefixes=[0, 0, 16, 0]),
     "larger pages than chunks": dict(lengths=[7, 70, 50], prefixes=[0, 0, 0], step=32),
     "another prompt branches off before the end": dict(lengths=[9, 55, 50], prefixes=[0, 0, 0], branching={"1": 32, "2": 16}),
@@ -27,8 +28,14 @@ def compared():
 @pytest.mark.parametrize("case", CASES)
 def test_every_tracked_state_is_that_of_the_requests_own_tokens(case, compared):
     """Largest differences in float32; states are of order 10."""
-    found = dict(compared[case])
-    assert found.pop("others") == 0
-    assert len(found) == sum(length >= CASES[case].get("step", 16) for length in CASES[case]["lengths"])
-    wrong = {request: differences for request, differences in found.items() if differences[0] > 1e-5 or differences[1] > 1e-3}
-    assert not wrong, found
+    found = compared[case]
+    assert found["others"] == 0
+    assert len(found["left"]) == sum(length >= CASES[case].get("step", 16) for length in CASES[case]["lengths"])
+    assert not {request for request, (conv, ssm, _) in found["left"].items() if conv > 1e-5 or ssm > 1e-3}, found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_request_goes_on_from_its_cached_state(case, compared):
+    """Whether it leaves a state or is too short for that; outputs are of order 1."""
+    output, conv, ssm = compared[case]["own"]
+    assert output < 1e-4 and conv < 1e-5 and ssm < 1e-3, compared[case]

@@ -19,8 +19,9 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     """New tokens and cached ones of each request; step: of how many tokens a multiple the cache keeps states for; branching:
     {request: tokens} for requests that leave the state behind so many tokens, not behind their last whole chunk.
 
-    Returns, for each request that leaves one, the largest difference of its convolution's and its SSM state, the tokens of
-    the batch before the state, and how many slots that nobody wrote to have changed.
+    Returns `left`: for each request that leaves a state, the largest difference of its convolution's and its SSM state, and the
+    tokens of the batch before that state; `own`: the largest differences of the requests' outputs and of the states that they
+    go on with; and `others`: how many slots that nobody writes to have changed.
     """
     arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
     backend.get_server_args = backend.get_global_server_args = lambda: arguments
@@ -53,17 +54,25 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = conv.shape, False, False
     linear.init_forward_metadata(batch)
     hidden_states = torch.randn(sum(lengths), 128)
+    output, left, own = torch.empty_like(hidden_states), {}, []
+    words = dict(mixer=mixer, hidden_states=hidden_states, output=output, layer_id=compare_mamba2.LAYER, forward_batch=batch, use_triton_causal_conv=True)
     with torch.no_grad():
-        linear.forward(mixer=mixer, hidden_states=hidden_states, output=torch.empty_like(hidden_states), layer_id=compare_mamba2.LAYER, forward_batch=batch, use_triton_causal_conv=True)
-    found, written = {}, {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
-    for i in (i for i in range(count) if mask[i]):
-        old = [state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in before]
-        with torch.no_grad():
-            _, *wanted = mamba2.mixer(mixer, hidden_states[starts[i] : starts[i] + whole[i]], *old)
-        got = conv[count + 1 + i], ssm[count + 1 + i]
-        found[str(i)] = [(a - b).abs().max().item() for a, b in zip(got, wanted, strict=True)] + [starts[i] + whole[i]]
+        linear.forward(**words)
+        for i, (start, length) in enumerate(zip(starts, lengths)):
+            old = [state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in before]
+            wanted = mamba2.mixer(mixer, hidden_states[start : start + length], *old)
+            own.append(_apart((output[start : start + length], conv[i + 1], ssm[i + 1]), wanted))
+            if mask[i]:
+                _, *wanted = mamba2.mixer(mixer, hidden_states[start : start + whole[i]], *old)
+                left[str(i)] = [*_apart((conv[count + 1 + i], ssm[count + 1 + i]), wanted), start + whole[i]]
+    written = {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
     others = [slot for slot in range(len(conv)) if slot not in written]
-    return found | {"others": sum(not torch.equal(now[slot], then[slot]) for now, then in zip((conv, ssm), before) for slot in others)}
+    changed = sum(not torch.equal(now[slot], then[slot]) for now, then in zip((conv, ssm), before) for slot in others)
+    return dict(left=left, own=[max(column) for column in zip(*own)], others=changed)
+
+
+def _apart(found, wanted):
+    return [(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
 
 
 if __name__ == "__main__":
