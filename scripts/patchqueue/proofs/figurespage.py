@@ -320,7 +320,10 @@ def capture_text(measured: Measured) -> str:
     for what, where in dict.fromkeys((one.what, one.where) for one in found):
         times = {one.mode: one.seconds for one in found if (one.what, one.where) == (what, where)}
         rows.append([f"{where}: {what}", *(f"{times[mode]:.1f} s" if mode in times else "-" for mode in MODES)])
-    return benchpage.table(["prefill graphs of", *(benchpage.NAMES[mode] for mode in MODES)], rows) if rows else ""
+    if not rows:
+        return ""
+    table = benchpage.table(["prefill graphs of", *(benchpage.NAMES[mode] for mode in MODES)], rows)
+    return f"{table}\nSmall models are captured while other engines run on the host. What a capture has to compile first counts, the kernels of attention too.\n"
 
 
 def draw_captures(pyplot, measured: Measured):
