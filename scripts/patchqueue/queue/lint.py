@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -69,6 +70,7 @@ def _overlay(root: Path, queue: Queue) -> list[Problem]:
     return found
 
 
+@functools.cache  # most patches bring the same files
 def _imported(path: str, content: bytes) -> set[str]:
     """The files beside `path` that it imports where it begins: `from . import name`, `from .name import …`."""
     try:
