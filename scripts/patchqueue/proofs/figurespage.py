@@ -134,7 +134,7 @@ def draw_tool(pyplot, measured: Measured):
         top.barh(place, one["details"]["median"], height=0.5, color=VERDICTS["passed" if one["met"] else "failed"], alpha=0.75)
         top.plot(one["details"]["seconds"], [place] * len(one["details"]["seconds"]), "o", color="0.2", markersize=3.5)
         top.plot([limit] * 2, [place - 0.38, place + 0.38], color="0.1", linewidth=2)
-        top.annotate(one["shown"], (0.08, place), va="center", fontsize=8.5, color="white")
+        top.annotate(one["shown"], (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, annotation_clip=False)
     _rows(top, [one["name"] for one in timed], "seconds: median, ● each run, ┃ limit")
     colours = {"absent": "0.55", "applied": VERDICTS["passed"], "mixed": "tab:orange"}
     for place, one in enumerate(killed):
