@@ -1,0 +1,1 @@
+"""Triton kernels for prefill, and the tiles that the releases' own kernels are launched with."""

@@ -1,0 +1,323 @@
+"""Mamba2's scan of a prefill in three kernels (Dao and Gu, Transformers are SSMs, 2024, section 6).
+
+Each request is cut into chunks of its own, so that a chunk never holds two requests: no index of the
+sequence at each token, no extra pass for the last chunk, and the same bits whoever else is in the batch.
+The chunks' states stay in registers from a request's first chunk to its last one. They are read from the
+pool and written to the pool in place, those that the prefix cache asked for too.
+
+    steps    dt' = softplus(dt + bias), and the running sum of dt' a over each chunk
+    states   s <- exp(sum of dt' a) s + sum over the chunk's tokens of decay dt' x b; what stood before each chunk
+    scan     y = decay c s + sum over the chunk's earlier tokens of (c b) decay dt' x + d x
+
+For a layer with H heads of size P, G groups (each shared by H / G heads) and state size N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy
+import torch
+import triton
+import triton.language as tl
+
+ALIGN = 4  # int32 in 16 bytes: an address that moved off this would make Triton compile the kernels again
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a batch is cut into chunks, on the device. All int32.
+
+    cu: (requests + 1,), the first row of each request. first: (requests,), its first chunk.
+    start, size: (chunks,), the first row of each chunk and how many rows it has.
+    track_rows: (requests,), behind how many of its rows a request's state is also kept; 0: it is not.
+    track_slots: (requests,), where that state goes. Both None where no request asks for it.
+    """
+
+    chunk: int
+    requests: int
+    chunks: int
+    cu: torch.Tensor
+    first: torch.Tensor
+    start: torch.Tensor
+    size: torch.Tensor
+    track_rows: torch.Tensor | None = None
+    track_slots: torch.Tensor | None = None
+
+
+def plan(
+    lengths: Sequence[int],
+    chunk: int,
+    device: torch.device,
+    tracked: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> Plan:
+    """The plan of a batch, with one copy to the device and no synchronisation.
+
+    lengths: rows of each request. tracked: (rows, slots) of the states to keep, as in Plan; rows are
+    a multiple of `chunk`, or all rows of the request, or 0.
+    """
+    counts = numpy.asarray(lengths, dtype=numpy.int32)
+    chunks = -(-counts // chunk)
+    cu = numpy.concatenate(([0], counts.cumsum()))
+    first = numpy.concatenate(([0], chunks.cumsum()))
+    owner = numpy.repeat(numpy.arange(len(counts)), chunks)
+    within = (numpy.arange(first[-1]) - first[owner]) * chunk
+    tables = [cu, first, cu[owner] + within, numpy.minimum(chunk, counts[owner] - within)]
+    tables += [numpy.asarray(column) for column in tracked or ()]
+    views = _to_device(tables, device)
+    return Plan(chunk, len(counts), int(first[-1]), *views)
+
+
+def _to_device(tables: list[numpy.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Views of one int32 tensor on the device, each at an address that 16 bytes divide."""
+    places = numpy.cumsum([0, *(-(-len(table) // ALIGN) * ALIGN for table in tables)])
+    # Pinned, since a copy out of other memory may still be under way when that memory is gone;
+    # torch's allocator lends pinned memory again only behind the copy.
+    packed = torch.zeros(max(int(places[-1]), 1), dtype=torch.int32, pin_memory=device.type == "cuda")
+    for place, table in zip(places, tables):
+        packed.numpy()[place : place + len(table)] = table
+    there = packed.to(device, non_blocking=True)
+    return [there[place : place + len(table)] for place, table in zip(places, tables)]
+
+
+def split_size(size: int) -> tuple[int, int] | None:
+    """`size` as one or two powers of two of at least 16, the larger one first; None where it is no such sum.
+
+    Triton's blocks have powers of two as sizes; 80 is 64 and 16, and pays for no padding.
+    """
+    high = 1 << (size.bit_length() - 1)
+    rest = size - high
+    if size < 16 or rest and (rest < 16 or rest & (rest - 1)):
+        return None
+    return high, rest
+
+
+@triton.jit
+def _steps_kernel(
+    dt, bias, a, steps, decay, start, size, stride_dt,
+    HEADS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    row = tl.arange(0, CHUNK)
+    row0 = tl.load(start + chunk).to(tl.int64)
+    here = head < HEADS
+    real = (row < tl.load(size + chunk))[:, None] & here[None, :]
+    step = tl.load(dt + (row0 + row)[:, None] * stride_dt + head[None, :], mask=real, other=0.0)
+    step = step.to(tl.float32) + tl.load(bias + head, mask=here, other=0.0).to(tl.float32)[None, :]
+    step = tl.where(step <= 20.0, tl.log(tl.exp(step) + 1.0), step)
+    step = tl.where(real, step, 0.0)  # behind a chunk's last row nothing decays any more
+    rate = tl.load(a + head, mask=here, other=0.0).to(tl.float32) * 1.4426950408889634
+    place = (chunk.to(tl.int64) * HEADS + head)[None, :] * CHUNK + row[:, None]
+    tl.store(steps + place, step, mask=here[None, :])
+    tl.store(decay + place, tl.cumsum(step * rate[None, :], axis=0), mask=here[None, :])
+
+
+@triton.jit
+def _through(
+    state, x, b, steps, decay, before, chunk, begin, end, rows, here,
+    stride_x, stride_b, HEADS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Take a block of a head's state through the chunks between two rows of a request."""
+    p = tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    k = tl.arange(0, CHUNK)
+    for done in range(begin, end, CHUNK):
+        kept = before + chunk * (HEADS * P * N) + p[:, None] * N + n[None, :]
+        tl.store(kept, state.to(before.dtype.element_ty), mask=here[:, None])
+        times = chunk * (HEADS * CHUNK)
+        last = tl.load(decay + times + CHUNK - 1)
+        weight = tl.exp2(last - tl.load(decay + times + k)) * tl.load(steps + times + k)
+        real = k < rows - done
+        xk = tl.load(x + k[None, :] * stride_x + p[:, None], mask=real[None, :] & here[:, None], other=0.0)
+        bk = tl.load(b + k[:, None] * stride_b + n[None, :], mask=real[:, None], other=0.0)
+        state = tl.dot(xk, (bk * weight[:, None]).to(xk.dtype), state * tl.exp2(last))
+        x += CHUNK * stride_x
+        b += CHUNK * stride_b
+        chunk += 1
+    return state, x, b, chunk
+
+
+@triton.jit
+def _states_kernel(
+    x, b, steps, decay, before, pool, cu, first, slots, warm, track_rows, track_slots,
+    stride_x, stride_b, stride_slot, stride_head, stride_p,
+    HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    CHUNK: tl.constexpr, TRACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(1)
+    head = tl.program_id(2)
+    p0 = tl.program_id(0) // (N // BLOCK_N) * BLOCK_P
+    n0 = tl.program_id(0) % (N // BLOCK_N) * BLOCK_N
+    p = p0 + tl.arange(0, BLOCK_P)
+    here = p < P
+    begin = tl.load(cu + request)
+    rows = tl.load(cu + request + 1) - begin
+    chunk = tl.load(first + request).to(tl.int64)
+    pool += head.to(tl.int64) * stride_head + p[:, None] * stride_p + n0 + tl.arange(0, BLOCK_N)[None, :]
+    own = pool + tl.load(slots + request).to(tl.int64) * stride_slot
+    was = tl.load(warm + request) != 0
+    state = tl.load(own, mask=was & here[:, None], other=0.0).to(tl.float32)
+    x += begin.to(tl.int64) * stride_x + head * P + p0
+    b += begin.to(tl.int64) * stride_b + (head // RATIO) * N + n0
+    steps += head * CHUNK
+    decay += head * CHUNK
+    before += (head * P + p0) * N + n0
+    done = 0
+    if TRACK:
+        done = tl.load(track_rows + request)
+        state, x, b, chunk = _through(
+            state, x, b, steps, decay, before, chunk, 0, done, rows, here,
+            stride_x, stride_b, HEADS, P, N, CHUNK, BLOCK_P, BLOCK_N,
+        )  # fmt: skip
+        also = pool + tl.load(track_slots + request).to(tl.int64) * stride_slot
+        tl.store(also, state.to(also.dtype.element_ty), mask=(done > 0) & here[:, None])
+    state, x, b, chunk = _through(
+        state, x, b, steps, decay, before, chunk, done, rows, rows, here,
+        stride_x, stride_b, HEADS, P, N, CHUNK, BLOCK_P, BLOCK_N,
+    )  # fmt: skip
+    tl.store(own, state.to(own.dtype.element_ty), mask=here[:, None])
+
+
+@triton.jit
+def _scan_kernel(
+    x, b, c, d, steps, decay, before, out, start, size,
+    stride_x, stride_b, stride_c, stride_out,
+    HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(2)
+    m0 = tl.program_id(0) * BLOCK_M
+    count = tl.load(size + chunk)
+    if m0 >= count:
+        return
+    row0 = tl.load(start + chunk).to(tl.int64)
+    m = m0 + tl.arange(0, BLOCK_M)
+    n = tl.arange(0, N)
+    pa = tl.arange(0, PA)
+    real = (m < count)[:, None]
+    times = (chunk * HEADS + head) * CHUNK
+    group = (head // RATIO) * N
+    x += row0 * stride_x + head * P
+    b += row0 * stride_b + group
+    cm = tl.load(c + (row0 + m)[:, None] * stride_c + group + n[None, :], mask=real, other=0.0)
+    kept = before + (chunk * HEADS + head) * (P * N) + n[:, None]
+    now = tl.load(decay + times + m)
+    ya = tl.dot(cm, tl.load(kept + pa[None, :] * N)) * tl.exp2(now)[:, None]
+    if PB > 0:
+        pb = PA + tl.arange(0, PB)
+        yb = tl.dot(cm, tl.load(kept + pb[None, :] * N)) * tl.exp2(now)[:, None]
+    for k0 in range(0, m0 + BLOCK_M, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)
+        there = k < count
+        bk = tl.load(b + k[None, :] * stride_b + n[:, None], mask=there[None, :], other=0.0)
+        weight = tl.dot(cm, bk)
+        weight *= tl.exp2(now[:, None] - tl.load(decay + times + k)[None, :]) * tl.load(steps + times + k)[None, :]
+        weight = tl.where(k[None, :] <= m[:, None], weight, 0.0).to(x.dtype.element_ty)
+        xa = tl.load(x + k[:, None] * stride_x + pa[None, :], mask=there[:, None], other=0.0)
+        ya = tl.dot(weight, xa, ya)
+        if PB > 0:
+            xb = tl.load(x + k[:, None] * stride_x + pb[None, :], mask=there[:, None], other=0.0)
+            yb = tl.dot(weight, xb, yb)
+    skip = tl.load(d + head).to(tl.float32)
+    xm = x + m[:, None] * stride_x
+    ym = out + (row0 + m)[:, None] * stride_out + head * P
+    ya += tl.load(xm + pa[None, :], mask=real, other=0.0).to(tl.float32) * skip
+    tl.store(ym + pa[None, :], ya.to(out.dtype.element_ty), mask=real)
+    if PB > 0:
+        yb += tl.load(xm + pb[None, :], mask=real, other=0.0).to(tl.float32) * skip
+        tl.store(ym + pb[None, :], yb.to(out.dtype.element_ty), mask=real)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer's sizes on this rank, and the blocks that its head is made of. blocks: as split_size() gives them."""
+
+    heads: int
+    groups: int
+    size: int
+    d_state: int
+    chunk: int
+    blocks: tuple[int, int]
+
+    @classmethod
+    def of(cls, heads: int, groups: int, size: int, d_state: int, chunk: int) -> Shape | None:
+        """None where the kernels have no blocks for these sizes."""
+        blocks = split_size(size)
+        fits = blocks and all(n >= 16 and not n & (n - 1) for n in (d_state, chunk))
+        return cls(heads, groups, size, d_state, chunk, blocks) if fits and not heads % groups else None
+
+    def constants(self) -> dict[str, int]:
+        """What the two large kernels are compiled for."""
+        return dict(HEADS=self.heads, RATIO=self.heads // self.groups, P=self.size, N=self.d_state, CHUNK=self.chunk)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The three launches of one batch of prefills, in order: steps(), states(tile), scan(tile).
+
+    They fill `out`, and leave each request's state in its slot of the pool. Rows behind the last request
+    are left alone.
+    x, out: (rows, H * P); b, c: (rows, G * N); dt: (rows, H) before bias and softplus: all of one floating
+    type, their last dimension contiguous, rows at any stride. a, d, dt_bias: (H,).
+    pool: (slots, H, P, N), its last dimension contiguous. slots: (requests,) integers. warm: (requests,) bool,
+    whether a request goes on from its slot's state; others start from zero.
+    """
+
+    shape: Shape
+    plan: Plan
+    x: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+    dt: torch.Tensor
+    a: torch.Tensor
+    d: torch.Tensor
+    dt_bias: torch.Tensor
+    out: torch.Tensor
+    pool: torch.Tensor
+    slots: torch.Tensor
+    warm: torch.Tensor
+    times: torch.Tensor = field(init=False)
+    before: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """times: (2, chunks, H, chunk) float32, each row's dt' and the sum of dt' a log2(e) up to it.
+        before: (chunks, H, P, N), the state before each chunk, in the type that the products take."""
+        shape, chunks = self.shape, self.plan.chunks
+        times = torch.empty((2, chunks, shape.heads, shape.chunk), dtype=torch.float32, device=self.x.device)
+        before = self.x.new_empty((chunks, shape.heads, shape.size, shape.d_state))
+        object.__setattr__(self, "times", times)
+        object.__setattr__(self, "before", before)
+
+    def steps(self) -> None:
+        """Fill `times`."""
+        heads = self.shape.heads
+        _steps_kernel[self.plan.chunks, triton.cdiv(heads, STEP_HEADS)](
+            self.dt, self.dt_bias, self.a, self.times[0], self.times[1], self.plan.start, self.plan.size, self.dt.stride(0),
+            HEADS=heads, CHUNK=self.shape.chunk, BLOCK_HEADS=STEP_HEADS,
+        )  # fmt: skip
+
+    def states(self, tile: dict[str, int]) -> None:
+        """Fill `before` and the pool. tile: BLOCK_P, BLOCK_N, num_warps, num_stages."""
+        plan, shape, pool = self.plan, self.shape, self.pool
+        blocks = triton.cdiv(shape.size, tile["BLOCK_P"]) * (shape.d_state // tile["BLOCK_N"])
+        _states_kernel[blocks, plan.requests, shape.heads](
+            self.x, self.b, self.times[0], self.times[1], self.before, pool, plan.cu, plan.first, self.slots, self.warm,
+            plan.track_rows, plan.track_slots, self.x.stride(0), self.b.stride(0), pool.stride(0), pool.stride(1), pool.stride(2),
+            **shape.constants(), TRACK=plan.track_rows is not None, **tile,
+        )  # fmt: skip
+
+    def scan(self, tile: dict[str, int]) -> None:
+        """Fill `out`. tile: BLOCK_M, BLOCK_K, num_warps, num_stages."""
+        plan, shape = self.plan, self.shape
+        _scan_kernel[triton.cdiv(shape.chunk, tile["BLOCK_M"]), plan.chunks, shape.heads](
+            self.x, self.b, self.c, self.d, self.times[0], self.times[1], self.before, self.out, plan.start, plan.size,
+            self.x.stride(0), self.b.stride(0), self.c.stride(0), self.out.stride(0), **shape.constants(), PA=shape.blocks[0], PB=shape.blocks[1], **tile,
+        )  # fmt: skip
+
+
+STEP_HEADS = 8  # heads of one program of the first kernel

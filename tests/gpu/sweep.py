@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Find tiles for Mamba2's prefill kernels on this host's GPU: `python sweep.py --out RESULTS`, in the tree's environment.
+
+Times every candidate of every kernel at the sizes that people serve, alone and in a batch, short and long.
+Prints, for each kernel and head shape, the tile that is best over all cases, beside what the release launches, and
+writes RESULTS/sweep.json. The table of overlay/python/sglang/srt/prefill_graph/kernels/tiles.py is made of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+OPS = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")  # from 0.5.16; before
+CASES = ((512, 1), (512, 8), (4096, 1), (4096, 8))  # rows of a forward, requests
+TINY_CASES = ((40, 1), (40, 2))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A Mamba2 layer's sizes on one rank. name: whose they are."""
+
+    name: str
+    heads: int
+    size: int
+    d_state: int
+    groups: int
+    chunk: int
+
+    def rank(self, width: int) -> Layer:
+        """The same under tensor parallelism."""
+        return Layer(f"{self.name}, tp {width}", self.heads // width, self.size, self.d_state, max(1, self.groups // width), self.chunk)
+
+
+NANO_2 = Layer("Nemotron Nano 9B v2", 128, 80, 128, 8, 128)
+NANO_3 = Layer("Nemotron 3 Nano", 64, 64, 128, 8, 128)
+SUPER_3 = Layer("Nemotron 3 Super", 128, 64, 128, 8, 256)
+FALCON_1B = Layer("Falcon-H1 1.5B", 48, 64, 256, 1, 256)
+FALCON_34B = Layer("Falcon-H1 34B", 32, 128, 256, 2, 256)
+LAYERS = (NANO_2, NANO_2.rank(2), NANO_2.rank(4), NANO_2.rank(8), NANO_3, NANO_3.rank(4), SUPER_3, SUPER_3.rank(4), FALCON_1B, FALCON_34B)
+TINY = (Layer("tiny", 4, 16, 16, 2, 16),)
+
+
+def block(m: int, n: int, k: int, warps: int, stages: int) -> dict[str, int]:
+    return dict(BLOCK_SIZE_M=m, BLOCK_SIZE_N=n, BLOCK_SIZE_K=k, num_warps=warps, num_stages=stages)
+
+
+RELEASE = [block(*shape, *how) for shape in ((64, 64, 32), (64, 64, 64), (128, 64, 32), (128, 64, 64), (64, 128, 32), (64, 128, 64), (128, 128, 64), (32, 64, 64)) for how in ((4, 2), (4, 3), (8, 2))]
+PASSING = [dict(BLOCK_SIZE=size, num_warps=warps) for size in (256, 512, 1024, 2048) for warps in (4, 8)]
+HOW = [dict(num_warps=w, num_stages=s) for w, s in ((4, 2), (4, 3), (8, 2))]
+CANDIDATES = {
+    "bmm": RELEASE, "chunk_scan": RELEASE, "chunk_state": RELEASE, "state_varlen": RELEASE, "state_passing": PASSING,
+    "states": [dict(CHUNK=q, BLOCK_P=p, BLOCK_N=n) | how for q, p, n in itertools.product((64, 128), (16, 32, 64, 128), (64, 128)) for how in HOW],
+    "scan": [dict(CHUNK=q, BLOCK_M=m, BLOCK_K=k) | how for q, m, k in itertools.product((64, 128), (64, 128), (32, 64, 128)) for how in HOW if max(m, k) <= q],
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for sweep.json")
+    parser.add_argument("--kernel", nargs="+", choices=[*CANDIDATES], default=[*CANDIDATES], help="default: all")
+    parser.add_argument("--layer", type=int, nargs="+", help="numbers in the list of layers (default: all)")
+    parser.add_argument("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many compile at once")
+    parser.add_argument("--tiny", action="store_true", help="small sizes and few tiles, to see that it runs (also interpreted)")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    layers = TINY if options.tiny else [LAYERS[n] for n in options.layer or range(len(LAYERS))]
+    until = time.time() + options.limit
+    if not options.tiny:
+        compile_all(options.kernel, layers, options.processes, until)
+    found = []
+    for layer in layers:
+        for name in options.kernel:
+            found.append(sweep(layer, name, options.tiny, until))
+            show(found[-1])
+            (options.out / "sweep.json").write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def compile_all(names: list[str], layers: list[Layer], processes: int, until: float) -> None:
+    """Fill Triton's cache on disk, many at once: compiling takes longer than timing."""
+    shapes = {(layer.size, layer.d_state, layer.chunk, layer.heads // layer.groups, layer.heads): layer for layer in layers}
+    work = [(layer, name, tile) for layer in shapes.values() for name in names for tile in CANDIDATES[name]]
+    began, context = time.time(), multiprocessing.get_context("spawn")
+    jobs = [context.Process(target=compile_some, args=(work[number::processes], until)) for number in range(processes)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    print(f"compiled {len(work)} in {time.time() - began:.0f} s", flush=True)
+
+
+def compile_some(work: list[tuple[Layer, str, dict[str, int]]], until: float) -> None:
+    made: dict[tuple[Layer, str], Callable[[dict[str, int]], None]] = {}
+    for layer, name, tile in work:
+        if time.time() > until:
+            return
+        with contextlib.suppress(Exception):  # what does not fit is found again when it is timed
+            key = (layer, name)
+            if key not in made:
+                made[key] = Batch(layer, 256, 1, "cuda").launcher(name)
+            made[key](tile)
+
+
+def sweep(layer: Layer, name: str, tiny: bool, until: float) -> dict:
+    """Microseconds of each candidate in each case; "" is what the release launches by itself."""
+    cases = TINY_CASES if tiny else CASES
+    tiles = [tile for tile in CANDIDATES[name]][: 2 if tiny else None]
+    tiles = [small(tile) for tile in tiles] if tiny else tiles
+    if name not in ("states", "scan"):
+        tiles = [{}, *tiles]
+    rows = [{"tile": tile, "us": []} for tile in tiles]
+    for rows_of, requests in cases:
+        launch = Batch(layer, rows_of, requests, "cpu" if tiny else "cuda").launcher(name)
+        for row in rows:
+            row["us"].append(timed(lambda: launch(row["tile"]), tiny) if time.time() < until else None)
+    return {"layer": layer.__dict__, "kernel": name, "cases": cases, "tiles": rows}
+
+
+def small(tile: dict[str, int]) -> dict[str, int]:
+    return {key: 16 if key.startswith(("BLOCK", "CHUNK")) else value for key, value in tile.items()}
+
+
+def timed(launch: Callable[[], None], tiny: bool) -> float | None:
+    """Median microseconds of one launch; None where the tile does not fit on the GPU."""
+    if tiny:
+        return launch() or 1.0
+    import triton
+
+    try:
+        return triton.testing.do_bench_cudagraph(launch, rep=2, return_mode="median") * 1e3
+    except Exception as error:  # shared memory, registers
+        if "out of resource" not in str(error):
+            print(f"    {type(error).__name__}: {str(error)[:200]}", flush=True)
+        return None
+
+
+def ranked(found: dict) -> Iterator[tuple[float, dict]]:
+    """Candidates by how far they are from each case's best, as a geometric mean (1 is best everywhere)."""
+    whole = [row for row in found["tiles"] if row["tile"] and all(row["us"])]
+    if not whole:
+        return
+    best = [min(column) for column in zip(*(row["us"] for row in whole))]
+    scored = [(math.prod(us / least for us, least in zip(row["us"], best)) ** (1 / len(best)), row) for row in whole]
+    yield from sorted(scored, key=lambda pair: pair[0])
+
+
+def show(found: dict) -> None:
+    layer, first = found["layer"], [row["us"] for row in found["tiles"] if not row["tile"]]
+    said = "" if not first else " release " + " ".join("-" if us is None else f"{us:.1f}" for us in first[0])
+    print(f"{layer['name']:28} {found['kernel']:13}{said}")
+    for score, row in itertools.islice(ranked(found), 3):
+        print(f"    {score:.3f}  " + " ".join(f"{us:.1f}" for us in row["us"]) + f"  {tuple(row['tile'].values())}", flush=True)
+
+
+class Batch:
+    """Random inputs of one layer's scan, and launches of each kernel on them."""
+
+    def __init__(self, layer: Layer, rows: int, requests: int, device: str):
+        import torch
+
+        self.layer, self.ops = layer, release_ops()
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        torch.manual_seed(1)
+        inner, shared = layer.heads * layer.size, layer.groups * layer.d_state
+        both = torch.randn(rows, inner + 2 * shared, device=device, dtype=dtype)
+        self.flat = x, b, c = both.split([inner, shared, shared], dim=-1)
+        self.x, self.b, self.c = x.view(1, rows, layer.heads, -1), b.view(1, rows, layer.groups, -1), c.view(1, rows, layer.groups, -1)
+        self.dt = torch.randn(rows, layer.heads, device=device, dtype=dtype) - 3
+        self.a, self.d = -torch.rand(layer.heads, device=device), torch.ones(layer.heads, device=device)
+        self.lengths = [rows // requests] * requests
+        self.cu = torch.arange(0, rows + 1, rows // requests, device=device, dtype=torch.int32)
+        self.seq = torch.arange(requests, device=device, dtype=torch.int32).repeat_interleave(rows // requests)[None]
+        self.out = torch.empty_like(self.x)
+        self.pool = torch.zeros(requests + 1, layer.heads, layer.size, layer.d_state, device=device)
+        self.slots = torch.arange(1, requests + 1, device=device, dtype=torch.int32)
+        self.warm = torch.zeros(requests, device=device, dtype=torch.bool)
+
+    def launcher(self, name: str) -> Callable[[dict[str, int]], None]:
+        return self._ours(name) if name in ("states", "scan") else self._release(name)
+
+    def _release(self, name: str) -> Callable[[dict[str, int]], None]:
+        bmm, scan, state, passing = self.ops
+        layer = self.layer
+        decay, dt = state._chunk_cumsum_fwd(self.dt[None], self.a, layer.chunk, dt_bias=self.d, dt_softplus=True)
+        states = state._chunk_state_fwd(self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True)
+        pass_on = lambda: passing._state_passing_fwd(states.flatten(-2), decay, seq_idx=self.seq, chunk_size=layer.chunk, out_dtype=states.dtype, is_cont_batched=True)
+        multiply = lambda: bmm._bmm_chunk_fwd(self.c, self.b, layer.chunk, seq_idx=self.seq, output_dtype=states.dtype)
+        before, products = pass_on()[0].unflatten(-1, (layer.size, layer.d_state)), multiply()
+        calls = {
+            "bmm": (bmm, "_bmm_chunk_fwd_kernel", multiply),
+            "state_passing": (passing, "_state_passing_fwd_kernel", pass_on),
+            "chunk_state": (state, "_chunk_state_fwd_kernel", lambda: state._chunk_state_fwd(self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True)),
+            "chunk_scan": (scan, "_chunk_scan_fwd_kernel", lambda: scan._chunk_scan_fwd(products, self.x, dt, decay, self.c, before, D=self.d, seq_idx=self.seq, out=self.out)),
+            "state_varlen": (state, "_chunk_state_varlen_kernel", lambda: state.chunk_state_varlen(self.b[0], self.x[0], dt[0], decay[0], self.cu, before[0])),
+        }  # fmt: skip
+        module, kernel, call = calls[name]
+
+        def launch(tile: dict[str, int]) -> None:
+            with replaced(module, kernel, With(getattr(module, kernel), tile)):
+                call()
+
+        return launch
+
+    def _ours(self, name: str) -> Callable[[dict[str, int]], None]:
+        from sglang.srt.prefill_graph.kernels import ssd
+
+        layer, made = self.layer, {}
+
+        def launches(chunk: int) -> ssd.Launches:
+            shape = ssd.Shape.of(layer.heads, layer.groups, layer.size, layer.d_state, chunk)
+            plan = ssd.plan(self.lengths, chunk, self.x.device)
+            rest = dict(dt=self.dt, a=self.a, d=self.d, dt_bias=self.d, out=self.out[0].flatten(-2), pool=self.pool, slots=self.slots, warm=self.warm)
+            run = ssd.Launches(shape, plan, *self.flat, **rest)
+            run.steps()
+            return run
+
+        def launch(tile: dict[str, int]) -> None:
+            words = dict(tile)
+            chunk = words.pop("CHUNK")
+            if chunk not in made:
+                made[chunk] = launches(chunk)
+            getattr(made[chunk], name)(words)
+
+        return launch
+
+
+class With:
+    """A kernel that is launched with some more words."""
+
+    def __init__(self, kernel: object, words: dict[str, int]):
+        self.kernel, self.words = kernel, words
+
+    def __getitem__(self, grid: object) -> Callable[..., object]:
+        return lambda *args, **words: self.kernel[grid](*args, **{**self.words, **words})
+
+
+@contextlib.contextmanager
+def replaced(module: object, name: str, value: object) -> Iterator[None]:
+    kept = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, kept)
+
+
+def release_ops() -> tuple:
+    """The release's modules: bmm, chunk scan, chunk state, state passing."""
+    for package in OPS:
+        with contextlib.suppress(ModuleNotFoundError):
+            return tuple(importlib.import_module(f"{package}.{name}") for name in ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing"))
+    raise SystemExit("this tree has none of the kernels")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
