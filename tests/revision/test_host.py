@@ -58,3 +58,18 @@ def test_the_unpatched_release_is_the_control(run_pristine, pristine, tree):
     assert not pristine.is_relative_to(tree)
     origin = run_pristine("import importlib.util; print(importlib.util.find_spec('sglang').origin)").strip()
     assert origin == str(pristine / "__init__.py")
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_kernels_are_compiled_for_gpus_that_are_not_there(capability):
+    from host import compiled, sample_kernels
+
+    signature = {"x_ptr": "*bf16", "y_ptr": "*bf16"}
+    small, large = (
+        compiled.compiled(sample_kernels.centre, signature, {"SIZE": size}, {"num_warps": 1}, capability) for size in (256, 32768)
+    )
+    assert small.spilled == 0 and 8 < small.registers < 64 and small.shared == 0
+    assert large.spilled > 0
+    assert "ld.global.v4" in small.ptx
+    unaligned = compiled.compiled(sample_kernels.centre, signature, {"SIZE": 256}, {"num_warps": 1}, capability, aligned=[])
+    assert "ld.global.v4" not in unaligned.ptx

@@ -4,6 +4,7 @@ Thin patches hook the release's own files; what they call is here. Modules, low 
 
     provenance          what this tree was made of, and whether it still is that
     compat              how releases differ (the only place that knows)
+    kernels/            Triton kernels that do in one pass what the release does in several
     stack               where a model keeps its decoder layers
     lifetimes           what a graph with breaks has to keep alive
     breakable_graph     a graph with breaks, for releases that have none

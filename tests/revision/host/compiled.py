@@ -1,0 +1,68 @@
+"""A Triton kernel compiled for a GPU that need not be there: what it takes of it, and its PTX.
+
+The interpreter accepts what the compiler rejects, so a kernel that is interpreted in one test is compiled in another. This
+works in an ordinary test process only: where TRITON_INTERPRET is set, there are no kernels to compile.
+"""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """registers: of one thread. spilled: bytes of one thread, stores and loads. shared: bytes of one program. ptx: the code."""
+
+    registers: int
+    spilled: int
+    shared: int
+    ptx: str
+
+
+def compiled(kernel, signature, constexprs, options=None, capability=90, aligned=None):
+    """`kernel` (a triton.jit function) compiled for the `capability` of a GPU: 80, 90, or 100. Raises where Triton does.
+
+    signature: Triton's type of each other parameter by name, as {"x_ptr": "*bf16", "rows": "i32"}. constexprs: value by name.
+    options: num_warps, num_stages and so on. aligned: names of the parameters that 16 divides, as Triton finds out at a
+    launch; all pointers where None.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if aligned is None:
+        aligned = [name for name, kind in signature.items() if kind.startswith("*")]
+    source = ASTSource(
+        fn=kernel,
+        signature={name: signature.get(name, "constexpr") for name in kernel.arg_names},
+        constexprs=constexprs,
+        attrs={(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options or {}))
+    ptx = made.asm["ptx"]
+    said = _assemble(ptx, capability, fused=made.metadata.enable_fp_fusion)
+    return Compiled(
+        registers=int(re.search(r"Used (\d+) registers", said).group(1)),
+        spilled=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
+        shared=made.metadata.shared,
+        ptx=ptx,
+    )
+
+
+def _assemble(ptx, capability, fused):
+    """What the assembler that Triton brings says of `ptx`. fused: multiplications and additions may become one."""
+    from triton import knobs
+
+    tool = knobs.nvidia.ptxas
+    if capability >= 100:
+        tool = getattr(knobs.nvidia, "ptxas_blackwell", tool)  # triton 3.6 has two
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE).group(1)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        command = [tool.path, "-v", f"--fmad={str(fused).lower()}", f"--gpu-name={target}", source, "-o", Path(folder, "kernel")]
+        done = subprocess.run(command, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr

@@ -1,0 +1,103 @@
+"""NemotronH's squared ReLU: one kernel with the bits of PyTorch's two."""
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
+
+SHAPES = {"rows of 16": (5, 1040), "one program to the full": (4096,), "odd": (3, 7, 61), "less than a block": (15,), "one": (1,), "programs": (9, 1111)}
+CASES = {
+    f"{name}, {dtype}": dict(shape=shape, dtype=dtype)
+    for name, shape in SHAPES.items()
+    for dtype in ("bfloat16", "float16", "float32")
+}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    from host import interpreted
+
+    return interpreted.run("host.references.compare_relu2", CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_layer_launches_one_kernel_with_the_same_bits(case, compared):
+    assert compared[case] == dict(other=0, launches=1)
+
+
+def on_gpu(tensor):
+    """The tensor, which says that it is on a GPU."""
+    import torch
+
+    return tensor.as_subclass(type("OnGpu", (torch.Tensor,), {"is_cuda": True}))
+
+
+def refused():
+    """What the kernel does not take, by name."""
+    import torch
+
+    x = torch.randn(6, 8)
+    return {
+        "CPU": x,
+        "columns of a wider tensor": on_gpu(x)[:, :4],
+        "transposed": on_gpu(x).t(),
+        "float64": on_gpu(x.double()),
+        "empty": on_gpu(x[:0]),
+        "needs a gradient": on_gpu(x.clone().requires_grad_()),
+    }
+
+
+@pytest.mark.parametrize("what", refused())
+def test_what_the_kernel_does_not_take_is_computed_as_before(what, monkeypatch):
+    import torch
+    from sglang.srt.layers.activation import ReLU2
+    from sglang.srt.prefill_graph.kernels import relu2
+
+    monkeypatch.setattr(relu2, "launch", None)
+    x = refused()[what]
+    clipped = torch.relu(x)
+    assert torch.equal(ReLU2()(x), clipped * clipped)
+    assert relu2.fits(on_gpu(torch.randn(6, 8)))
+
+
+def test_a_traced_graph_keeps_the_two_operations(monkeypatch):
+    """The piecewise graph traces the model as one graph; inductor makes one kernel of the two."""
+    import torch
+    from sglang.srt.layers.activation import ReLU2
+    from sglang.srt.prefill_graph.kernels import relu2
+
+    monkeypatch.setattr(relu2, "DTYPES", None)  # what asks for them is not traced
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append([node.target for node in graph.graph.nodes if node.op.startswith("call")])
+        return graph.forward
+
+    torch._dynamo.reset()
+    x = torch.randn(4, 8)
+    got = torch.compile(ReLU2(), fullgraph=True, dynamic=True, backend=backend)(x)
+    torch._dynamo.reset()
+    assert torch.equal(got, torch.relu(x) ** 2)
+    assert len(graphs) == 1 and len(graphs[0]) == 2, graphs
+
+
+def test_nemotron_h_uses_the_layer(build_model):
+    from sglang.srt.layers.activation import ReLU2
+
+    model = build_model("nemotron_h")
+    used = [layer.mixer.act_fn for layer in model.model.layers if "MLP" in type(layer).__name__]
+    assert used and all(type(module) is ReLU2 for module in used)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("kind, wide", [("bf16", 4), ("fp16", 4), ("fp32", 8)])
+def test_the_kernel_spills_nothing_and_moves_16_bytes_at_once(kind, wide, capability):
+    """16 divides the number of elements wherever it divides the layer's width."""
+    from host.compiled import compiled
+    from sglang.srt.prefill_graph.kernels import relu2
+
+    signature = {"x_ptr": f"*{kind}", "y_ptr": f"*{kind}", "total": "i32"}
+    constexprs, options = {"BLOCK": relu2.BLOCK}, {"num_warps": 4}
+    made = compiled(relu2._relu2_kernel, signature, constexprs, options, capability, aligned=list(signature))
+    assert made.spilled == 0 and made.registers <= 64 and made.shared == 0, made
+    assert made.ptx.count("ld.global.v4.b32") == made.ptx.count("st.global.v4.b32") == wide
+    assert "mul.ftz" not in made.ptx and "mul.rn.ftz" not in made.ptx
