@@ -115,7 +115,7 @@ def _gpu(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
     drawn = benchpage.write(options.root)
-    OUT.print(f"{benchpage.PAGE} written{f', {benchpage.PLOT} drawn' if drawn else '; no plot: matplotlib is not installed, or nothing was measured'}")
+    OUT.print(f"{benchpage.PAGE} written{', its plots drawn' if drawn else '; no plot: matplotlib is not installed, or nothing was measured'}")
     return code
 
 
