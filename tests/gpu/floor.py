@@ -1,4 +1,4 @@
-"""The least time that a forward can take: its matrix products alone, at the rate that the GPU was seen to reach."""
+"""The least time of a forward: its matrix products alone, at the rate that the GPU reached."""
 
 from __future__ import annotations
 
@@ -18,27 +18,34 @@ for _ in range(60):
     ended.record()
     ended.synchronize()
     spans.append(began.elapsed_time(ended))
-print(json.dumps({"size": size, "tflops": round(2 * size**3 / statistics.median(spans[20:]) / 1e9, 1)}))
+tflops = 2 * size**3 / statistics.median(spans[20:]) / 1e9
+print(json.dumps({"size": size, "tflops": round(tflops, 1)}))
 """
 
 
 def flops(config: dict, count: int, length: int) -> float | None:
-    """Floating-point operations of the matrix products of one prefill; None of a model whose tensors are not known.
+    """Floating-point operations of one prefill's matrix products; None of a model not known here.
 
-    Two for each weight and token; of experts, those that a token picks; of the head, for one token of each request.
-    Attention's and state spaces' own products are left out: the floor is below what any kernel can reach.
+    Two for each weight and token; of experts, those that a token picks; of the head, for one token
+    of each request. The products of attention and of state spaces are left out.
     """
     try:
         found = {kind: _weights(config, kind) for kind in ("matrix", "expert", "head")}
     except KeyError:
         return None
-    picked = config.get("num_experts_per_tok", 0) / (config.get("n_routed_experts") or config.get("num_experts") or 1)
+    picked = config.get("num_experts_per_tok", 0) / (
+        config.get("n_routed_experts") or config.get("num_experts") or 1
+    )
     return 2.0 * count * (length * (found["matrix"] + found["expert"] * picked) + found["head"])
 
 
 def _weights(config: dict, wanted: str) -> int:
     """The weights of all matrices of a kind; a convolution is none."""
-    return sum(math.prod(shape) for _, shape, kind in models.shapes(config) if kind == wanted and len(shape) == 2)
+    return sum(
+        math.prod(shape)
+        for _, shape, kind in models.shapes(config)
+        if kind == wanted and len(shape) == 2
+    )
 
 
 def milliseconds(config: dict, count: int, length: int, tflops: float) -> float | None:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Time the untouched release and the patched one in one run: `python gain.py --out RESULTS`, as bench.py otherwise.
+"""Time the untouched release and the patched one in one run: `python gain.py --out RESULTS`.
 
-Each tree in turn has one engine with the whole GPU, and all have the same pools and dummy weights. An engine answers
-rounds of first tokens, one call of every shape after the other. Then it takes a prefill node's load, and then its GPU is
-profiled for every shape. Ends within --limit and writes what it has: RESULTS/gain.json. Exit code 0: all was measured.
+Each tree in turn has one engine with the whole GPU, and all have the same pools and dummy weights.
+An engine answers rounds of first tokens, one call of every shape after the other. Then it takes a
+prefill node's load, and then its GPU is profiled for every shape. Ends within --limit and writes
+what it has: RESULTS/gain.json. Exit code 0: all was measured.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import engine as engines  # noqa: E402
 import floor  # noqa: E402
 import gputrace  # noqa: E402
-import launch  # noqa: E402
 import load  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
@@ -39,7 +40,11 @@ HERE = Path(__file__).resolve().parent
 RESULT = "gain.json"
 UNTOUCHED, PATCHED = "untouched", "patched"
 SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
-WARM_UP, LOADS, PROFILED = 3, 3, 3  # rounds before those that count; loads; calls of a shape in its profile
+WARM_UP, LOADS, PROFILED = (
+    3,
+    3,
+    3,
+)  # rounds before those that count; loads; calls of a shape in its profile
 START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
 END_S = 15  # kept of --limit for ending the engine and writing
 
@@ -58,20 +63,54 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     run.add_place(parser)
     add = parser.add_argument
-    add("--untouched", type=Path, metavar="FOLDER", help="what makes the untouched tree (default: the bundle's untouched/)")
-    add("--subject", choices=[*subjects.SUBJECTS], default="nemotron", help="the model to time (default nemotron)")
-    add("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="NxTOKENS", help="requests x tokens (default: %(default)s)")
-    add("--rounds", type=int, default=20, help="timed calls of each shape (default 20)")
-    add("--trees", nargs="+", choices=(UNTOUCHED, PATCHED), default=(UNTOUCHED, PATCHED), help="in this order; one may come again")
     add(
-        "--mode", nargs="+", choices=(*modes.GRAPHS, modes.EAGER), default=[modes.BREAKABLE],
-        help="for all trees, or one for each (default breakable); a tree without that graph runs eagerly, and this is said",
-    )  # fmt: skip
+        "--untouched",
+        type=Path,
+        metavar="FOLDER",
+        help="what makes the untouched tree (default: the bundle's untouched/)",
+    )
+    add(
+        "--subject",
+        choices=[*subjects.SUBJECTS],
+        default="nemotron",
+        help="the model to time (default nemotron)",
+    )
+    add(
+        "--shapes",
+        nargs="+",
+        type=_shape,
+        default=SHAPES,
+        metavar="NxTOKENS",
+        help=f"requests x tokens (default: {' '.join(map(name, SHAPES))})",
+    )
+    add("--rounds", type=int, default=20, help="timed calls of each shape (default 20)")
+    add(
+        "--trees",
+        nargs="+",
+        choices=(UNTOUCHED, PATCHED),
+        default=(UNTOUCHED, PATCHED),
+        help="in this order; one may come again",
+    )
+    add(
+        "--mode",
+        nargs="+",
+        choices=(*modes.GRAPHS, modes.EAGER),
+        default=[modes.BREAKABLE],
+        help="for all trees, or one for each (default breakable); "
+        "a tree without that graph runs eagerly, and this is said",
+    )
     add("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
-    add("--port", type=int, default=24000, help="the first engine's port; each next one's is 100 higher (default 24000)")
+    add(
+        "--port",
+        type=int,
+        default=24000,
+        help="the first engine's port; each next one's is 100 higher (default 24000)",
+    )
     add("--beside", default="", help="what else the host's other GPUs do meanwhile, for the record")
     options = parser.parse_args(words)
     if len(options.mode) not in (1, len(options.trees)):
@@ -88,7 +127,7 @@ def _shape(word: str) -> tuple[int, int]:
 
 
 class Gain:
-    """One run: its engines one after the other, what each measured, and the facts that are written."""
+    """One run: its engines one after the other, and the facts that are written."""
 
     def __init__(self, options: argparse.Namespace):
         self.options, self.began = options, time.time()
@@ -98,8 +137,8 @@ class Gain:
         self.words = subjects.alone(self.subject)
         self.now: turns.Engine | None = None
         self.facts = self._facts() | {"runs": [], "passed": False}
-        gpu = self.facts["gpu"]["name"]
-        self.say(f"{self.facts['version']} (queue {self.facts['queue_release']}) on {gpu}: {self.subject.model}")
+        gpu, queue = self.facts["gpu"]["name"], self.facts["queue_release"]
+        self.say(f"{self.facts['version']} (queue {queue}) on {gpu}: {self.subject.model}")
 
     def say(self, text: str) -> None:
         run.say(f"{time.time() - self.began:4.0f} s: {text}")
@@ -108,29 +147,49 @@ class Gain:
         facts = run.describe(self.place, self.options)
         for field in ("capture", "chunk", "tolerance"):
             facts.pop(field)
-        prefills = {"requests": load.PREFILL_REQUESTS, "in_flight": load.PREFILL_IN_FLIGHT, "prompt": load.PREFILL_PROMPT, "loads": LOADS}
+        prefills = {
+            "requests": load.PREFILL_REQUESTS,
+            "in_flight": load.PREFILL_IN_FLIGHT,
+            "prompt": load.PREFILL_PROMPT,
+            "loads": LOADS,
+        }
         settings = {
-            "shapes": [name(shape) for shape in self.options.shapes], "rounds": self.options.rounds, "warm_up": WARM_UP,
-            "profiled": PROFILED, "load": prefills, "order": [*self.options.trees], "engine": self.words, "capture": self._sizes(),
-        }  # fmt: skip
+            "shapes": [name(shape) for shape in self.options.shapes],
+            "rounds": self.options.rounds,
+            "warm_up": WARM_UP,
+            "profiled": PROFILED,
+            "load": prefills,
+            "order": [*self.options.trees],
+            "engine": self.words,
+            "capture": self._sizes(),
+        }
         return facts | {
-            "subject": self.options.subject, "model": self.subject.model, "config": self.subject.config, "gain": settings,
+            "subject": self.options.subject,
+            "model": self.subject.model,
+            "config": self.subject.config,
+            "gain": settings,
             "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "beside": self.options.beside, "cpus": len(os.sched_getaffinity(0)),
-        }  # fmt: skip
+            "beside": self.options.beside,
+            "cpus": len(os.sched_getaffinity(0)),
+        }
 
     def _sizes(self) -> list[int]:
         """What graphs are captured for: each shape's tokens, and the load's pieces."""
-        return sorted({count * length for count, length in self.options.shapes} | {load.PREFILL_PROMPT})
+        return sorted(
+            {count * length for count, length in self.options.shapes} | {load.PREFILL_PROMPT}
+        )
 
     def measure(self) -> None:
-        """Everything, in order; what is measured is written as it comes, so that an end from outside loses little."""
+        """Everything, in order, written as it comes: an end from outside loses little."""
         own = self._own_tree() if UNTOUCHED in self.options.trees else None
         self._floor()
-        model = models.write_config(self.place.out / "models" / self.options.subject, self.subject.config)
+        model = models.write_config(
+            self.place.out / "models" / self.options.subject, self.subject.config
+        )
         for number, (tree, mode) in enumerate(zip(self.options.trees, self.options.mode)):
-            left = len(self.options.trees) - number
-            until = time.time() + (self.until - time.time()) / left
+            until = time.time() + share(number, len(self.options.trees)) * (
+                self.until - time.time()
+            )
             self._visit(number, tree, mode, own, model, until)
 
     def _own_tree(self) -> Path:
@@ -138,7 +197,9 @@ class Gain:
         out = self.place.out / UNTOUCHED
         patched = self.options.tree or HERE.parents[1] / "tree"
         try:
-            found = untouched.make(patched, self.options.untouched or HERE.parents[1] / UNTOUCHED, out)
+            found = untouched.make(
+                patched, self.options.untouched or HERE.parents[1] / UNTOUCHED, out
+            )
         except untouched.Unmade as why:
             sys.exit(f"no untouched tree: {why}")
         self.facts["gain"]["untouched"] = found
@@ -146,41 +207,72 @@ class Gain:
         return out
 
     def _floor(self) -> None:
-        """The rate of large matrix products on this GPU, and what every shape's own would take at it."""
+        """The rate of large matrix products on this GPU, and every shape's floor at it."""
         try:
             rate = self.place.ask(floor.RATE)
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
             rate = {"tflops": None, "why": str(error)[-300:]}
         self.facts["rate"] = rate
         if rate["tflops"]:
             config = self.subject.config
-            self.facts["floor_ms"] = {name((c, n)): floor.milliseconds(config, c, n, rate["tflops"]) for c, n in self.options.shapes}
+            self.facts["floor_ms"] = {
+                name((c, n)): floor.milliseconds(config, c, n, rate["tflops"])
+                for c, n in self.options.shapes
+            }
         self.say(f"matrix products of bfloat16: {rate['tflops']} TFLOP/s")
 
-    def _visit(self, number: int, tree: str, mode: str, own: Path | None, model: Path, until: float) -> None:
+    def _visit(
+        self, number: int, tree: str, mode: str, own: Path | None, model: Path, until: float
+    ) -> None:
         """One engine of one tree: started, measured, ended."""
-        options = argparse.Namespace(**vars(self.options) | ({"tree": own} if tree == UNTOUCHED else {}))
+        options = argparse.Namespace(
+            **vars(self.options) | ({"tree": own} if tree == UNTOUCHED else {})
+        )
         chosen, why = _mode(options, mode)
         label = f"{number + 1}.{tree}"
         entry = {
-            "tree": tree, "visit": number + 1, "mode": chosen, "instead_of": mode if why else "", "mode_why": why,
-            "measure": f"gain {number + 1} {tree}", "verdict": "not run", "why": "no time was left", "seconds": 0, "captured": [],
-        }  # fmt: skip
+            "tree": tree,
+            "visit": number + 1,
+            "mode": chosen,
+            "instead_of": mode if why else "",
+            "mode_why": why,
+            "measure": f"gain {number + 1} {tree}",
+            "verdict": "not run",
+            "why": "no time was left",
+            "seconds": 0,
+            "captured": [],
+        }
         self.facts["runs"].append(entry)
         self.say(f"{label}: starting, {chosen}{f' because {why}' if why else ''}")
         plan = {
-            "model": str(model), "mode": chosen, "port": self.options.port + 100 * number, "engine": self.words, "capture": self._sizes(),
-            "enforce": self.subject.enforce, "breakable": not models.is_sparse(self.subject.config), "watch": str(self.place.out / f"{label}.watch"),
-        }  # fmt: skip
+            "model": str(model),
+            "mode": chosen,
+            "port": self.options.port + 100 * number,
+            "engine": self.words,
+            "capture": self._sizes(),
+            "enforce": self.subject.enforce,
+            "breakable": not models.is_sparse(self.subject.config),
+            "watch": str(self.place.out / f"{label}.watch"),
+        }
         _clear(Path(plan["watch"]))
         place = run.place_of(options)
-        self.now = turns.begin(place, label, HERE / "bench_engine.py", plan, PREFILL_WATCH=plan["watch"], CUDA_DEVICE_ORDER="PCI_BUS_ID")
+        self.now = turns.begin(
+            place,
+            label,
+            HERE / "bench_engine.py",
+            plan,
+            PREFILL_WATCH=plan["watch"],
+            CUDA_DEVICE_ORDER="PCI_BUS_ID",
+        )
         visit = Visit(self, self.now, entry, until)
         try:
             visit.measure()
             entry |= {"verdict": "passed", "why": ""}
         except turns.Gone as gone:
-            entry |= {"verdict": "failed", "why": f"{gone}: {run.error(self.now.log.read_text(errors='replace'))}"}
+            entry |= {
+                "verdict": "failed",
+                "why": f"{gone}: {run.error(self.now.log.read_text(errors='replace'))}",
+            }
         except NoTime as what:
             entry |= {"verdict": "not run", "why": f"no time was left for {what}"}
         finally:
@@ -194,16 +286,24 @@ class Gain:
         entry["seconds"] = round(time.time() - self.now.began)
         entry["captured"] = [asdict(found) for found in run.captures(log)]
         ran = engines.watched(plan["watch"])
-        entry["prefills"] = {"prefills": len(ran), "on_graph": sum(bool(line["runner"] and line["launches"]) for line in ran)}
+        entry["prefills"] = {
+            "prefills": len(ran),
+            "on_graph": sum(bool(line["runner"] and line["launches"]) for line in ran),
+        }
         if entry["verdict"] == "passed" and not _as_meant(entry):
-            entry |= {"verdict": "failed", "why": f"{entry['prefills']['on_graph']} of {len(ran)} prefills ran on a graph"}
+            entry |= {
+                "verdict": "failed",
+                "why": f"{entry['prefills']['on_graph']} of {len(ran)} prefills ran on a graph",
+            }
         self.now = None
         self.write()
 
     def write(self) -> None:
         self.facts["seconds"] = round(time.time() - self.began)
         wanted = len(self.facts["runs"]) == len(self.options.trees)
-        self.facts["passed"] = wanted and all(entry["verdict"] == "passed" for entry in self.facts["runs"])
+        self.facts["passed"] = wanted and all(
+            entry["verdict"] == "passed" for entry in self.facts["runs"]
+        )
         file = self.place.out / RESULT
         file.with_suffix(".part").write_text(json.dumps(self.facts, indent=1) + "\n")
         file.with_suffix(".part").replace(file)
@@ -220,7 +320,7 @@ class NoTime(Exception):
 
 
 class Visit:
-    """What one engine is asked, in order. Raises turns.Gone where it dies, NoTime where there is none left."""
+    """What one engine is asked, in order. Raises turns.Gone where it dies, NoTime without time."""
 
     def __init__(self, gain: Gain, engine: turns.Engine, entry: dict, until: float):
         self.gain, self.engine, self.entry, self.until = gain, engine, entry, until
@@ -229,29 +329,53 @@ class Visit:
     def measure(self) -> None:
         self.entry |= self._ask("start", START_S)
         self._say(f"started in {self.entry['start_s']} s")
-        self._ask("rounds", WARM_UP_S, shapes=self.shapes, first=-WARM_UP, count=WARM_UP, seconds=WARM_UP_S)
+        self._ask(
+            "rounds",
+            WARM_UP_S,
+            shapes=self.shapes,
+            first=-WARM_UP,
+            count=WARM_UP,
+            seconds=WARM_UP_S,
+        )
         self._say(f"{WARM_UP} rounds of warm-up")
         self._rounds()
         self._loads()
         for shape in self.shapes:
             self._profile(*shape)
-        if any(len(found["all"]) < self.gain.options.rounds for found in self.entry["first_token_ms"].values()):
+        if any(
+            len(found["all"]) < self.gain.options.rounds
+            for found in self.entry["first_token_ms"].values()
+        ):
             raise NoTime(f"{self.gain.options.rounds} rounds")
 
     def _rounds(self) -> None:
-        seconds = min(ROUNDS_S, 0.6 * (self.until - time.time()))  # the rest is for loads and profiles
+        seconds = min(
+            ROUNDS_S, 0.6 * (self.until - time.time())
+        )  # the rest is for loads and profiles
         words = dict(shapes=self.shapes, first=0, count=self.gain.options.rounds, seconds=seconds)
         spans = self._ask("rounds", ROUNDS_S + PROFILE_S, **words)["ms"]
-        self.entry["first_token_ms"] = {shape: spread(found) for shape, found in spans.items() if found}
-        self._say("first tokens, ms: " + ", ".join(f"{shape} {_spoken(found)}" for shape, found in self.entry["first_token_ms"].items()))
+        self.entry["first_token_ms"] = {
+            shape: spread(found) for shape, found in spans.items() if found
+        }
+        self._say(
+            "first tokens, ms: "
+            + ", ".join(
+                f"{shape} {_spoken(found)}" for shape, found in self.entry["first_token_ms"].items()
+            )
+        )
         self.gain.write()
 
     def _loads(self) -> None:
         for number in range(LOADS):
-            found = {"round": number} | self._ask("prefill_load", LOAD_S, number=number, requests=load.PREFILL_REQUESTS)
+            found = {"round": number} | self._ask(
+                "prefill_load", LOAD_S, number=number, requests=load.PREFILL_REQUESTS
+            )
             self.entry.setdefault("loads", []).append(found)
         rates = [one["tokens_per_s"] for one in self.entry["loads"]]
-        self._say(f"{load.PREFILL_IN_FLIGHT} prompts of {load.PREFILL_PROMPT} in flight, tokens/s: " + ", ".join(f"{rate:.0f}" for rate in rates))
+        self._say(
+            f"{load.PREFILL_IN_FLIGHT} prompts of {load.PREFILL_PROMPT} in flight, tokens/s: "
+            + ", ".join(f"{rate:.0f}" for rate in rates)
+        )
         self.gain.write()
 
     def _profile(self, count: int, length: int) -> None:
@@ -259,12 +383,20 @@ class Visit:
         folder = self.engine.log.with_suffix(".traces") / shape
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        answer = self._ask("profile", PROFILE_S, count=count, length=length, calls=PROFILED, folder=str(folder))
+        answer = self._ask(
+            "profile", PROFILE_S, count=count, length=length, calls=PROFILED, folder=str(folder)
+        )
         files = sorted(folder.glob("*.json*"), key=lambda file: file.stat().st_mtime)
         events = gputrace.read(files[-1]) if files else []
-        found = gputrace.profile(events, PROFILED) | {"ms": answer["ms"], "forwards": round(answer["forwards"] / PROFILED, 2)}
+        found = gputrace.profile(events, PROFILED) | {
+            "ms": answer["ms"],
+            "forwards": round(answer["forwards"] / PROFILED, 2),
+        }
         self.entry.setdefault("profile", {})[shape] = found
-        self._say(f"profile of {shape}: {found['busy_ms']:.1f} ms busy, {found['launches']:.0f} launches, {found['forwards']} forwards")
+        self._say(
+            f"profile of {shape}: {found['busy_ms']:.1f} ms busy, "
+            f"{found['launches']:.0f} launches, {found['forwards']} forwards"
+        )
         self.gain.write()
         if not events:
             raise turns.Gone(f"the profile of {shape} has no kernels")
@@ -283,9 +415,23 @@ class Visit:
         self.gain.say(f"{self.engine.mode}: {text}")
 
 
+def share(number: int, count: int) -> float:
+    """The part of the time left that the next of `count` visits may take.
+
+    The first compiles what the others find: it has one and a half parts.
+    """
+    mine = 1.5 if number == 0 else 1.0
+    return mine / (mine + count - number - 1)
+
+
 def spread(spans: Sequence[float]) -> dict:
     """Fastest, first quartile and median of calls, and all of them."""
-    return {"fastest": min(spans), "first_quartile": round(quartile(spans), 2), "median": round(statistics.median(spans), 2), "all": [*spans]}
+    return {
+        "fastest": min(spans),
+        "first_quartile": round(quartile(spans), 2),
+        "median": round(statistics.median(spans), 2),
+        "all": [*spans],
+    }
 
 
 def quartile(spans: Sequence[float]) -> float:
@@ -309,7 +455,10 @@ def _mode(options: argparse.Namespace, mode: str) -> tuple[str, str]:
 
 
 def _as_meant(entry: dict) -> bool:
-    """Whether prefills ran as their mode says. An untouched release may leave its graph aside: that is what users have."""
+    """Whether prefills ran as their mode says.
+
+    An untouched release may leave its graph aside: that is what users have.
+    """
     ran = entry["prefills"]
     if entry["mode"] == modes.EAGER:
         return ran["prefills"] > 0 and not ran["on_graph"]
@@ -331,16 +480,32 @@ def show(facts: dict) -> None:
     runs = facts["runs"]
     print("\nfirst token, ms: fastest / first quartile / median")
     for shape in facts["gain"]["shapes"]:
-        cells = [_spoken(found) if (found := entry.get("first_token_ms", {}).get(shape)) else "-" for entry in runs]
+        cells = [
+            _spoken(found) if (found := entry.get("first_token_ms", {}).get(shape)) else "-"
+            for entry in runs
+        ]
         floor_ms = facts.get("floor_ms", {}).get(shape)
-        print(f"  {shape:8}" + "".join(f"{cell:>26}" for cell in cells) + (f"   floor {floor_ms}" if floor_ms else ""))
+        print(
+            f"  {shape:8}"
+            + "".join(f"{cell:>26}" for cell in cells)
+            + (f"   floor {floor_ms}" if floor_ms else "")
+        )
     print("GPU busy, ms (launches)")
     for shape in facts["gain"]["shapes"]:
         found = [entry.get("profile", {}).get(shape) for entry in runs]
-        print(f"  {shape:8}" + "".join(f"{one['busy_ms']:>18.1f} ({one['launches']:.0f})" if one else f"{'-':>26}" for one in found))
+        print(
+            f"  {shape:8}"
+            + "".join(
+                f"{one['busy_ms']:>18.1f} ({one['launches']:.0f})" if one else f"{'-':>26}"
+                for one in found
+            )
+        )
     for entry in runs:
         rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
-        print(f"{entry['tree']}, {entry['mode']}: {entry['verdict']} {entry['why']}; input tokens/s {rates or '-'}; {entry['seconds']} s")
+        print(
+            f"{entry['tree']}, {entry['mode']}: {entry['verdict']} {entry['why']}; "
+            f"input tokens/s {rates or '-'}; {entry['seconds']} s"
+        )
     print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
 
 

@@ -1,7 +1,8 @@
 """What a GPU did, read from a trace that torch's profiler wrote. Standard library only.
 
-Kernels are told by their names. A Triton kernel stays under its own name; matrix products, attention, norms, element-wise
-PyTorch kernels and copies are put together, because releases and shapes choose others of them.
+Kernels are told by their names. A Triton kernel stays under its own name. Matrix products,
+attention, norms, PyTorch's element-wise kernels and copies are put together, because releases and
+shapes choose others of them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,31 @@ from pathlib import Path
 
 CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 COPIES, PRODUCTS = "copies and fills", "matrix products"
-# In this order: kernels of attention and of experts have matrix products' libraries in their C++ names.
+# In this order: C++ names of attention's kernels hold the names of matrix products' libraries.
 GROUPS = (
-    ("attention", re.compile(r"flash_?(fwd|attn|mla)|FlashAttn|fmha|(Prefill|Decode)With|PrefillPlan|MergeState|cascade", re.I)),
+    (
+        "attention",
+        re.compile(
+            r"flash_?(fwd|attn|mla)|FlashAttn|fmha|(Prefill|Decode)With|MergeState|cascade",
+            re.I,
+        ),
+    ),
     (PRODUCTS, re.compile(r"nvjet|cutlass|gemm|gemv|wgmma|cublas|xmma|splitK", re.I)),
-    (COPIES, re.compile(r"^Mem(cpy|set)|direct_copy|CatArrayBatchedCopy|FillFunctor|bfloat16_copy|index_(put|copy)|_scatter_gather", re.I)),
+    (
+        COPIES,
+        re.compile(
+            r"^Mem(cpy|set)|direct_copy|CatArrayBatchedCopy|FillFunctor|bfloat16_copy|"
+            r"index_(put|copy)|_scatter_gather",
+            re.I,
+        ),
+    ),
     ("norms", re.compile(r"norm", re.I)),
     ("reductions of PyTorch", re.compile(r"at::native::.*(reduce_kernel|softmax|scan)", re.I)),
     ("element-wise of PyTorch", re.compile(r"at::native::")),
 )
-TRITON = re.compile(r"^(?!nvjet|cutlass|cublas|gemm|gemv|sm\d+_|ampere_|turing_|volta_)\w+$")  # a plain name, and no library's
+TRITON = re.compile(
+    r"^(?!nvjet|cutlass|cublas|gemm|gemv|sm\d+_|ampere_|turing_|volta_)\w+$"
+)  # a plain name, and no library's
 RAW = 30  # kernels that are kept by their own names
 
 
@@ -39,11 +55,19 @@ class Event:
 
 def read(file: Path) -> list[Event]:
     """What ran on the GPU, in a chrome trace; packed or not."""
-    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
+    opened = (
+        gzip.open(file, "rt", encoding="utf-8")
+        if file.suffix == ".gz"
+        else file.open(encoding="utf-8")
+    )
     with opened as text:
         rows = json.load(text)
     rows = rows["traceEvents"] if isinstance(rows, dict) else rows
-    return [Event(row["name"], float(row["ts"]), float(row.get("dur", 0))) for row in rows if row.get("cat") in CATEGORIES]
+    return [
+        Event(row["name"], float(row["ts"]), float(row.get("dur", 0)))
+        for row in rows
+        if row.get("cat") in CATEGORIES
+    ]
 
 
 def busy_us(events: Iterable[Event]) -> float:
@@ -76,7 +100,7 @@ def short(name: str) -> str:
 
 
 def profile(events: Sequence[Event], calls: int) -> dict:
-    """Of one call, of `calls` alike: busy milliseconds, launches, and both by group and by kernel, largest first."""
+    """Of one call, of `calls` alike: busy time and launches; both by group and by kernel too."""
     return {
         "calls": calls,
         "busy_ms": round(busy_us(events) / calls / 1e3, 3),
@@ -95,4 +119,7 @@ def _tally(events: Iterable[Event], calls: int, called) -> dict[str, dict]:
     for event in events:
         spans.setdefault(called(event.name), []).append(event.span)
     rows = sorted(spans.items(), key=lambda row: -sum(row[1]))
-    return {name: {"ms": round(sum(found) / calls / 1e3, 4), "launches": round(len(found) / calls, 1)} for name, found in rows}
+    return {
+        name: {"ms": round(sum(found) / calls / 1e3, 4), "launches": round(len(found) / calls, 1)}
+        for name, found in rows
+    }

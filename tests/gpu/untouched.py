@@ -1,6 +1,7 @@
-"""Make the release's own package out of a patched one, as a plan beside it says. Standard library only.
+"""Make the release's own package out of a patched one, as a plan says. Standard library only.
 
-The plan and the release's own files are what scripts/patchqueue/wheels/untouched.py lays: in a bundle, untouched/.
+scripts/patchqueue/wheels/untouched.py lays the plan and the release's own files: in a bundle,
+untouched/.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ class Unmade(Exception):
 
 
 def make(tree: Path, folder: Path, out: Path) -> str:
-    """Lay the untouched package in `out`, which is replaced. Returns its tree hash, as the release is pinned by it.
+    """Lay the untouched package in `out`, which is replaced. Returns its tree hash.
 
-    tree: the folder that holds the patched sglang/, alone or among other packages; folder: what holds the plan.
+    tree: the folder that holds the patched sglang/, alone or among other packages.
+    folder: what holds the plan, which names the hash that the release is pinned by.
     Raises Unmade where a file is missing, or where the result is not the release.
     """
     if not (folder / PLAN).is_file():
-        raise Unmade(f"{folder} has no {PLAN}: the bundle was packed by an earlier tool, pack it again")
+        raise Unmade(
+            f"{folder} has no {PLAN}: the bundle was packed by an earlier tool, pack it again"
+        )
     plan = json.loads((folder / PLAN).read_text())
     shutil.rmtree(out, ignore_errors=True)
     gone = {*plan["remove"], *plan["replace"]}
@@ -46,7 +50,11 @@ def make(tree: Path, folder: Path, out: Path) -> str:
 
 def tree_hash(tree: Path) -> str:
     """The hash of a package's files as scripts/patchqueue/files/tree.py defines it."""
-    rows = sorted((f"python/{name}", tree / name) for name in _files(tree, PACKAGE) if not name.endswith(".so"))
+    rows = sorted(
+        (f"python/{name}", tree / name)
+        for name in _files(tree, PACKAGE)
+        if not name.endswith(".so")
+    )
     listing = "".join(f"{_sha256(file)}  {name}\n" for name, file in rows)
     return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
 

@@ -1,6 +1,6 @@
-"""What makes the release's own package out of a patched one: a plan, and the files that the queue changed.
+"""What makes the release's own package out of a patched one: a plan, and the changed files.
 
-tests/gpu/untouched.py follows the plan on a GPU host, so that both trees can be measured in one run.
+tests/gpu/untouched.py follows the plan on a GPU host, so that both trees are measured in one run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def lay(built: Built, folder: Path) -> Path:
     folder.mkdir(parents=True)
     with zipfile.ZipFile(built.upstream) as before, zipfile.ZipFile(built.path) as after:
         own = member_digests(before)
-        made = plan(own, member_digests(after)) | {"schema": SCHEMA, "tree": built.record["tree"]["before"]}
+        made = plan(own, member_digests(after)) | {
+            "schema": SCHEMA,
+            "tree": built.record["tree"]["before"],
+        }
         for name in made["replace"]:
             file = folder / FILES / name
             file.parent.mkdir(parents=True, exist_ok=True)
