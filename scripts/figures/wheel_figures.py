@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from patchqueue.environments import environment, testing  # noqa: E402
+from patchqueue.proofs.evidence import MEASURED  # noqa: E402
 from patchqueue.upstream import pins  # noqa: E402
 from patchqueue.wheels import build  # noqa: E402
 
@@ -28,7 +29,7 @@ ASK = f"import json, sglang.version, {STARTS}; print(json.dumps([sglang.version.
 
 def proven(known: pins.Pins) -> list[pins.Pin]:
     """The releases with GPU proofs in evidence/."""
-    return [pin for pin in known.all if any(not path.name.endswith(".bench.json") for path in (ROOT / "evidence" / str(pin.version)).glob("*.json"))]
+    return [pin for pin in known.all if any(not path.name.endswith(MEASURED) for path in (ROOT / "evidence" / str(pin.version)).glob("*.json"))]
 
 
 def measure(pin: pins.Pin, space: Path) -> dict[str, object]:

@@ -127,7 +127,7 @@ class Bench:
             self._first_tokens()
 
     def _begin(self, model: Path, number: int, mode: str) -> turns.Engine:
-        plan = {"model": str(model), "mode": mode, "port": self.options.port + 1200 * number, "engine": self.subject.words(self.running), "breakable": not models.is_sparse(self.subject.config), "watch": self._watch(mode)}
+        plan = {"model": str(model), "mode": mode, "port": self.options.port + 1200 * number, "engine": self.subject.words(self.running), "enforce": self.subject.enforce, "breakable": not models.is_sparse(self.subject.config), "watch": self._watch(mode)}
         return turns.begin(self.place, mode, HERE / "bench_engine.py", plan, PREFILL_WATCH=plan["watch"], CUDA_DEVICE_ORDER="PCI_BUS_ID")
 
     def _watch(self, mode: str) -> str:

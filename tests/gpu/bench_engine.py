@@ -1,6 +1,7 @@
-"""One engine in one mode that does what bench.py asks: `python bench_engine.py PLAN.json`, started by turns.begin.
+"""One engine in one mode that does what bench.py or gain.py asks: `python bench_engine.py PLAN.json`, started by turns.begin.
 
-PLAN: model (folder), mode, port, engine (sglang.Engine's words), watch, fd (the socket to bench.py). Idle until asked.
+PLAN: model (folder), mode, port, engine (sglang.Engine's words), watch, fd (the socket to who asks), capture (tokens that
+graphs are captured for; default load.CAPTURE). Idle until asked.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ def main() -> None:
 
 
 class Served:
-    """What bench.py may ask for; each answer is a JSON object."""
+    """What may be asked for; each answer is a JSON object."""
 
     def __init__(self, plan: dict):
         self.plan = plan
         self.engine = None
 
     def start(self) -> dict:
-        self.engine, result = engines.start(self.plan | {"capture": list(load.CAPTURE)})
+        self.engine, result = engines.start({"capture": list(load.CAPTURE)} | self.plan)
         # Up to 0.5.9 nobody reads the answer to a flush before something was generated (managers/tokenizer_communicator_mixin.py:346).
         self.engine.generate(input_ids=[[load.SMALLEST]], sampling_params={"max_new_tokens": 2, "temperature": 0, "ignore_eos": True})
         return result
@@ -56,21 +57,57 @@ class Served:
         engines.flush(self.engine)
         source, spans = random.Random(f"{seed} {count} {length}"), []
         for _ in range(calls):
-            prompts = [list(load.tokens(source, length)) for _ in range(count)]
-            began = time.perf_counter()
-            self.engine.generate(input_ids=prompts, sampling_params={"max_new_tokens": 1, "temperature": 0, "ignore_eos": True})
-            spans.append(round((time.perf_counter() - began) * 1e3, 2))
+            spans.append(self._call(source, count, length))
         return {"ms": spans}
+
+    def rounds(self, shapes: list[tuple[int, int]], first: int, count: int, seconds: float) -> dict:
+        """Milliseconds of such calls, shapes in turn, round by round; no round begins after `seconds`. first: its number."""
+        until, spans = time.monotonic() + seconds, {f"{requests}x{length}": [] for requests, length in shapes}
+        for number in range(first, first + count):
+            if time.monotonic() > until:
+                break
+            source = random.Random(f"round {number}")
+            for requests, length in shapes:
+                spans[f"{requests}x{length}"].append(self._call(source, requests, length))
+        return {"ms": spans}
+
+    def profile(self, count: int, length: int, calls: int, folder: str) -> dict:
+        """A trace of the GPU over calls that generate nothing: so no step behind the prefill is in it."""
+        source, since = random.Random(f"profile {count} {length}"), time.time()
+        self.engine.start_profile(output_dir=folder, activities=["GPU"], with_stack=False, record_shapes=False)
+        spans = [self._call(source, count, length, answer=0) for _ in range(calls)]
+        self.engine.stop_profile()
+        return {"ms": spans, "forwards": len(self._ran(since))}
+
+    def prefill_load(self, number: int, requests: int) -> dict:
+        """Input tokens per second of a prefill node's load. number: of the load, which settles its tokens."""
+        wanted, since = load.prefills(number, requests), time.time()
+        began = time.perf_counter()
+        self.engine.loop.run_until_complete(_send(self.engine, wanted, load.PREFILL_IN_FLIGHT))
+        span = time.perf_counter() - began
+        sent = sum(len(one.prompt) for one in wanted)
+        return {"seconds": round(span, 3), "tokens_per_s": round(sent / span, 1), "prefills": len(self._ran(since))}
+
+    def _call(self, source: random.Random, count: int, length: int, answer: int = 1) -> float:
+        """Milliseconds of one whole call for `count` new prompts of `length` tokens."""
+        prompts = [list(load.tokens(source, length)) for _ in range(count)]
+        began = time.perf_counter()
+        self.engine.generate(input_ids=prompts, sampling_params={"max_new_tokens": answer, "temperature": 0, "ignore_eos": True})
+        return round((time.perf_counter() - began) * 1e3, 2)
+
+    def _ran(self, since: float) -> list[dict]:
+        """The prefills that the watch saw since then."""
+        return [line for line in engines.watched(self.plan["watch"]) if line["at"] >= since]
 
     def load(self) -> dict:
         """The load once, from an empty cache; the same tokens every time."""
         engines.flush(self.engine)
         wanted = load.requests()
         since, began = time.time(), time.perf_counter()
-        done = self.engine.loop.run_until_complete(_send(self.engine, wanted))
+        done = self.engine.loop.run_until_complete(_send(self.engine, wanted, load.IN_FLIGHT))
         span = time.perf_counter() - began
         made = sum(tokens for _, tokens, _ in done)
-        ran = [line for line in engines.watched(self.plan["watch"]) if line["at"] >= since]
+        ran = self._ran(since)
         return {
             "seconds": round(span, 3), "tokens_per_s": round(made / span, 1), "mean_latency_s": round(statistics.mean(seconds for seconds, _, _ in done), 3),
             "output_tokens": made, "prompt_tokens": sum(len(one.prompt) for one in wanted), "cached_tokens": sum(cached for _, _, cached in done),
@@ -78,9 +115,9 @@ class Served:
         }  # fmt: skip
 
 
-async def _send(engine, wanted: list[load.Request]) -> list[tuple[float, int, int]]:
-    """(seconds, generated tokens, cached prompt tokens) of every request; at most IN_FLIGHT under way."""
-    slots = asyncio.Semaphore(load.IN_FLIGHT)
+async def _send(engine, wanted: list[load.Request], in_flight: int) -> list[tuple[float, int, int]]:
+    """(seconds, generated tokens, cached prompt tokens) of every request; at most `in_flight` under way."""
+    slots = asyncio.Semaphore(in_flight)
 
     async def one(request: load.Request) -> tuple[float, int, int]:
         async with slots:

@@ -17,6 +17,7 @@ CAPTURE = (
     3840, 4096,
 )  # fmt: skip
 DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128)  # requests of a decode step that a graph is captured for
+PREFILL_REQUESTS, PREFILL_PROMPT, PREFILL_IN_FLIGHT = 32, 4096, 16  # what gain.py sends at once: a prefill node's load
 FIRST_TOKEN = tuple((1, n) for n in (64, 128, 256, 512, 1024, 2048, 4096)) + tuple((8, n) for n in (64, 128, 256, 512))
 
 
@@ -33,6 +34,12 @@ def requests(count: int = REQUESTS, seed: int = 11) -> list[Request]:
     source = random.Random(seed)
     shots = tokens(source, SHOTS)
     return [Request(shots + tokens(source, source.randint(*QUESTION)), answer_length(source)) for _ in range(count)]
+
+
+def prefills(seed: int, count: int) -> list[Request]:
+    """The load of a node that only prefills: prompts that share nothing, one token each."""
+    source = random.Random(f"prefills {seed}")
+    return [Request(tokens(source, PREFILL_PROMPT), 1) for _ in range(count)]
 
 
 def answer_length(source: random.Random) -> int:

@@ -11,6 +11,7 @@ import modes
 
 LOAD, FIRST_TOKEN = "load", "first-token"
 TOKENS = 2048  # cached for each running request
+ALONE_RUNNING, ALONE_TOKENS = 32, 131072  # of an engine that has the GPU alone
 STATES = 3  # per running request, with the prefix cache: MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO, model_runner_kv_cache_mixin.py
 
 
@@ -21,7 +22,8 @@ class Subject:
     model: its published name, for the record. weights, rest: GiB that an engine takes for weights and for everything but
     pools, as nvidia-smi saw it on an H200 or by computation; request: GiB of pools for each running request. measures,
     modes: what is measured by default, and in which modes. words: sglang.Engine's words for so many running requests.
-    shapes: (requests, tokens) of first tokens.
+    shapes: (requests, tokens) of first tokens. share: of the GPU's memory for weights and pools, where an engine has the GPU
+    alone. enforce: the release keeps a piecewise graph off for the architecture unless it is told.
     """
 
     model: str
@@ -33,6 +35,14 @@ class Subject:
     modes: tuple[str, ...]
     words: Callable[[int], dict]
     shapes: tuple[tuple[int, int], ...] = load.FIRST_TOKEN
+    share: float = 0.6
+    enforce: bool = False
+
+
+def alone(subject: Subject) -> dict:
+    """sglang.Engine's words for one engine that has the GPU alone: the same pools in every tree, and no prefix cache."""
+    pools = dict(max_total_tokens=ALONE_TOKENS, mem_fraction_static=subject.share, disable_radix_cache=True)
+    return subject.words(ALONE_RUNNING) | pools | dict(cuda_graph_max_bs=16, cuda_graph_bs=[1, 16])  # decoding is not measured
 
 
 def _pools(running: int) -> dict:
@@ -46,6 +56,10 @@ def _nemotron(running: int) -> dict:
     return _pools(running) | dict(max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running, cuda_graph_bs=sizes)
 
 
+def _hybrid(running: int) -> dict:
+    return _pools(running) | dict(max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running)
+
+
 def _sparse(running: int) -> dict:
     return _pools(running) | models.SPARSE_ENGINE
 
@@ -54,9 +68,33 @@ _STATE = 27 * (128 * 80 * 128 * 4 + 3 * (128 * 80 + 2 * 8 * 128) * 2) / 2**30  #
 _TOKEN = 4 * 2 * 8 * 128 * 2 / 2**30  # of one token in 4 attention layers
 _SPARSE_TOKEN = 8 * (576 * 2 + 132) / 2**30  # in 8 layers: compressed keys in bfloat16, the indexer's in fp8 with a scale
 
+# The published sizes of NVIDIA-Nemotron-3-Nano-30B-A3B: 23 Mamba2, 23 expert and 6 attention layers.
+NEMOTRON_3_NANO = models.nemotron_h(
+    "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 2688, 1856, (32, 2), (64, 64), 131072, n_routed_experts=128, n_shared_experts=1,
+    num_experts_per_tok=6, moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712, routed_scaling_factor=2.5, n_group=1,
+    topk_group=1, norm_topk_prob=True, moe_latent_size=None,
+)  # fmt: skip
+# The published sizes of Qwen3-Next-80B-A3B, but for the number of layers: 9 GDN and 3 attention layers, all 512 experts in each.
+QWEN3_NEXT = models.QWEN3_NEXT | dict(
+    vocab_size=151936, hidden_size=2048, intermediate_size=5120, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=2,
+    head_dim=256, linear_num_key_heads=16, linear_num_value_heads=32, num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
+    shared_expert_intermediate_size=512, max_position_embeddings=262144,
+)  # fmt: skip
+_STATE_3 = 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2) / 2**30  # of one request in 23 Mamba2 layers
+_TOKEN_3 = 6 * 2 * 2 * 128 * 2 / 2**30  # of one token in 6 attention layers
+_STATE_GDN = 9 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2) / 2**30  # of one request in 9 GDN layers
+_TOKEN_NEXT = 3 * 2 * 2 * 256 * 2 / 2**30  # of one token in 3 attention layers
+
 SUBJECTS = {
     "nemotron": Subject(
         "NVIDIA-Nemotron-Nano-9B-v2", models.NANO_9B, 16.6, 4.5, STATES * _STATE + TOKENS * _TOKEN, (LOAD, FIRST_TOKEN), (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR), _nemotron
+    ),
+    "nemotron-3-nano": Subject(
+        "NVIDIA-Nemotron-3-Nano-30B-A3B", NEMOTRON_3_NANO, 59.0, 5.0, STATES * _STATE_3 + TOKENS * _TOKEN_3, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _hybrid, share=0.85
+    ),
+    "qwen3-next": Subject(
+        "Qwen3-Next-80B-A3B, 12 of its 48 layers", QWEN3_NEXT, 38.8, 5.0, STATES * _STATE_GDN + TOKENS * _TOKEN_NEXT, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _hybrid, share=0.85,
+        enforce=True,
     ),
     "deepseek-v32": Subject(
         "DeepSeek-V3.2, 8 of its 61 layers, 16 of its 256 experts", models.DEEPSEEK_V32_WIDE, 18.6, 6.0, TOKENS * _SPARSE_TOKEN, (FIRST_TOKEN,), (modes.EAGER, modes.PIECEWISE), _sparse,

@@ -394,7 +394,7 @@ def test_the_plot_is_drawn(tmp_path):
 
 def test_the_bench_page_is_made_from_what_was_measured():
     page = ROOT / benchpage.PAGE
-    assert not page.is_file() or page.read_text(encoding="utf-8") == benchpage.page(benchpage.load(ROOT), (ROOT / benchpage.PLOT).is_file())
+    assert not page.is_file() or page.read_text(encoding="utf-8") == benchpage.of(ROOT)
 
 
 def test_a_tree_that_an_earlier_tool_built_is_refused_with_a_sentence(bench, tmp_path):

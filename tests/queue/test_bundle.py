@@ -54,8 +54,9 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
     for inner in ("site", "tree"):
         assert (tmp_path / "there" / inner / "b.py").read_text() == "b = 1\n"
     (tmp_path / "there/tree/gone.py").touch()
+    (tmp_path / "there/untouched").mkdir()
     subprocess.run([out / "unpack", tmp_path / "there"], check=True)
-    assert not (tmp_path / "there/tree/gone.py").exists() and (tmp_path / "there/tree/b.py").exists()
+    assert not (tmp_path / "there/tree/gone.py").exists() and not (tmp_path / "there/untouched").exists() and (tmp_path / "there/tree/b.py").exists()
     (tmp_path / "own/tree").mkdir(parents=True)
     (tmp_path / "own/tree/mine.py").touch()
     subprocess.run([out / "unpack", tmp_path / "own"], check=True)

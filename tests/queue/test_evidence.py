@@ -56,6 +56,15 @@ def test_a_bench_is_kept_beside(applied, tmp_path):
     assert take(applied, tmp_path, result(applied, load={})).path.name == "nvidia-fake-1.bench.json"
 
 
+def test_a_gain_is_kept_beside_and_replaced_as_a_whole(applied, tmp_path):
+    """Trees are compared within one run only; and a gain is no proof."""
+    runs = [{"tree": tree, "mode": "eager", "measure": f"gain {tree}", "verdict": "passed", "why": ""} for tree in ("untouched", "patched")]
+    take(applied, tmp_path, result(applied, gain={}, runs=runs))
+    taken = take(applied, tmp_path, result(applied, gain={}, runs=runs[1:]))
+    assert taken.path.name == "nvidia-fake-1.gain.json" and (taken.runs, taken.kept) == (1, 0)
+    assert status.evidence(applied.root, pins.load(applied.root).find(VERSION)) == []
+
+
 def test_a_later_run_of_other_models_is_added_and_one_of_the_same_replaces(applied, tmp_path):
     take(applied, tmp_path, result(applied))
     other = {"model": "two", "mode": "eager", "verdict": "failed", "why": "no"}

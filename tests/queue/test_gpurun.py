@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -38,6 +39,15 @@ def test_it_runs_on_the_built_wheels_files(host):
     assert '"--tree"' in words and '"--site"' in words and '"--model", "one"' in words
     tree = host.root / "dist/gpu/v9.9.1/tree"
     assert "added_step" in (tree / "sglang/srt/runner.py").read_text() and (tree / "sglang-9.9.1+pcg.1.dist-info/patch_queue.json").is_file()
+
+
+def test_a_gain_has_what_makes_the_untouched_tree(host):
+    host.write("tests/gpu/gain.py", SCRIPT.replace("evidence.json", "gain.json"))
+    ran = gpurun.run(host.root, host.pin, "gain", sys.executable, [], None, [], quiet)
+    words = json.loads((ran.result.parent / "words.json").read_text())
+    laid = Path(words[words.index("--untouched") + 1])
+    assert ran.result.name == "gain.json" and "sglang/srt/runner.py" in json.loads((laid / "plan.json").read_text())["replace"]
+    assert "added_step" not in (laid / "files/sglang/srt/runner.py").read_text()
 
 
 def test_a_run_that_fails_leaves_no_older_result(host):

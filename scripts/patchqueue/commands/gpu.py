@@ -45,6 +45,7 @@ def add(commands) -> None:
         if name == "gpu":
             ran.add_argument("--model", action="append", default=[], help="only this model of tests/gpu/models.py; may be given again")
             ran.add_argument("--mode", action="append", default=[], help="only this mode, as breakable, and what it is held against; may be given again")
+    ran.add_argument("--gain", action="store_true", help="time the untouched release and the patched one in one run, instead of modes of the patched one")
     ran.add_argument("--page", action="store_true", help="run nothing: make docs/bench.md from evidence/, and the plot where matplotlib is")
     shown = commands.add_parser("status", help="make the README's support matrix from evidence/ and the queue", description="Make the README's support matrix.")
     shown.set_defaults(run=_status)
@@ -112,9 +113,9 @@ def _gpu(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    code = 0 if options.page else _run(options, "bench")
+    code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
     drawn = benchpage.write(options.root)
-    OUT.print(f"{benchpage.PAGE} written{f', {benchpage.PLOT} drawn' if drawn else '; no plot: matplotlib is not installed, or nothing was measured'}")
+    OUT.print(f"{benchpage.PAGE} written{', its plots drawn' if drawn else '; no plot: matplotlib is not installed, or nothing was measured'}")
     return code
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..outcome import Outcome
-from ..proofs.evidence import BREAKABLE, FOLDER, facts
+from ..proofs.evidence import BREAKABLE, FOLDER, MEASURED, facts
 from ..proofs.status import place
 from ..queue.header import Header
 from ..queue.series import Queue
@@ -102,7 +102,7 @@ def _on_gpus(root: Path, patches: Sequence[str]) -> str:
 def _runs(found: dict, file: Path, patches: Sequence[str]) -> list[str]:
     names = [entry["name"] for entry in found["patches"]]
     here = [patch for patch in patches if any(name == f"{patch}.patch" or name.startswith(f"{patch}@") for name in names)]
-    if not here or file.name.endswith(".bench.json"):
+    if not here or file.name.endswith(MEASURED):
         return []
     rows = []
     about = [run for run in found["runs"] if facts(found, run)["changes"] == found["changes"]]  # a kept run may be about an earlier queue

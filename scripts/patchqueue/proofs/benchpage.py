@@ -1,6 +1,7 @@
-"""Make docs/bench.md and its plot from what the bench measured (evidence/*/*.bench.json): every number comes from there.
+"""Make docs/bench.md and its plots from what was measured: every number comes from evidence/.
 
-The plot needs matplotlib, which nothing else here does: it is drawn where matplotlib is, and left as it was elsewhere.
+Gains against the untouched release come first (gainpage.py), graph modes beside each other (*.bench.json) behind them.
+The plots need matplotlib, which nothing else here does: they are drawn where matplotlib is, and left as they were elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..upstream import pins as pinning
+from . import gainpage
 from .evidence import FIRST_SUBJECT, FOLDER, today
 
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
@@ -27,11 +29,13 @@ REPORTED = {"piecewise": 1.4, "piecewise-inductor": 10.5}  # sglang#19903's own 
 SURE = 0.95  # how often an interval holds the median that it is about
 COLORS = {"eager": "0.4", "piecewise": "tab:orange", "piecewise-inductor": "tab:green", "breakable": "tab:blue"}
 LOADS, FIRST = "loads", "first_token_ms"
-INTRO = """# What the prefill graph is worth
+INTRO = """# What the queue is worth
 
-Made by `nox -s bench -- --page` from `evidence/*/*.bench.json`; not to be edited.
+Made by `nox -s bench -- --page` from `evidence/*/*.gain.json` and `*.bench.json`; not to be edited.
 """
-HOW = f"""Every mode has an engine of its own on the one GPU, and they take turns: A B C, C B A, and so on. So
+HOW = f"""## Graph modes beside each other
+
+Every mode has an engine of its own on the one GPU, and they take turns: A B C, C B A, and so on. So
 each round of the load, and each turn of first tokens, is a paired comparison with eager prefill. A gain is the median of
 the paired ratios; behind it stands the interval that holds the median with {SURE * 100:.0f} % confidence (sign test), or, of fewer
 than six pairs, all of them. Where it holds 0, no gain was shown. About one interval in twenty misses by chance.
@@ -81,25 +85,34 @@ def load(root: Path) -> list[dict]:
 
 def write(root: Path) -> bool:
     """Write the page, and the plot where matplotlib is installed. Returns whether the plot was drawn."""
-    benches = load(root)
+    benches, gains = load(root), gainpage.load(root)
     (root / PAGE).parent.mkdir(parents=True, exist_ok=True)
-    drawn = bool(benches) and draw(benches, root / PLOT)
-    (root / PAGE).write_text(page(benches, (root / PLOT).is_file()), encoding="utf-8")
-    return drawn
+    drawn = [draw(benches, root / PLOT), gainpage.draw(gains, root / gainpage.PLOT)]
+    (root / PAGE).write_text(of(root), encoding="utf-8")
+    return any(drawn)
 
 
-def page(benches: Sequence[dict], with_plot: bool) -> str:
+def of(root: Path) -> str:
+    """The page's text, from what is kept; with the plots that are there."""
+    plots = [(root / plot).is_file() for plot in (PLOT, gainpage.PLOT)]
+    return page(load(root), plots[0], gainpage.load(root), plots[1])
+
+
+def page(benches: Sequence[dict], with_plot: bool, gains: Sequence[dict] = (), with_gain_plot: bool = False) -> str:
     """The page's text."""
-    if not benches:
+    if not benches and not gains:
         return INTRO + "\nNothing was measured yet.\n"
-    parts = [INTRO, HOW]
+    against = gainpage.text(gains, notes, with_gain_plot)
+    if not benches:
+        return f"{INTRO}\n{against}"
+    parts = [INTRO, against, HOW]
     if with_plot and any(paired(bench) for bench in benches):
         parts.append(f"![Time to first token and throughput of the graph modes against eager prefill]({PLOT.name})\n")
     for model in dict.fromkeys(bench["model"] for bench in benches):
         mine = [bench for bench in benches if bench["model"] == model]
         parts.append(setting(mine))
         for bench in mine:
-            parts += [f"## {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
+            parts += [f"### {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
         parts += [across(mine, "breakable")]
     return "\n".join(part for part in parts if part)
 
@@ -263,7 +276,7 @@ def first_token_table(bench: dict) -> str:
         return f"{runs[mode][FIRST][shape]['median']:.1f}" + (f" ({found.median:+.1f} %)" if found and found.shown else "")
 
     rows = [[spoken(shape), *(cell(mode, shape) for mode in runs)] for shape in shapes]
-    return table(["requests × tokens; ms to first token, and the change where one is shown", *(NAMES[mode] for mode in runs)], rows) if runs else ""
+    return table(["first token, ms; changes that are shown", *(NAMES[mode] for mode in runs)], rows) if runs else ""
 
 
 def across(benches: Sequence[dict], mode: str) -> str:
@@ -277,7 +290,7 @@ def across(benches: Sequence[dict], mode: str) -> str:
         return " → ".join(f"{run['median']:.1f}" for run in runs) if all(runs) else "-"
 
     shapes = dict.fromkeys(shape for bench in found for shape in measured(bench, FIRST)[mode][FIRST])
-    text = f"## {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token, eager prefill → {NAMES[mode]}, each pair side by side, the releases each in a run of its own.\n\n"
+    text = f"### {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token, eager prefill → {NAMES[mode]}, each pair side by side, the releases each in a run of its own.\n\n"
     return text + table(["requests × tokens", *(title(bench) for bench in found)], [[spoken(shape), *(cell(bench, shape) for bench in found)] for shape in shapes])
 
 

@@ -1,6 +1,7 @@
 """Take what a GPU host found into evidence/<version>/<gpu>.json, once it is seen to be about this queue's own tree.
 
-tests/gpu/run.py writes evidence.json, tests/gpu/bench.py bench.json (kept as <gpu>.bench.json). A later run of some
+tests/gpu/run.py writes evidence.json, bench.py bench.json (kept as <gpu>.bench.json), gain.py gain.json (<gpu>.gain.json,
+which a later run replaces as a whole: trees are compared within one run only). A later run of some
 models or modes replaces these and keeps the others, as long as tree, torch, kernels and the harness's rules are the same. Runs of
 several hosts in one file (merge.py): what a run was made under, and the file does not say, the run says under "host".
 """
@@ -32,6 +33,7 @@ SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")  # what 
 # what may be otherwise on another host of the same kind of GPU, or on another day
 OF_HOST = (*SAME, "queue", "queue_release", "tree", "date", "python", "shims", "dependencies_of", "packages", "capture", "chunk", "tolerance", "gpus")
 SHAPES = {"mode": str, "model": str, "verdict": str, "why": str, "seconds": (int, float), "checks": list, "host": dict}  # of a run's entries
+MEASURED = (".bench.json", ".gain.json")  # how files end that hold times, not proofs
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
@@ -106,9 +108,10 @@ def stated(run: dict, facts: dict, header: dict) -> dict:
 
 
 def _kind(found: dict) -> str:
-    """What tells the files of one host apart: a bench, and of which model where it is not the first one."""
+    """What tells the files of one host apart: a bench or a gain, and of which model where it is not the first one."""
     subject = found.get("subject", FIRST_SUBJECT)
-    return ("" if subject == FIRST_SUBJECT else f".{subject}") + ".bench" if "load" in found else ""
+    kinds = [kind for name, kind in (("load", ".bench"), ("gain", ".gain")) if name in found]
+    return ("" if subject == FIRST_SUBJECT else f".{subject}") + kinds[0] if kinds else ""
 
 
 def read(file: Path) -> dict:
@@ -116,9 +119,9 @@ def read(file: Path) -> dict:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Refused(Problem("no-evidence", str(file), f"cannot be read: {error.strerror}", "give the evidence.json or bench.json of a run")) from None
+        raise Refused(Problem("no-evidence", str(file), f"cannot be read: {error.strerror}", "give the evidence.json, bench.json or gain.json of a run")) from None
     except ValueError as error:
-        raise Refused(Problem("bad-evidence", file.name, f"is no JSON: {error}", "give the evidence.json or bench.json of a run")) from None
+        raise Refused(Problem("bad-evidence", file.name, f"is no JSON: {error}", "give the evidence.json, bench.json or gain.json of a run")) from None
     missing = [name for name in NEEDED if not isinstance(found, dict) or name not in found]
     if missing or found["schema"] != SCHEMA:
         raise Refused(Problem("bad-evidence", file.name, f"lacks {' '.join(missing)}" if missing else f"has schema {found['schema']}, not {SCHEMA}", "run tests/gpu of this checkout"))
@@ -169,7 +172,7 @@ def slug(gpu: str) -> str:
 
 def others(before: dict | None, found: dict) -> list[dict]:
     """The runs of the file before that stay: same tree, host and harness, another model or mode, or one that had no time now."""
-    if not same(before, found):
+    if not same(before, found) or "gain" in found:
         return []
     new = {key(run) for run in found["runs"] if run["verdict"] != NOT_RUN}
     idle = {key(run) for run in found["runs"]} - new

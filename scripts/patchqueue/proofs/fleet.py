@@ -101,7 +101,7 @@ def torch_of(root: Path, pin: Pin) -> str:
 
 def _files(root: Path) -> Iterable[dict]:
     for folder in sorted(path for path in (root / evidence.FOLDER).glob("*") if path.is_dir()):
-        yield from (evidence.read(file) for file in sorted(folder.glob("*.json")) if not file.name.endswith(".bench.json"))
+        yield from (evidence.read(file) for file in sorted(folder.glob("*.json")) if not file.name.endswith(evidence.MEASURED))
 
 
 def _seen(root: Path) -> list[str]:

@@ -15,8 +15,9 @@ from ..environments.lock import LockFailed, find_uv, quiet_uv, until
 from ..files.locking import locked
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin
-from ..wheels import build
+from ..wheels import build, untouched
 
+RESULTS = {"run": "evidence.json", "bench": "bench.json", "gain": "gain.json"}  # what each script of tests/gpu writes
 FOLDER = Path("dist/gpu")
 TESTS = Path("tests/gpu")
 Say = Callable[[str], None]
@@ -51,8 +52,10 @@ def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], ori
         rmtree(out, ignore_errors=True)
     command = [python, str(root / TESTS / f"{script}.py"), "--out", str(out.absolute()), "--tree", str(tree.absolute())]
     command += [word for site in sites for word in ("--site", str(site.absolute()))]
+    if script == "gain":
+        command += ["--untouched", str(untouched.lay(built, out / "release").absolute())]
     code = subprocess.run([*command, *words]).returncode
-    result = out / ("bench.json" if script == "bench" else "evidence.json")
+    result = out / RESULTS[script]
     return Ran(pin, code, result if result.is_file() else None)
 
 

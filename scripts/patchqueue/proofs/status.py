@@ -16,7 +16,7 @@ from ..laying.apply import changes, load_queue
 from ..outcome import Problem, Refused
 from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
-from .evidence import BREAKABLE, FOLDER, facts, harness, put
+from .evidence import BREAKABLE, FOLDER, MEASURED, facts, harness, put
 
 README, BEGIN, END = Path("README.md"), "<!-- status -->\n", "<!-- /status -->"
 GONE = {">=0.5.22": "the piecewise graph is gone upstream"}
@@ -117,7 +117,7 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
 
 def evidence(root: Path, pin: Pin) -> list[dict]:
     """What GPU hosts found about a release."""
-    files = sorted(file for file in (root / FOLDER / str(pin.version)).glob("*.json") if not file.name.endswith(".bench.json"))
+    files = sorted(file for file in (root / FOLDER / str(pin.version)).glob("*.json") if not file.name.endswith(MEASURED))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 

@@ -66,7 +66,7 @@ class Target:
 class Built:
     """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the tree's provenance.
 
-    added, changed, removed: the difference of its RECORD to upstream's, by member name.
+    added, changed, removed: the difference of its RECORD to upstream's, by member name; upstream: the wheel it was made of.
     """
 
     pin: Pin
@@ -78,6 +78,7 @@ class Built:
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
+    upstream: Path
 
 
 def local_version(pin: Pin) -> str:
@@ -104,7 +105,7 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, s
     made = repack(members, patched_files(report.path), pin, record)
     path = out / name_of(wheel, pin)
     _write(path, made, _epoch(pin))
-    return Built(pin, path, local_version(pin), source.file_sha256(path), wheel.file, record, *difference(members, made))
+    return Built(pin, path, local_version(pin), source.file_sha256(path), wheel.file, record, *difference(members, made), archive.archive)
 
 
 def _wheel_for(pin: Pin, target: Target) -> Wheel:
@@ -203,6 +204,11 @@ def difference(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> tupl
     both = before.keys() & after.keys()
     changed = sorted(name for name in both if before[name] != after[name])
     return tuple(sorted(after.keys() - before.keys())), tuple(changed), tuple(sorted(before.keys() - after.keys()))
+
+
+def member_digests(archive: zipfile.ZipFile) -> dict[str, str]:
+    """The sha256 of every file in a wheel, by its name there."""
+    return {member.filename: sha256(archive.read(member)) for member in archive.infolist() if not member.is_dir()}
 
 
 def _digests(members: Mapping[str, bytes]) -> dict[str, str]:

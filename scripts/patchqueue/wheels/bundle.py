@@ -1,5 +1,7 @@
 """Pack what a GPU host needs that reaches no package index: the patched wheel, its dependencies, tests/gpu.
 
+untouched/ beside the patched tree holds the release's own content of what the queue changed.
+
 The dependencies are resolved as of the pin's day for the host's own Python, less what the host brings, less what a run
 from random weights never reaches, less kernels for other GPUs: about 45 MiB packed instead of 9 GB installed. The tree
 is packed apart from them, because it changes with every edit of the queue and they do not.
@@ -26,7 +28,7 @@ from ..environments.lock import LockFailed, body, find_uv, quiet_uv, until
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder, file_sha256
-from . import build
+from . import build, untouched
 from .host import Host
 from .host import load as load_host
 
@@ -129,7 +131,9 @@ def pack(root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size
             wheel.extractall(Path(scratch) / "tree")
         plan = {"stand_ins": sorted(module for rule in LEFT_OUT for module in rule.modules), "shims": [shim.module for shim in host.shims]}
         _lay_host_files(Path(scratch) / "hostsite", plan)
-        _archive(tree, [(Path(scratch) / "tree", "tree"), (Path(scratch) / "hostsite", "hostsite"), (root / "tests/gpu", "tests/gpu")])
+        own = untouched.lay(built, Path(scratch) / untouched.FOLDER)
+        packed = [(Path(scratch) / "tree", "tree"), (Path(scratch) / "hostsite", "hostsite"), (own, untouched.FOLDER)]
+        _archive(tree, [*packed, (root / "tests/gpu", "tests/gpu")])
     parts = [*_split(site, folder, "site.tar.xz", part_size), *_split(tree, folder, "tree.tar.xz", part_size)]
     tree.unlink()
     (folder / "parts.sha256").write_text("".join(f"{part['sha256']}  {part['file']}\n" for part in parts))

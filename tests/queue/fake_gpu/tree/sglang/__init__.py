@@ -1,10 +1,12 @@
 """An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in the modes of FAKE_FAULT_IN.
 
 FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a call takes, {mode: seconds} as JSON.
+FAKE_STEP: what a call for one token takes, in seconds, times SLOW of sglang/srt/slow.py where the tree has that.
 """
 
 import asyncio
 import dataclasses
+import gzip
 import json
 import os
 import pathlib
@@ -16,6 +18,11 @@ from sglang.srt.model_executor.model_runner import Batch, ModelRunner
 
 FAULT, FAULT_IN = os.environ.get("FAKE_FAULT", ""), os.environ.get("FAKE_FAULT_IN", "graph").split()
 CALLS_BEFORE = 3  # answered before an engine dies or gets stuck
+STEP_S = float(os.environ.get("FAKE_STEP", "0"))
+try:
+    from sglang.srt.slow import SLOW
+except ImportError:
+    SLOW = 1.0
 SECONDS = json.loads(os.environ.get("FAKE_SECONDS", "{}"))
 
 
@@ -36,6 +43,7 @@ class Engine:
         self.runner = ModelRunner("" if self.fault == "graph-unused" else on, sizes[1:] if self.fault == "lost-size" else sizes)
         self.loop = asyncio.new_event_loop()
         self.seen, self.calls = [], 0
+        self.traced, self.events = None, None
         self.child = subprocess.Popen(["sleep", "600"])
         for pid in (os.getpid(), self.child.pid):
             pathlib.Path(f"{pid}.pid").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
@@ -54,9 +62,32 @@ class Engine:
         self.seen = self.seen if self.fault == "never-flushed" else []
         self.flushed += 1
 
+    def start_profile(self, output_dir, activities, with_stack, record_shapes):
+        self._note("profile")
+        self.traced, self.events = pathlib.Path(output_dir), []
+
+    def stop_profile(self):
+        if self.fault == "no-kernels":
+            self.events = []
+        with gzip.open(self.traced / "1-TP-0.trace.json.gz", "wt") as out:
+            json.dump({"traceEvents": self.events}, out)
+        self.events = None
+
+    def _trace(self, tokens):
+        """Two kernels of `tokens` microseconds each, the second half as long again where the tree is SLOW, and a runtime call."""
+        at = 1e4 * len(self.events)
+        for cat, name, began, span in (
+            ("kernel", "nvjet_tst_128x64", at, tokens), ("kernel", "_chunk_scan_fwd_kernel", at + tokens, tokens * SLOW), ("cuda_runtime", "cudaLaunchKernel", at, 5),
+        ):  # fmt: skip
+            self.events.append({"ph": "X", "cat": cat, "name": name, "ts": began, "dur": span})
+
     def generate(self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0):
         if sampling_params["max_new_tokens"] == 1:
             self._note(f"first-token {len(input_ids)}x{len(input_ids[0])}")
+        if sampling_params["max_new_tokens"] < 2:
+            time.sleep(STEP_S * SLOW)
+        if self.events is not None:
+            self._trace(sum(map(len, input_ids)))
         self.calls += 1
         if self.fault == "dies-later" and self.calls > CALLS_BEFORE:
             os._exit(9)

@@ -1,0 +1,52 @@
+"""What makes the release's own package out of a patched one: a plan, and the changed files.
+
+tests/gpu/untouched.py follows the plan on a GPU host, so that both trees are measured in one run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from .build import Built, member_digests
+
+FOLDER, PLAN, FILES = "untouched", "plan.json", "files"
+SCHEMA = 1
+
+
+def lay(built: Built, folder: Path) -> Path:
+    """Write the plan and the release's own content of the changed files. Replaces the folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(built.upstream) as before, zipfile.ZipFile(built.path) as after:
+        own = member_digests(before)
+        made = plan(own, member_digests(after)) | {
+            "schema": SCHEMA,
+            "tree": built.record["tree"]["before"],
+        }
+        for name in made["replace"]:
+            file = folder / FILES / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(before.read(name))
+    (folder / PLAN).write_text(json.dumps(made, indent=1) + "\n")
+    return folder
+
+
+def plan(own: Mapping[str, str], patched: Mapping[str, str]) -> dict:
+    """Which members of the patched wheel go, and which of the release's own come in their place.
+
+    Both map a member's name to the sha256 of its content.
+    """
+    return {
+        "remove": sorted(patched.keys() - own.keys()),
+        "replace": dict(sorted(_replaced(own, patched))),
+    }
+
+
+def _replaced(own: Mapping[str, str], patched: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, digest in own.items():
+        if patched.get(name) != digest:
+            yield name, digest

@@ -1,0 +1,513 @@
+#!/usr/bin/env python3
+"""Time the untouched release and the patched one in one run: `python gain.py --out RESULTS`.
+
+Each tree in turn has one engine with the whole GPU, and all have the same pools and dummy weights.
+An engine answers rounds of first tokens, one call of every shape after the other. Then it takes a
+prefill node's load, and then its GPU is profiled for every shape. Ends within --limit and writes
+what it has: RESULTS/gain.json. Exit code 0: all was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import engine as engines  # noqa: E402
+import floor  # noqa: E402
+import gputrace  # noqa: E402
+import load  # noqa: E402
+import models  # noqa: E402
+import modes  # noqa: E402
+import run  # noqa: E402
+import subjects  # noqa: E402
+import turns  # noqa: E402
+import untouched  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+RESULT = "gain.json"
+UNTOUCHED, PATCHED = "untouched", "patched"
+SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
+WARM_UP, LOADS, PROFILED = (
+    3,
+    3,
+    3,
+)  # rounds before those that count; loads; calls of a shape in its profile
+START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
+END_S = 15  # kept of --limit for ending the engine and writing
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the engine is ended all the same
+        signal.signal(number, lambda number, _: sys.exit(f"ended by {signal.Signals(number).name}"))
+    gain = Gain(options)
+    try:
+        gain.measure()
+    finally:
+        gain.end()
+    show(gain.facts)
+    return 0 if gain.facts["passed"] else 1
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    run.add_place(parser)
+    add = parser.add_argument
+    add(
+        "--untouched",
+        type=Path,
+        metavar="FOLDER",
+        help="what makes the untouched tree (default: the bundle's untouched/)",
+    )
+    add(
+        "--subject",
+        choices=[*subjects.SUBJECTS],
+        default="nemotron",
+        help="the model to time (default nemotron)",
+    )
+    add(
+        "--shapes",
+        nargs="+",
+        type=_shape,
+        default=SHAPES,
+        metavar="NxTOKENS",
+        help=f"requests x tokens (default: {' '.join(map(name, SHAPES))})",
+    )
+    add("--rounds", type=int, default=20, help="timed calls of each shape (default 20)")
+    add(
+        "--trees",
+        nargs="+",
+        choices=(UNTOUCHED, PATCHED),
+        default=(UNTOUCHED, PATCHED),
+        help="in this order; one may come again",
+    )
+    add(
+        "--mode",
+        nargs="+",
+        choices=(*modes.GRAPHS, modes.EAGER),
+        default=[modes.BREAKABLE],
+        help="for all trees, or one for each (default breakable); "
+        "a tree without that graph runs eagerly, and this is said",
+    )
+    add("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
+    add(
+        "--port",
+        type=int,
+        default=24000,
+        help="the first engine's port; each next one's is 100 higher (default 24000)",
+    )
+    add("--beside", default="", help="what else the host's other GPUs do meanwhile, for the record")
+    options = parser.parse_args(words)
+    if len(options.mode) not in (1, len(options.trees)):
+        parser.error(f"--mode: one for all trees, or {len(options.trees)}, one for each")
+    options.mode = options.mode * (len(options.trees) // len(options.mode))
+    return options
+
+
+def _shape(word: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)x(\d+)", word)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{word} is no shape: as 8x512")
+    return int(found[1]), int(found[2])
+
+
+class Gain:
+    """One run: its engines one after the other, and the facts that are written."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options, self.began = options, time.time()
+        self.until = self.began + options.limit - END_S
+        self.place = run.place_of(options)
+        self.subject = subjects.SUBJECTS[options.subject]
+        self.words = subjects.alone(self.subject)
+        self.now: turns.Engine | None = None
+        self.facts = self._facts() | {"runs": [], "passed": False}
+        gpu, queue = self.facts["gpu"]["name"], self.facts["queue_release"]
+        self.say(f"{self.facts['version']} (queue {queue}) on {gpu}: {self.subject.model}")
+
+    def say(self, text: str) -> None:
+        run.say(f"{time.time() - self.began:4.0f} s: {text}")
+
+    def _facts(self) -> dict:
+        facts = run.describe(self.place, self.options)
+        for field in ("capture", "chunk", "tolerance"):
+            facts.pop(field)
+        prefills = {
+            "requests": load.PREFILL_REQUESTS,
+            "in_flight": load.PREFILL_IN_FLIGHT,
+            "prompt": load.PREFILL_PROMPT,
+            "loads": LOADS,
+        }
+        settings = {
+            "shapes": [name(shape) for shape in self.options.shapes],
+            "rounds": self.options.rounds,
+            "warm_up": WARM_UP,
+            "profiled": PROFILED,
+            "load": prefills,
+            "order": [*self.options.trees],
+            "engine": self.words,
+            "capture": self._sizes(),
+        }
+        return facts | {
+            "subject": self.options.subject,
+            "model": self.subject.model,
+            "config": self.subject.config,
+            "gain": settings,
+            "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "beside": self.options.beside,
+            "cpus": len(os.sched_getaffinity(0)),
+        }
+
+    def _sizes(self) -> list[int]:
+        """What graphs are captured for: each shape's tokens, and the load's pieces."""
+        return sorted(
+            {count * length for count, length in self.options.shapes} | {load.PREFILL_PROMPT}
+        )
+
+    def measure(self) -> None:
+        """Everything, in order, written as it comes: an end from outside loses little."""
+        own = self._own_tree() if UNTOUCHED in self.options.trees else None
+        self._floor()
+        model = models.write_config(
+            self.place.out / "models" / self.options.subject, self.subject.config
+        )
+        for number, (tree, mode) in enumerate(zip(self.options.trees, self.options.mode)):
+            until = time.time() + share(number, len(self.options.trees)) * (
+                self.until - time.time()
+            )
+            self._visit(number, tree, mode, own, model, until)
+
+    def _own_tree(self) -> Path:
+        """The untouched tree. Ends the run where it cannot be made."""
+        out = self.place.out / UNTOUCHED
+        patched = self.options.tree or HERE.parents[1] / "tree"
+        try:
+            found = untouched.make(
+                patched, self.options.untouched or HERE.parents[1] / UNTOUCHED, out
+            )
+        except untouched.Unmade as why:
+            sys.exit(f"no untouched tree: {why}")
+        self.facts["gain"]["untouched"] = found
+        self.say(f"untouched tree made: {found[:20]}…, as the release is pinned")
+        return out
+
+    def _floor(self) -> None:
+        """The rate of large matrix products on this GPU, and every shape's floor at it."""
+        try:
+            rate = self.place.ask(floor.RATE)
+        except (RuntimeError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+            rate = {"tflops": None, "why": str(error)[-300:]}
+        self.facts["rate"] = rate
+        if rate["tflops"]:
+            config = self.subject.config
+            self.facts["floor_ms"] = {
+                name((c, n)): floor.milliseconds(config, c, n, rate["tflops"])
+                for c, n in self.options.shapes
+            }
+        self.say(f"matrix products of bfloat16: {rate['tflops']} TFLOP/s")
+
+    def _visit(
+        self, number: int, tree: str, mode: str, own: Path | None, model: Path, until: float
+    ) -> None:
+        """One engine of one tree: started, measured, ended."""
+        options = argparse.Namespace(
+            **vars(self.options) | ({"tree": own} if tree == UNTOUCHED else {})
+        )
+        chosen, why = _mode(options, mode)
+        label = f"{number + 1}.{tree}"
+        entry = {
+            "tree": tree,
+            "visit": number + 1,
+            "mode": chosen,
+            "instead_of": mode if why else "",
+            "mode_why": why,
+            "measure": f"gain {number + 1} {tree}",
+            "verdict": "not run",
+            "why": "no time was left",
+            "seconds": 0,
+            "captured": [],
+        }
+        self.facts["runs"].append(entry)
+        self.say(f"{label}: starting, {chosen}{f' because {why}' if why else ''}")
+        plan = {
+            "model": str(model),
+            "mode": chosen,
+            "port": self.options.port + 100 * number,
+            "engine": self.words,
+            "capture": self._sizes(),
+            "enforce": self.subject.enforce,
+            "breakable": not models.is_sparse(self.subject.config),
+            "watch": str(self.place.out / f"{label}.watch"),
+        }
+        _clear(Path(plan["watch"]))
+        place = run.place_of(options)
+        self.now = turns.begin(
+            place,
+            label,
+            HERE / "bench_engine.py",
+            plan,
+            PREFILL_WATCH=plan["watch"],
+            CUDA_DEVICE_ORDER="PCI_BUS_ID",
+        )
+        visit = Visit(self, self.now, entry, until)
+        try:
+            visit.measure()
+            entry |= {"verdict": "passed", "why": ""}
+        except turns.Gone as gone:
+            entry |= {
+                "verdict": "failed",
+                "why": f"{gone}: {run.error(self.now.log.read_text(errors='replace'))}",
+            }
+        except NoTime as what:
+            entry |= {"verdict": "not run", "why": f"no time was left for {what}"}
+        finally:
+            self._close(entry, plan)
+        self.say(f"{label}: {entry['verdict']} {entry['why']}")
+
+    def _close(self, entry: dict, plan: dict) -> None:
+        """End the engine, and read what its log and its watch say."""
+        log = self.now.log.read_text(errors="replace")
+        turns.end([self.now])
+        entry["seconds"] = round(time.time() - self.now.began)
+        entry["captured"] = [asdict(found) for found in run.captures(log)]
+        ran = engines.watched(plan["watch"])
+        entry["prefills"] = {
+            "prefills": len(ran),
+            "on_graph": sum(bool(line["runner"] and line["launches"]) for line in ran),
+        }
+        if entry["verdict"] == "passed" and not _as_meant(entry):
+            entry |= {
+                "verdict": "failed",
+                "why": f"{entry['prefills']['on_graph']} of {len(ran)} prefills ran on a graph",
+            }
+        self.now = None
+        self.write()
+
+    def write(self) -> None:
+        self.facts["seconds"] = round(time.time() - self.began)
+        wanted = len(self.facts["runs"]) == len(self.options.trees)
+        self.facts["passed"] = wanted and all(
+            entry["verdict"] == "passed" for entry in self.facts["runs"]
+        )
+        file = self.place.out / RESULT
+        file.with_suffix(".part").write_text(json.dumps(self.facts, indent=1) + "\n")
+        file.with_suffix(".part").replace(file)
+
+    def end(self) -> None:
+        """Leave no engine, and what was found."""
+        if self.now:
+            turns.end([self.now])
+        self.write()
+
+
+class NoTime(Exception):
+    """There was none left; its text says for what."""
+
+
+class Visit:
+    """What one engine is asked, in order. Raises turns.Gone where it dies, NoTime without time."""
+
+    def __init__(self, gain: Gain, engine: turns.Engine, entry: dict, until: float):
+        self.gain, self.engine, self.entry, self.until = gain, engine, entry, until
+        self.shapes = gain.options.shapes
+
+    def measure(self) -> None:
+        self.entry |= self._ask("start", START_S)
+        self._say(f"started in {self.entry['start_s']} s")
+        self._ask(
+            "rounds",
+            WARM_UP_S,
+            shapes=self.shapes,
+            first=-WARM_UP,
+            count=WARM_UP,
+            seconds=WARM_UP_S,
+        )
+        self._say(f"{WARM_UP} rounds of warm-up")
+        self._rounds()
+        self._loads()
+        for shape in self.shapes:
+            self._profile(*shape)
+        if any(
+            len(found["all"]) < self.gain.options.rounds
+            for found in self.entry["first_token_ms"].values()
+        ):
+            raise NoTime(f"{self.gain.options.rounds} rounds")
+
+    def _rounds(self) -> None:
+        seconds = min(
+            ROUNDS_S, 0.6 * (self.until - time.time())
+        )  # the rest is for loads and profiles
+        words = dict(shapes=self.shapes, first=0, count=self.gain.options.rounds, seconds=seconds)
+        spans = self._ask("rounds", ROUNDS_S + PROFILE_S, **words)["ms"]
+        self.entry["first_token_ms"] = {
+            shape: spread(found) for shape, found in spans.items() if found
+        }
+        self._say(
+            "first tokens, ms: "
+            + ", ".join(
+                f"{shape} {_spoken(found)}" for shape, found in self.entry["first_token_ms"].items()
+            )
+        )
+        self.gain.write()
+
+    def _loads(self) -> None:
+        for number in range(LOADS):
+            found = {"round": number} | self._ask(
+                "prefill_load", LOAD_S, number=number, requests=load.PREFILL_REQUESTS
+            )
+            self.entry.setdefault("loads", []).append(found)
+        rates = [one["tokens_per_s"] for one in self.entry["loads"]]
+        self._say(
+            f"{load.PREFILL_IN_FLIGHT} prompts of {load.PREFILL_PROMPT} in flight, tokens/s: "
+            + ", ".join(f"{rate:.0f}" for rate in rates)
+        )
+        self.gain.write()
+
+    def _profile(self, count: int, length: int) -> None:
+        shape = name((count, length))
+        folder = self.engine.log.with_suffix(".traces") / shape
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        answer = self._ask(
+            "profile", PROFILE_S, count=count, length=length, calls=PROFILED, folder=str(folder)
+        )
+        files = sorted(folder.glob("*.json*"), key=lambda file: file.stat().st_mtime)
+        events = gputrace.read(files[-1]) if files else []
+        found = gputrace.profile(events, PROFILED) | {
+            "ms": answer["ms"],
+            "forwards": round(answer["forwards"] / PROFILED, 2),
+        }
+        self.entry.setdefault("profile", {})[shape] = found
+        self._say(
+            f"profile of {shape}: {found['busy_ms']:.1f} ms busy, "
+            f"{found['launches']:.0f} launches, {found['forwards']} forwards"
+        )
+        self.gain.write()
+        if not events:
+            raise turns.Gone(f"the profile of {shape} has no kernels")
+
+    def _ask(self, do: str, limit_s: float, **words: object) -> dict:
+        if time.time() > self.until:
+            raise NoTime(do)
+        try:
+            return self.engine.ask(do, min(time.time() + limit_s, self.until), **words)
+        except turns.Gone as gone:
+            if time.time() >= self.until:
+                raise NoTime(do) from None
+            raise gone
+
+    def _say(self, text: str) -> None:
+        self.gain.say(f"{self.engine.mode}: {text}")
+
+
+def share(number: int, count: int) -> float:
+    """The part of the time left that the next of `count` visits may take.
+
+    The first compiles what the others find: it has one and a half parts.
+    """
+    mine = 1.5 if number == 0 else 1.0
+    return mine / (mine + count - number - 1)
+
+
+def spread(spans: Sequence[float]) -> dict:
+    """Fastest, first quartile and median of calls, and all of them."""
+    return {
+        "fastest": min(spans),
+        "first_quartile": round(quartile(spans), 2),
+        "median": round(statistics.median(spans), 2),
+        "all": [*spans],
+    }
+
+
+def quartile(spans: Sequence[float]) -> float:
+    """The first quartile, between its two neighbours where it falls between them."""
+    ordered = sorted(spans)
+    place = (len(ordered) - 1) / 4
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def name(shape: Sequence[int]) -> str:
+    """A shape as words and results call it: 8x512."""
+    return f"{shape[0]}x{shape[1]}"
+
+
+def _mode(options: argparse.Namespace, mode: str) -> tuple[str, str]:
+    """The mode that this tree runs in, and why it is another than the one asked for."""
+    chosen = modes.flags(mode, run.fields(options), [1], False)
+    return (modes.EAGER, chosen.reason) if isinstance(chosen, modes.Unavailable) else (mode, "")
+
+
+def _as_meant(entry: dict) -> bool:
+    """Whether prefills ran as their mode says.
+
+    An untouched release may leave its graph aside: that is what users have.
+    """
+    ran = entry["prefills"]
+    if entry["mode"] == modes.EAGER:
+        return ran["prefills"] > 0 and not ran["on_graph"]
+    return entry["tree"] == UNTOUCHED or ran["on_graph"] >= 0.95 * ran["prefills"] > 0
+
+
+def _clear(pattern: Path) -> None:
+    """Remove what an earlier run left under a name."""
+    for file in pattern.parent.glob(f"{pattern.name}.*"):
+        file.unlink()
+
+
+def _spoken(found: dict) -> str:
+    return f"{found['fastest']:.1f} / {found['first_quartile']:.1f} / {found['median']:.1f}"
+
+
+def show(facts: dict) -> None:
+    """The result, tree beside tree: fastest / first quartile / median, then the GPU's own time."""
+    runs = facts["runs"]
+    print("\nfirst token, ms: fastest / first quartile / median")
+    for shape in facts["gain"]["shapes"]:
+        cells = [
+            _spoken(found) if (found := entry.get("first_token_ms", {}).get(shape)) else "-"
+            for entry in runs
+        ]
+        floor_ms = facts.get("floor_ms", {}).get(shape)
+        print(
+            f"  {shape:8}"
+            + "".join(f"{cell:>26}" for cell in cells)
+            + (f"   floor {floor_ms}" if floor_ms else "")
+        )
+    print("GPU busy, ms (launches)")
+    for shape in facts["gain"]["shapes"]:
+        found = [entry.get("profile", {}).get(shape) for entry in runs]
+        print(
+            f"  {shape:8}"
+            + "".join(
+                f"{one['busy_ms']:>18.1f} ({one['launches']:.0f})" if one else f"{'-':>26}"
+                for one in found
+            )
+        )
+    for entry in runs:
+        rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
+        print(
+            f"{entry['tree']}, {entry['mode']}: {entry['verdict']} {entry['why']}; "
+            f"input tokens/s {rates or '-'}; {entry['seconds']} s"
+        )
+    print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,379 @@
+"""The untouched release and the patched one in one run, on engines that need no GPU; and traces."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = Path(__file__).parent / "fake_gpu"
+GPU = ROOT / "tests/gpu"
+SHORT = ["--shapes", "1x512", "8x64", "--rounds", "4"]
+ARGS = "sglang/srt/server_args.py"
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> None:
+    """tests/gpu's modules can be imported, and its GPU is the fake one."""
+    monkeypatch.syspath_prepend(str(GPU))
+    monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    for name in ("gain", "turns", "launch", "run", "gputrace", "untouched"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.fixture
+def laid(gpu, tmp_path) -> Path:
+    """What makes a slower tree without a breakable graph out of the fake one."""
+    own = {
+        "sglang/srt/slow.py": "SLOW = 1.5\n",
+        ARGS: "".join(
+            line
+            for line in (FAKE / "tree" / ARGS).read_text().splitlines(True)
+            if "breakable" not in line
+        ),
+    }
+    made = tmp_path / "laid"
+    for name, text in own.items():
+        (made / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / "files" / name).write_text(text)
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in own.items()}
+    plan = {
+        "schema": 1,
+        "remove": ["sglang/srt/model_executor/__init__.py"],
+        "replace": digests,
+        "tree": "none",
+    }
+    (made / "plan.json").write_text(json.dumps(plan))
+    maker = importlib.import_module("untouched")
+    with pytest.raises(maker.Unmade):
+        maker.make(FAKE / "tree", made, tmp_path / "tried")
+    plan["tree"] = maker.tree_hash(tmp_path / "tried")
+    (made / "plan.json").write_text(json.dumps(plan))
+    return made
+
+
+@pytest.fixture
+def gain(laid, monkeypatch, tmp_path):
+    """Run it here: exit code, what it wrote. Keywords are its settings, or FAKE_… variables."""
+    module = importlib.import_module("gain")
+    monkeypatch.setattr(module.load, "PREFILL_REQUESTS", 4)
+
+    def run(*words: str, **settings) -> tuple[int, dict]:
+        for name, value in settings.items():
+            if name.startswith("FAKE_"):
+                monkeypatch.setenv(name, value)
+            else:
+                monkeypatch.setattr(module, name, value)
+        place = [
+            "--tree",
+            str(FAKE / "tree"),
+            "--site",
+            str(FAKE / "site"),
+            "--untouched",
+            str(laid),
+        ]
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        try:
+            code = module.main(["--out", str(tmp_path / "out"), *place, *words])
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return code, json.loads((tmp_path / "out/gain.json").read_text())
+
+    return run
+
+
+def test_both_trees_are_timed_in_one_run(gain, tmp_path, capsys):
+    """One engine at a time; shapes in turn, round after round; then loads, then profiles."""
+    code, found = gain(*SHORT, FAKE_JOURNAL=str(tmp_path / "journal"), FAKE_STEP="0.04")
+    assert (
+        code == 0
+        and found["passed"]
+        and [run["tree"] for run in found["runs"]] == ["untouched", "patched"]
+    )
+    slow, fast = found["runs"]
+    for run in (slow, fast):
+        assert (
+            list(run["first_token_ms"]) == ["1x512", "8x64"]
+            and len(run["first_token_ms"]["8x64"]["all"]) == 4
+        )
+        assert [one["round"] for one in run["loads"]] == [0, 1, 2] and run["loads"][0][
+            "prefills"
+        ] == 4
+        assert run["profile"]["8x64"]["forwards"] == 1 and run["profile"]["8x64"]["launches"] == 2
+    first = [run["first_token_ms"]["1x512"]["fastest"] for run in (slow, fast)]
+    assert first[0] > 1.2 * first[1] > 1.2 * 40
+    assert (slow["profile"]["8x64"]["busy_ms"], fast["profile"]["8x64"]["busy_ms"]) == (1.28, 1.024)
+    turn = ["first-token 1x512", "first-token 8x64"]
+    one = ["start", *7 * turn, *12 * ["load", "first-token 1x4096"], "profile", "profile"]
+    asked = [line.split(" ", 1) for line in (tmp_path / "journal").read_text().splitlines()]
+    for mode in ("eager", "breakable"):
+        mine = [what for name, what in asked if name == mode]
+        assert mine[:15] == one[:15] and sorted(mine) == sorted(one)
+    assert [name for name, what in asked if what == "start"] == ["eager", "breakable"]
+    said = capsys.readouterr().out
+    assert (
+        "1.untouched: started in" in said
+        and "2.patched: profile of 8x64: 1.0 ms busy, 2 launches" in said
+    )
+
+
+def test_a_tree_without_the_graph_runs_eagerly_and_says_so(gain):
+    code, found = gain(*SHORT)
+    slow, fast = found["runs"]
+    assert (
+        code == 0
+        and (slow["mode"], slow["instead_of"]) == ("eager", "breakable")
+        and fast["mode"] == "breakable"
+    )
+    assert (
+        slow["mode_why"] == "the release has no breakable graph"
+        and fast["prefills"]["on_graph"] == fast["prefills"]["prefills"] > 20
+    )
+
+
+def test_what_ran_is_named(gain, tmp_path):
+    _, found = gain(*SHORT, "--mode", "eager", "--beside", "nothing")
+    assert (
+        found["gain"]["untouched"] == json.loads((tmp_path / "laid/plan.json").read_text())["tree"]
+    )
+    assert (
+        found["gain"]["shapes"] == ["1x512", "8x64"]
+        and found["gain"]["capture"] == [512, 4096]
+        and found["beside"] == "nothing"
+    )
+    words = json.loads((tmp_path / "out/bench.1.untouched.plan.json").read_text())["engine"]
+    assert (
+        words
+        == found["gain"]["engine"]
+        == json.loads((tmp_path / "out/bench.2.patched.plan.json").read_text())["engine"]
+    )
+    assert (
+        words["load_format"] == "dummy"
+        and words["disable_radix_cache"]
+        and words["mem_fraction_static"] == 0.6
+    )
+
+
+def test_trees_come_as_often_as_they_are_named(gain):
+    code, found = gain(
+        "--shapes",
+        "1x64",
+        "--rounds",
+        "1",
+        "--trees",
+        "untouched",
+        "patched",
+        "patched",
+        "untouched",
+        "--mode",
+        "eager",
+        LOADS=1,
+    )
+    assert code == 0 and [(run["visit"], run["tree"]) for run in found["runs"]] == [
+        (1, "untouched"),
+        (2, "patched"),
+        (3, "patched"),
+        (4, "untouched"),
+    ]
+    assert len({run["measure"] for run in found["runs"]}) == 4
+
+
+def test_a_tree_that_does_not_start_leaves_the_other_its_figures(gain):
+    code, found = gain(*SHORT, FAKE_FAULT="dies")
+    slow, fast = found["runs"]
+    assert code == 1 and slow["verdict"] == "passed" and fast["verdict"] == "failed"
+    assert "planted: the engine does not start" in fast["why"]
+
+
+def test_a_profile_without_kernels_fails(gain):
+    code, found = gain(*SHORT, FAKE_FAULT="no-kernels")
+    assert code == 1 and found["runs"][1]["why"].startswith("the profile of 1x512 has no kernels")
+
+
+def test_a_patched_tree_that_leaves_its_graph_aside_fails(gain):
+    code, found = gain(*SHORT, FAKE_FAULT="graph-unused")
+    assert code == 1 and "prefills ran on a graph" in found["runs"][1]["why"]
+
+
+def test_the_limit_ends_it_with_what_there_is(gain):
+    code, found = gain(
+        "--shapes", "1x64", "--rounds", "9999", "--limit", "14", END_S=6, FAKE_STEP="0.005"
+    )
+    assert code == 1 and found["seconds"] <= 15
+    slow = found["runs"][0]
+    assert (
+        slow["verdict"] == "not run"
+        and "no time was left for 9999 rounds" in slow["why"]
+        and slow["first_token_ms"]["1x64"]["all"]
+    )
+
+
+def test_an_untouched_tree_that_cannot_be_made_ends_the_run(gain, laid):
+    (laid / "plan.json").unlink()
+    with pytest.raises(SystemExit, match="no untouched tree: .*packed by an earlier tool"):
+        gain(*SHORT)
+
+
+def test_wrong_words_are_refused(gain, capsys):
+    for words, said in (
+        (["--shapes", "512"], "512 is no shape: as 8x512"),
+        (["--mode", "eager", "eager", "eager"], "one for all trees, or 2"),
+    ):
+        with pytest.raises(SystemExit):
+            gain(*words)
+        assert said in capsys.readouterr().err
+
+
+def test_the_first_visit_has_more_of_the_time(gpu):
+    share = importlib.import_module("gain").share
+    assert (
+        share(0, 2) == 0.6
+        and share(1, 2) == 1
+        and share(0, 1) == 1
+        and share(1, 4) == pytest.approx(1 / 3)
+    )
+
+
+def test_the_first_quartile_lies_between_its_neighbours(gpu):
+    module = importlib.import_module("gain")
+    assert module.quartile([5.0]) == 5 and module.quartile([4.0, 1.0, 2.0, 3.0, 5.0]) == 2
+    assert module.spread([1.0, 2.0, 3.0, 4.0]) == {
+        "fastest": 1.0,
+        "first_quartile": 1.75,
+        "median": 2.5,
+        "all": [1.0, 2.0, 3.0, 4.0],
+    }
+
+
+def rows(*events: tuple) -> list[dict]:
+    return [
+        {"ph": "X", "cat": cat, "name": name, "ts": began, "dur": span}
+        for cat, name, began, span in events
+    ]
+
+
+def test_a_trace_is_read_packed_or_not(gpu, tmp_path):
+    module = importlib.import_module("gputrace")
+    events = rows(
+        ("kernel", "a", 0, 2),
+        ("cpu_op", "b", 0, 9),
+        ("gpu_memcpy", "Memcpy DtoH", 5, 1),
+        ("gpu_memset", "Memset", 9, 1),
+    )
+    (tmp_path / "one.json").write_text(
+        json.dumps({"traceEvents": [*events, {"ph": "M", "name": "process_name"}]})
+    )
+    with gzip.open(tmp_path / "two.json.gz", "wt") as out:
+        json.dump(events, out)
+    for name in ("one.json", "two.json.gz"):
+        assert [event.name for event in module.read(tmp_path / name)] == [
+            "a",
+            "Memcpy DtoH",
+            "Memset",
+        ]
+
+
+def test_what_overlaps_is_busy_once(gpu):
+    module = importlib.import_module("gputrace")
+    events = [
+        module.Event("k", began, span)
+        for began, span in ((0, 10), (5, 10), (6, 2), (20, 5), (25, 5))
+    ]
+    assert module.busy_us(events) == 25 and module.busy_us([]) == 0
+
+
+def test_a_profile_is_of_one_call(gpu):
+    module = importlib.import_module("gputrace")
+    events = [
+        module.Event(name, began, 1000.0)
+        for began, name in (
+            (0, "nvjet_a"),
+            (1000, "sm90_xmma_gemm_b"),
+            (5000, "nvjet_a"),
+            (6000, "_scan_kernel"),
+        )
+    ]
+    found = module.profile(events, 2)
+    assert (found["calls"], found["busy_ms"], found["launches"]) == (2, 2.0, 2.0)
+    assert found["groups"] == {
+        "matrix products": {"ms": 1.5, "launches": 1.5},
+        "_scan_kernel": {"ms": 0.5, "launches": 0.5},
+    }
+    assert list(found["kernels"]) == ["nvjet_a", "sm90_xmma_gemm_b", "_scan_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("_chunk_state_fwd_kernel", "_chunk_state_fwd_kernel"),
+        ("_layer_norm_fwd_1pass_kernel", "_layer_norm_fwd_1pass_kernel"),
+        ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNT", "matrix products"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "matrix products"),
+        (
+            "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>(T1::Params)",
+            "matrix products",
+        ),
+        (
+            "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int>>>(int)",
+            "attention",
+        ),
+        (
+            "void flashinfer::BatchPrefillWithRaggedKVCacheKernel<cutlass::bfloat16_t>(P)",
+            "attention",
+        ),
+        (
+            "void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(__nv_bfloat16*)",
+            "norms",
+        ),
+        (
+            "void at::native::elementwise_kernel<4, at::native::direct_copy_kernel_cuda(T&)>(int)",
+            "copies and fills",
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>(T)",
+            "copies and fills",
+        ),
+        ("Memcpy DtoD (Device -> Device)", "copies and fills"),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, MeanOps>>(R)",
+            "reductions of PyTorch",
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>(int)",
+            "element-wise of PyTorch",
+        ),
+        ("void moe::(anonymous namespace)::align<int, (bool)1>(int*, int)", "moe::align"),
+    ],
+)
+def test_kernels_are_told_by_their_names(gpu, name, group):
+    assert importlib.import_module("gputrace").group(name) == group
+
+
+def test_the_floor_counts_what_a_token_passes(gpu):
+    floor, models, subjects = (
+        importlib.import_module(name) for name in ("floor", "models", "subjects")
+    )
+    tiny = models.LLAMA | dict(
+        num_hidden_layers=1,
+        hidden_size=4,
+        head_dim=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=8,
+        vocab_size=10,
+    )
+    matrices = 4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8
+    assert floor.flops(tiny, 3, 7) == 2 * 3 * (7 * matrices + 40)
+    nano = floor.flops(subjects.SUBJECTS["nemotron-3-nano"].config, 1, 4096) / 4096 / 2
+    assert 2.5e9 < nano < 3.6e9, "about three billion parameters for each token"
+    assert floor.flops({"model_type": "another"}, 1, 1) is None
+    assert floor.milliseconds(models.NANO_9B, 1, 4096, 690.0) == pytest.approx(91.6, abs=0.5)

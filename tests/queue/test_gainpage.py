@@ -1,0 +1,206 @@
+"""What docs/bench.md says about the untouched and the patched release, from a made gain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from patchqueue.proofs import benchpage, gainpage
+
+SLOW, FAST = [200.0, 201.0, 202.0, 204.0, 210.0], [136.0, 137.0, 137.5, 138.0, 140.0]
+SAME = [41.0, 44.0, 44.0, 46.0, 50.0]
+
+
+def visit(tree: str, long: list[float], scan_ms: float, **more) -> dict:
+    """One engine's part: 1x4096 as given, 1x512 alike in both trees."""
+    kernels = {
+        "matrix products": {"ms": 92.0, "launches": 100},
+        "_chunk_scan_fwd_kernel": {"ms": scan_ms, "launches": 27},
+    }
+    shapes = {"1x512": (SAME, 12.0 + scan_ms / 8), "1x4096": (long, 92.0 + scan_ms)}
+    return {
+        "tree": tree,
+        "visit": 1,
+        "mode": "eager",
+        "mode_why": "",
+        "measure": f"gain {tree}",
+        "verdict": "passed",
+        "why": "",
+        "captured": [],
+        "first_token_ms": {
+            shape: {"fastest": min(spans), "all": spans} for shape, (spans, _) in shapes.items()
+        },
+        "loads": [
+            {"round": number, "tokens_per_s": 4096e3 / min(long) + number, "prefills": 32}
+            for number in range(3)
+        ],
+        "profile": {
+            shape: {
+                "busy_ms": busy,
+                "launches": 640.0,
+                "forwards": 1.0,
+                "groups": kernels if shape == "1x4096" else {},
+            }
+            for shape, (_, busy) in shapes.items()
+        },
+    } | more
+
+
+def gain(**more) -> dict:
+    return {
+        "version": "0.5.9",
+        "model": "Nano, as published",
+        "subject": "nemotron",
+        "changes": "c",
+        "gpu": {"name": "G", "driver": "1"},
+        "torch": {"version": "2", "pinned": "1", "off_pin": True},
+        "python": "3",
+        "date": "d",
+        "queue_release": 1,
+        "cpus": 16,
+        "gain": {
+            "shapes": ["1x512", "1x4096", "8x64"],
+            "rounds": 5,
+            "load": {"prompt": 4096, "in_flight": 16},
+        },
+        "rate": {"size": 8192, "tflops": 690.0},
+        "floor_ms": {"1x512": 11.5, "1x4096": 91.6},
+        "runs": [
+            visit("untouched", SLOW, 60.0, mode_why="the release has no breakable graph"),
+            visit("patched", FAST, 10.0, mode="breakable"),
+        ],
+    } | more
+
+
+@pytest.fixture
+def text() -> str:
+    return benchpage.page([], False, [gain()], with_gain_plot=True)
+
+
+def test_what_a_user_gains_is_one_paragraph(text):
+    assert (
+        "With the patches 1 × 4096 tokens have their first token after 137 ms "
+        "instead of 201 (-31.8 %)." in text
+    )
+    assert "takes 30119 tokens a second instead of 20481: 1.47 times as many." in text
+    assert "The GPU is busy for 102 ms of it, 1.11 times the floor of 92 ms." in text
+
+
+def test_every_shape_has_its_row_before_and_after(text):
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert ["1 × 4096", "200.0 / 201.0 / 202.0", "136.0 / 137.0 / 137.5", "-31.8 %"] in cells
+    assert ["1 × 512", "41.0 / 44.0 / 44.0", "41.0 / 44.0 / 44.0", "none shown"] in cells and [
+        "8 × 64",
+        "-",
+        "-",
+        "-",
+    ] in cells
+    assert ["1 × 4096", "152.0", "102.0", "-32.9 %", "91.6", "640 → 640"] in cells
+    assert ["median of all loads", "20481", "30119", "+47.1 %"] in cells
+    assert ["_chunk_scan_fwd_kernel", "60.00", "10.00"] in cells and [
+        "everything else",
+        "0.00",
+        "0.00",
+    ] in cells
+    assert max(map(len, rows)) <= 80
+
+
+def test_how_it_ran_is_said(text):
+    assert (
+        "Untouched: eager prefill (the release has no breakable graph). "
+        "Patched: the breakable graph." in text
+    )
+    assert (
+        "ran at 690 TFLOP/s" in text and "off its pin" in text and "had 16 hardware threads" in text
+    )
+    assert (
+        text.startswith("# What the queue is worth") and "![Time to first token and kernels" in text
+    )
+
+
+def test_visits_of_one_tree_count_together():
+    more = [
+        visit("untouched", [one - 1 for one in SLOW], 62.0),
+        visit("patched", FAST, 12.0),
+        visit("patched", FAST, 10.0),
+        visit("untouched", SLOW, 60.0),
+    ]
+    found = gain(runs=more)
+    assert (
+        gainpage.calls(found, "untouched", "1x4096").fastest == 199
+        and gainpage.busy_ms(found, "patched", "1x4096") == 103
+    )
+    assert gainpage.groups(found, "untouched", "1x4096")["_chunk_scan_fwd_kernel"] == 61
+
+
+def test_a_change_within_the_noise_is_not_shown():
+    one, other = (gainpage.spread(spans) for spans in ([10.0, 11.0, 13.0], [9.8, 10.5, 12.0]))
+    assert (
+        gainpage.shown(one, other) == "none shown"
+        and gainpage.shown(one, gainpage.spread([8.0, 9.0, 9.5])) != "none shown"
+    )
+    assert gainpage.shown(one, None) == "-" and gainpage.spread([]) is None
+
+
+def test_quartiles_are_those_of_the_gain_itself():
+    found = gainpage.spread([4.0, 1.0, 2.0, 3.0])
+    assert (found.fastest, found.first_quartile, found.median) == (1.0, 1.75, 2.5)
+
+
+def test_a_tree_that_failed_is_said():
+    broken = visit(
+        "patched",
+        FAST,
+        10.0,
+        verdict="failed",
+        why="start: exit code 1",
+        first_token_ms={},
+        loads=[],
+        profile={},
+    )
+    text = benchpage.page([], False, [gain(runs=[visit("untouched", SLOW, 60.0), broken])])
+    assert "nothing can be compared" in text and "patched failed: start: exit code 1." in text
+
+
+def test_gains_come_before_graph_modes():
+    assert benchpage.page([], False).endswith("Nothing was measured yet.\n")
+    assert gainpage.text([], str, False) == ""
+
+
+def test_gains_are_found_where_evidence_is_kept(project):
+    folder = project.root / "evidence/9.9.1"
+    folder.mkdir(parents=True)
+    for name, model in (("g.gain.json", "Nano"), ("g.other.gain.json", "Other")):
+        kept = gain(
+            version="9.9.1", model=model, subject="nemotron" if model == "Nano" else "other"
+        )
+        (folder / name).write_text(json.dumps(kept))
+    assert [one["model"] for one in gainpage.load(project.root)] == ["Nano", "Other"]
+    assert "The queue has changed since." in benchpage.of(project.root)
+
+
+def test_a_call_that_was_split_is_said():
+    found = gain()
+    found["runs"][0]["profile"]["1x512"]["forwards"] = 1.67
+    assert gainpage.split(found) == ["Untouched, 1 × 512 took 1.67 forwards a call."]
+    assert "took 1.67 forwards" in benchpage.page([], False, [found])
+
+
+def test_a_legend_names_triton_kernels():
+    assert (
+        gainpage.label("_chunk_scan_fwd_kernel") == "chunk_scan_fwd_kernel"
+        and len(gainpage.label("_" * 9 + "x" * 99)) == 34
+    )
+
+
+def test_the_plot_is_drawn(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    assert (
+        gainpage.draw([gain()], tmp_path / "plot.png")
+        and (tmp_path / "plot.png").stat().st_size > 10_000
+    )
+    assert not gainpage.draw([], tmp_path / "none.png") and not gainpage.draw(
+        [gain(runs=[])], tmp_path / "none.png"
+    )
