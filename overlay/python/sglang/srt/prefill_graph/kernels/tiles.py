@@ -1,0 +1,130 @@
+"""Tiles for Mamba2's prefill kernels: chosen here, once and for all, by what a kernel is launched for.
+
+Up to 0.5.20 the releases launch five kernels at the defaults of their signatures, 16x16x16, since the port
+dropped the timing that chose tiles (sglang#39130). Later ones time candidates while they serve: the first requests of
+a new shape wait for it, and another process may choose otherwise, which gives other bits.
+
+The tables are what tests/gpu/sweep.py found on an H200. A tile depends on the head's size, the state's size, the type and
+the GPU. Heads, groups, chunks and tokens made no difference worth a key: whatever they are, the tile is within 9 % of the
+best one. Other sizes, types and GPUs get SAFE, which fits into the shared memory of every GPU from sm_80 on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.runtime.autotuner import Autotuner, Heuristics
+
+Tile = dict[str, int]  # what a kernel is launched with: sizes of blocks, num_warps, num_stages
+HOPPER = (9, 0)  # compute capability of H100, H200 and GH200
+
+
+def block(m: int, n: int, k: int, warps: int, stages: int) -> Tile:
+    """A tile of the releases' kernels that multiply matrices."""
+    return dict(BLOCK_SIZE_M=m, BLOCK_SIZE_N=n, BLOCK_SIZE_K=k, num_warps=warps, num_stages=stages)
+
+
+SAFE = block(32, 32, 32, 4, 2)
+PASSING = dict(BLOCK_SIZE=1024, num_warps=4)  # no matrices, no shared memory: good on every GPU
+
+# The releases' kernels. (kernel, head size, state size) -> tile, for 16-bit types on Hopper.
+RELEASE = {
+    ("chunk_state", 80, 128): block(128, 64, 32, 4, 3),
+    ("chunk_scan", 80, 128): block(64, 128, 64, 4, 2),
+    ("state_varlen", 80, 128): block(128, 64, 32, 4, 3),
+    ("bmm", 0, 128): block(64, 128, 32, 4, 3),
+    ("chunk_state", 64, 128): block(64, 64, 64, 4, 2),
+    ("chunk_scan", 64, 128): block(64, 64, 32, 4, 2),
+    ("state_varlen", 64, 128): block(64, 64, 64, 4, 2),
+    ("chunk_state", 64, 256): block(64, 64, 64, 4, 2),
+    ("chunk_scan", 64, 256): block(64, 64, 64, 4, 3),
+    ("state_varlen", 64, 256): block(64, 64, 64, 4, 2),
+    ("chunk_state", 128, 256): block(128, 64, 32, 4, 3),
+    ("chunk_scan", 128, 256): block(64, 128, 64, 4, 3),
+    ("state_varlen", 128, 256): block(128, 64, 32, 4, 3),
+    ("bmm", 0, 256): block(64, 64, 64, 4, 3),
+}
+
+# The two large kernels of ssd.py, likewise. (kernel, head size, state size, at least so many heads) -> tile.
+CHUNK = 128  # rows of a chunk there
+OWN = {
+    ("states", 80, 128, 64): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
+    ("states", 80, 128, 32): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=3),
+    ("states", 80, 128, 0): dict(BLOCK_P=32, BLOCK_N=64, num_warps=4, num_stages=2),
+    ("scan", 80, 128, 0): dict(BLOCK_M=64, BLOCK_K=32, num_warps=4, num_stages=2),
+    ("states", 64, 128, 0): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=3),
+    ("scan", 64, 128, 0): dict(BLOCK_M=64, BLOCK_K=32, num_warps=4, num_stages=3),
+    ("states", 64, 256, 0): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=2),
+    ("scan", 64, 256, 0): dict(BLOCK_M=64, BLOCK_K=32, num_warps=4, num_stages=2),
+    ("states", 128, 256, 0): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
+    ("scan", 128, 256, 0): dict(BLOCK_M=128, BLOCK_K=64, num_warps=8, num_stages=2),
+}
+
+# The releases' kernels by name: what the table calls them, and the arguments that hold what the key is made of.
+KERNELS = {
+    "_bmm_chunk_fwd_kernel": ("bmm", "a_ptr", None, "K"),
+    "_chunk_scan_fwd_kernel": ("chunk_scan", "x_ptr", "hdim", "dstate"),
+    "_chunk_state_fwd_kernel": ("chunk_state", "x_ptr", "hdim", "dstate"),
+    "_chunk_state_varlen_kernel": ("state_varlen", "x_ptr", "hdim", "dstate"),
+    "_state_passing_fwd_kernel": ("state_passing", "states_ptr", None, "dim"),
+}
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """The GPU's compute capability; None for what is no NVIDIA GPU."""
+    if device.type != "cuda" or torch.version.hip:
+        return None
+    return torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def of_release(kernel: str, size: int, d_state: int, itemsize: int, device: torch.device) -> Tile:
+    """The tile of one of the releases' kernels, as KERNELS names it. itemsize: bytes of one element."""
+    if kernel == "state_passing":
+        return PASSING
+    known = itemsize == 2 and capability(device) == HOPPER
+    return RELEASE.get((kernel, size, d_state), SAFE) if known else SAFE
+
+
+@functools.cache
+def own(kernel: str, size: int, d_state: int, heads: int, itemsize: int, device: torch.device) -> Tile | None:
+    """The tile of "states" or "scan"; None where none was measured."""
+    if itemsize != 2 or capability(device) != HOPPER:
+        return None
+    fitting = [(least, tile) for (name, *sizes, least), tile in OWN.items() if (name, *sizes) == (kernel, size, d_state) and least <= heads]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+class Fixed:
+    """A kernel of the release, launched with its tile out of the table whatever else it is launched with."""
+
+    def __init__(self, kernel: Any):
+        while isinstance(kernel, (Autotuner, Heuristics)):
+            kernel = kernel.fn
+        self.kernel = kernel
+        self.name, data, size, d_state = KERNELS[kernel.fn.__name__]
+        place = kernel.arg_names.index
+        self.data, self.d_state = place(data), place(d_state)
+        self.size = None if size is None else place(size)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        launch = self.kernel[grid]
+        return lambda *args, **words: launch(*args, **words, **self.tile(args))
+
+    def tile(self, args: tuple[Any, ...]) -> Tile:
+        """args: as the release's launchers give them, sizes and tensors by position."""
+        data, size = args[self.data], 0 if self.size is None else args[self.size]
+        return of_release(self.name, size, args[self.d_state], data.element_size(), data.device)
+
+
+def fix(*launchers: Callable[..., Any]) -> None:
+    """Have each kernel that one of these functions may launch take its tile from the table, timed or not."""
+    for launcher in launchers:
+        room = launcher.__globals__
+        for name in KERNELS.keys() & room.keys():
+            if not isinstance(room[name], Fixed):
+                room[name] = Fixed(room[name])
