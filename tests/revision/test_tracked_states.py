@@ -39,3 +39,9 @@ def test_every_request_goes_on_from_its_cached_state(case, compared):
     """Whether it leaves a state or is too short for that; outputs are of order 1."""
     output, conv, ssm = compared[case]["own"]
     assert output < 1e-4 and conv < 1e-5 and ssm < 1e-3, compared[case]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_layer_asks_which_requests_leave_a_state(case, compared):
+    """The metadata of the batch says so; on a GPU each question makes the host wait."""
+    assert compared[case]["waits"] == []

@@ -8,7 +8,7 @@ interpreted.start()
 from types import SimpleNamespace  # noqa: E402
 
 import torch  # noqa: E402
-from host import graph  # noqa: E402
+from host import graph, waits  # noqa: E402
 from host.references import compare_mamba2, mamba2  # noqa: E402
 from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend  # noqa: E402
 
@@ -21,7 +21,8 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
 
     Returns `left`: for each request that leaves a state, the largest difference of its convolution's and its SSM state, and the
     tokens of the batch before that state; `own`: the largest differences of the requests' outputs and of the states that they
-    go on with; and `others`: how many slots that nobody writes to have changed.
+    go on with; `others`: how many slots that nobody writes to have changed; and `waits`: the ops of the layer in which a host
+    would wait for its GPU.
     """
     arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
     backend.get_server_args = backend.get_global_server_args = lambda: arguments
@@ -57,7 +58,8 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     output, left, own = torch.empty_like(hidden_states), {}, []
     words = dict(mixer=mixer, hidden_states=hidden_states, output=output, layer_id=compare_mamba2.LAYER, forward_batch=batch, use_triton_causal_conv=True)
     with torch.no_grad():
-        linear.forward(**words)
+        with waits.MaskReads() as reads:
+            linear.forward(**words)
         for i, (start, length) in enumerate(zip(starts, lengths)):
             old = [state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in before]
             wanted = mamba2.mixer(mixer, hidden_states[start : start + length], *old)
@@ -68,7 +70,7 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     written = {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
     others = [slot for slot in range(len(conv)) if slot not in written]
     changed = sum(not torch.equal(now[slot], then[slot]) for now, then in zip((conv, ssm), before) for slot in others)
-    return dict(left=left, own=[max(column) for column in zip(*own)], others=changed)
+    return dict(left=left, own=[max(column) for column in zip(*own)], others=changed, waits=reads.names)
 
 
 def _apart(found, wanted):

@@ -1,0 +1,160 @@
+"""The gated delta net states that a prefill leaves for the prefix cache.
+
+The release's own backend, layer and interpreted kernels run, in several layers after each other.
+The plain reference runs on the tokens that each state stands for.
+"""
+
+from host import interpreted
+
+interpreted.start()
+
+import os  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from host import graph, waits  # noqa: E402
+from host.references import compare_gdn, gdn  # noqa: E402
+from packaging.version import Version  # noqa: E402
+
+LAYERS, CHUNK, WIDTH, TYPE = 3, 64, 3, compare_gdn.TYPE
+# Its pool holds [heads, value, key].
+TRANSPOSED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.10")
+
+
+def compare(lengths: list[int], prefixes: list[int]) -> dict[str, Any]:
+    """New tokens and cached ones of each request, in LAYERS layers that have a pool of states each.
+
+    Returns `waits`: for each layer the ops in which a host would wait for its GPU. `own` is the
+    largest difference of outputs and of the states that requests go on with, `left` that of the
+    states that they leave. `others`: how many slots that nobody writes to have changed.
+    """
+    torch.manual_seed(2)
+    layer, batch = _layer(), _batch(lengths, prefixes)
+    pools = [_pool(layer, prefixes) for _ in range(LAYERS)]
+    linear = _backend(batch, pools[0])
+    linear.init_forward_metadata(batch)
+    found: dict[str, Any] = dict(waits=[], own=0.0, left=0.0, others=0)
+    for pool in pools:
+        before = tuple(states.clone() for states in pool)
+        hidden_states = torch.randn(sum(lengths), 128).to(TYPE)
+        linear.req_to_token_pool.mamba2_layer_cache = _kept(*pool)
+        with torch.no_grad(), waits.MaskReads() as reads:
+            output = getattr(layer, "_forward", layer.forward)(hidden_states, batch)
+        found["waits"].append(reads.names)
+        unwritten = {0} | {len(lengths) + 1 + i for i, n in enumerate(lengths) if n < CHUNK}
+        found["others"] += sum(not _same(pool, before, slot) for slot in unwritten)
+        for i, length in enumerate(lengths):
+            rows = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
+            old = before[0][i + 1] * bool(prefixes[i]), _plain(before[1][i + 1])
+            own, left = _differences(layer, hidden_states[rows], output[rows], old, pool, i)
+            found["own"], found["left"] = max(found["own"], own), max(found["left"], left)
+    return found
+
+
+def _differences(
+    layer: Any, rows: torch.Tensor, output: torch.Tensor, old: Any, pool: Any, request: int
+) -> tuple[float, float]:
+    """Of one request's output and own states, and of the states that it leaves."""
+    whole, requests = len(rows) // CHUNK * CHUNK, (len(pool[0]) - 1) // 2
+    with torch.no_grad():
+        own = _apart((output, *_slot(pool, request + 1)), gdn.net(layer, rows, *old))
+        if not whole:
+            return max(own), 0.0
+        _, *kept = gdn.net(layer, rows[:whole], *old)
+    return max(own), max(_apart(_slot(pool, requests + request + 1), kept))
+
+
+def _slot(pool: Any, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return pool[0][slot], _plain(pool[1][slot])
+
+
+def _same(pool: Any, before: Any, slot: int) -> bool:
+    return all(now[slot].equal(then[slot]) for now, then in zip(pool, before))
+
+
+def _layer() -> Any:
+    """On one stream: up to 0.5.9 a short batch is projected on two, of which a CPU has none."""
+    layer = compare_gdn.layer()
+    layer._forward_input_proj = lambda rows: (
+        layer.in_proj_qkvz(rows)[0],
+        layer.in_proj_ba(rows)[0],
+    )
+    return layer
+
+
+def _batch(lengths: list[int], prefixes: list[int]) -> Any:
+    """As the scheduler does: a request leaves its state behind its last whole chunk, if any."""
+    count, prefix = len(lengths), torch.tensor(prefixes)
+    mask = torch.tensor([length >= CHUNK for length in lengths])
+    return graph.prefill_batch(
+        sum(lengths),
+        batch_size=count,
+        req_pool_indices=torch.arange(1, count + 1),
+        seq_lens=torch.tensor(lengths) + prefix,
+        extend_seq_lens=torch.tensor(lengths),
+        extend_prefix_lens=prefix,
+        extend_start_loc=torch.tensor([sum(lengths[:i]) for i in range(count)]),
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=prefixes,
+        mamba_track_mask=mask,
+        mamba_track_seqlens=torch.where(mask, torch.tensor(lengths) + prefix, -1),
+        mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
+    )
+
+
+def _pool(layer: Any, prefixes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """States of nobody, of the requests (cleared where they begin), and of the prefix cache."""
+    slots = 2 * len(prefixes) + 1
+    conv = torch.randn(slots, layer.conv_dim, WIDTH).to(TYPE)
+    state = 0.1 * torch.randn(slots, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
+    for slot, cached in enumerate(prefixes, 1):
+        state[slot] *= bool(cached)
+    return conv, state
+
+
+def _kept(conv: torch.Tensor, state: torch.Tensor) -> Callable[[int], Any]:
+    from sglang.srt.mem_cache.memory_pool import MambaPool
+
+    kept = MambaPool.State(conv=[conv], temporal=state)
+    return lambda layer_id: kept
+
+
+def _backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    """The release's backend, as its set-up on an NVIDIA GPU leaves it."""
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
+    from sglang.srt.layers.attention.fla import layernorm_gated
+
+    layernorm_gated._get_sm_count = lambda device: 1  # from 0.5.9; it asks CUDA
+    arguments = SimpleNamespace(mamba_cache_chunk_size=CHUNK)
+    module.get_global_server_args = lambda: arguments
+    try:
+        from sglang.srt.layers.attention.linear import gdn_backend, kernels  # noqa: F401 (from 0.5.10)
+        from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+    except ImportError:
+        made = module.GDNAttnBackend.__new__(module.GDNAttnBackend)
+    else:
+        made = gdn_backend.GDNAttnBackend.__new__(gdn_backend.GDNAttnBackend)
+        made.kernel_dispatcher = TritonGDNKernel()
+    interpreted.resolve_late("sglang.srt.layers.attention.fla")
+    interpreted.choose_first_configs("sglang.srt.layers.attention.fla")
+    made.device, made.conv_states_shape = "cpu", pool[0].shape
+    made.req_to_token_pool = SimpleNamespace(
+        get_mamba_indices=lambda requests: requests.to(torch.int32)
+    )
+    made.forward = made.forward_extend
+    batch.attn_backend = made
+    return made
+
+
+def _plain(state: torch.Tensor) -> torch.Tensor:
+    return state.transpose(-1, -2) if TRANSPOSED else state
+
+
+def _apart(found: Any, wanted: Any) -> list[float]:
+    return [(a.float() - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
+
+
+if __name__ == "__main__":
+    interpreted.main(compare)

@@ -1,0 +1,34 @@
+"""What gated delta net layers leave for the prefix cache, and what the host waits for meanwhile."""
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.7,<0.5.11")
+
+# chunks of 64 tokens; what a request leaves is its state behind its last whole chunk
+CASES = {
+    "one that leaves a state, two that do not": dict(lengths=[5, 70, 9], prefixes=[0, 0, 0]),
+    "at the end of whole chunks, and behind a cached beginning": dict(
+        lengths=[64, 67], prefixes=[0, 64]
+    ),
+    "none leaves a state": dict(lengths=[7, 12], prefixes=[0, 64]),
+}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    from host import interpreted
+
+    return interpreted.run("host.references.compare_tracked_gdn", CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_layer_asks_which_requests_leave_a_state(case, compared):
+    """The metadata of the batch says so; on a GPU each question makes the host wait."""
+    assert compared[case]["waits"] == [[], [], []]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_state_is_that_of_the_requests_own_tokens(case, compared):
+    """Largest differences of float16 kernels from a float32 reference."""
+    found = compared[case]
+    assert found["own"] < 0.01 and found["left"] < 0.01 and found["others"] == 0, found
