@@ -25,6 +25,18 @@ AT_ONCE = 8  # requests: their tokens are held in float32, 8 MB for each request
 
 
 @dataclass(frozen=True)
+class WantedStates:
+    """Which state of each request the prefix cache keeps, for a scan that writes them itself (kernels/mamba2_scan.py).
+
+    rows: behind how many of its new tokens, a multiple of `step` or all of them; 0: none. slots: where that state goes.
+    """
+
+    step: int
+    rows: list[int]
+    slots: list[int]
+
+
+@dataclass(frozen=True)
 class Between:
     """States to make for some requests. tokens: (requests, chunk_size) int64, positions in the batch, of which `real` count;
     chunk: (requests,) int64, the scan's chunk that the first token is in; slots: (requests,) int64, where states go."""
@@ -49,6 +61,8 @@ def aim(metadata: Any, batch: Any) -> None:
     wanted = tracked - prefixes
     ends = lengths.cumsum(0) - lengths + wanted // step * step  # behind which token of the batch
     inside = mask & (wanted % step != 0)  # at its last token a request's state is the final one, and looked up by request
+    behind = torch.where(inside, wanted // step * step, lengths) * mask
+    metadata.wanted_states = WantedStates(step, behind.tolist(), (slots * mask).tolist())
     listed, made = inside & (ends % size == 0), inside & (ends % size != 0)
     device = metadata.track_ssm_h_src.device
     metadata.track_ssm_h_src, metadata.track_ssm_h_dst = (ends[listed] // size).to(device), slots[listed].to(device)
@@ -67,13 +81,15 @@ def _between(ends: tuple[torch.Tensor, ...], slots: tuple[torch.Tensor, ...], si
         yield Between(*(tensor.to(device) for tensor in (tokens.where(real, end[:, None] - 1), real, chunk, slot)))
 
 
-def keep(metadata: Any, kept: torch.Tensor, states: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor) -> None:
+def keep(metadata: Any, kept: torch.Tensor, states: torch.Tensor | None, x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor) -> None:
     """Write the states that lie between the scan's chunks into their slots of `kept`.
 
     metadata: what aim() was given. kept: (slots, heads, head_dim, d_state). states: (1, chunks, heads, head_dim, d_state),
-    each that before its chunk. x: (tokens, heads * head_dim) behind the convolution; dt: (tokens, heads) before bias and
+    each that before its chunk; None where the scan wrote what is wanted itself. x: (tokens, heads * head_dim) behind the convolution; dt: (tokens, heads) before bias and
     softplus; b: (tokens, groups * d_state); a, dt_bias: (heads,).
     """
+    if states is None:
+        return
     _, heads, _, d_state = kept.shape
     for part in getattr(metadata, "between_chunks", ()):
         moved = move_on(

@@ -1,4 +1,4 @@
-"""The scan of a MambaMixer2's prefill: in place by the kernels of ssd.py where they have tiles, else the release's own."""
+"""The scan of a MambaMixer2's prefill: in place by ssd.py where that has tiles, else the release's own."""
 
 from __future__ import annotations
 
@@ -9,24 +9,84 @@ from typing import Any
 
 import torch
 
-from .. import compat
 from . import ssd, tiles
 
-RELEASE_ONLY = "SGLANG_MAMBA2_RELEASE_SCAN"  # set to 1: never ours
+SWITCH = "SGLANG_MAMBA2_SCAN"  # "release" in the environment: never ours
 
 
-def choose(release: Callable[..., Any], metadata: Any, pool: torch.Tensor, x: torch.Tensor, b: torch.Tensor, batch: Any = None) -> tuple[Callable[..., Any], bool]:
+def choose(
+    release: Callable[..., Any], metadata: Any, pool: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, b: torch.Tensor
+) -> tuple[Callable[..., Any], bool]:
     """What scans this prefill, and whether the states that requests go on from must be gathered for it.
 
-    release: mamba_chunk_scan_combined. metadata: the release's Mamba2Metadata. pool: (slots, heads, head_dim, d_state).
-    x: (tokens, heads * head_dim), b: (tokens, groups * d_state), both behind the convolution. batch: the ForwardBatch
-    where a release has the prefix cache keep states of a prefill (from 0.5.13 on).
+    release: mamba_chunk_scan_combined. metadata: the release's Mamba2Metadata of the batch.
+    pool: (slots, heads, head_dim, d_state). slots: (requests,), each request's own.
+    x: (tokens, heads * head_dim), b: (tokens, groups * d_state), behind the convolution.
 
-    What is returned takes release's arguments. Ours writes the requests' states into the pool, also those that
-    the prefix cache wants, and returns None in place of each.
+    What is returned takes release's arguments. Ours writes the requests' states into the pool, also
+    those that the prefix cache wants, and returns None in place of each.
     """
     mixed = metadata.mixed_metadata
     shape = _shape(pool, x, b)
-    if shape is None or not torch.equal is not None or os.environ.get(RELEASE_ONLY) == "1":
+    chosen = shape and _tiles(shape, x)
+    if not chosen or not _can_plan(metadata) or os.environ.get(SWITCH) == "release":
         return release, mixed.prep_initial_states
-    return functools.partial(_in_place, shape, _plan(metadata, batch, x.device), metadata, pool), False
+    scan = functools.partial(_in_place, shape, chosen, _plan(metadata, x.device), pool, slots, mixed.has_initial_states)
+    return scan, False
+
+
+def _shape(pool: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> ssd.Shape | None:
+    """None for what the kernels cannot address or divide."""
+    _, heads, size, d_state = pool.shape
+    if x.stride(-1) != 1 or b.stride(-1) != 1 or pool.stride(-1) != 1:
+        return None
+    return _known_shape(heads, b.shape[-1] // d_state, size, d_state)
+
+
+@functools.cache
+def _known_shape(heads: int, groups: int, size: int, d_state: int) -> ssd.Shape | None:
+    return ssd.Shape.of(heads, groups, size, d_state, tiles.CHUNK)
+
+
+def _tiles(shape: ssd.Shape, x: torch.Tensor) -> tuple[tiles.Tile, tiles.Tile] | None:
+    found = [tiles.own(name, shape.size, shape.d_state, shape.heads, x.element_size(), x.device) for name in ("states", "scan")]
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
+def _can_plan(metadata: Any) -> bool:
+    """Whether the host knows every request's tokens, and each state that the prefix cache wants ends a chunk."""
+    lengths, wanted = metadata.mixed_metadata.extend_seq_lens_cpu, getattr(metadata, "wanted_states", None)
+    if len(lengths) != metadata.num_prefills or sum(lengths) != metadata.num_prefill_tokens:
+        return False
+    if getattr(metadata, "track_ssm_h_src", None) is None:
+        return True
+    return wanted is not None and wanted.step % tiles.CHUNK == 0
+
+
+def _plan(metadata: Any, device: torch.device) -> ssd.Plan:
+    """Made once for all layers of a forward: the metadata is of one batch."""
+    if not hasattr(metadata, "scan_plan"):
+        wanted = getattr(metadata, "wanted_states", None)
+        tracked = wanted and (wanted.rows, wanted.slots)
+        metadata.scan_plan = ssd.plan(metadata.mixed_metadata.extend_seq_lens_cpu, tiles.CHUNK, device, tracked)
+    return metadata.scan_plan
+
+
+def _in_place(
+    shape: ssd.Shape, chosen: tuple[tiles.Tile, tiles.Tile], plan: ssd.Plan, pool: torch.Tensor, slots: torch.Tensor, warm: torch.Tensor,
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *,
+    D: torch.Tensor, dt_bias: torch.Tensor, out: torch.Tensor, z: None, dt_softplus: bool, dt_limit: tuple[float, float],
+    chunk_size: int, seq_idx: Any, chunk_indices: Any, chunk_offsets: Any, cu_seqlens: Any, initial_states: None,
+    state_dtype: Any, return_varlen_states: bool, return_final_states: bool, return_intermediate_states: bool = False,
+) -> tuple[None, None] | None:  # fmt: skip
+    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it; what else there may be is refused.
+
+    x, out: (1, tokens, heads, head_dim); dt: (1, tokens, heads); b, c: (1, tokens, groups, d_state).
+    """
+    if z is not None or not dt_softplus or dt_limit != (0.0, float("inf")) or return_final_states:
+        raise ValueError("a gate, a time step without softplus, a limit to it, or final states: not of Mamba2's mixer")
+    launches = ssd.Launches(shape, plan, x[0], b[0], c[0], dt[0], a, D, dt_bias, out[0], pool, slots, warm)
+    launches.steps()
+    launches.states(chosen[0])
+    launches.scan(chosen[1])
+    return (None, None) if return_intermediate_states else None

@@ -22,8 +22,8 @@ import torch
 import triton
 import triton.language as tl
 
+STEP_HEADS = 8  # heads of one program of the first kernel
 ALIGN = 4  # int32 in 16 bytes: an address that moved off this would make Triton compile the kernels again
-LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _steps_kernel(
     step = step.to(tl.float32) + tl.load(bias + head, mask=here, other=0.0).to(tl.float32)[None, :]
     step = tl.where(step <= 20.0, tl.log(tl.exp(step) + 1.0), step)
     step = tl.where(real, step, 0.0)  # behind a chunk's last row nothing decays any more
-    rate = tl.load(a + head, mask=here, other=0.0).to(tl.float32) * 1.4426950408889634
+    rate = tl.load(a + head, mask=here, other=0.0).to(tl.float32) * 1.4426950408889634  # log2(e), for exp2
     place = (chunk.to(tl.int64) * HEADS + head)[None, :] * CHUNK + row[:, None]
     tl.store(steps + place, step, mask=here[None, :])
     tl.store(decay + place, tl.cumsum(step * rate[None, :], axis=0), mask=here[None, :])
@@ -262,8 +262,8 @@ class Launches:
 
     They fill `out`, and leave each request's state in its slot of the pool. Rows behind the last request
     are left alone.
-    x, out: (rows, H * P); b, c: (rows, G * N); dt: (rows, H) before bias and softplus: all of one floating
-    type, their last dimension contiguous, rows at any stride. a, d, dt_bias: (H,).
+    x, out: (rows, H, P); b, c: (rows, G, N); dt: (rows, H) before bias and softplus: all of one floating
+    type, each row contiguous, rows at any stride. a, d, dt_bias: (H,).
     pool: (slots, H, P, N), its last dimension contiguous. slots: (requests,) integers. warm: (requests,) bool,
     whether a request goes on from its slot's state; others start from zero.
     """
@@ -319,5 +319,3 @@ class Launches:
             self.x.stride(0), self.b.stride(0), self.c.stride(0), self.out.stride(0), **shape.constants(), PA=shape.blocks[0], PB=shape.blocks[1], **tile,
         )  # fmt: skip
 
-
-STEP_HEADS = 8  # heads of one program of the first kernel

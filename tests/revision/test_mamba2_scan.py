@@ -1,0 +1,1 @@
+"""The scan of a Mamba2 prefill in place."""

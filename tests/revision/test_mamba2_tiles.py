@@ -1,0 +1,1 @@
+"""Tiles of Mamba2's prefill kernels."""
