@@ -62,7 +62,8 @@ HOW = [dict(num_warps=w, num_stages=s) for w, s in ((4, 2), (4, 3), (8, 2))]
 CANDIDATES = {
     "bmm": RELEASE, "chunk_scan": RELEASE, "chunk_state": RELEASE, "state_varlen": RELEASE, "state_passing": PASSING,
     "states": [dict(CHUNK=q, BLOCK_P=p, BLOCK_N=n) | how for q, p, n in itertools.product((64, 128), (16, 32, 64, 128), (64, 128)) for how in HOW],
-    "scan": [dict(CHUNK=q, BLOCK_M=m, BLOCK_K=k) | how for q, m, k in itertools.product((64, 128), (64, 128), (32, 64, 128)) for how in HOW if max(m, k) <= q],
+    "scan": [dict(CHUNK=128, BLOCK_HEADS=h) | how for h in (1, 2, 4, 8) for how in HOW],
+    "conv": [dict(BLOCK_M=m, BLOCK_N=n, num_warps=w) for m in (8, 16, 32) for n, w in ((256, 4), (512, 4), (1024, 4), (256, 2), (512, 2))],
 }  # fmt: skip
 
 
@@ -189,7 +190,24 @@ class Batch:
         self.warm = torch.zeros(requests, device=device, dtype=torch.bool)
 
     def launcher(self, name: str) -> Callable[[dict[str, int]], None]:
-        return self._ours(name) if name in ("states", "scan") else self._release(name)
+        return self._ours(name) if name in ("states", "scan") else self._conv() if name == "conv" else self._release(name)
+
+    def _conv(self) -> Callable[[dict[str, int]], None]:
+        import torch
+
+        module = convolution()
+        width = self.flat[0].shape[1] + 2 * self.flat[1].shape[1]
+        rows = self.dt.shape[0]
+        x = torch.randn(rows, 2 * width, device=self.dt.device, dtype=self.dt.dtype)[:, :width].T
+        weight, bias = torch.randn(width, 4, device=x.device, dtype=x.dtype), torch.randn(width, device=x.device, dtype=x.dtype)
+        kept = torch.zeros(len(self.lengths) + 1, width, 3, device=x.device, dtype=x.dtype)
+        words = dict(bias=bias, conv_states=kept, query_start_loc=self.cu, seq_lens_cpu=self.lengths, cache_indices=self.slots, has_initial_state=self.warm, activation="silu")
+
+        def launch(tile: dict[str, int]) -> None:
+            with replaced(module, "_causal_conv1d_fwd_kernel", With(module._causal_conv1d_fwd_kernel, tile)):
+                module.causal_conv1d_fn(x, weight, **words)
+
+        return launch
 
     def _release(self, name: str) -> Callable[[dict[str, int]], None]:
         bmm, scan, state, passing = self.ops
@@ -244,7 +262,7 @@ class With:
         self.kernel, self.words = kernel, words
 
     def __getitem__(self, grid: object) -> Callable[..., object]:
-        return lambda *args, **words: self.kernel[grid](*args, **{**self.words, **words})
+        return lambda *args, **words: self.kernel[grid](*args, **{**words, **self.words})
 
 
 @contextlib.contextmanager
@@ -263,6 +281,14 @@ def release_ops() -> tuple:
         with contextlib.suppress(ModuleNotFoundError):
             return tuple(importlib.import_module(f"{package}.{name}") for name in ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing"))
     raise SystemExit("this tree has none of the kernels")
+
+
+def convolution() -> object:
+    """The release's module of causal convolutions in Triton."""
+    for package in ("sglang.kernels.ops.mamba", "sglang.srt.layers.attention.mamba"):
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f"{package}.causal_conv1d_triton")
+    raise SystemExit("this tree has no convolution")
 
 
 if __name__ == "__main__":

@@ -49,8 +49,11 @@ def _known_shape(heads: int, groups: int, size: int, d_state: int) -> ssd.Shape 
 
 
 def _tiles(shape: ssd.Shape, x: torch.Tensor) -> tuple[tiles.Tile, tiles.Tile] | None:
+    """Of the two large kernels; None where one was not measured, or takes more heads at once than share a group."""
     found = [tiles.own(name, shape.size, shape.d_state, shape.heads, x.element_size(), x.device) for name in ("states", "scan")]
-    return (found[0], found[1]) if found[0] and found[1] else None
+    if not found[0] or not found[1] or shape.heads // shape.groups % found[1]["BLOCK_HEADS"]:
+        return None
+    return found[0], found[1]
 
 
 def _can_plan(metadata: Any) -> bool:
