@@ -1,1 +1,158 @@
-"""Tiles of Mamba2's prefill kernels."""
+"""The releases' kernels of a Mamba2 prefill: launched with tiles out of the overlay's table, right with them, and fit for the GPU."""
+
+import contextlib
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
+
+CHUNKED = dict(lengths=[37, 5, 1, 70], prefixes=[0, 0, 0, 0])
+CACHED = dict(lengths=[3, 40, 1, 33, 64], prefixes=[4, 0, 9, 7, 0])
+TILES = {
+    "SAFE": None,
+    "80, 128": (80, 128),
+    "64, 128": (64, 128),
+    "64, 256": (64, 256),
+    "128, 256": (128, 256),
+}
+CASES = {
+    f"{batch}, tiles of {name}": dict(shape, tiles=sizes)
+    for batch, shape in {"cold": CHUNKED, "cached beginnings": CACHED}.items()
+    for name, sizes in TILES.items()
+} | {
+    "a chunk of each request": dict(lengths=[32, 32, 32], prefixes=[0, 5, 0], tiles=(80, 128)),
+    "one token": dict(lengths=[1], prefixes=[6], tiles=(80, 128)),
+    "more requests than chunks": dict(lengths=[2] * 20, prefixes=[0, 3] * 10, tiles=(64, 128)),
+    "heads wider than a tile": dict(lengths=[37, 20], prefixes=[0, 3], tiles=None, size=80, d_state=64),
+    "a state of 256": dict(lengths=[20, 17], prefixes=[0, 3], tiles=(64, 256), size=16, d_state=256),
+    "bfloat16": dict(lengths=[37, 20], prefixes=[0, 3], tiles=(80, 128), size=80, d_state=128, dtype="bfloat16"),
+}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    from host import interpreted
+
+    return interpreted.run("host.references.compare_ssd", CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_scan_equals_the_recurrence_whatever_the_tile(case, compared):
+    """Largest differences from float64; outputs and states are of order 10."""
+    found = compared[case]
+    allowed = 0.3 if "dtype" in CASES[case] else 1e-4
+    assert found["output"] < allowed and found["state"] < allowed, found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_launch_has_its_blocks_from_the_table(case, compared):
+    """A kernel whose blocks have defaults, and that is launched with these or by an Autotuner, is one that nobody measured."""
+    found = compared[case]
+    assert not found["timed"] and not found["defaulted"], found
+    assert found["tables"] == found["given"]
+
+
+def test_the_table_names_every_kernel_whose_blocks_have_defaults():
+    """All that a prefill's scan may launch, also those that none of the cases above reaches."""
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    assert set(named_kernels()) == tiles.KERNELS.keys()
+
+
+@pytest.mark.parametrize("sizes", [None, (80, 128), (16, 16)])
+@pytest.mark.parametrize("known", [True, False])
+def test_what_was_not_measured_gets_safe_tiles(sizes, known, monkeypatch):
+    import torch
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    cpu = torch.device("cpu")
+    assert tiles.capability(cpu) is None
+    monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER if known else (8, 0))
+    find = tiles.of_release.__wrapped__
+    for kernel in ("chunk_state", "chunk_scan", "state_varlen"):
+        size, d_state = sizes or (80, 64)
+        expected = tiles.RELEASE.get((kernel, size, d_state), tiles.SAFE) if known else tiles.SAFE
+        assert find(kernel, size, d_state, 2, cpu) == expected
+        assert find(kernel, size, d_state, 4, cpu) == tiles.SAFE
+    assert (find("chunk_scan", 80, 128, 2, cpu) == tiles.SAFE) == (not known)
+
+
+# --- compiled for GPUs
+
+
+def combined():
+    """The module of mamba_chunk_scan_combined."""
+    import importlib
+
+    for name in ("sglang.kernels.ops.mamba.triton_ops.ssd_combined", "sglang.srt.layers.attention.mamba.ops.ssd_combined"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    raise AssertionError("the release has no mamba_chunk_scan_combined")
+
+
+def namespaces(module):
+    """The global variables of every function of the package that the module's functions can call."""
+    package, found, waiting = module.__package__, {}, [module]
+    while waiting:
+        one = waiting.pop()
+        if one.__name__ in found:
+            continue
+        found[one.__name__] = vars(one)
+        import sys
+
+        named = {getattr(value, "__module__", None) for value in vars(one).values() if callable(value)}
+        waiting += [sys.modules[name] for name in named if name and name.startswith(f"{package}.ssd")]
+    return found.values()
+
+
+def plain(kernel):
+    """The triton.jit function in whatever a release and the overlay put around it; None where it is none."""
+    from sglang.srt.prefill_graph.kernels import tiles
+    from triton import JITFunction
+    from triton.runtime.autotuner import Autotuner, Heuristics
+
+    if isinstance(kernel, tiles.Fixed):
+        kernel = kernel.kernel
+    while isinstance(kernel, (Autotuner, Heuristics)):
+        kernel = kernel.fn
+    return kernel if isinstance(kernel, JITFunction) else None
+
+
+def named_kernels():
+    """The kernels whose blocks have defaults, by name."""
+    found = {}
+    for room in namespaces(combined()):
+        for kernel in filter(None, map(plain, room.values())):
+            defaults = [name for name, one in kernel.signature.parameters.items() if name.startswith("BLOCK") and one.default is not one.empty]
+            if defaults:
+                found[kernel.fn.__name__] = kernel
+    return found
+
+
+def launched(monkeypatch, size, d_state, dtype, initial, heads=16, groups=2, chunk=128):
+    """Launches of a scan by name, given its tensors as MambaMixer2 gives them: columns of wider ones, a pool in float32."""
+    import torch
+    from host import launches
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    noted = []
+    for room in namespaces(combined()):
+        for name, kernel in list(room.items()):
+            if isinstance(kernel, tiles.Fixed):
+                monkeypatch.setattr(kernel, "kernel", launches.Recorder(plain(kernel), noted))
+            elif plain(kernel):
+                monkeypatch.setitem(room, name, launches.Recorder(plain(kernel), noted))
+    monkeypatch.setattr(torch.cuda, "device", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cpu, "device", lambda *_: contextlib.nullcontext(), raising=False)
+    tokens, inner, wide = 5, heads * size, groups * d_state
+    x, b, c = torch.empty(1, tokens, inner + 2 * wide, dtype=dtype).split([inner, wide, wide], -1)
+    dt = torch.empty(1, tokens, 2 * inner + 2 * wide + heads, dtype=dtype)[..., -heads:]
+    chunks = torch.zeros(3, dtype=torch.int32)
+    combined().mamba_chunk_scan_combined(
+        x.unflatten(-1, (heads, size)), dt, torch.empty(heads), b.unflatten(-1, (groups, d_state)), c.unflatten(-1, (groups, d_state)),
+        chunk_size=chunk, D=torch.empty(heads), dt_bias=torch.empty(heads), dt_softplus=True, cu_seqlens=torch.zeros(3, dtype=torch.int32),
+        seq_idx=torch.zeros(1, tokens, dtype=torch.int32), chunk_indices=chunks if initial else None, chunk_offsets=chunks if initial else None,
+        initial_states=torch.empty(2, heads, size, d_state) if initial else None, out=torch.empty(1, tokens, heads, size, dtype=dtype),
+        return_varlen_states=True, state_dtype=torch.float32,
+    )  # fmt: skip
+    return {launch.name: launch for launch in noted}

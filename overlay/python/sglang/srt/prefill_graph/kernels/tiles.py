@@ -28,12 +28,16 @@ def block(m: int, n: int, k: int, warps: int, stages: int) -> Tile:
 
 
 SAFE = block(32, 32, 32, 4, 2)
-PASSING = dict(BLOCK_SIZE=1024, num_warps=4)  # no matrices, no shared memory: good on every GPU
+# Of what multiplies no matrices, on every GPU.
+PLAIN = {
+    "cumsum": dict(BLOCK_SIZE_H=16, num_warps=4),  # the default of the signature
+    "state_passing": dict(BLOCK_SIZE=1024, num_warps=4),
+}
 
 # The releases' kernels. (kernel, head size, state size) -> tile, for 16-bit types on Hopper.
 RELEASE = {
     ("chunk_state", 80, 128): block(128, 64, 32, 4, 3),
-    ("chunk_scan", 80, 128): block(64, 128, 64, 4, 2),
+    ("chunk_scan", 80, 128): block(64, 128, 32, 4, 2),
     ("state_varlen", 80, 128): block(128, 64, 32, 4, 3),
     ("bmm", 0, 128): block(64, 128, 32, 4, 3),
     ("chunk_state", 64, 128): block(64, 64, 64, 4, 2),
@@ -43,7 +47,7 @@ RELEASE = {
     ("chunk_scan", 64, 256): block(64, 64, 64, 4, 3),
     ("state_varlen", 64, 256): block(64, 64, 64, 4, 2),
     ("chunk_state", 128, 256): block(128, 64, 32, 4, 3),
-    ("chunk_scan", 128, 256): block(64, 128, 64, 4, 3),
+    ("chunk_scan", 128, 256): block(64, 128, 32, 4, 3),
     ("state_varlen", 128, 256): block(128, 64, 32, 4, 3),
     ("bmm", 0, 256): block(64, 64, 64, 4, 3),
 }
@@ -67,6 +71,7 @@ OWN = {
 # The releases' kernels by name: what the table calls them, and the arguments that hold what the key is made of.
 KERNELS = {
     "_bmm_chunk_fwd_kernel": ("bmm", "a_ptr", None, "K"),
+    "_chunk_cumsum_fwd_kernel": ("cumsum", "dt_ptr", None, "nheads"),
     "_chunk_scan_fwd_kernel": ("chunk_scan", "x_ptr", "hdim", "dstate"),
     "_chunk_state_fwd_kernel": ("chunk_state", "x_ptr", "hdim", "dstate"),
     "_chunk_state_varlen_kernel": ("state_varlen", "x_ptr", "hdim", "dstate"),
@@ -85,8 +90,8 @@ def capability(device: torch.device) -> tuple[int, int] | None:
 @functools.cache
 def of_release(kernel: str, size: int, d_state: int, itemsize: int, device: torch.device) -> Tile:
     """The tile of one of the releases' kernels, as KERNELS names it. itemsize: bytes of one element."""
-    if kernel == "state_passing":
-        return PASSING
+    if kernel in PLAIN:
+        return PLAIN[kernel]
     known = itemsize == 2 and capability(device) == HOPPER
     return RELEASE.get((kernel, size, d_state), SAFE) if known else SAFE
 
