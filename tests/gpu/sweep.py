@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find tiles for Mamba2's prefill kernels on this host's GPU: `python sweep.py --out RESULTS`, in the tree's environment.
+"""Find tiles for Mamba2's prefill kernels on this host's GPU: `python sweep.py --out RESULTS`.
 
 Times every candidate of every kernel at the sizes that people serve, alone and in a batch, short and long.
 Prints, for each kernel and head shape, the tile that is best over all cases, beside what the release launches, and
@@ -16,11 +16,15 @@ import json
 import math
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import run  # noqa: E402
 
 OPS = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")  # from 0.5.16; before
 CASES = ((512, 1), (512, 8), (4096, 1), (4096, 8))  # rows of a forward, requests
@@ -69,14 +73,18 @@ CANDIDATES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for sweep.json")
+    run.add_place(parser)
     parser.add_argument("--kernel", nargs="+", choices=[*CANDIDATES], default=[*CANDIDATES], help="default: all")
     parser.add_argument("--layer", type=int, nargs="+", help="numbers in the list of layers (default: all)")
     parser.add_argument("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many compile at once")
     parser.add_argument("--tiny", action="store_true", help="small sizes and few tiles, to see that it runs (also interpreted)")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if not options.inside:  # again, where the tree's modules are found
+        place = run.place_of(options)
+        return subprocess.run([place.python, __file__, *sys.argv[1:], "--inside"], env=place.environment()).returncode
     layers = TINY if options.tiny else [LAYERS[n] for n in options.layer or range(len(LAYERS))]
     until = time.time() + options.limit
     if not options.tiny:
