@@ -1,1 +1,291 @@
-"""The scan of a Mamba2 prefill in place."""
+"""The scan of a Mamba2 prefill in three kernels, from the state pool and to it."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.19")
+
+OURS = ["_steps_kernel", "_states_kernel", "_scan_kernel"]
+KERNELS = {
+    "cold": dict(lengths=[37, 5, 1, 32], prefixes=[0] * 4, alone=[0, 1, 3]),
+    "cached beginnings": dict(lengths=[37, 5, 1, 16, 20], prefixes=[3, 0, 9, 0, 1], alone=[0, 2, 4]),
+    "a chunk to the full": dict(lengths=[16], prefixes=[0]),
+    "one token": dict(lengths=[1], prefixes=[7]),
+    "more requests than chunks": dict(lengths=[2, 1, 3] * 4, prefixes=[0, 5, 0] * 4, alone=[1, 11]),
+    "NaN behind the batch": dict(lengths=[20, 3], prefixes=[0, 2], tail=21, alone=[1]),
+    "heads of 80": dict(lengths=[20, 18], prefixes=[0, 2], size=80, d_state=64, states=dict(BLOCK_P=64, BLOCK_N=32), tail=3),
+    "heads of 80 in one block": dict(lengths=[20, 18], prefixes=[0, 2], size=80, d_state=64, states=dict(BLOCK_P=128, BLOCK_N=64), tail=3),
+    "heads of 64": dict(lengths=[20, 18], prefixes=[0, 2], size=64, d_state=32, states=dict(BLOCK_P=64, BLOCK_N=32)),
+    "a group": dict(lengths=[20, 18], prefixes=[0, 2], heads=9, groups=1, size=16),
+    "a group for each head": dict(lengths=[20, 18], prefixes=[0, 2], heads=3, groups=3, size=16),
+    "unlike blocks": dict(lengths=[70, 33], prefixes=[0, 2], chunk=64, scan=dict(BLOCK_M=16, BLOCK_K=32), alone=[1]),
+    "a chunk's rows at once": dict(lengths=[70, 33], prefixes=[0, 2], chunk=32, scan=dict(BLOCK_M=32, BLOCK_K=16), alone=[1]),
+    "chunks of 128": dict(lengths=[150, 128, 3], prefixes=[0, 2, 1], chunk=128, size=16, scan=dict(BLOCK_M=64, BLOCK_K=32), alone=[0, 2]),
+    "tracked": dict(lengths=[37, 5, 16, 40], prefixes=[0, 0, 4, 3], tracked=[32, 0, 16, 16], alone=[0, 1, 3]),
+    "tracked to the last row": dict(lengths=[37, 9], prefixes=[0, 3], tracked=[37, 9], alone=[1]),
+    "float16": dict(lengths=[37, 20], prefixes=[0, 3], dtype="float16", size=80, alone=[1]),
+    "states in float16": dict(lengths=[37, 20], prefixes=[0, 3], pool="float16", alone=[1], tracked=[16, 0]),
+}
+MIXER = {
+    "cold": dict(lengths=[20, 3, 33], prefixes=[0, 0, 0]),
+    "cached beginnings": dict(lengths=[20, 1, 16], prefixes=[7, 3, 0]),
+    "one token": dict(lengths=[1], prefixes=[5]),
+    "chunks of 128": dict(lengths=[130, 3], prefixes=[2, 0], chunk=128, scan=dict(BLOCK_M=64, BLOCK_K=64)),
+}
+RELEASE = {"the release's own": dict(lengths=[20, 3], prefixes=[0, 2], release=True)}
+SPLIT = {"NaN behind the batch": dict(lengths=[5, 3, 9], prefixes=[0, 4, 2], rows=24, poison="nan")}
+TRACKED = {
+    "behind a request that ends between chunks": dict(lengths=[5, 40, 37], prefixes=[0, 0, 0]),
+    "behind cached beginnings": dict(lengths=[21, 40, 18], prefixes=[16, 0, 32]),
+    "larger pages than chunks": dict(lengths=[7, 70], prefixes=[0, 0], step=32),
+    "another prompt branches off before the end": dict(lengths=[9, 40], prefixes=[0, 0], branching={"1": 16}),
+}
+SMALLER = {"pages that are no whole chunks": dict(lengths=[21, 40], prefixes=[0, 16], chunk=32)}
+tracking = pytest.mark.revision(">=0.5.13")
+
+
+@pytest.fixture(scope="module")
+def compared(revision):
+    """What each case came to, by the way it is run and its name."""
+    from host import interpreted
+
+    ways = dict(kernels=KERNELS, mixer=MIXER | RELEASE)
+    if revision.micro >= 13:
+        ways["tracked"] = TRACKED | SMALLER
+    if revision.micro < 10:
+        ways["split_op"] = SPLIT
+    found = interpreted.run("host.references.compare_scan", {f"{how}: {name}": dict(case, how=how) for how, cases in ways.items() for name, case in cases.items()})
+    return {how: {name: found[f"{how}: {name}"] for name in cases} for how, cases in ways.items()}
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_the_kernels_equal_the_recurrence(case, compared):
+    """Largest differences from float64; outputs and states are of order 10."""
+    found = compared["kernels"][case]
+    allowed = dict(output=1e-3, state=1e-3, tracked=1e-3)
+    if "float16" in (KERNELS[case].get("dtype"), KERNELS[case].get("pool")):
+        allowed = dict(output=0.1, state=0.03, tracked=0.03)
+    assert all(found[name] < most for name, most in allowed.items()), found  # false for NaN
+    assert found["others"] == 0
+
+
+@pytest.mark.parametrize("case", [name for name, case in KERNELS.items() if "alone" in case])
+def test_a_request_has_the_same_bits_alone_and_among_others(case, compared):
+    assert compared["kernels"][case]["alone"] == 0
+
+
+@pytest.mark.parametrize("case", MIXER)
+def test_the_release_s_mixer_scans_in_place(case, compared):
+    """Largest differences in float32; outputs are of order 1, states of order 10."""
+    found = compared["mixer"][case]
+    assert found["launched"] == OURS
+    assert found["output"] < 1e-4 and found["conv"] < 1e-5 and found["ssm"] < 1e-3, found
+    assert found["others"] == 0
+
+
+def test_the_switch_brings_the_release_s_scan_back(compared):
+    [found] = (compared["mixer"][name] for name in RELEASE)
+    assert not set(found["launched"]) & set(OURS) and "_chunk_scan_fwd_kernel" in found["launched"]
+    assert found["output"] < 1e-4 and found["conv"] < 1e-5 and found["ssm"] < 1e-3, found
+
+
+@pytest.mark.revision("<0.5.10")
+def test_the_split_op_scans_in_place(compared):
+    """Rows behind the batch hold NaN."""
+    [found] = compared["split_op"].values()
+    assert found["launched"] == OURS
+    assert found["output"] < 1e-4 and found["conv"] < 1e-5 and found["ssm"] < 1e-3, found
+    assert found["padding"] == 0 and found["others_untouched"]
+
+
+@tracking
+@pytest.mark.parametrize("case", TRACKED | SMALLER)
+def test_the_prefix_cache_gets_its_states(case, compared):
+    """From our scan where they end chunks of it, else from the release's."""
+    found, step = compared["tracked"][case], TRACKED.get(case, {}).get("step", 16)
+    if case in SMALLER:
+        assert not set(found["launched"]) & set(OURS) and "_chunk_scan_fwd_kernel" in found["launched"]
+    else:
+        assert found["launched"] == OURS
+    lengths = (TRACKED | SMALLER)[case]["lengths"]
+    assert found["others"] == 0 and found["waits"] == []
+    assert len(found["left"]) == sum(length >= step for length in lengths)
+    assert not {request for request, (conv, ssm, _) in found["left"].items() if conv > 1e-5 or ssm > 1e-3}, found
+    output, conv, ssm = found["own"]
+    assert output < 1e-4 and conv < 1e-5 and ssm < 1e-3, found
+
+
+# --- when the release's scan is taken
+
+
+def prefill(monkeypatch):
+    """What choose() is given for a batch of two prefills that our kernels take, as keyword arguments."""
+    import torch
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    monkeypatch.setattr(tiles, "own", lambda kernel, *_: dict(states=dict(BLOCK_P=16), scan=dict(BLOCK_M=16))[kernel])
+    monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
+    mixed = SimpleNamespace(extend_seq_lens_cpu=[3, 2], has_initial_states=torch.zeros(2, dtype=torch.bool), prep_initial_states=True)
+    metadata = SimpleNamespace(mixed_metadata=mixed, num_prefills=2, num_prefill_tokens=5)
+    x, b = torch.zeros(5, 64), torch.zeros(5, 32)
+    return dict(release="the release's", metadata=metadata, pool=torch.zeros(4, 4, 16, 16), slots=torch.tensor([1, 2]), x=x, b=b)
+
+
+def taken(given):
+    """Whether ours is; and that initial states are gathered as the release says where it is not."""
+    from sglang.srt.prefill_graph.kernels import mamba2_scan
+
+    scan, gather = mamba2_scan.choose(**given)
+    assert gather == (scan == "the release's")
+    return scan != "the release's"
+
+
+def test_ours_is_taken_where_it_can_be(monkeypatch):
+    given = prefill(monkeypatch)
+    assert taken(given)
+    plan = given["metadata"].scan_plan
+    assert taken(given) and given["metadata"].scan_plan is plan, "one plan for all layers"
+    monkeypatch.setenv("SGLANG_MAMBA2_SCAN", "in-place")
+    assert taken(given)
+
+
+def wanted(step, rows=(128, 0)):
+    return SimpleNamespace(step=step, rows=list(rows), slots=[3, 0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given, patch, tiles: patch.setattr(tiles, "own", lambda *_: None),
+        lambda given, patch, tiles: patch.setattr(tiles, "own", lambda kernel, *_: {} if kernel == "scan" else dict(BLOCK_P=16)),
+        lambda given, patch, tiles: patch.setenv("SGLANG_MAMBA2_SCAN", "release"),
+        lambda given, patch, tiles: given.update(x=given["x"].t().contiguous().t()),
+        lambda given, patch, tiles: given.update(b=given["b"].t().contiguous().t()),
+        lambda given, patch, tiles: given.update(pool=given["pool"].transpose(-1, -2).contiguous().transpose(-1, -2)),
+        lambda given, patch, tiles: given.update(pool=given["pool"].new_zeros(4, 4, 20, 16), x=given["x"].new_zeros(5, 80)),
+        lambda given, patch, tiles: given.update(b=given["b"].new_zeros(5, 48)),
+        lambda given, patch, tiles: setattr(given["metadata"].mixed_metadata, "extend_seq_lens_cpu", [5]),
+        lambda given, patch, tiles: setattr(given["metadata"].mixed_metadata, "extend_seq_lens_cpu", [3, 1]),
+        lambda given, patch, tiles: setattr(given["metadata"].mixed_metadata, "extend_seq_lens_cpu", None),
+        lambda given, patch, tiles: given["metadata"].__dict__.update(track_ssm_h_src=given["slots"]),
+        lambda given, patch, tiles: given["metadata"].__dict__.update(track_ssm_h_src=given["slots"], wanted_states=wanted(64)),
+    ],
+    ids=[
+        "no tiles", "no tile for the scan", "switched off", "x in columns", "b in columns", "states in columns", "heads of 20", "three groups of four heads",
+        "fewer lengths than prefills", "fewer tokens than prefilled", "no lengths", "nobody says which states are kept", "states that end no chunk",
+    ],
+)  # fmt: skip
+def test_the_release_s_scan_is_taken_elsewhere(change, monkeypatch):
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    given = prefill(monkeypatch)
+    change(given, monkeypatch, tiles)
+    assert not taken(given)
+
+
+def test_ours_is_taken_where_kept_states_end_chunks(monkeypatch):
+    given = prefill(monkeypatch)
+    given["metadata"].__dict__.update(track_ssm_h_src=given["slots"], wanted_states=wanted(256))
+    assert taken(given)
+    plan = given["metadata"].scan_plan
+    assert plan.track_rows.tolist() == [128, 0] and plan.track_slots.tolist() == [3, 0]
+
+
+# --- the plan
+
+
+def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request():
+    import torch
+    from hypothesis import given, settings
+    from hypothesis import strategies as some
+    from sglang.srt.prefill_graph.kernels import ssd
+
+    lengths = some.lists(some.integers(1, 700), min_size=1, max_size=40)
+
+    @settings(deadline=None, max_examples=200)
+    @given(lengths, some.sampled_from([16, 64, 128]), some.booleans())
+    def holds(lengths, chunk, tracked):
+        columns = ([length // chunk * chunk for length in lengths], list(range(len(lengths)))) if tracked else None
+        plan = ssd.plan(lengths, chunk, torch.device("cpu"), columns)
+        ends = list(itertools.accumulate(lengths))
+        assert plan.cu.tolist() == [0, *ends] and plan.requests == len(lengths)
+        chunks = [(request, row) for request, length in enumerate(lengths) for row in range(0, length, chunk)]
+        assert plan.chunks == len(chunks) == len(plan.start) == len(plan.size) == plan.first[-1]
+        for (request, row), start, size in zip(chunks, plan.start.tolist(), plan.size.tolist(), strict=True):
+            assert start == plan.cu[request] + row and size == min(chunk, lengths[request] - row)
+        assert [chunks[first] for first in plan.first.tolist()[:-1]] == [(request, 0) for request in range(len(lengths))]
+        assert (plan.track_rows is None, plan.track_slots is None) == (not tracked, not tracked)
+        if tracked:
+            assert (plan.track_rows.tolist(), plan.track_slots.tolist()) == columns
+        for table in (plan.cu, plan.first, plan.start, plan.size, plan.track_rows, plan.track_slots):
+            assert table is None or table.dtype == torch.int32 and table.storage_offset() * 4 % 16 == 0 and table.is_contiguous()
+
+    holds()
+
+
+@pytest.mark.parametrize("size, parts", [(16, (16, 0)), (80, (64, 16)), (64, (64, 0)), (128, (128, 0)), (96, (64, 32)), (20, None), (8, None), (112, None), (72, None)])
+def test_a_head_is_split_into_powers_of_two(size, parts):
+    from sglang.srt.prefill_graph.kernels import ssd
+
+    assert ssd.split_size(size) == parts
+
+
+# --- compiled for the GPU that the tiles were measured on
+
+SERVED = {(80, 128): (128, 8), (64, 128): (64, 8), (64, 256): (128, 2), (128, 256): (32, 2)}  # heads and groups on one rank
+
+
+def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float32", track=False):
+    """Launches by kernel of one rank's layer, with tiles out of the table."""
+    import torch
+    from host import launches
+    from sglang.srt.prefill_graph.kernels import ssd, tiles
+
+    noted = []
+    for name in OURS:
+        monkeypatch.setattr(ssd, name, launches.Recorder(getattr(ssd, name), noted))
+    monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER)
+    heads, groups = (max(1, count // ranks) for count in SERVED[size, d_state])
+    dtype, cpu = getattr(torch, dtype), torch.device("cpu")
+    inner, wide = heads * size, groups * d_state
+    x, b, c = torch.empty(3, inner + 2 * wide, dtype=dtype).split([inner, wide, wide], -1)
+    dt = torch.empty(3, 2 * inner + 2 * wide + heads, dtype=dtype)[:, -heads:]
+    made = ssd.Launches(
+        ssd.Shape.of(heads, groups, size, d_state, tiles.CHUNK), ssd.plan([2, 1], tiles.CHUNK, cpu, ([0, 1], [0, 3]) if track else None),
+        x.unflatten(-1, (heads, size)), b.unflatten(-1, (groups, d_state)), c.unflatten(-1, (groups, d_state)), dt,
+        torch.empty(heads), torch.empty(heads), torch.empty(heads), torch.empty(3, heads, size, dtype=dtype),
+        torch.empty(4, heads, size, d_state, dtype=getattr(torch, pool)), torch.empty(2, dtype=torch.int32), torch.empty(2, dtype=torch.bool),
+    )  # fmt: skip
+    made.steps()
+    made.states(tiles.own.__wrapped__("states", size, d_state, heads, dtype.itemsize, cpu))
+    made.scan(tiles.own.__wrapped__("scan", size, d_state, heads, dtype.itemsize, cpu))
+    return {launch.name: launch for launch in noted}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("size, d_state", SERVED)
+def test_the_kernels_spill_nothing_and_fit(size, d_state, ranks, monkeypatch):
+    for name, launch in launched(monkeypatch, size, d_state, ranks).items():
+        made = launch.compiled(90)
+        assert made.spilled == 0 and made.shared <= 227 << 10, (name, made.spilled, made.shared)
+
+
+@pytest.mark.parametrize("dtype, pool", [("float16", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize("size, d_state", SERVED)
+def test_other_types_spill_nothing_and_fit(size, d_state, dtype, pool, monkeypatch):
+    for name, launch in launched(monkeypatch, size, d_state, 1, dtype, pool).items():
+        made = launch.compiled(90)
+        assert made.spilled == 0 and made.shared <= 227 << 10, (name, made.spilled, made.shared)
+
+
+@tracking
+@pytest.mark.parametrize("dtype, pool", [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize("size, d_state", SERVED)
+def test_tracking_spills_next_to_nothing(size, d_state, dtype, pool, monkeypatch):
+    """Two loops, one behind the other: at 128 x 64 values of a state a few registers wait in memory between them."""
+    launch = launched(monkeypatch, size, d_state, 1, dtype, pool, True)["_states_kernel"]
+    made = launch.compiled(90)
+    most = 160 if launch.given["BLOCK_P"] == 128 and pool == "float32" else 0
+    assert made.spilled <= most and made.shared <= 227 << 10, (made.spilled, made.shared)

@@ -1,31 +1,32 @@
 """The releases' kernels of a Mamba2 prefill: launched with tiles out of the overlay's table, right with them, and fit for the GPU."""
 
 import contextlib
+import importlib
+import sys
 
 import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
 
-CHUNKED = dict(lengths=[37, 5, 1, 70], prefixes=[0, 0, 0, 0])
-CACHED = dict(lengths=[3, 40, 1, 33, 64], prefixes=[4, 0, 9, 7, 0])
+CHUNKED = dict(lengths=[37, 5, 1, 40], prefixes=[0, 0, 0, 0])
+CACHED = dict(lengths=[3, 40, 1, 20], prefixes=[4, 0, 9, 7])
 TILES = {
     "SAFE": None,
     "80, 128": (80, 128),
     "64, 128": (64, 128),
-    "64, 256": (64, 256),
     "128, 256": (128, 256),
 }
 CASES = {
-    f"{batch}, tiles of {name}": dict(shape, tiles=sizes)
+    f"{batch}, tiles of {name}": dict(shape, sizes=sizes)
     for batch, shape in {"cold": CHUNKED, "cached beginnings": CACHED}.items()
     for name, sizes in TILES.items()
 } | {
-    "a chunk of each request": dict(lengths=[32, 32, 32], prefixes=[0, 5, 0], tiles=(80, 128)),
-    "one token": dict(lengths=[1], prefixes=[6], tiles=(80, 128)),
-    "more requests than chunks": dict(lengths=[2] * 20, prefixes=[0, 3] * 10, tiles=(64, 128)),
-    "heads wider than a tile": dict(lengths=[37, 20], prefixes=[0, 3], tiles=None, size=80, d_state=64),
-    "a state of 256": dict(lengths=[20, 17], prefixes=[0, 3], tiles=(64, 256), size=16, d_state=256),
-    "bfloat16": dict(lengths=[37, 20], prefixes=[0, 3], tiles=(80, 128), size=80, d_state=128, dtype="bfloat16"),
+    "a chunk of each request": dict(lengths=[32, 32], prefixes=[0, 5], sizes=(80, 128)),
+    "one token": dict(lengths=[1], prefixes=[6], sizes=(80, 128)),
+    "more requests than chunks": dict(lengths=[2] * 10, prefixes=[0, 3] * 5, sizes=(64, 128)),
+    "heads wider than a tile": dict(lengths=[37, 20], prefixes=[0, 3], sizes=None, size=80, d_state=64),
+    "a state of 256": dict(lengths=[20, 17], prefixes=[0, 3], sizes=(64, 256), size=16, d_state=256),
+    "float16": dict(lengths=[37, 20], prefixes=[0, 3], sizes=(80, 128), size=80, d_state=128, dtype="float16"),
 }
 
 
@@ -40,7 +41,7 @@ def compared():
 def test_the_scan_equals_the_recurrence_whatever_the_tile(case, compared):
     """Largest differences from float64; outputs and states are of order 10."""
     found = compared[case]
-    allowed = 0.3 if "dtype" in CASES[case] else 1e-4
+    allowed = 0.3 if "dtype" in CASES[case] else 1e-3
     assert found["output"] < allowed and found["state"] < allowed, found
 
 
@@ -82,8 +83,6 @@ def test_what_was_not_measured_gets_safe_tiles(sizes, known, monkeypatch):
 
 def combined():
     """The module of mamba_chunk_scan_combined."""
-    import importlib
-
     for name in ("sglang.kernels.ops.mamba.triton_ops.ssd_combined", "sglang.srt.layers.attention.mamba.ops.ssd_combined"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
@@ -98,8 +97,6 @@ def namespaces(module):
         if one.__name__ in found:
             continue
         found[one.__name__] = vars(one)
-        import sys
-
         named = {getattr(value, "__module__", None) for value in vars(one).values() if callable(value)}
         waiting += [sys.modules[name] for name in named if name and name.startswith(f"{package}.ssd")]
     return found.values()
@@ -107,6 +104,7 @@ def namespaces(module):
 
 def plain(kernel):
     """The triton.jit function in whatever a release and the overlay put around it; None where it is none."""
+    from host import launches
     from sglang.srt.prefill_graph.kernels import tiles
     from triton import JITFunction
     from triton.runtime.autotuner import Autotuner, Heuristics
@@ -115,6 +113,8 @@ def plain(kernel):
         kernel = kernel.kernel
     while isinstance(kernel, (Autotuner, Heuristics)):
         kernel = kernel.fn
+    if isinstance(kernel, launches.Recorder):
+        kernel = kernel.kernel
     return kernel if isinstance(kernel, JITFunction) else None
 
 
@@ -138,9 +138,11 @@ def launched(monkeypatch, size, d_state, dtype, initial, heads=16, groups=2, chu
     noted = []
     for room in namespaces(combined()):
         for name, kernel in list(room.items()):
-            if isinstance(kernel, tiles.Fixed):
-                monkeypatch.setattr(kernel, "kernel", launches.Recorder(plain(kernel), noted))
-            elif plain(kernel):
+            if isinstance(kernel, launches.Recorder):
+                monkeypatch.setattr(kernel, "launches", noted)
+            elif isinstance(kernel, tiles.Fixed):
+                monkeypatch.setattr(kernel, "kernel", launches.Recorder(plain(kernel.kernel), noted))
+            elif name.endswith("_kernel") and plain(kernel):  # others are called by kernels
                 monkeypatch.setitem(room, name, launches.Recorder(plain(kernel), noted))
     monkeypatch.setattr(torch.cuda, "device", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(torch.cpu, "device", lambda *_: contextlib.nullcontext(), raising=False)
@@ -156,3 +158,42 @@ def launched(monkeypatch, size, d_state, dtype, initial, heads=16, groups=2, chu
         return_varlen_states=True, state_dtype=torch.float32,
     )  # fmt: skip
     return {launch.name: launch for launch in noted}
+
+
+SIZES = [(80, 128), (64, 128), (64, 256), (128, 256)]  # of a head and of a state, as people serve them
+SHARED = {80: 99, 90: 227, 100: 227, 120: 99}  # KiB of one block; 99 on sm_86 and sm_89, which run what is compiled for sm_80
+
+
+@pytest.mark.parametrize("initial", [False, True], ids=["cold", "cached beginnings"])
+@pytest.mark.parametrize("size, d_state", SIZES)
+def test_measured_tiles_spill_nothing_and_fit(size, d_state, initial, monkeypatch):
+    import torch
+    import triton
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER)
+    monkeypatch.setattr(tiles, "of_release", tiles.of_release.__wrapped__)
+    found = launched(monkeypatch, size, d_state, torch.bfloat16, initial)
+    assert found.keys() == tiles.KERNELS.keys()
+    old = triton.__version__.startswith("3.4.") and (size, d_state) == (64, 256)  # 48 bytes; later versions of Triton none
+    for name in ("_bmm_chunk_fwd_kernel", "_chunk_scan_fwd_kernel", "_chunk_state_fwd_kernel", "_chunk_state_varlen_kernel"):
+        short, *_ = tiles.KERNELS[name]
+        tile = tiles.RELEASE[short, 0 if short == "bmm" else size, d_state]
+        assert found[name].options.items() <= tile.items() <= (found[name].given | found[name].options).items()
+        made = found[name].compiled(90)
+        assert made.spilled <= (48 if old else 0) and made.shared <= SHARED[90] << 10, (name, made.spilled, made.shared)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+@pytest.mark.parametrize("capability", SHARED)
+def test_safe_tiles_spill_nothing_and_fit_every_gpu(capability, kind, monkeypatch):
+    """The size of a head changes nothing in the code, and that of a state only in the scan; a chunk's only in the running sum."""
+    import torch
+
+    dtype = getattr(torch, kind)
+    large = launched(monkeypatch, 80, 256, dtype, True, chunk=256)
+    cold, warm = (launched(monkeypatch, 80, 128, dtype, initial) for initial in (False, True))
+    changed = [launch for launch in warm.values() if launch.given.get("HAS_INITSTATES")]
+    for launch in [*cold.values(), *changed, large["_chunk_scan_fwd_kernel"], large["_chunk_cumsum_fwd_kernel"]]:
+        made = launch.compiled(capability)
+        assert made.spilled == 0 and made.shared <= SHARED[capability] << 10, (launch.name, made.spilled, made.shared)

@@ -61,7 +61,7 @@ def _tiles(shape: ssd.Shape, x: torch.Tensor) -> tuple[tiles.Tile, tiles.Tile] |
 def _can_plan(metadata: Any) -> bool:
     """Whether the host knows every request's tokens, and each state that the prefix cache wants ends a chunk."""
     lengths, wanted = metadata.mixed_metadata.extend_seq_lens_cpu, getattr(metadata, "wanted_states", None)
-    if len(lengths) != metadata.num_prefills or sum(lengths) != metadata.num_prefill_tokens:
+    if lengths is None or len(lengths) != metadata.num_prefills or sum(lengths) != metadata.num_prefill_tokens:
         return False
     if getattr(metadata, "track_ssm_h_src", None) is None:
         return True

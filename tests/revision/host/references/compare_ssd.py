@@ -1,0 +1,142 @@
+"""The release's scan of a Mamba2 prefill, its kernels interpreted, against the recurrence in float64; and how it launches them."""
+
+from host import interpreted
+
+interpreted.start()
+
+import importlib  # noqa: E402
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from host.references import mamba2  # noqa: E402
+from sglang.srt.layers.attention.mamba import mamba  # noqa: E402
+from triton.runtime import autotuner  # noqa: E402
+from triton.runtime import interpreter  # noqa: E402
+
+try:
+    from sglang.srt.prefill_graph.kernels import tiles
+except ImportError:  # a tree without them
+    tiles = None
+
+HEADS, GROUPS = 4, 2
+
+
+class Launches:
+    """Every launch while the context lasts. seen: (kernel, the words of its launch). timed: kernels that an Autotuner had."""
+
+    def __enter__(self):
+        self.seen, self.timed = [], []
+        self.before = interpreter.GridExecutor.__call__, autotuner.Autotuner.run
+        launch, run = self.before
+
+        def launched(executor, *args, **words):
+            self.seen.append((executor.fn, words))
+            return launch(executor, *args, **words)
+
+        def timed(kernel, *args, **words):
+            self.timed.append(kernel.base_fn.__name__)
+            kernel.configs = kernel.configs[:1]  # nothing to time here
+            return run(kernel, *args, **words)
+
+        interpreter.GridExecutor.__call__, autotuner.Autotuner.run = launched, timed
+        return self
+
+    def __exit__(self, *_):
+        interpreter.GridExecutor.__call__, autotuner.Autotuner.run = self.before
+
+    def names(self):
+        return [kernel.__name__ for kernel, _ in self.seen]
+
+
+def metadata_class():
+    for name in ("mamba2_metadata", "mamba"):
+        try:
+            return importlib.import_module(f"sglang.srt.layers.attention.mamba.{name}").Mamba2Metadata
+        except (ImportError, AttributeError):
+            pass
+    raise ImportError("no Mamba2Metadata")
+
+
+def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
+    """Tensors of a layer's prefill, and the states that its requests go on from (zero for those without a prefix)."""
+    tokens, states = sum(lengths), torch.randn(len(lengths), heads, size, d_state)
+    x, b, c = (torch.randn(tokens, *shape).to(dtype) for shape in ((heads, size), (groups, d_state), (groups, d_state)))
+    dt, bias, a, d = torch.randn(tokens, heads).to(dtype), torch.randn(heads), -2 * torch.rand(heads), torch.randn(heads)
+    return x, dt, a, b, c, d, bias, states * (torch.tensor(prefixes) > 0)[:, None, None, None]
+
+
+def expected(lengths, x, dt, a, b, c, d, bias, states):
+    """The recurrence in float64: outputs of all requests, and the state of each behind its last token."""
+    x, dt, a, b, c, d, bias, states = (tensor.double() for tensor in (x, dt, a, b, c, d, bias, states))
+    step, rows, made = F.softplus(dt + bias), 0, []
+    for length, state in zip(lengths, states, strict=True):
+        part = slice(rows, rows + length)
+        made.append(mamba2.scan(x[part], step[part], a, b[part], c[part], d, state))
+        rows += length
+    return torch.cat([output for output, _ in made]), torch.stack([state for _, state in made])
+
+
+def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32", chunk=32):
+    """sizes: (head size, state size) whose measured tiles the kernels take; None: the safe ones.
+
+    Returns the largest differences of the outputs and of the states; `timed` and `defaulted`: kernels launched through an
+    Autotuner, and with a default block; `given`: each kernel's words; `tables`: what they are to be.
+    """
+    torch.manual_seed(4)
+    tables = choose(sizes)
+    values = drawn(lengths, prefixes, size, d_state, getattr(torch, dtype))
+    x, dt, a, b, c, d, bias, states = values
+    cu = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
+    warm = any(prefixes)
+    indices = offsets = None
+    if warm:
+        indices, offsets = metadata_class()._query_start_loc_to_chunk_indices_offsets(cu, chunk, sum(lengths))
+    out = torch.full_like(x, float("nan"))
+    with Launches() as launches:
+        left = mamba_scan()(
+            x[None], dt[None], a, b[None], c[None], chunk_size=chunk, D=d, z=None, dt_bias=bias,
+            seq_idx=torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), cu.diff())[None],
+            chunk_indices=indices, chunk_offsets=offsets, cu_seqlens=cu, initial_states=states if warm else None,
+            return_varlen_states=True, return_final_states=False, dt_softplus=True, dt_limit=(0.0, float("inf")),
+            out=out[None], state_dtype=torch.float32,
+        )  # fmt: skip
+    wanted = expected(lengths, *values)
+    given = {kernel.__name__: {name: value for name, value in words.items() if tables and name in tables.get(kernel.__name__, ())} for kernel, words in launches.seen}
+    return dict(
+        output=(out - wanted[0]).abs().max().item(),
+        state=(left - wanted[1]).abs().max().item(),
+        timed=sorted(set(launches.timed)),
+        defaulted=sorted({kernel.__name__ for kernel, words in launches.seen if defaults(kernel) - words.keys()}),
+        given=given,
+        tables=tables,
+    )
+
+
+def mamba_scan():
+    return mamba.mamba_chunk_scan_combined
+
+
+def defaults(kernel):
+    """The blocks of a kernel that have defaults."""
+    import inspect
+
+    parameters = inspect.signature(kernel).parameters
+    return {name for name, one in parameters.items() if name.startswith("BLOCK") and one.default is not one.empty}
+
+
+def choose(sizes):
+    """Have every kernel take the tile of these sizes, though it runs on a CPU; return them by the kernel's own name."""
+    if tiles is None:
+        return {}
+
+    def of_release(kernel, size, d_state, itemsize, device):
+        key = (kernel, 0 if kernel == "bmm" else sizes[0], sizes[1]) if sizes else None
+        return tiles.PLAIN.get(kernel) or tiles.RELEASE.get(key, tiles.SAFE)
+
+    tiles.of_release = of_release
+    blocks = {name: of_release(short, 0, 0, 4, None) for name, (short, *_) in tiles.KERNELS.items()}
+    return {name: {word: size for word, size in tile.items() if word.startswith("BLOCK")} for name, tile in blocks.items()}
+
+
+if __name__ == "__main__":
+    interpreted.main(compare)
