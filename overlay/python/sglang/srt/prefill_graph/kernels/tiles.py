@@ -63,9 +63,9 @@ OWN = {
     ("states", 64, 128, 0): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=3),
     ("scan", 64, 128, 0): dict(BLOCK_HEADS=4, num_warps=4, num_stages=2),
     ("states", 64, 256, 0): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=2),
-    ("scan", 64, 256, 0): dict(BLOCK_HEADS=4, num_warps=4, num_stages=2),
+    ("scan", 64, 256, 0): dict(BLOCK_HEADS=1, num_warps=4, num_stages=2),
     ("states", 128, 256, 0): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
-    ("scan", 128, 256, 0): dict(BLOCK_HEADS=4, num_warps=4, num_stages=2),
+    ("scan", 128, 256, 0): dict(BLOCK_HEADS=1, num_warps=4, num_stages=2),
 }
 
 # The releases' kernels by name: what the table calls them, and the arguments that hold what the key is made of.
