@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Hold the patched release's answers against the untouched one's: `python agree.py --out RESULTS`.
 
-Small models with real random weights answer the prompts of cases.py, eagerly: in an engine of the untouched tree, in one
-of the patched tree that is told to take the release's own scan, and in two of the patched tree as it is. These two must
-agree with the others within the limits of compare.py, and with each other bit for bit. Writes RESULTS/agree.json.
-Exit code 0: all agree. Releases that leave wrong states in the prefix cache (docs/proof.md) are held against their
-own scan alone: --against release-scan.
+Small models with real random weights answer the prompts of cases.py, eagerly, in four engines: one
+of the untouched tree, one of the patched tree that is told to take the release's own scan, and two
+of the patched tree as it is. These two must agree with the others within the limits of compare.py,
+and with each other bit for bit. Writes RESULTS/agree.json. Exit code 0: all agree.
+
+A release that leaves wrong states in the prefix cache (docs/proof.md) can be held against its own
+scan in the patched tree alone: --against release-scan.
 """
 
 from __future__ import annotations
@@ -39,11 +41,17 @@ def main(words: Sequence[str] | None = None) -> int:
     place = run.place_of(options)
     tree = options.tree or run.HERE.parents[1] / "tree"
     try:
-        untouched.make(tree, options.untouched or run.HERE.parents[1] / "untouched", place.out / "untouched")
+        untouched.make(
+            tree, options.untouched or run.HERE.parents[1] / "untouched", place.out / "untouched"
+        )
     except untouched.Unmade as reason:
         sys.exit(f"no untouched tree: {reason}")
     facts = run.describe(place, options) | {"runs": []}
-    subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
+    subprocess.run(
+        [place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model],
+        env=place.environment(),
+        check=True,
+    )
     for model in options.model:
         facts["runs"].append(agree(place, options, tree, model))
         (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
@@ -52,20 +60,55 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     run.add_place(parser)
-    parser.add_argument("--untouched", type=Path, metavar="FOLDER", help="what makes the untouched tree (default: the bundle's untouched/)")
-    parser.add_argument("--against", nargs="+", choices=(UNTOUCHED, RELEASE_SCAN), default=[UNTOUCHED, RELEASE_SCAN], help="default: both")
-    parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=["nemotron-h"], help="default nemotron-h")
-    parser.add_argument("--engine-limit", type=float, default=300, help="seconds that one engine may take (default 300)")
-    parser.add_argument("--port-base", type=int, default=26000, help="first of the engines' ports (default 26000)")
+    parser.add_argument(
+        "--untouched",
+        type=Path,
+        metavar="FOLDER",
+        help="what makes the untouched tree (default: the bundle's untouched/)",
+    )
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        choices=(UNTOUCHED, RELEASE_SCAN),
+        default=[UNTOUCHED, RELEASE_SCAN],
+        help="default: both",
+    )
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        choices=[*models.MODELS],
+        default=["nemotron-h"],
+        help="default nemotron-h",
+    )
+    parser.add_argument(
+        "--engine-limit",
+        type=float,
+        default=300,
+        help="seconds that one engine may take (default 300)",
+    )
+    parser.add_argument(
+        "--port-base", type=int, default=26000, help="first of the engines' ports (default 26000)"
+    )
     return parser.parse_args(words)
 
 
 def agree(place: launch.Place, options: argparse.Namespace, tree: Path, model: str) -> dict:
-    """What the engines of one model answer, compared. The first one runs alone: it compiles what the others reuse."""
-    began, of_release = time.time(), tuple(place.out / "untouched" if folder == tree.absolute() else folder for folder in place.path)
-    jobs = {name: _job(place, options, model, name, number) for number, name in enumerate((*options.against, PATCHED, AGAIN))}
+    """What the engines of one model answer, compared. The first one compiles what others reuse."""
+    began, of_release = (
+        time.time(),
+        tuple(
+            place.out / "untouched" if folder == tree.absolute() else folder
+            for folder in place.path
+        ),
+    )
+    jobs = {
+        name: _job(place, options, model, name, number)
+        for number, name in enumerate((*options.against, PATCHED, AGAIN))
+    }
     deadline = began + len(jobs) * options.engine_limit
     for name in options.against:
         here = launch.Place(of_release, place.out) if name == UNTOUCHED else place
@@ -73,16 +116,41 @@ def agree(place: launch.Place, options: argparse.Namespace, tree: Path, model: s
             launch.run_all(here, [jobs[name]], 1, deadline, run.say)
     launch.run_all(place, [jobs[PATCHED], jobs[AGAIN]], 2, deadline, run.say, lead=False)
     if dead := [job for job in jobs.values() if job.code != 0]:
-        why = "; ".join(f"{job.name}: {job.why} {run.error((place.out / f'{job.name}.log').read_text(errors='replace'))}" for job in dead)
+        why = "; ".join(
+            f"{job.name}: {job.why} {run.error((place.out / f'{job.name}.log').read_text(errors='replace'))}"
+            for job in dead
+        )
         checks = [compare.Verdict("every engine answered", False, why)]
     else:
-        checks = compared(model, {name: json.loads(Path(job.plan["out"]).read_text())["passes"] for name, job in jobs.items()})
-    return {"model": model, "seconds": round(time.time() - began), "checks": [check.as_json() for check in checks]}
+        checks = compared(
+            model,
+            {
+                name: json.loads(Path(job.plan["out"]).read_text())["passes"]
+                for name, job in jobs.items()
+            },
+        )
+    return {
+        "model": model,
+        "seconds": round(time.time() - began),
+        "checks": [check.as_json() for check in checks],
+    }
 
 
-def _job(place: launch.Place, options: argparse.Namespace, model: str, name: str, number: int) -> launch.Job:
+def _job(
+    place: launch.Place, options: argparse.Namespace, model: str, name: str, number: int
+) -> launch.Job:
     out = place.out / f"agree.{model}.{name}"
-    plan = {"model": str(place.out / "models" / model), "mode": modes.EAGER, "port": options.port_base + run.PORTS * number, "out": f"{out}.json", "watch": f"{out}.watch", "enforce": False, "keep_eager": False, "breakable": True, "engine": models.engine(model)}
+    plan = {
+        "model": str(place.out / "models" / model),
+        "mode": modes.EAGER,
+        "port": options.port_base + run.PORTS * number,
+        "out": f"{out}.json",
+        "watch": f"{out}.watch",
+        "enforce": False,
+        "keep_eager": False,
+        "breakable": True,
+        "engine": models.engine(model),
+    }
     return launch.Job(f"agree.{model}.{name}", HERE / "engine.py", plan, options.engine_limit)
 
 
@@ -98,7 +166,7 @@ def compared(model: str, answers: dict[str, dict]) -> list[compare.Verdict]:
 
 
 def same_bits(left: dict, right: dict) -> compare.Verdict:
-    """Whether two engines of one tree gave the same tokens and log-probabilities, bit for bit, in calls of one prompt."""
+    """Whether two engines gave the same tokens and log-probabilities in calls of one prompt."""
     what, single = "two engines of the patched tree give the same bits", 0
     for name, calls in right.items():
         for call, got in calls.items():

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Find tiles for Mamba2's prefill kernels on this host's GPU: `python sweep.py --out RESULTS`.
 
-Times every candidate of every kernel at the sizes that people serve, alone and in a batch, short and long.
-Prints, for each kernel and head shape, the tile that is best over all cases, beside what the release launches, and
-writes RESULTS/sweep.json. The table of overlay/python/sglang/srt/prefill_graph/kernels/tiles.py is made of it.
+Times every candidate of every kernel at the sizes that people serve, alone and in a batch, short
+and long. Prints, for each kernel and layer, the three tiles that are best over all cases, beside
+what the release launches, and writes RESULTS/sweep.json. The tables of kernels/tiles.py in the
+overlay are made of it. A tile that crashes a kernel ends its run: name the other kernels then.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import run  # noqa: E402
 
-OPS = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")  # from 0.5.16; before
+OPS = (
+    "sglang.kernels.ops.mamba.triton_ops",
+    "sglang.srt.layers.attention.mamba.ops",
+)  # from 0.5.16; before
 CASES = ((512, 1), (512, 8), (4096, 1), (4096, 8))  # rows of a forward, requests
 TINY_CASES = ((40, 1), (40, 2))
 
@@ -44,7 +48,14 @@ class Layer:
 
     def rank(self, width: int) -> Layer:
         """The same under tensor parallelism."""
-        return Layer(f"{self.name}, tp {width}", self.heads // width, self.size, self.d_state, max(1, self.groups // width), self.chunk)
+        return Layer(
+            f"{self.name}, tp {width}",
+            self.heads // width,
+            self.size,
+            self.d_state,
+            max(1, self.groups // width),
+            self.chunk,
+        )
 
 
 NANO_2 = Layer("Nemotron Nano 9B v2", 128, 80, 128, 8, 128)
@@ -52,7 +63,18 @@ NANO_3 = Layer("Nemotron 3 Nano", 64, 64, 128, 8, 128)
 SUPER_3 = Layer("Nemotron 3 Super", 128, 64, 128, 8, 256)
 FALCON_1B = Layer("Falcon-H1 1.5B", 48, 64, 256, 1, 256)
 FALCON_34B = Layer("Falcon-H1 34B", 32, 128, 256, 2, 256)
-LAYERS = (NANO_2, NANO_2.rank(2), NANO_2.rank(4), NANO_2.rank(8), NANO_3, NANO_3.rank(4), SUPER_3, SUPER_3.rank(4), FALCON_1B, FALCON_34B)
+LAYERS = (
+    NANO_2,
+    NANO_2.rank(2),
+    NANO_2.rank(4),
+    NANO_2.rank(8),
+    NANO_3,
+    NANO_3.rank(4),
+    SUPER_3,
+    SUPER_3.rank(4),
+    FALCON_1B,
+    FALCON_34B,
+)
 TINY = (Layer("tiny", 4, 16, 16, 2, 16),)
 
 
@@ -60,8 +82,23 @@ def block(m: int, n: int, k: int, warps: int, stages: int) -> dict[str, int]:
     return dict(BLOCK_SIZE_M=m, BLOCK_SIZE_N=n, BLOCK_SIZE_K=k, num_warps=warps, num_stages=stages)
 
 
-RELEASE = [block(*shape, *how) for shape in ((64, 64, 32), (64, 64, 64), (128, 64, 32), (128, 64, 64), (64, 128, 32), (64, 128, 64), (128, 128, 64), (32, 64, 64)) for how in ((4, 2), (4, 3), (8, 2))]
-PASSING = [dict(BLOCK_SIZE=size, num_warps=warps) for size in (256, 512, 1024, 2048) for warps in (4, 8)]
+RELEASE = [
+    block(*shape, *how)
+    for shape in (
+        (64, 64, 32),
+        (64, 64, 64),
+        (128, 64, 32),
+        (128, 64, 64),
+        (64, 128, 32),
+        (64, 128, 64),
+        (128, 128, 64),
+        (32, 64, 64),
+    )
+    for how in ((4, 2), (4, 3), (8, 2))
+]
+PASSING = [
+    dict(BLOCK_SIZE=size, num_warps=warps) for size in (256, 512, 1024, 2048) for warps in (4, 8)
+]
 HOW = [dict(num_warps=w, num_stages=s) for w, s in ((4, 2), (4, 3), (8, 2))]
 CANDIDATES = {
     "bmm": RELEASE, "chunk_scan": RELEASE, "chunk_state": RELEASE, "state_varlen": RELEASE, "state_passing": PASSING,
@@ -72,19 +109,35 @@ CANDIDATES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     run.add_place(parser)
-    parser.add_argument("--kernel", nargs="+", choices=[*CANDIDATES], default=[*CANDIDATES], help="default: all")
-    parser.add_argument("--layer", type=int, nargs="+", help="numbers in the list of layers (default: all)")
-    parser.add_argument("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many compile at once")
-    parser.add_argument("--tiny", action="store_true", help="small sizes and few tiles, to see that it runs (also interpreted)")
+    parser.add_argument(
+        "--kernel", nargs="+", choices=[*CANDIDATES], default=[*CANDIDATES], help="default: all"
+    )
+    parser.add_argument(
+        "--layer", type=int, nargs="+", help="numbers in the list of layers (default: all)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=560, help="seconds in which all ends (default 560)"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count(), help="how many compile at once"
+    )
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="small sizes and few tiles, to see that it runs (also interpreted)",
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.inside:  # again, where the tree's modules are found
         place = run.place_of(options)
-        return subprocess.run([place.python, __file__, *sys.argv[1:], "--inside"], env=place.environment()).returncode
+        return subprocess.run(
+            [place.python, __file__, *sys.argv[1:], "--inside"], env=place.environment()
+        ).returncode
     layers = TINY if options.tiny else [LAYERS[n] for n in options.layer or range(len(LAYERS))]
     until = time.time() + options.limit
     if not options.tiny:
@@ -100,10 +153,21 @@ def main() -> int:
 
 def compile_all(names: list[str], layers: list[Layer], processes: int, until: float) -> None:
     """Fill Triton's cache on disk, many at once: compiling takes longer than timing."""
-    shapes = {(layer.size, layer.d_state, layer.chunk, layer.heads // layer.groups, layer.heads): layer for layer in layers}
-    work = [(layer, name, tile) for layer in shapes.values() for name in names for tile in CANDIDATES[name]]
+    shapes = {
+        (layer.size, layer.d_state, layer.chunk, layer.heads // layer.groups, layer.heads): layer
+        for layer in layers
+    }
+    work = [
+        (layer, name, tile)
+        for layer in shapes.values()
+        for name in names
+        for tile in CANDIDATES[name]
+    ]
     began, context = time.time(), multiprocessing.get_context("spawn")
-    jobs = [context.Process(target=compile_some, args=(work[number::processes], until)) for number in range(processes)]
+    jobs = [
+        context.Process(target=compile_some, args=(work[number::processes], until))
+        for number in range(processes)
+    ]
     for job in jobs:
         job.start()
     for job in jobs:
@@ -134,7 +198,9 @@ def sweep(layer: Layer, name: str, tiny: bool, until: float) -> dict:
     for rows_of, requests in cases:
         launch = Batch(layer, rows_of, requests, "cpu" if tiny else "cuda").launcher(name)
         for row in rows:
-            row["us"].append(timed(lambda: launch(row["tile"]), tiny) if time.time() < until else None)
+            row["us"].append(
+                timed(lambda: launch(row["tile"]), tiny) if time.time() < until else None
+            )
     return {"layer": layer.__dict__, "kernel": name, "cases": cases, "tiles": rows}
 
 
@@ -157,21 +223,33 @@ def timed(launch: Callable[[], None], tiny: bool) -> float | None:
 
 
 def ranked(found: dict) -> Iterator[tuple[float, dict]]:
-    """Candidates by how far they are from each case's best, as a geometric mean (1 is best everywhere)."""
+    """Candidates by how far they are from each case's best: geometric mean, 1 is best everywhere."""
     whole = [row for row in found["tiles"] if row["tile"] and all(row["us"])]
     if not whole:
         return
     best = [min(column) for column in zip(*(row["us"] for row in whole))]
-    scored = [(math.prod(us / least for us, least in zip(row["us"], best)) ** (1 / len(best)), row) for row in whole]
+    scored = [
+        (math.prod(us / least for us, least in zip(row["us"], best)) ** (1 / len(best)), row)
+        for row in whole
+    ]
     yield from sorted(scored, key=lambda pair: pair[0])
 
 
 def show(found: dict) -> None:
     layer, first = found["layer"], [row["us"] for row in found["tiles"] if not row["tile"]]
-    said = "" if not first else " release " + " ".join("-" if us is None else f"{us:.1f}" for us in first[0])
+    said = (
+        ""
+        if not first
+        else " release " + " ".join("-" if us is None else f"{us:.1f}" for us in first[0])
+    )
     print(f"{layer['name']:28} {found['kernel']:13}{said}")
     for score, row in itertools.islice(ranked(found), 3):
-        print(f"    {score:.3f}  " + " ".join(f"{us:.1f}" for us in row["us"]) + f"  {tuple(row['tile'].values())}", flush=True)
+        print(
+            f"    {score:.3f}  "
+            + " ".join(f"{us:.1f}" for us in row["us"])
+            + f"  {tuple(row['tile'].values())}",
+            flush=True,
+        )
 
 
 class Batch:
@@ -186,19 +264,34 @@ class Batch:
         inner, shared = layer.heads * layer.size, layer.groups * layer.d_state
         both = torch.randn(rows, inner + 2 * shared, device=device, dtype=dtype)
         self.flat = x, b, c = both.split([inner, shared, shared], dim=-1)
-        self.x, self.b, self.c = x.view(1, rows, layer.heads, -1), b.view(1, rows, layer.groups, -1), c.view(1, rows, layer.groups, -1)
+        self.x, self.b, self.c = (
+            x.view(1, rows, layer.heads, -1),
+            b.view(1, rows, layer.groups, -1),
+            c.view(1, rows, layer.groups, -1),
+        )
         self.dt = torch.randn(rows, layer.heads, device=device, dtype=dtype) - 3
-        self.a, self.d = -torch.rand(layer.heads, device=device), torch.ones(layer.heads, device=device)
+        self.a, self.d = (
+            -torch.rand(layer.heads, device=device),
+            torch.ones(layer.heads, device=device),
+        )
         self.lengths = [rows // requests] * requests
         self.cu = torch.arange(0, rows + 1, rows // requests, device=device, dtype=torch.int32)
-        self.seq = torch.arange(requests, device=device, dtype=torch.int32).repeat_interleave(rows // requests)[None]
+        self.seq = torch.arange(requests, device=device, dtype=torch.int32).repeat_interleave(
+            rows // requests
+        )[None]
         self.out = torch.empty_like(self.x)
         self.pool = torch.zeros(requests + 1, layer.heads, layer.size, layer.d_state, device=device)
         self.slots = torch.arange(1, requests + 1, device=device, dtype=torch.int32)
         self.warm = torch.zeros(requests, device=device, dtype=torch.bool)
 
     def launcher(self, name: str) -> Callable[[dict[str, int]], None]:
-        return self._ours(name) if name in ("states", "scan") else self._conv() if name == "conv" else self._release(name)
+        return (
+            self._ours(name)
+            if name in ("states", "scan")
+            else self._conv()
+            if name == "conv"
+            else self._release(name)
+        )
 
     def _conv(self) -> Callable[[dict[str, int]], None]:
         import torch
@@ -207,12 +300,25 @@ class Batch:
         width = self.flat[0].shape[1] + 2 * self.flat[1].shape[1]
         rows = self.dt.shape[0]
         x = torch.randn(rows, 2 * width, device=self.dt.device, dtype=self.dt.dtype)[:, :width].T
-        weight, bias = torch.randn(width, 4, device=x.device, dtype=x.dtype), torch.randn(width, device=x.device, dtype=x.dtype)
+        weight, bias = (
+            torch.randn(width, 4, device=x.device, dtype=x.dtype),
+            torch.randn(width, device=x.device, dtype=x.dtype),
+        )
         kept = torch.zeros(len(self.lengths) + 1, width, 3, device=x.device, dtype=x.dtype)
-        words = dict(bias=bias, conv_states=kept, query_start_loc=self.cu, seq_lens_cpu=self.lengths, cache_indices=self.slots, has_initial_state=self.warm, activation="silu")
+        words = dict(
+            bias=bias,
+            conv_states=kept,
+            query_start_loc=self.cu,
+            seq_lens_cpu=self.lengths,
+            cache_indices=self.slots,
+            has_initial_state=self.warm,
+            activation="silu",
+        )
 
         def launch(tile: dict[str, int]) -> None:
-            with replaced(module, "_causal_conv1d_fwd_kernel", With(module._causal_conv1d_fwd_kernel, tile)):
+            with replaced(
+                module, "_causal_conv1d_fwd_kernel", With(module._causal_conv1d_fwd_kernel, tile)
+            ):
                 module.causal_conv1d_fn(x, weight, **words)
 
         return launch
@@ -220,10 +326,23 @@ class Batch:
     def _release(self, name: str) -> Callable[[dict[str, int]], None]:
         bmm, scan, state, passing = self.ops
         layer = self.layer
-        decay, dt = state._chunk_cumsum_fwd(self.dt[None], self.a, layer.chunk, dt_bias=self.d, dt_softplus=True)
-        states = state._chunk_state_fwd(self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True)
-        pass_on = lambda: passing._state_passing_fwd(states.flatten(-2), decay, seq_idx=self.seq, chunk_size=layer.chunk, out_dtype=states.dtype, is_cont_batched=True)
-        multiply = lambda: bmm._bmm_chunk_fwd(self.c, self.b, layer.chunk, seq_idx=self.seq, output_dtype=states.dtype)
+        decay, dt = state._chunk_cumsum_fwd(
+            self.dt[None], self.a, layer.chunk, dt_bias=self.d, dt_softplus=True
+        )
+        states = state._chunk_state_fwd(
+            self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True
+        )
+        pass_on = lambda: passing._state_passing_fwd(
+            states.flatten(-2),
+            decay,
+            seq_idx=self.seq,
+            chunk_size=layer.chunk,
+            out_dtype=states.dtype,
+            is_cont_batched=True,
+        )
+        multiply = lambda: bmm._bmm_chunk_fwd(
+            self.c, self.b, layer.chunk, seq_idx=self.seq, output_dtype=states.dtype
+        )
         before, products = pass_on()[0].unflatten(-1, (layer.size, layer.d_state)), multiply()
         calls = {
             "bmm": (bmm, "_bmm_chunk_fwd_kernel", multiply),
@@ -248,7 +367,16 @@ class Batch:
         def launches(chunk: int) -> ssd.Launches:
             shape = ssd.Shape.of(layer.heads, layer.groups, layer.size, layer.d_state, chunk)
             plan = ssd.plan(self.lengths, chunk, self.x.device)
-            rest = dict(dt=self.dt, a=self.a, d=self.d, dt_bias=self.d, out=self.out[0].flatten(-2), pool=self.pool, slots=self.slots, warm=self.warm)
+            rest = dict(
+                dt=self.dt,
+                a=self.a,
+                d=self.d,
+                dt_bias=self.d,
+                out=self.out[0].flatten(-2),
+                pool=self.pool,
+                slots=self.slots,
+                warm=self.warm,
+            )
             run = ssd.Launches(shape, plan, *self.flat, **rest)
             run.steps()
             return run
@@ -287,7 +415,10 @@ def release_ops() -> tuple:
     """The release's modules: bmm, chunk scan, chunk state, state passing."""
     for package in OPS:
         with contextlib.suppress(ModuleNotFoundError):
-            return tuple(importlib.import_module(f"{package}.{name}") for name in ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing"))
+            return tuple(
+                importlib.import_module(f"{package}.{name}")
+                for name in ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing")
+            )
     raise SystemExit("this tree has none of the kernels")
 
 

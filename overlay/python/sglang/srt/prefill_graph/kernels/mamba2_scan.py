@@ -1,4 +1,4 @@
-"""The scan of a MambaMixer2's prefill: in place by ssd.py where that has tiles, else the release's own."""
+"""The scan of a MambaMixer2's prefill: in place where ssd.py has tiles, else the release's own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ SWITCH = "SGLANG_MAMBA2_SCAN"  # "release" in the environment: never ours
 
 
 def choose(
-    release: Callable[..., Any], metadata: Any, pool: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, b: torch.Tensor
+    release: Callable[..., Any],
+    metadata: Any,
+    pool: torch.Tensor,
+    slots: torch.Tensor,
+    x: torch.Tensor,
+    b: torch.Tensor,
 ) -> tuple[Callable[..., Any], bool]:
-    """What scans this prefill, and whether the states that requests go on from must be gathered for it.
+    """What scans this prefill, and whether the states that requests go on from must be gathered.
 
     release: mamba_chunk_scan_combined. metadata: the release's Mamba2Metadata of the batch.
     pool: (slots, heads, head_dim, d_state). slots: (requests,), each request's own.
@@ -32,7 +37,9 @@ def choose(
     chosen = shape and _tiles(shape, x)
     if not chosen or not _can_plan(metadata) or os.environ.get(SWITCH) == "release":
         return release, mixed.prep_initial_states
-    scan = functools.partial(_in_place, shape, chosen, _plan(metadata, x.device), pool, slots, mixed.has_initial_states)
+    scan = functools.partial(
+        _in_place, shape, chosen, _plan(metadata, x.device), pool, slots, mixed.has_initial_states
+    )
     return scan, False
 
 
@@ -50,8 +57,11 @@ def _known_shape(heads: int, groups: int, size: int, d_state: int) -> ssd.Shape 
 
 
 def _tiles(shape: ssd.Shape, x: torch.Tensor) -> tuple[tiles.Tile, tiles.Tile] | None:
-    """Of the two large kernels; None where one was not measured. No more heads at once than share a group."""
-    found = [tiles.own(name, shape.size, shape.d_state, shape.heads, x.element_size(), x.device) for name in ("states", "scan")]
+    """Of the two large kernels; None where one was not measured. Heads at once share a group."""
+    found = [
+        tiles.own(name, shape.size, shape.d_state, shape.heads, x.element_size(), x.device)
+        for name in ("states", "scan")
+    ]
     if not found[0] or not found[1]:
         return None
     together = math.gcd(found[1]["BLOCK_HEADS"], shape.heads // shape.groups)
@@ -59,9 +69,16 @@ def _tiles(shape: ssd.Shape, x: torch.Tensor) -> tuple[tiles.Tile, tiles.Tile] |
 
 
 def _can_plan(metadata: Any) -> bool:
-    """Whether the host knows every request's tokens, and each state that the prefix cache wants ends a chunk."""
-    lengths, wanted = metadata.mixed_metadata.extend_seq_lens_cpu, getattr(metadata, "wanted_states", None)
-    if lengths is None or len(lengths) != metadata.num_prefills or sum(lengths) != metadata.num_prefill_tokens:
+    """Whether the host knows all requests' tokens, and every state to keep is behind a chunk."""
+    lengths, wanted = (
+        metadata.mixed_metadata.extend_seq_lens_cpu,
+        getattr(metadata, "wanted_states", None),
+    )
+    if (
+        lengths is None
+        or len(lengths) != metadata.num_prefills
+        or sum(lengths) != metadata.num_prefill_tokens
+    ):
         return False
     if getattr(metadata, "track_ssm_h_src", None) is None:
         return True
@@ -73,24 +90,30 @@ def _plan(metadata: Any, device: torch.device) -> ssd.Plan:
     if not hasattr(metadata, "scan_plan"):
         wanted = getattr(metadata, "wanted_states", None)
         tracked = wanted and (wanted.rows, wanted.slots)
-        metadata.scan_plan = ssd.plan(metadata.mixed_metadata.extend_seq_lens_cpu, tiles.CHUNK, device, tracked)
+        metadata.scan_plan = ssd.plan(
+            metadata.mixed_metadata.extend_seq_lens_cpu, tiles.CHUNK, device, tracked
+        )
     return metadata.scan_plan
 
 
 def _in_place(
-    shape: ssd.Shape, chosen: tuple[tiles.Tile, tiles.Tile], plan: ssd.Plan, pool: torch.Tensor, slots: torch.Tensor, warm: torch.Tensor,
+    shape: ssd.Shape, chosen: tuple[tiles.Tile, tiles.Tile], plan: ssd.Plan,
+    pool: torch.Tensor, slots: torch.Tensor, warm: torch.Tensor,
     x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *,
-    D: torch.Tensor, dt_bias: torch.Tensor, out: torch.Tensor, z: None, dt_softplus: bool, dt_limit: tuple[float, float],
-    chunk_size: int, seq_idx: Any, chunk_indices: Any, chunk_offsets: Any, cu_seqlens: Any, initial_states: None,
-    state_dtype: Any, return_varlen_states: bool, return_final_states: bool, return_intermediate_states: bool = False,
+    D: torch.Tensor, dt_bias: torch.Tensor, out: torch.Tensor, z: None, dt_softplus: bool,
+    dt_limit: tuple[float, float], return_final_states: bool,
+    return_intermediate_states: bool = False, **_of_the_release_s_chunks: Any,
 ) -> tuple[None, None] | None:  # fmt: skip
-    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it; what else there may be is refused.
+    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it.
 
-    x, out: (1, tokens, heads, head_dim); dt: (1, tokens, heads); b, c: (1, tokens, groups, d_state).
+    x, out: (1, tokens, heads, head_dim); dt: (1, tokens, heads);
+    b, c: (1, tokens, groups, d_state). Raises ValueError for what no Mamba2 mixer asks for.
     """
     if z is not None or not dt_softplus or dt_limit != (0.0, float("inf")) or return_final_states:
-        raise ValueError("a gate, a time step without softplus, a limit to it, or final states: not of Mamba2's mixer")
-    launches = ssd.Launches(shape, plan, x[0], b[0], c[0], dt[0], a, D, dt_bias, out[0], pool, slots, warm)
+        raise ValueError("a gate, a time step without softplus, a limit to it, or final states")
+    launches = ssd.Launches(
+        shape, plan, x[0], b[0], c[0], dt[0], a, D, dt_bias, out[0], pool, slots, warm
+    )
     launches.steps()
     launches.states(chosen[0])
     launches.scan(chosen[1])

@@ -1,12 +1,12 @@
 """Mamba2's scan of a prefill in three kernels (Dao and Gu, Transformers are SSMs, 2024, section 6).
 
-Each request is cut into chunks of its own, so that a chunk never holds two requests: no index of the
-sequence at each token, no extra pass for the last chunk, and the same bits whoever else is in the batch.
-The chunks' states stay in registers from a request's first chunk to its last one. They are read from the
-pool and written to the pool in place, those that the prefix cache asked for too.
+Each request is cut into chunks of its own, so that a chunk never holds two requests. So there is no
+index of the request at each token, no extra pass for the last chunk, and a request has the same
+bits whoever else is in the batch. States stay in registers from a request's first chunk to its last one.
+They are read from the pool and written there in place, those that the prefix cache asked for too.
 
     steps    dt' = softplus(dt + bias), and the running sum of dt' a over each chunk
-    states   s <- exp(sum of dt' a) s + sum over the chunk's tokens of decay dt' x b; what stood before each chunk
+    states   s <- exp(sum of dt' a) s + sum over the chunk's tokens of decay dt' x b
     scan     y = decay c s + sum over the chunk's earlier tokens of (c b) decay dt' x + d x
 
 For a layer with H heads of size P, G groups (each shared by H / G heads) and state size N.
@@ -23,16 +23,17 @@ import triton
 import triton.language as tl
 
 STEP_HEADS = 8  # heads of one program of the first kernel
-ALIGN = 4  # int32 in 16 bytes: an address that moved off this would make Triton compile the kernels again
+ALIGN = 4  # int32 in 16 bytes: for an address that moves off this Triton compiles kernels again
+LOG2E = tl.constexpr(1.4426950408889634)  # sums are kept for exp2, which the GPU has
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a batch is cut into chunks, on the device. All int32.
 
-    cu: (requests + 1,), the first row of each request. first: (requests,), its first chunk.
+    cu: (requests + 1,), the first row of each request. first: (requests + 1,), its first chunk.
     start, size: (chunks,), the first row of each chunk and how many rows it has.
-    track_rows: (requests,), behind how many of its rows a request's state is also kept; 0: it is not.
+    track_rows: (requests,), behind how many of its rows a request's state is also kept; 0: none is.
     track_slots: (requests,), where that state goes. Both None where no request asks for it.
     """
 
@@ -55,8 +56,8 @@ def plan(
 ) -> Plan:
     """The plan of a batch, with one copy to the device and no synchronisation.
 
-    lengths: rows of each request. tracked: (rows, slots) of the states to keep, as in Plan; rows are
-    a multiple of `chunk`, or all rows of the request, or 0.
+    lengths: rows of each request. tracked: (rows, slots) of the states to keep, as in Plan; rows
+    are a multiple of `chunk`, or all rows of the request, or 0.
     """
     counts = numpy.asarray(lengths, dtype=numpy.int32)
     chunks = -(-counts // chunk)
@@ -75,7 +76,9 @@ def _to_device(tables: list[numpy.ndarray], device: torch.device) -> list[torch.
     places = numpy.cumsum([0, *(-(-len(table) // ALIGN) * ALIGN for table in tables)])
     # Pinned, since a copy out of other memory may still be under way when that memory is gone;
     # torch's allocator lends pinned memory again only behind the copy.
-    packed = torch.zeros(max(int(places[-1]), 1), dtype=torch.int32, pin_memory=device.type == "cuda")
+    packed = torch.zeros(
+        max(int(places[-1]), 1), dtype=torch.int32, pin_memory=device.type == "cuda"
+    )
     for place, table in zip(places, tables):
         packed.numpy()[place : place + len(table)] = table
     there = packed.to(device, non_blocking=True)
@@ -83,7 +86,7 @@ def _to_device(tables: list[numpy.ndarray], device: torch.device) -> list[torch.
 
 
 def split_size(size: int) -> tuple[int, int] | None:
-    """`size` as one or two powers of two of at least 16, the larger one first; None where it is no such sum.
+    """`size` as one or two powers of two of at least 16, the larger one first; None if it is not.
 
     Triton's blocks have powers of two as sizes; 80 is 64 and 16, and pays for no padding.
     """
@@ -109,7 +112,7 @@ def _steps_kernel(
     step = step.to(tl.float32) + tl.load(bias + head, mask=here, other=0.0).to(tl.float32)[None, :]
     step = tl.where(step <= 20.0, tl.log(tl.exp(step) + 1.0), step)
     step = tl.where(real, step, 0.0)  # behind a chunk's last row nothing decays any more
-    rate = tl.load(a + head, mask=here, other=0.0).to(tl.float32) * 1.4426950408889634  # log2(e), for exp2
+    rate = tl.load(a + head, mask=here, other=0.0).to(tl.float32) * LOG2E
     place = (chunk.to(tl.int64) * HEADS + head)[None, :] * CHUNK + row[:, None]
     tl.store(steps + place, step, mask=here[None, :])
     tl.store(decay + place, tl.cumsum(step * rate[None, :], axis=0), mask=here[None, :])
@@ -132,7 +135,9 @@ def _through(
         last = tl.load(decay + times + CHUNK - 1)
         weight = tl.exp2(last - tl.load(decay + times + k)) * tl.load(steps + times + k)
         real = k < rows - done
-        xk = tl.load(x + k[None, :] * stride_x + p[:, None], mask=real[None, :] & here[:, None], other=0.0)
+        xk = tl.load(
+            x + k[None, :] * stride_x + p[:, None], mask=real[None, :] & here[:, None], other=0.0
+        )
         bk = tl.load(b + k[:, None] * stride_b + n[None, :], mask=real[:, None], other=0.0)
         state = tl.dot(xk, (bk * weight[:, None]).to(xk.dtype), state * tl.exp2(last))
         x += CHUNK * stride_x
@@ -157,7 +162,12 @@ def _states_kernel(
     begin = tl.load(cu + request)
     rows = tl.load(cu + request + 1) - begin
     chunk = tl.load(first + request).to(tl.int64)
-    pool += head.to(tl.int64) * stride_head + p[:, None] * stride_p + n0 + tl.arange(0, BLOCK_N)[None, :]
+    pool += (
+        head.to(tl.int64) * stride_head
+        + p[:, None] * stride_p
+        + n0
+        + tl.arange(0, BLOCK_N)[None, :]
+    )
     own = pool + tl.load(slots + request).to(tl.int64) * stride_slot
     was = tl.load(warm + request) != 0
     state = tl.load(own, mask=was & here[:, None], other=0.0).to(tl.float32)
@@ -186,8 +196,8 @@ def _states_kernel(
 def _scan_kernel(
     x, b, c, d, steps, decay, before, out, start, size,
     stride_x, stride_b, stride_c, stride_out,
-    HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    PA: tl.constexpr, PB: tl.constexpr, CHUNK: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
     """One half of a chunk, for some heads of one group: they share the products of c and b."""
     HALF: tl.constexpr = CHUNK // 2
@@ -207,7 +217,9 @@ def _scan_kernel(
     past = (k < count) & (m0 > 0)  # the half before this one: all of its rows are earlier ones
     group = (head // RATIO) * N
     b += row0 * stride_b + group + n[:, None]
-    cm = tl.load(c + (row0 + m)[:, None] * stride_c + group + n[None, :], mask=real[:, None], other=0.0)
+    cm = tl.load(
+        c + (row0 + m)[:, None] * stride_c + group + n[None, :], mask=real[:, None], other=0.0
+    )
     own = tl.dot(cm, tl.load(b + m[None, :] * stride_b, mask=real[None, :], other=0.0))
     older = tl.dot(cm, tl.load(b + k[None, :] * stride_b, mask=past[None, :], other=0.0))
     x += row0 * stride_x
@@ -218,8 +230,13 @@ def _scan_kernel(
         now = tl.load(decay + times + m)
         step = tl.load(steps + times + m)
         then = tl.load(decay + times + k)
-        gone = tl.exp2(tl.minimum(now[:, None] - then[None, :], 0.0)) * tl.load(steps + times + k)[None, :]
-        between = tl.where(k[None, :] <= k[:, None], tl.exp2(now[:, None] - now[None, :]) * step[None, :], 0.0)
+        gone = (
+            tl.exp2(tl.minimum(now[:, None] - then[None, :], 0.0))
+            * tl.load(steps + times + k)[None, :]
+        )
+        between = tl.where(
+            k[None, :] <= k[:, None], tl.exp2(now[:, None] - now[None, :]) * step[None, :], 0.0
+        )
         wm = (own * between).to(x.dtype.element_ty)
         wk = (older * gone).to(x.dtype.element_ty)
         scale = tl.exp2(now)[:, None]
@@ -230,8 +247,12 @@ def _scan_kernel(
         ya = tl.dot(wk, xk, tl.dot(wm, xm, ya))
         tl.store(y + h * P + pa[None, :], ya.to(out.dtype.element_ty), mask=real[:, None])
         if PB > 0:
-            xm = tl.load(x + m[:, None] * stride_x + h * P + pb[None, :], mask=real[:, None], other=0.0)
-            xk = tl.load(x + k[:, None] * stride_x + h * P + pb[None, :], mask=past[:, None], other=0.0)
+            xm = tl.load(
+                x + m[:, None] * stride_x + h * P + pb[None, :], mask=real[:, None], other=0.0
+            )
+            xk = tl.load(
+                x + k[:, None] * stride_x + h * P + pb[None, :], mask=past[:, None], other=0.0
+            )
             yb = tl.dot(cm, tl.load(kept + pb[None, :] * N)) * scale + xm.to(tl.float32) * skip
             yb = tl.dot(wk, xk, tl.dot(wm, xm, yb))
             tl.store(y + h * P + pb[None, :], yb.to(out.dtype.element_ty), mask=real[:, None])
@@ -239,7 +260,7 @@ def _scan_kernel(
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer's sizes on this rank, and the blocks that its head is made of. blocks: as split_size() gives them."""
+    """A layer's sizes on this rank. blocks: of its head, as split_size() gives them."""
 
     heads: int
     groups: int
@@ -252,24 +273,32 @@ class Shape:
     def of(cls, heads: int, groups: int, size: int, d_state: int, chunk: int) -> Shape | None:
         """None where the kernels have no blocks for these sizes."""
         blocks = split_size(size)
-        fits = blocks and all(n >= 16 and not n & (n - 1) for n in (d_state, chunk))
-        return cls(heads, groups, size, d_state, chunk, blocks) if fits and not heads % groups else None
+        if not blocks or heads % groups or any(n < 16 or n & (n - 1) for n in (d_state, chunk)):
+            return None
+        return cls(heads, groups, size, d_state, chunk, blocks)
 
     def constants(self) -> dict[str, int]:
         """What the two large kernels are compiled for."""
-        return dict(HEADS=self.heads, RATIO=self.heads // self.groups, P=self.size, N=self.d_state, CHUNK=self.chunk)
+        ratio = self.heads // self.groups
+        return {
+            "HEADS": self.heads, "RATIO": ratio, "P": self.size, "N": self.d_state,
+            "CHUNK": self.chunk,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Launches:
     """The three launches of one batch of prefills, in order: steps(), states(tile), scan(tile).
 
-    They fill `out`, and leave each request's state in its slot of the pool. Rows behind the last request
-    are left alone.
-    x, out: (rows, H, P); b, c: (rows, G, N); dt: (rows, H) before bias and softplus: all of one floating
-    type, each row contiguous, rows at any stride. a, d, dt_bias: (H,).
-    pool: (slots, H, P, N), its last dimension contiguous. slots: (requests,) integers. warm: (requests,) bool,
-    whether a request goes on from its slot's state; others start from zero.
+    They fill `out`, and leave each request's state in its slot of the pool. Rows behind the last
+    request are left alone.
+
+    x, out: (rows, H, P); b, c: (rows, G, N); dt: (rows, H) before bias and softplus: all of one
+    floating type, each row contiguous, rows at any stride. a, d, dt_bias: (H,).
+    pool: (slots, H, P, N), its last dimension contiguous. slots: (requests,) integers.
+    warm: (requests,) bool, whether a request goes on from its slot's state; others start from zero.
+    times: (2, chunks, H, chunk) float32, each row's dt' and the sum of dt' a log2(e) up to it.
+    before: (chunks, H, P, N), the state before each chunk, in the type that the products take.
     """
 
     shape: Shape
@@ -289,20 +318,19 @@ class Launches:
     before: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """times: (2, chunks, H, chunk) float32, each row's dt' and the sum of dt' a log2(e) up to it.
-        before: (chunks, H, P, N), the state before each chunk, in the type that the products take."""
         shape, chunks = self.shape, self.plan.chunks
-        times = torch.empty((2, chunks, shape.heads, shape.chunk), dtype=torch.float32, device=self.x.device)
+        rows = (2, chunks, shape.heads, shape.chunk)
+        times = torch.empty(rows, dtype=torch.float32, device=self.x.device)
         before = self.x.new_empty((chunks, shape.heads, shape.size, shape.d_state))
         object.__setattr__(self, "times", times)
         object.__setattr__(self, "before", before)
 
     def steps(self) -> None:
         """Fill `times`."""
-        heads = self.shape.heads
-        _steps_kernel[self.plan.chunks, triton.cdiv(heads, STEP_HEADS)](
-            self.dt, self.dt_bias, self.a, self.times[0], self.times[1], self.plan.start, self.plan.size, self.dt.stride(0),
-            HEADS=heads, CHUNK=self.shape.chunk, BLOCK_HEADS=STEP_HEADS,
+        plan, heads = self.plan, self.shape.heads
+        _steps_kernel[plan.chunks, triton.cdiv(heads, STEP_HEADS)](
+            self.dt, self.dt_bias, self.a, self.times[0], self.times[1], plan.start, plan.size,
+            self.dt.stride(0), HEADS=heads, CHUNK=self.shape.chunk, BLOCK_HEADS=STEP_HEADS,
         )  # fmt: skip
 
     def states(self, tile: dict[str, int]) -> None:
@@ -310,8 +338,9 @@ class Launches:
         plan, shape, pool = self.plan, self.shape, self.pool
         blocks = triton.cdiv(shape.size, tile["BLOCK_P"]) * (shape.d_state // tile["BLOCK_N"])
         _states_kernel[blocks, plan.requests, shape.heads](
-            self.x, self.b, self.times[0], self.times[1], self.before, pool, plan.cu, plan.first, self.slots, self.warm,
-            plan.track_rows, plan.track_slots, self.x.stride(0), self.b.stride(0), pool.stride(0), pool.stride(1), pool.stride(2),
+            self.x, self.b, self.times[0], self.times[1], self.before, pool, plan.cu, plan.first,
+            self.slots, self.warm, plan.track_rows, plan.track_slots,
+            self.x.stride(0), self.b.stride(0), pool.stride(0), pool.stride(1), pool.stride(2),
             **shape.constants(), TRACK=plan.track_rows is not None, **tile,
         )  # fmt: skip
 
@@ -319,7 +348,8 @@ class Launches:
         """Fill `out`. tile: BLOCK_HEADS (a divisor of H / G), num_warps, num_stages."""
         plan, shape = self.plan, self.shape
         _scan_kernel[2, plan.chunks, shape.heads // tile["BLOCK_HEADS"]](
-            self.x, self.b, self.c, self.d, self.times[0], self.times[1], self.before, self.out, plan.start, plan.size,
-            self.x.stride(0), self.b.stride(0), self.c.stride(0), self.out.stride(0), **shape.constants(), PA=shape.blocks[0], PB=shape.blocks[1], **tile,
+            self.x, self.b, self.c, self.d, self.times[0], self.times[1], self.before, self.out,
+            plan.start, plan.size,
+            self.x.stride(0), self.b.stride(0), self.c.stride(0), self.out.stride(0),
+            **shape.constants(), PA=shape.blocks[0], PB=shape.blocks[1], **tile,
         )  # fmt: skip
-

@@ -1,12 +1,14 @@
-"""Tiles for Mamba2's prefill kernels: chosen here, once and for all, by what a kernel is launched for.
+"""Tiles for Mamba2's prefill kernels, chosen here once and for all by what a launch is for.
 
-Up to 0.5.20 the releases launch five kernels at the defaults of their signatures, 16x16x16, since the port
-dropped the timing that chose tiles (sglang#39130). Later ones time candidates while they serve: the first requests of
-a new shape wait for it, and another process may choose otherwise, which gives other bits.
+Up to 0.5.20 the releases launch their kernels at the defaults of the signatures, 16x16x16, since
+the port dropped the timing that chose tiles (sglang#39130). Later releases time candidates while
+they serve: the first requests of a new shape wait, and another process may choose otherwise, which
+gives other bits.
 
-The tables are what tests/gpu/sweep.py found on an H200. A tile depends on the head's size, the state's size, the type and
-the GPU. Heads, groups, chunks and tokens made no difference worth a key: whatever they are, the tile is within 9 % of the
-best one. Other sizes, types and GPUs get SAFE, which fits into the shared memory of every GPU from sm_80 on.
+The tables are what tests/gpu/sweep.py found on an H200. A tile depends on the sizes of head and
+state, on the type and on the GPU, not on groups, chunks or tokens: over the cases that were timed,
+each is within 16 % of the best tile of its kernel, most within 5 %. Other sizes, types and GPUs get
+SAFE, which fits into the shared memory of every GPU from sm_80 on.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ PLAIN = {
 # The releases' kernels. (kernel, head size, state size) -> tile, for 16-bit types on Hopper.
 RELEASE = {
     ("chunk_state", 80, 128): block(128, 64, 32, 4, 3),
-    ("chunk_scan", 80, 128): block(64, 128, 32, 4, 2),
+    ("chunk_scan", 80, 128): block(64, 128, 32, 4, 3),
     ("state_varlen", 80, 128): block(128, 64, 32, 4, 3),
     ("bmm", 0, 128): block(64, 128, 32, 4, 3),
     ("chunk_state", 64, 128): block(64, 64, 64, 4, 2),
@@ -52,7 +54,8 @@ RELEASE = {
     ("bmm", 0, 256): block(64, 64, 64, 4, 3),
 }
 
-# The two large kernels of ssd.py, likewise. (kernel, head size, state size, at least so many heads) -> tile.
+# The two large kernels of ssd.py, likewise.
+# (kernel, head size, state size, at least so many heads) -> tile.
 CHUNK = 128  # rows of a chunk there
 OWN = {
     ("states", 80, 128, 64): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
@@ -68,7 +71,8 @@ OWN = {
     ("scan", 128, 256, 0): dict(BLOCK_HEADS=1, num_warps=4, num_stages=2),
 }
 
-# The releases' kernels by name: what the table calls them, and the arguments that hold what the key is made of.
+# The releases' kernels by name: what the table calls them, and which arguments hold what the key is
+# made of.
 KERNELS = {
     "_bmm_chunk_fwd_kernel": ("bmm", "a_ptr", None, "K"),
     "_chunk_cumsum_fwd_kernel": ("cumsum", "dt_ptr", None, "nheads"),
@@ -89,7 +93,7 @@ def capability(device: torch.device) -> tuple[int, int] | None:
 
 @functools.cache
 def of_release(kernel: str, size: int, d_state: int, itemsize: int, device: torch.device) -> Tile:
-    """The tile of one of the releases' kernels, as KERNELS names it. itemsize: bytes of one element."""
+    """The tile of one of the releases' kernels, as KERNELS names it. itemsize: bytes."""
     if kernel in PLAIN:
         return PLAIN[kernel]
     known = itemsize == 2 and capability(device) == HOPPER
@@ -97,16 +101,22 @@ def of_release(kernel: str, size: int, d_state: int, itemsize: int, device: torc
 
 
 @functools.cache
-def own(kernel: str, size: int, d_state: int, heads: int, itemsize: int, device: torch.device) -> Tile | None:
+def own(
+    kernel: str, size: int, d_state: int, heads: int, itemsize: int, device: torch.device
+) -> Tile | None:
     """The tile of "states" or "scan"; None where none was measured."""
     if itemsize != 2 or capability(device) != HOPPER:
         return None
-    fitting = [(least, tile) for (name, *sizes, least), tile in OWN.items() if (name, *sizes) == (kernel, size, d_state) and least <= heads]
+    fitting = [
+        (least, tile)
+        for (name, *sizes, least), tile in OWN.items()
+        if (name, *sizes) == (kernel, size, d_state) and least <= heads
+    ]
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
 
 class Fixed:
-    """A kernel of the release, launched with its tile out of the table whatever else it is launched with."""
+    """A kernel of the release that takes its tile out of the table at every launch."""
 
     def __init__(self, kernel: Any):
         while isinstance(kernel, (Autotuner, Heuristics)):
@@ -128,7 +138,7 @@ class Fixed:
 
 
 def fix(*launchers: Callable[..., Any]) -> None:
-    """Have each kernel that one of these functions may launch take its tile from the table, timed or not."""
+    """Have each kernel that one of these functions may launch take its tile from the table."""
     for launcher in launchers:
         room = launcher.__globals__
         for name in KERNELS.keys() & room.keys():

@@ -1,0 +1,69 @@
+"""tests/gpu/agree.py: what two engines of one tree, and a tree and its release, must have in common; tests/gpu/sweep.py's order."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import agree
+import sweep
+
+
+def answers(*tokens, off=0.0):
+    """One pass of one call for each number of tokens: calls of one prompt, but for the last one, which has two."""
+
+    def answer(token):
+        return {"tokens": [token] * 8, "logprobs": [-1.0 + off] * 8, "best": [[-1.0, -3.0]] * 8}
+
+    calls = {f"single-{token}": {"answers": [answer(token)]} for token in tokens}
+    return {"cold": calls | {"batch-2": {"answers": [answer(1), answer(2)]}}}
+
+
+def test_two_engines_have_the_same_bits_in_calls_of_one_prompt():
+    assert agree.same_bits(answers(3, 4), answers(3, 4)).good
+    assert not agree.same_bits(answers(3, 4), answers(3, 4, off=1e-7)).good
+    other = answers(3, 4)
+    other["cold"]["batch-2"]["answers"][0]["logprobs"][0] -= 0.01
+    assert agree.same_bits(answers(3, 4), other).good, "requests of one call meet in other forwards"
+
+
+@pytest.mark.parametrize("off, good", [(0.01, True), (0.2, False)])
+def test_the_patched_answers_are_held_against_every_reference(off, good):
+    found = agree.compared(
+        "nemotron-h",
+        {
+            agree.UNTOUCHED: answers(3),
+            agree.RELEASE_SCAN: answers(3, off=off),
+            agree.PATCHED: answers(3),
+            agree.AGAIN: answers(3),
+        },
+    )
+    assert [check.what for check in found[:2]] == [
+        "agrees with untouched, cold",
+        "agrees with release-scan, cold",
+    ]
+    assert [check.good for check in found] == [True, good, True]
+
+
+def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out():
+    rows = [
+        {"tile": {}, "us": [9.0, 9.0]},
+        {"tile": {"a": 1}, "us": [1.0, 4.0]},
+        {"tile": {"a": 2}, "us": [2.0, 2.0]},
+        {"tile": {"a": 3}, "us": [1.5, None]},
+    ]
+    ranked = list(sweep.ranked({"tiles": rows}))
+    assert [row["tile"]["a"] for _, row in ranked] == [1, 2] or [
+        row["tile"]["a"] for _, row in ranked
+    ] == [2, 1]
+    assert [round(score, 3) for score, _ in ranked] == [1.414, 1.414]
+    rows[1]["us"] = [1.0, 2.5]
+    assert [row["tile"]["a"] for _, row in sweep.ranked({"tiles": rows})] == [1, 2]
+
+
+def test_a_rank_has_its_share_of_heads_and_at_least_one_group():
+    rank = sweep.NANO_2.rank(8)
+    assert (rank.heads, rank.groups, rank.size) == (16, 1, 80) and sweep.FALCON_34B.rank(
+        4
+    ).groups == 1
