@@ -1,13 +1,30 @@
 """tests/gpu/agree.py: what two engines of one tree, and a tree and its release, must have in common; tests/gpu/sweep.py's order."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-import agree
-import sweep
+GPU = Path(__file__).parents[1] / "gpu"
+
+
+@pytest.fixture
+def agree(monkeypatch):
+    return _module(monkeypatch, "agree")
+
+
+@pytest.fixture
+def sweep(monkeypatch):
+    return _module(monkeypatch, "sweep")
+
+
+def _module(monkeypatch, name):
+    """A module of tests/gpu, whose neighbours' names are as plain as `run`: gone again after the test."""
+    monkeypatch.syspath_prepend(str(GPU))
+    for file in GPU.glob("*.py"):
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    return importlib.import_module(name)
 
 
 def answers(*tokens, off=0.0):
@@ -20,7 +37,7 @@ def answers(*tokens, off=0.0):
     return {"cold": calls | {"batch-2": {"answers": [answer(1), answer(2)]}}}
 
 
-def test_two_engines_have_the_same_bits_in_calls_of_one_prompt():
+def test_two_engines_have_the_same_bits_in_calls_of_one_prompt(agree):
     assert agree.same_bits(answers(3, 4), answers(3, 4)).good
     assert not agree.same_bits(answers(3, 4), answers(3, 4, off=1e-7)).good
     other = answers(3, 4)
@@ -29,7 +46,7 @@ def test_two_engines_have_the_same_bits_in_calls_of_one_prompt():
 
 
 @pytest.mark.parametrize("off, good", [(0.01, True), (0.2, False)])
-def test_the_patched_answers_are_held_against_every_reference(off, good):
+def test_the_patched_answers_are_held_against_every_reference(off, good, agree):
     found = agree.compared(
         "nemotron-h",
         {
@@ -46,7 +63,7 @@ def test_the_patched_answers_are_held_against_every_reference(off, good):
     assert [check.good for check in found] == [True, good, True]
 
 
-def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out():
+def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out(sweep):
     rows = [
         {"tile": {}, "us": [9.0, 9.0]},
         {"tile": {"a": 1}, "us": [1.0, 4.0]},
@@ -62,7 +79,7 @@ def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out():
     assert [row["tile"]["a"] for _, row in sweep.ranked({"tiles": rows})] == [1, 2]
 
 
-def test_a_rank_has_its_share_of_heads_and_at_least_one_group():
+def test_a_rank_has_its_share_of_heads_and_at_least_one_group(sweep):
     rank = sweep.NANO_2.rank(8)
     assert (rank.heads, rank.groups, rank.size) == (16, 1, 80) and sweep.FALCON_34B.rank(
         4
