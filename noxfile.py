@@ -68,6 +68,9 @@ def check(session: nox.Session) -> None:
 @nox.session
 def test(session: nox.Session) -> None:
     """Prove it without a GPU: check, tests/queue, tests/revision."""
+    patchqueue(session, "test", "--plan", *session.posargs)  # a word that is wrong is said at once
+    if {"-h", "--help"} & set(session.posargs):
+        return
     patchqueue(session, "check")
     session.run(sys.executable, "-m", "pytest", "tests/queue", external=True)
     patchqueue(session, "test", *session.posargs)

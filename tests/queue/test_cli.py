@@ -6,9 +6,14 @@ import re
 import subprocess
 import sys
 
+from pathlib import Path
+
+import fakes
 import pytest
 from fakes import RUNNER, TAG
 from patchqueue.commands import cli
+
+ROOT = Path(__file__).resolve().parents[2]
 
 COMMANDS = ["apply", "unapply", "check", "test", "refresh", "new", "pin", "lock", "matrix", "quilt", "rebase", "watch", "fields", "build", "bundle", "gpu", "sweep", "bench", "status", "figures", "backport", "export", "install", "uninstall"]
 
@@ -137,3 +142,31 @@ def test_in_the_wrong_folder(tmp_path):
     done = subprocess.run([sys.executable, "-m", "patchqueue", "apply"], cwd=tmp_path / "empty", capture_output=True, text=True)
     assert done.returncode == 1 and "[no-pins]" in done.stderr and "Traceback" not in done.stderr
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["apply", "unapply", "check", "test", "refresh", "new", "lock", "matrix", "build", "bundle", "gpu", "sweep", "bench", "quilt"])
+def test_a_wrong_word_is_refused_before_any_work(run, command):
+    before = fakes.snapshot(run.project.root)
+    code, out, err = run(command, TAG, "v9.9.7") if command != "quilt" else run(command, "v9.9.7", "push")
+    assert code == 1 and "'v9.9.7': is not pinned; pinned are v9.9.1" in err and out == ""
+    assert fakes.snapshot(run.project.root) == before
+
+
+def test_pin_looks_at_all_its_words_first(run):
+    code, out, err = run("pin", "9.9.2", "newest")
+    assert code == 1 and "'newest': is no version" in err and "9.9.2" not in err
+
+
+def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):
+    run.project.write("upstream/locks/9.9.1.txt", "")
+    before = fakes.snapshot(run.project.root)
+    code, out, _ = run("test", "--plan")
+    assert code == 0 and f"to be tested: {TAG}" in out and "GB" in out
+    assert fakes.snapshot(run.project.root) == before
+
+
+@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: patchqueue test")])
+def test_the_session_test_looks_at_its_words_first(word, code, says):
+    done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", "test", "--", word], capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode == code and says in said and "problems, " not in said and "pytest tests/queue" not in said

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
-from ..environments.testing import has_environment, lock_file, test_revision
+from ..environments.testing import has_environment, is_built, lock_file, test_revision
 from ..files.gitrun import GitFailed
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
@@ -25,6 +26,7 @@ from ..outcome import Outcome, Problem, Refused
 from ..queue.header import documentation
 from ..upstream import pins as pinning
 from ..upstream.pin import add as add_pin
+from ..upstream.pin import version_of
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
 from . import gpu, handover, install, paths, rebase
@@ -67,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin")
     command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
-    command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested").add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
+    tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested")
+    tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
+    tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
     command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", "the default pin").add_argument("--add", action="store_true", help="take edits of files that are in no patch into the top one")
     command("new", _new, "start an empty patch topic/verb-object on top of work/TAG/", "the default pin")
     command("pin", _pin, "add a release to upstream/pins.toml", "none; name one, as 0.5.24")
@@ -123,6 +127,9 @@ def _test(options: argparse.Namespace) -> int:
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
         raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"`nox -s lock -- {pin.tag}` makes one") for pin in without])
+    if options.plan:
+        _show_plan(options.root, [pin for pin in chosen if pin not in without])
+        return 0
     words = ["-k", options.expression] if options.expression else []
     results = []
     for pin in (pin for pin in chosen if pin not in without):
@@ -135,6 +142,13 @@ def _test(options: argparse.Namespace) -> int:
     for pin in without:
         OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
     return 0 if all(result.passed for result in results) else 1
+
+
+def _show_plan(root: Path, chosen: Sequence[Pin]) -> None:
+    OUT.print(f"to be tested: {' '.join(pin.tag for pin in chosen)}", soft_wrap=True)
+    lacking = [pin.tag for pin in chosen if not is_built(root, pin)]
+    if lacking:
+        OUT.print(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)", soft_wrap=True)
 
 
 def _refresh(options: argparse.Namespace) -> int:
@@ -167,6 +181,8 @@ def _new(options: argparse.Namespace) -> int:
 def _pin(options: argparse.Namespace) -> int:
     if not options.words:
         raise Refused(Problem("bad-words", "pin", "which release?", "`nox -s pin -- 0.5.24`"))
+    for word in options.words:
+        version_of(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin, _say)
         OUT.print(f"{pin.tag}: {len(pin.wheels)} wheels with one tree {pin.tree}, released {pin.released}", soft_wrap=True)

@@ -15,6 +15,7 @@ from ..upstream.pins import Pin
 from . import environment
 
 Say = Callable[[str], None]
+HOME = Path(".nox/revisions")
 NO_TESTS = 5  # pytest's exit code when nothing was selected: for a revision without patches that is right
 
 
@@ -39,10 +40,14 @@ def has_environment(root: Path, pin: Pin) -> bool:
     return lock_file(root, pin).is_file()
 
 
+def is_built(root: Path, pin: Pin) -> bool:
+    return environment.find(str(pin.version), lock_file(root, pin), root / HOME) is not None
+
+
 def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment:
     """The revision's environment, built from its lock where it is not there yet. Raises Refused with the reason."""
     try:
-        return environment.build(str(pin.version), lock_file(root, pin), root / ".nox/revisions", say)
+        return environment.build(str(pin.version), lock_file(root, pin), root / HOME, say)
     except environment.EnvironmentFailed as failure:
         raise Refused(Problem("no-environment", pin.tag, failure.what, failure.next_step)) from None
 

@@ -29,10 +29,7 @@ def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -
     Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is to be had, or when its wheels
     differ in more than compiled parts.
     """
-    try:
-        version = Version(name)
-    except InvalidVersion:
-        raise Refused(Problem("unknown-revision", repr(name), "is no version", "name one as in `nox -s pin -- 0.5.24`")) from None
+    version = version_of(name)
     path = root / pins.FILE
     if path.is_file():
         pins.load(root)  # a file that is broken already is named, and left alone
@@ -51,6 +48,15 @@ def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -
     temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
     temporary.replace(path)
     return pins.load(root).find(str(version))
+
+
+def version_of(name: str) -> Version:
+    """The version that a user asks to pin. Raises Refused where it is none."""
+    try:
+        return Version(name)
+    except InvalidVersion:
+        problem = Problem("unknown-revision", repr(name), "is no version", "name one as in `nox -s pin -- 0.5.24`")
+        raise Refused(problem) from None
 
 
 def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:

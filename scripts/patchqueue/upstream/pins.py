@@ -67,15 +67,24 @@ class Pins:
         try:
             wanted = Version(Version(name).public)  # parses the leading v too; a local part (+cu130) does not matter
         except InvalidVersion:
-            raise Refused(self._unknown(name, "is no version")) from None
+            raise Refused(self._unknown(name, "is no version", f"name one of these, as {self.default.tag}")) from None
         for pin in self.all:
             if pin.version == wanted:
                 return pin
-        raise Refused(self._unknown(name, "is not pinned"))
+        near = [pin.tag for pin in self.all if _without_post(pin.version) == _without_post(wanted)]
+        if near:
+            what = f"is not pinned; did you mean {' or '.join(near)}?"
+            raise Refused(Problem("unknown-revision", repr(name), what, f"the same command with {near[-1]}"))
+        step = f"name one of these; `nox -s rebase -- {wanted}` says what the queue does on another release"
+        raise Refused(self._unknown(name, "is not pinned", step))
 
-    def _unknown(self, name: str, why: str) -> Problem:
+    def _unknown(self, name: str, why: str, step: str) -> Problem:
         known = " ".join(pin.tag for pin in self.all)
-        return Problem("unknown-revision", repr(name), f"{why}; pinned are {known}", "`nox -s pin -- VERSION` adds one")
+        return Problem("unknown-revision", repr(name), f"{why}; pinned are {known}", step)
+
+
+def _without_post(version: Version) -> Version:
+    return Version(version.base_version)
 
 
 def version(name: str) -> Version:

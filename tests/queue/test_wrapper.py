@@ -1,0 +1,55 @@
+"""scripts/nox: what it hands to nox, and what it makes of a word of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOX = '#!/bin/sh\nshift 2\nfor word in "$@"; do echo "<$word>"; done\n'
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Call the wrapper of a checkout whose environment is made and whose nox prints its words."""
+    for name in ("scripts/nox", "scripts/requirements.txt", "noxfile.py"):
+        (tmp_path / "queue" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "queue" / name)
+    tools = tmp_path / "queue/.nox/tools"
+    (tools / "bin").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")
+    (tools / "bin/nox").write_text(NOX)
+    (tools / "bin/nox").chmod(0o755)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([tmp_path / "queue/scripts/nox", *words], cwd=tmp_path, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "handed"),
+    [
+        (("apply",), ("-s", "apply", "--")),
+        (("apply", "v0.5.9"), ("-s", "apply", "--", "v0.5.9")),
+        (("apply", "--", "v0.5.9"), ("-s", "apply", "--", "v0.5.9")),
+        (("install", "--site-packages", "a folder", "--verify"), ("-s", "install", "--", "--site-packages", "a folder", "--verify")),
+        (("quilt", "v0.5.9", "header", "-e"), ("-s", "quilt", "--", "v0.5.9", "header", "-e")),
+        (("rebase", "0.5.24", "--skip", ""), ("-s", "rebase", "--", "0.5.24", "--skip", "")),
+        (("-s", "apply", "test", "--", "v0.5.9"), ("-s", "apply", "test", "--", "v0.5.9")),
+        (("-l",), ("-l",)),
+        ((), ()),
+    ],
+)  # fmt: skip
+def test_what_nox_gets(call, words, handed):
+    done = call(*words)
+    assert (done.returncode, done.stderr) == (0, "") and tuple(done.stdout.splitlines()) == tuple(f"<{word}>" for word in handed)
+
+
+@pytest.mark.parametrize("word", ["aply", "v0.5.9", "nox", "", "app.y", "called_from", "*", "a b"])
+def test_a_word_that_is_no_session_is_refused_at_once(call, word):
+    done = call(word)
+    assert (done.returncode, done.stdout) == (2, "") and f"there is no command '{word}'; `scripts/nox -l`" in done.stderr
