@@ -167,7 +167,7 @@ SHARED = {80: 99, 90: 227, 100: 227, 120: 99}  # KiB of one block; 99 on sm_86 a
 
 @pytest.mark.parametrize("initial", [False, True], ids=["cold", "cached beginnings"])
 @pytest.mark.parametrize("size, d_state", SIZES)
-def test_measured_tiles_spill_nothing_and_fit(size, d_state, initial, monkeypatch):
+def test_measured_tiles_keep_to_registers_and_fit(size, d_state, initial, monkeypatch):
     import torch
     import triton
     from sglang.srt.prefill_graph.kernels import tiles
@@ -176,13 +176,16 @@ def test_measured_tiles_spill_nothing_and_fit(size, d_state, initial, monkeypatc
     monkeypatch.setattr(tiles, "of_release", tiles.of_release.__wrapped__)
     found = launched(monkeypatch, size, d_state, torch.bfloat16, initial)
     assert found.keys() == tiles.KERNELS.keys()
-    old = triton.__version__.startswith("3.4.") and (size, d_state) == (64, 256)  # 48 bytes; later versions of Triton none
+    # Of a thread's registers so many bytes may wait in memory: tiles that spill nothing were slower.
+    allowed = {(80, 128): 16 if initial else 0}.get((size, d_state), 0)
+    if triton.__version__.startswith("3.4.") and (size, d_state) == (64, 256):
+        allowed = 48  # later versions of Triton: none
     for name in ("_bmm_chunk_fwd_kernel", "_chunk_scan_fwd_kernel", "_chunk_state_fwd_kernel", "_chunk_state_varlen_kernel"):
         short, *_ = tiles.KERNELS[name]
         tile = tiles.RELEASE[short, 0 if short == "bmm" else size, d_state]
         assert found[name].options.items() <= tile.items() <= (found[name].given | found[name].options).items()
         made = found[name].compiled(90)
-        assert made.spilled <= (48 if old else 0) and made.shared <= SHARED[90] << 10, (name, made.spilled, made.shared)
+        assert made.spilled <= allowed and made.shared <= SHARED[90] << 10, (name, made.spilled, made.shared)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float32"])
