@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
         return added
 
-    command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
+    applied = command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
+    applied.add_argument("--verbose", action="store_true", help="list every patch of the queue, and why it is not for the release")
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin")
     command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
     tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested")
@@ -96,10 +97,19 @@ def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> 
 
 def _apply(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    for pin in _chosen(options, pins, [pins.default]):
+    chosen = _chosen(options, pins, [pins.default])
+    for pin in chosen:
         started = time.monotonic()
         report = apply(options.root, pin, options.origin, _say, options.discard)
-        _show_apply(report, options.root, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        if options.verbose:
+            _show_rows(report)
+        elif len(chosen) == 1:
+            _show_laid(report)
+        if len(chosen) == 1 or options.verbose:
+            _show_apply(report, options.root, seconds)
+        else:
+            _show_summary(report, options.root, seconds)
     return 0
 
 
@@ -216,21 +226,48 @@ def _fields(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_apply(report: Report, root: Path, seconds: float) -> None:
+def _show_rows(report: Report) -> None:
+    """Every patch of the queue, and what became of it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("patch", "outcome", "why"):
         table.add_column(name, no_wrap=name != "why", overflow="fold")
     for row in report.rows:
         table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), row.why)
     OUT.print(table)
+
+
+def _show_laid(report: Report) -> None:
+    """The patches that are in the tree, a line each, and how many are not for the release."""
+    laid = [row for row in report.rows if row.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)]
+    names = [row.patch.removesuffix(".patch") for row in laid]
+    for name, row in zip(names, laid):
+        line = Text(f"{name:<{max(map(len, names))}}  {row.why}")
+        line.truncate(OUT.width, overflow="ellipsis")
+        OUT.print(line)
+    kinds = [row.outcome for row in report.rows if row not in laid]
+    if kinds:
+        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        OUT.print(f"not for {report.pin.tag}: {counts} (--verbose lists them)")
+
+
+def _show_apply(report: Report, root: Path, seconds: float) -> None:
+    """What the tree is made of, and what to type next."""
     if report.outcome is Outcome.EMPTY:
         OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
+    _show_summary(report, root, seconds)
     record = report.record
-    files = len(record["overlay"])
-    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
-    OUT.print(f"{_relative(report.path, root)}: {counts}, {seconds:.1f} s")
     OUT.print(f"from {record['source']['name']}", soft_wrap=True)
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)
+    OUT.print(f"next: `nox -s build -- {report.pin.tag}` makes its wheel;")
+    OUT.print("      `nox -s install -- --site-packages DIR` patches an installed sglang")
+
+
+def _show_summary(report: Report, root: Path, seconds: float) -> None:
+    record = report.record
+    files = len(record["overlay"])
+    again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
+    OUT.print(f"{_relative(report.path, root)}: {again}{counts}, {seconds:.1f} s", soft_wrap=True)
 
 
 def _show_check(report: CheckReport, seconds: float) -> None:
