@@ -138,6 +138,19 @@ def test_errors_name_patch_file_hunk_line_and_the_next_command(run):
     assert following.startswith("    next: ")
 
 
+def test_check_lists_gaps_and_what_is_not_needed_where_asked(run):
+    run.project.write("series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n")
+    run.project.edit("upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "none yet"')
+    run.project.edit("patches/steps/count-once-more.patch", "Origin: own\n", "Origin: own\nGap: <9.10: the steps are counted otherwise there, and nobody has looked at these releases yet\n")
+    run.project.edit("patches/steps/name-the-cut.patch", "Origin: own\n", "Origin: own\nGap: <9.10: not needed: nothing is cut\n")
+    code, out, err = run("check")
+    assert code == 0, err
+    assert out.split("gaps\n")[1].split()[2:6] == ["0", "0", "1", "1"]
+    assert "\n  the steps are counted otherwise" in out and out.count("\n  ") == 2 and "nothing is cut" not in out
+    code, out, _ = run("check", "--gaps")
+    assert code == 0 and "Not needed: " in out and "\n  nothing is cut" in out and "\n  the steps are counted" in out
+
+
 def test_check_goes_on_after_a_problem(run):
     run.project.release("9.9.2")
     run.project.warm()

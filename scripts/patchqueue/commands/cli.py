@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -20,10 +21,11 @@ from ..files.gitrun import GitFailed
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
 from ..laying.check import CheckReport, check
+from ..laying.probe import Finding
 from ..laying.refresh import new, refresh
 from ..laying.worktree import State, WorkTree
 from ..outcome import Outcome, Problem, Refused
-from ..queue.header import documentation
+from ..queue.header import NOT_NEEDED, documentation
 from ..upstream import pins as pinning
 from ..upstream.pin import add as add_pin
 from ..upstream.pin import version_of
@@ -69,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     applied = command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
     applied.add_argument("--verbose", action="store_true", help="list every patch of the queue, and why it is not for the release")
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin")
-    command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
+    checked = command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
+    checked.add_argument("--gaps", action="store_true", help="say too why a release does without a patch that is not for it")
     tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested")
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
     tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
@@ -126,7 +129,7 @@ def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
     report = check(options.root, _chosen(options, pins, pins.all), options.origin, _say)
-    _show_check(report, time.monotonic() - started)
+    _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
     return 1 if report.all_problems else 0
 
@@ -270,33 +273,36 @@ def _show_summary(report: Report, root: Path, seconds: float) -> None:
     OUT.print(f"{_relative(report.path, root)}: {again}{counts}, {seconds:.1f} s", soft_wrap=True)
 
 
-def _show_check(report: CheckReport, seconds: float) -> None:
+def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("revision", "replay", "selected", "merged upstream", "gaps"):
-        table.add_column(name, justify="right" if name in ("selected", "merged upstream", "gaps") else "left")
+    for name in ("revision", "replay"):
+        table.add_column(name)
+    for name in ("selected", "merged upstream", "not needed", "gaps"):
+        table.add_column(name, justify="right")
     for pin in report.pins:
         kinds = [finding.outcome for finding in pin.findings]
-        counts = [str(len(pin.steps)), str(kinds.count(Outcome.MERGED_UPSTREAM)), str(kinds.count(Outcome.NOT_SELECTED))]
-        table.add_row(pin.pin.tag, Text(str(pin.outcome), COLOURS.get(pin.outcome, "red")), *counts)
+        gaps = sum(finding.is_gap for finding in pin.findings)
+        counts = (len(pin.steps), kinds.count(Outcome.MERGED_UPSTREAM), kinds.count(Outcome.NOT_SELECTED) - gaps, gaps)
+        table.add_row(pin.pin.tag, Text(str(pin.outcome), COLOURS.get(pin.outcome, "red")), *map(str, counts))
     OUT.print(table)
-    _show_gaps(report)
-    OUT.print(f"{len(report.pins)} revisions, {len(report.all_problems)} problems, {seconds:.1f} s")
+    findings = [finding for pin in report.pins for finding in pin.findings]
+    _show_gaps("Gaps: releases that lack a change and do not get the patch", [found for found in findings if found.is_gap])
+    if with_needless:
+        left_out = [found for found in findings if found.outcome is Outcome.NOT_SELECTED and not found.is_gap]
+        _show_gaps("Not needed: releases that do without a change", left_out)
+    OUT.print(f"\n{len(report.pins)} revisions, {len(report.all_problems)} problems, {seconds:.1f} s")
 
 
-def _show_gaps(report: CheckReport) -> None:
-    """Each patch's gaps, joined by reason: where the change is missing and the queue does not bring it."""
+def _show_gaps(title: str, findings: Sequence[Finding]) -> None:
+    """Each patch's gaps, joined by reason."""
     gaps: dict[tuple[str, str], list[str]] = {}
-    for pin in report.pins:
-        for finding in pin.findings:
-            if finding.outcome is Outcome.NOT_SELECTED:
-                gaps.setdefault((finding.patch, finding.reason or "no reason given"), []).append(pin.pin.tag)
+    for finding in findings:
+        gaps.setdefault((finding.patch, finding.reason or "no reason given"), []).append(finding.pin.tag)
     if gaps:
-        OUT.print("\nGaps: releases that lack a change and do not get the patch", style="bold")
+        OUT.print(f"\n{title}", style="bold")
     for (patch, reason), tags in gaps.items():
         OUT.print(f"{patch.removesuffix('.patch')}: {tags[0]}{f' … {tags[-1]} ({len(tags)})' if len(tags) > 1 else ''}")
-        OUT.print(Text(f"  {reason}"))
-    if gaps:
-        OUT.print()
+        OUT.print(Padding(Text(reason.removeprefix(NOT_NEEDED)), (0, 0, 0, 2), expand=False))
 
 
 def _show_problems(problems: Sequence[Problem]) -> None:
