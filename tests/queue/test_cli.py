@@ -12,6 +12,8 @@ import fakes
 import pytest
 from fakes import RUNNER, TAG
 from patchqueue.commands import cli
+from patchqueue.queue import series
+from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,9 +77,39 @@ def test_apply_says_what_it_did(run):
     run("unapply")
     code, out, _ = run("apply")
     record = run.project.apply().record
-    for text in ("steps/count-once-more", "steps/name-the-cut", "applied", "Count the steps once more", "work/v9.9.1", record["tree"]["before"], record["tree"]["after"]):
+    for text in ("steps/count-once-more", "steps/name-the-cut", "Count the steps once more", "work/v9.9.1", record["tree"]["before"], record["tree"]["after"]):
         assert text in out
     assert "2 of 2 patches" in out and "1 overlay file" in out
+
+
+def test_apply_says_how_many_patches_are_not_for_the_release(run):
+    run.project.write("series", "steps/count-once-more.patch  # >=9.9,<10\nsteps/name-the-cut.patch  # >=9.10\n")
+    run.project.edit("patches/steps/name-the-cut.patch", "Overlay: none\n", "Overlay: none\nGap: <9.10: nothing is cut there, or nobody looks\n")
+    code, out, err = run("apply")
+    assert code == 0 and "not for v9.9.1: 1 not selected (--verbose lists them)" in out and "name-the-cut" not in out, err
+    code, out, _ = run("apply", "--verbose")
+    assert code == 0 and "steps/name-the-cut" in out and "nothing is cut there" in " ".join(out.split()) and "not for v" not in out
+
+
+def test_apply_of_several_releases_prints_a_line_for_each(run):
+    run.project.release("9.9.2")
+    run.project.warm()
+    run.project.edit("series", "==9.9.1", ">=9.9")
+    code, out, _ = run("apply", "--all")
+    assert code == 0 and [line.partition(",")[0] for line in out.splitlines()] == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+    assert run("apply", "--all", "--verbose")[1].count("tree sha256:") == 2
+
+
+def test_the_real_queues_apply_is_one_screen():
+    queue, _ = series.read(ROOT)
+    for pin in pins.load(ROOT).all:
+        assert len(queue.select(pin.version)) + 7 <= 40, "the lines below them, and a screen"
+
+
+def test_apply_ends_with_the_next_command(run):
+    for _ in range(2):
+        code, out, _ = run("apply")
+        assert code == 0 and "next: `nox -s build -- v9.9.1`" in out.splitlines()[-2] and "install" in out.splitlines()[-1]
 
 
 def test_apply_of_a_release_without_patches_says_so(run):
@@ -104,6 +136,19 @@ def test_errors_name_patch_file_hunk_line_and_the_next_command(run):
         "line 18 should read 'step_18 = other', upstream has 'step_18 = 18' [conflict]"
     )
     assert following.startswith("    next: ")
+
+
+def test_check_lists_gaps_and_what_is_not_needed_where_asked(run):
+    run.project.write("series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n")
+    run.project.edit("upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "none yet"')
+    run.project.edit("patches/steps/count-once-more.patch", "Origin: own\n", "Origin: own\nGap: <9.10: the steps are counted otherwise there, and nobody has looked at these releases yet\n")
+    run.project.edit("patches/steps/name-the-cut.patch", "Origin: own\n", "Origin: own\nGap: <9.10: not needed: nothing is cut\n")
+    code, out, err = run("check")
+    assert code == 0, err
+    assert out.split("gaps\n")[1].split()[2:6] == ["0", "0", "1", "1"]
+    assert "\n  the steps are counted otherwise" in out and out.count("\n  ") == 2 and "nothing is cut" not in out
+    code, out, _ = run("check", "--gaps")
+    assert code == 0 and "Not needed: " in out and "\n  nothing is cut" in out and "\n  the steps are counted" in out
 
 
 def test_check_goes_on_after_a_problem(run):
@@ -134,7 +179,7 @@ def test_interrupted(run, monkeypatch):
 
 def test_as_a_process(applied):
     done = subprocess.run([sys.executable, "-m", "patchqueue", "apply"], cwd=applied.root, capture_output=True, text=True)
-    assert done.returncode == 0 and "already applied" in done.stdout and done.stderr == ""
+    assert done.returncode == 0 and "work/v9.9.1: already applied, 2 of 2" in done.stdout and done.stderr == ""
 
 
 def test_in_the_wrong_folder(tmp_path):

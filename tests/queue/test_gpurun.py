@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import fakes
 import pytest
 from fakes import quiet
+from patchqueue.commands import cli
 from patchqueue.outcome import Refused
 from patchqueue.proofs import gpurun
 
@@ -23,8 +25,14 @@ if "--fail" in sys.argv:
 
 
 @pytest.fixture
-def host(project):
+def host(project, tmp_path, monkeypatch):
+    """A host with a GPU, as far as nvidia-smi says."""
     project.write("tests/gpu/run.py", SCRIPT)
+    smi = tmp_path / "driver/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA Fake (UUID: GPU-1)'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
     return project
 
 
@@ -48,6 +56,32 @@ def test_a_gain_has_what_makes_the_untouched_tree(host):
     laid = Path(words[words.index("--untouched") + 1])
     assert ran.result.name == "gain.json" and "sglang/srt/runner.py" in json.loads((laid / "plan.json").read_text())["replace"]
     assert "added_step" not in (laid / "files/sglang/srt/runner.py").read_text()
+
+
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("smi", [None, "exit 9", "exit 0"])
+def test_without_a_gpu_nothing_is_built(host, tmp_path, monkeypatch, smi, here):
+    (tmp_path / "driver/nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
+    if smi is None:
+        monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    before = fakes.snapshot(host.root)
+    with pytest.raises(Refused, match=r"no-gpu\]\n +next: .*nox -s test -- v9.9.1"):
+        run(host, here=here)
+    assert fakes.snapshot(host.root) == before
+
+
+@pytest.mark.parametrize("words", [("gpu",), ("gpu", "--agree"), ("sweep",), ("bench",), ("bench", "--gain")])
+def test_every_command_of_a_gpu_host_looks_for_one_first(host, tmp_path, capsys, words):
+    (tmp_path / "driver/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    before = fakes.snapshot(host.root)
+    assert cli.main(["--root", str(host.root), *words]) == 1 and "[no-gpu]" in capsys.readouterr().err
+    assert fakes.snapshot(host.root) == before
+
+
+def test_a_result_of_another_host_needs_no_gpu(host, tmp_path, capsys):
+    (tmp_path / "driver/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    cli.main(["--root", str(host.root), "gpu", "--take", "missing.json"])
+    assert "[no-gpu]" not in capsys.readouterr().err
 
 
 def test_a_run_that_fails_leaves_no_older_result(host):

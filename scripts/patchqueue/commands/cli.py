@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -20,10 +21,11 @@ from ..files.gitrun import GitFailed
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
 from ..laying.check import CheckReport, check
+from ..laying.probe import Finding
 from ..laying.refresh import new, refresh
 from ..laying.worktree import State, WorkTree
 from ..outcome import Outcome, Problem, Refused
-from ..queue.header import documentation
+from ..queue.header import NOT_NEEDED, documentation
 from ..upstream import pins as pinning
 from ..upstream.pin import add as add_pin
 from ..upstream.pin import version_of
@@ -66,9 +68,11 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
         return added
 
-    command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
+    applied = command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
+    applied.add_argument("--verbose", action="store_true", help="list every patch of the queue, and why it is not for the release")
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin")
-    command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
+    checked = command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
+    checked.add_argument("--gaps", action="store_true", help="say too why a release does without a patch that is not for it")
     tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested")
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
     tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
@@ -96,10 +100,19 @@ def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> 
 
 def _apply(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    for pin in _chosen(options, pins, [pins.default]):
+    chosen = _chosen(options, pins, [pins.default])
+    for pin in chosen:
         started = time.monotonic()
         report = apply(options.root, pin, options.origin, _say, options.discard)
-        _show_apply(report, options.root, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        if options.verbose:
+            _show_rows(report)
+        elif len(chosen) == 1:
+            _show_laid(report)
+        if len(chosen) == 1 or options.verbose:
+            _show_apply(report, options.root, seconds)
+        else:
+            _show_summary(report, options.root, seconds)
     return 0
 
 
@@ -116,7 +129,7 @@ def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
     report = check(options.root, _chosen(options, pins, pins.all), options.origin, _say)
-    _show_check(report, time.monotonic() - started)
+    _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
     return 1 if report.all_problems else 0
 
@@ -216,50 +229,80 @@ def _fields(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_apply(report: Report, root: Path, seconds: float) -> None:
+def _show_rows(report: Report) -> None:
+    """Every patch of the queue, and what became of it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("patch", "outcome", "why"):
         table.add_column(name, no_wrap=name != "why", overflow="fold")
     for row in report.rows:
         table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), row.why)
     OUT.print(table)
+
+
+def _show_laid(report: Report) -> None:
+    """The patches that are in the tree, a line each, and how many are not for the release."""
+    laid = [row for row in report.rows if row.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)]
+    names = [row.patch.removesuffix(".patch") for row in laid]
+    for name, row in zip(names, laid):
+        line = Text(f"{name:<{max(map(len, names))}}  {row.why}")
+        line.truncate(OUT.width, overflow="ellipsis")
+        OUT.print(line)
+    kinds = [row.outcome for row in report.rows if row not in laid]
+    if kinds:
+        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        OUT.print(f"not for {report.pin.tag}: {counts} (--verbose lists them)")
+
+
+def _show_apply(report: Report, root: Path, seconds: float) -> None:
+    """What the tree is made of, and what to type next."""
     if report.outcome is Outcome.EMPTY:
         OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
+    _show_summary(report, root, seconds)
     record = report.record
-    files = len(record["overlay"])
-    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
-    OUT.print(f"{_relative(report.path, root)}: {counts}, {seconds:.1f} s")
     OUT.print(f"from {record['source']['name']}", soft_wrap=True)
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)
+    OUT.print(f"next: `nox -s build -- {report.pin.tag}` makes its wheel;")
+    OUT.print("      `nox -s install -- --site-packages DIR` patches an installed sglang")
 
 
-def _show_check(report: CheckReport, seconds: float) -> None:
+def _show_summary(report: Report, root: Path, seconds: float) -> None:
+    record = report.record
+    files = len(record["overlay"])
+    again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
+    OUT.print(f"{_relative(report.path, root)}: {again}{counts}, {seconds:.1f} s", soft_wrap=True)
+
+
+def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("revision", "replay", "selected", "merged upstream", "gaps"):
-        table.add_column(name, justify="right" if name in ("selected", "merged upstream", "gaps") else "left")
+    for name in ("revision", "replay"):
+        table.add_column(name)
+    for name in ("selected", "merged upstream", "not needed", "gaps"):
+        table.add_column(name, justify="right")
     for pin in report.pins:
         kinds = [finding.outcome for finding in pin.findings]
-        counts = [str(len(pin.steps)), str(kinds.count(Outcome.MERGED_UPSTREAM)), str(kinds.count(Outcome.NOT_SELECTED))]
-        table.add_row(pin.pin.tag, Text(str(pin.outcome), COLOURS.get(pin.outcome, "red")), *counts)
+        gaps = sum(finding.is_gap for finding in pin.findings)
+        counts = (len(pin.steps), kinds.count(Outcome.MERGED_UPSTREAM), kinds.count(Outcome.NOT_SELECTED) - gaps, gaps)
+        table.add_row(pin.pin.tag, Text(str(pin.outcome), COLOURS.get(pin.outcome, "red")), *map(str, counts))
     OUT.print(table)
-    _show_gaps(report)
-    OUT.print(f"{len(report.pins)} revisions, {len(report.all_problems)} problems, {seconds:.1f} s")
+    findings = [finding for pin in report.pins for finding in pin.findings]
+    _show_gaps("Gaps: releases that lack a change and do not get the patch", [found for found in findings if found.is_gap])
+    if with_needless:
+        left_out = [found for found in findings if found.outcome is Outcome.NOT_SELECTED and not found.is_gap]
+        _show_gaps("Not needed: releases that do without a change", left_out)
+    OUT.print(f"\n{len(report.pins)} revisions, {len(report.all_problems)} problems, {seconds:.1f} s")
 
 
-def _show_gaps(report: CheckReport) -> None:
-    """Each patch's gaps, joined by reason: where the change is missing and the queue does not bring it."""
+def _show_gaps(title: str, findings: Sequence[Finding]) -> None:
+    """Each patch's gaps, joined by reason."""
     gaps: dict[tuple[str, str], list[str]] = {}
-    for pin in report.pins:
-        for finding in pin.findings:
-            if finding.outcome is Outcome.NOT_SELECTED:
-                gaps.setdefault((finding.patch, finding.reason or "no reason given"), []).append(pin.pin.tag)
+    for finding in findings:
+        gaps.setdefault((finding.patch, finding.reason or "no reason given"), []).append(finding.pin.tag)
     if gaps:
-        OUT.print("\nGaps: releases that lack a change and do not get the patch", style="bold")
+        OUT.print(f"\n{title}", style="bold")
     for (patch, reason), tags in gaps.items():
         OUT.print(f"{patch.removesuffix('.patch')}: {tags[0]}{f' … {tags[-1]} ({len(tags)})' if len(tags) > 1 else ''}")
-        OUT.print(Text(f"  {reason}"))
-    if gaps:
-        OUT.print()
+        OUT.print(Padding(Text(reason.removeprefix(NOT_NEEDED)), (0, 0, 0, 2), expand=False))
 
 
 def _show_problems(problems: Sequence[Problem]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..outcome import Outcome, Problem
+from ..queue.header import NOT_NEEDED
 from ..queue.series import Queue
 from ..upstream.pins import Pin
 
@@ -24,6 +25,11 @@ class Finding:
     outcome: Outcome
     reason: str = ""
     problem: Problem | None = None
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether users of the release lack the change; a reason may say that they do without it."""
+        return self.outcome is Outcome.NOT_SELECTED and not self.reason.startswith(NOT_NEEDED)
 
 
 def probe(queue: Queue, pin: Pin, read: Read) -> list[Finding]:

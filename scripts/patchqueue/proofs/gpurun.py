@@ -42,6 +42,7 @@ def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], ori
     """
     if out and out.is_dir() and any(out.iterdir()):
         raise Refused(Problem("not-empty", str(out), "holds files already", "name a new folder with --out"))
+    look_for_gpu(pin)
     built = build.build(root, pin, build.Target.here(), origin, root / "dist", say)
     folder = root / FOLDER / pin.tag
     if here:
@@ -59,6 +60,18 @@ def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], ori
     code = subprocess.run([*command, *words]).returncode
     result = out / RESULTS[script]
     return Ran(pin, code, result if result.is_file() else None)
+
+
+def look_for_gpu(pin: Pin) -> None:
+    """Raise Refused where the host shows no GPU: asked before gigabytes are built that no run would use."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+        why = "" if done.returncode == 0 and done.stdout.strip() else "nvidia-smi shows no GPU"
+    except OSError as error:
+        why = f"nvidia-smi cannot be run ({error.strerror})"
+    if why:
+        step = f"run it on a host with an NVIDIA GPU; without one, `nox -s test -- {pin.tag}` tests the release"
+        raise Refused(Problem("no-gpu", pin.tag, f"{why}; nothing was built", step))
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
@@ -80,7 +93,7 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tu
     python = folder / "bin/python"
     mark = folder / f"{wheel.name}.{build.source.file_sha256(wheel)[:16]}"
     if not mark.is_file():
-        say(f"making {pin.tag}'s own environment (several GB, once)")
+        say(f"making {pin.tag}'s own environment, once (about 10 GB on disk, minutes)")
         _uv("venv", "--quiet", "--clear", "--python", f"{sys.version_info.major}.{sys.version_info.minor}", str(folder))
         _uv("pip", "install", "--quiet", "--no-config", "--prerelease=allow", "--exclude-newer", until(pin.resolve_as_of), *locked, "--python", str(python), str(wheel))
         mark.touch()

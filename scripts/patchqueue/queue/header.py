@@ -34,7 +34,7 @@ RULES = (
     Rule("Origin", r"own|upstream, sglang#\d+(?:, sglang#\d+)*", "`own`, or `upstream, sglang#N` for the pull request whose feature it brings"),
     Rule("Upstream-Status", rf"Merged {VERSION}|Pending|Submitted #\d+|Inappropriate: .+", "`Merged X.Y.Z` (first release that has it), `Pending`, `Submitted #n`, or `Inappropriate: reason`"),
     Rule("Probe", rf"{TREE_PATH} :: \S[^\n]*", "how to see that a tree has the change: `PATH :: TEXT` (white space folded) or `PATH :: /REGEX/`; any one that matches is enough", repeats=True),
-    Rule("Gap", r"[^:]+: .{10,}(?s:.*)", "`SPECIFIER: reason`: releases outside the guard that lack the change, and why it is not offered there", required=False, repeats=True),
+    Rule("Gap", r"[^:]+: .{10,}(?s:.*)", "`SPECIFIER: reason`: releases outside the guard that lack the change, and why it is not offered there; `SPECIFIER: not needed: reason` where they do without it", required=False, repeats=True),
     Rule("Overlay", r"none|[^\s,]+(?:,\s+[^\s,]+)*", "the overlay files it needs, as paths below overlay/ (or folders, ending in /), or `none`"),
     Rule("Needs", r"[^\s,@]+\.patch(?:,\s+[^\s,@]+\.patch)*", "the patches that a pull request of this one has to stand on", required=False),
     Rule("Test", r"tests/[^\s,]+\.py(?:,\s+tests/[^\s,]+\.py)*", "the tests that fail without it"),
@@ -57,6 +57,9 @@ class ProbeLine:
         if self.is_regex:
             return re.search(self.text, content, re.DOTALL | re.MULTILINE) is not None
         return " ".join(self.text.split()) in " ".join(content.split())
+
+
+NOT_NEEDED = "not needed: "  # how the reason begins where the releases do without the change
 
 
 @dataclass(frozen=True)
