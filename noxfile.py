@@ -164,6 +164,12 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def sweep(session: nox.Session) -> None:
+    """Find tiles for Mamba2's prefill kernels on this host's GPU: nox -s sweep -- v0.5.12.post1 [--here --site FOLDER]."""
+    patchqueue(session, "sweep", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Time a release on this host's GPU; --page makes docs/bench.md and its plot."""
     if "--page" not in session.posargs:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find tiles for Mamba2's prefill kernels on this host's GPU: `python sweep.py --out RESULTS`, in the tree's environment.
+"""Find tiles for Mamba2's prefill kernels on this host's GPU: `python sweep.py --out RESULTS`.
 
 Times every candidate of every kernel at the sizes that people serve, alone and in a batch, short and long.
 Prints, for each kernel and head shape, the tile that is best over all cases, beside what the release launches, and
@@ -16,11 +16,15 @@ import json
 import math
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import run  # noqa: E402
 
 OPS = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")  # from 0.5.16; before
 CASES = ((512, 1), (512, 8), (4096, 1), (4096, 8))  # rows of a forward, requests
@@ -62,20 +66,25 @@ HOW = [dict(num_warps=w, num_stages=s) for w, s in ((4, 2), (4, 3), (8, 2))]
 CANDIDATES = {
     "bmm": RELEASE, "chunk_scan": RELEASE, "chunk_state": RELEASE, "state_varlen": RELEASE, "state_passing": PASSING,
     "states": [dict(CHUNK=q, BLOCK_P=p, BLOCK_N=n) | how for q, p, n in itertools.product((64, 128), (16, 32, 64, 128), (64, 128)) for how in HOW],
-    "scan": [dict(CHUNK=q, BLOCK_M=m, BLOCK_K=k) | how for q, m, k in itertools.product((64, 128), (64, 128), (32, 64, 128)) for how in HOW if max(m, k) <= q],
+    "scan": [dict(CHUNK=128, BLOCK_HEADS=h) | how for h in (1, 2, 4, 8) for how in HOW],
+    "conv": [dict(BLOCK_M=m, BLOCK_N=n, num_warps=w) for m in (8, 16, 32) for n, w in ((256, 4), (512, 4), (1024, 4), (256, 2), (512, 2))],
 }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for sweep.json")
+    run.add_place(parser)
     parser.add_argument("--kernel", nargs="+", choices=[*CANDIDATES], default=[*CANDIDATES], help="default: all")
     parser.add_argument("--layer", type=int, nargs="+", help="numbers in the list of layers (default: all)")
     parser.add_argument("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="how many compile at once")
     parser.add_argument("--tiny", action="store_true", help="small sizes and few tiles, to see that it runs (also interpreted)")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if not options.inside:  # again, where the tree's modules are found
+        place = run.place_of(options)
+        return subprocess.run([place.python, __file__, *sys.argv[1:], "--inside"], env=place.environment()).returncode
     layers = TINY if options.tiny else [LAYERS[n] for n in options.layer or range(len(LAYERS))]
     until = time.time() + options.limit
     if not options.tiny:
@@ -189,7 +198,24 @@ class Batch:
         self.warm = torch.zeros(requests, device=device, dtype=torch.bool)
 
     def launcher(self, name: str) -> Callable[[dict[str, int]], None]:
-        return self._ours(name) if name in ("states", "scan") else self._release(name)
+        return self._ours(name) if name in ("states", "scan") else self._conv() if name == "conv" else self._release(name)
+
+    def _conv(self) -> Callable[[dict[str, int]], None]:
+        import torch
+
+        module = convolution()
+        width = self.flat[0].shape[1] + 2 * self.flat[1].shape[1]
+        rows = self.dt.shape[0]
+        x = torch.randn(rows, 2 * width, device=self.dt.device, dtype=self.dt.dtype)[:, :width].T
+        weight, bias = torch.randn(width, 4, device=x.device, dtype=x.dtype), torch.randn(width, device=x.device, dtype=x.dtype)
+        kept = torch.zeros(len(self.lengths) + 1, width, 3, device=x.device, dtype=x.dtype)
+        words = dict(bias=bias, conv_states=kept, query_start_loc=self.cu, seq_lens_cpu=self.lengths, cache_indices=self.slots, has_initial_state=self.warm, activation="silu")
+
+        def launch(tile: dict[str, int]) -> None:
+            with replaced(module, "_causal_conv1d_fwd_kernel", With(module._causal_conv1d_fwd_kernel, tile)):
+                module.causal_conv1d_fn(x, weight, **words)
+
+        return launch
 
     def _release(self, name: str) -> Callable[[dict[str, int]], None]:
         bmm, scan, state, passing = self.ops
@@ -244,7 +270,7 @@ class With:
         self.kernel, self.words = kernel, words
 
     def __getitem__(self, grid: object) -> Callable[..., object]:
-        return lambda *args, **words: self.kernel[grid](*args, **{**self.words, **words})
+        return lambda *args, **words: self.kernel[grid](*args, **{**words, **self.words})
 
 
 @contextlib.contextmanager
@@ -263,6 +289,14 @@ def release_ops() -> tuple:
         with contextlib.suppress(ModuleNotFoundError):
             return tuple(importlib.import_module(f"{package}.{name}") for name in ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing"))
     raise SystemExit("this tree has none of the kernels")
+
+
+def convolution() -> object:
+    """The release's module of causal convolutions in Triton."""
+    for package in ("sglang.kernels.ops.mamba", "sglang.srt.layers.attention.mamba"):
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f"{package}.causal_conv1d_triton")
+    raise SystemExit("this tree has no convolution")
 
 
 if __name__ == "__main__":

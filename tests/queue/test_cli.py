@@ -10,7 +10,7 @@ import pytest
 from fakes import RUNNER, TAG
 from patchqueue.commands import cli
 
-COMMANDS = ["apply", "unapply", "check", "test", "refresh", "new", "pin", "lock", "matrix", "quilt", "rebase", "watch", "fields", "build", "bundle", "gpu", "bench", "status", "figures", "backport", "export", "install", "uninstall"]
+COMMANDS = ["apply", "unapply", "check", "test", "refresh", "new", "pin", "lock", "matrix", "quilt", "rebase", "watch", "fields", "build", "bundle", "gpu", "sweep", "bench", "status", "figures", "backport", "export", "install", "uninstall"]
 
 
 @pytest.fixture

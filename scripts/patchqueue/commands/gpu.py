@@ -33,18 +33,25 @@ def add(commands) -> None:
     packed.add_argument("--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})")
     packed.add_argument("--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)")
     packed.add_argument("--part-size", type=float, default=60, metavar="MIB", help="what one part may have (default 60)")
-    for name, run, text in (("gpu", _gpu, "prove a release on this host's GPU; keep what was found in evidence/"), ("bench", _bench, "time a release on this host's GPU; keep the figures in evidence/, make docs/bench.md")):
+    sessions = (
+        ("sweep", _sweep, "find tiles for Mamba2's prefill kernels on this host's GPU, and print them"),
+        ("gpu", _gpu, "prove a release on this host's GPU; keep what was found in evidence/"),
+        ("bench", _bench, "time a release on this host's GPU; keep the figures in evidence/, make docs/bench.md"),
+    )
+    for name, run, text in sessions:
         ran = _command(commands, name, run, text)
         ran.add_argument("--here", action="store_true", help="in this interpreter, with --site, not in an environment of the release's own")
         ran.add_argument("--python", type=paths.program, metavar="PATH", help="with --here: in this interpreter instead, as /usr/bin/python3")
         ran.add_argument("--out", type=paths.path, metavar="FOLDER", help="leave the result in this new folder and evidence/ alone: `nox -s status -- --merge` gathers such folders")
         ran.add_argument("--site", type=paths.path, action="append", default=[], help="a folder of packages, or an unpacked bundle; may be given again")
-        ran.add_argument("--take", type=paths.path, nargs="+", metavar="FILE", help="run nothing: keep results that another host wrote")
-        ran.add_argument("--stale", action="store_true", help="with --take: also what is about an earlier queue")
+        if name != "sweep":
+            ran.add_argument("--take", type=paths.path, nargs="+", metavar="FILE", help="run nothing: keep results that another host wrote")
+            ran.add_argument("--stale", action="store_true", help="with --take: also what is about an earlier queue")
         ran.add_argument("--pass", dest="words", action="append", default=[], metavar="WORD", help="hand this on to tests/gpu, as --pass=--limit --pass=3000")
         if name == "gpu":
             ran.add_argument("--model", action="append", default=[], help="only this model of tests/gpu/models.py; may be given again")
             ran.add_argument("--mode", action="append", default=[], help="only this mode, as breakable, and what it is held against; may be given again")
+            ran.add_argument("--agree", action="store_true", help="hold the answers against the untouched release's instead; evidence/ is left alone")
     ran.add_argument("--gain", action="store_true", help="time the untouched release and the patched one in one run, instead of modes of the patched one")
     ran.add_argument("--page", action="store_true", help="run nothing: make docs/bench.md from evidence/, and the plot where matplotlib is")
     shown = commands.add_parser("status", help="make the README's support matrix from evidence/ and the queue", description="Make the README's support matrix.")
@@ -109,7 +116,34 @@ def _bundle(options: argparse.Namespace) -> int:
 
 
 def _gpu(options: argparse.Namespace) -> int:
-    return _run(options, "run")
+    return _unkept(options, "agree") if options.agree else _run(options, "run")
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    return _unkept(options, "sweep")
+
+
+def _unkept(options: argparse.Namespace, script: str) -> int:
+    """Run a script that prints what it finds; nothing goes to evidence/."""
+    code = 0
+    for pin in _chosen(options)[1]:
+        ran = gpurun.run(options.root, pin, script, _here(options), options.site, options.origin, _words(options), _say, options.out)
+        code = code or ran.code
+        if ran.result:
+            OUT.print(f"{ran.result} written")
+    return code
+
+
+def _here(options: argparse.Namespace) -> str:
+    """The interpreter that --here and --python name; empty for one of the release's own. Raises Refused."""
+    if options.python and not options.here:
+        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", f"`nox -s gpu -- --here --python {options.python}`"))
+    return (options.python or sys.executable) if options.here else ""
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """What goes on to the script in tests/gpu."""
+    return [word for name in ("model", "mode") if (given := getattr(options, name, [])) for word in (f"--{name}", *given)] + options.words
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -123,10 +157,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
     pins, chosen = _chosen(options)
     if options.out and (options.take or len(chosen) > 1):
         raise Refused(Problem("bad-words", "--out", "is for one run of one release", f"`nox -s gpu -- {chosen[0].tag} --out FOLDER`"))
-    if options.python and not options.here:
-        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", f"`nox -s gpu -- {chosen[0].tag} --here --python {options.python}`"))
-    here = (options.python or sys.executable) if options.here else ""
-    words = [word for name in ("model", "mode") if (given := getattr(options, name, [])) for word in (f"--{name}", *given)] + options.words
+    here, words = _here(options), _words(options)
     files, codes = list(options.take or []), []
     for pin in [] if options.take else chosen:
         ran = gpurun.run(options.root, pin, script, here, options.site, options.origin, words, _say, options.out)

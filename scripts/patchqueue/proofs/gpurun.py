@@ -17,7 +17,9 @@ from ..outcome import Problem, Refused
 from ..upstream.pins import Pin
 from ..wheels import build, untouched
 
-RESULTS = {"run": "evidence.json", "bench": "bench.json", "gain": "gain.json"}  # what each script of tests/gpu writes
+# What each script of tests/gpu writes.
+RESULTS = {"run": "evidence.json", "bench": "bench.json", "gain": "gain.json", "agree": "agree.json", "sweep": "sweep.json"}
+BESIDE_UNTOUCHED = ("gain", "agree")  # scripts that run the release without the queue too
 FOLDER = Path("dist/gpu")
 TESTS = Path("tests/gpu")
 Say = Callable[[str], None]
@@ -52,7 +54,7 @@ def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], ori
         rmtree(out, ignore_errors=True)
     command = [python, str(root / TESTS / f"{script}.py"), "--out", str(out.absolute()), "--tree", str(tree.absolute())]
     command += [word for site in sites for word in ("--site", str(site.absolute()))]
-    if script == "gain":
+    if script in BESIDE_UNTOUCHED:
         command += ["--untouched", str(untouched.lay(built, out / "release").absolute())]
     code = subprocess.run([*command, *words]).returncode
     result = out / RESULTS[script]

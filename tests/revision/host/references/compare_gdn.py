@@ -15,9 +15,9 @@ LAYER, SLOTS, TYPE = 1, 4, torch.float16  # the chunked kernels refuse float32
 
 
 @functools.lru_cache
-def layer():
-    """A Qwen3GatedDeltaNet with weights that make every part of it matter."""
-    model = models.build("qwen3_next", device="cpu", dtype=TYPE, num_hidden_layers=4, torch_dtype="float16")
+def layer(**changes):
+    """A Qwen3GatedDeltaNet with weights that make every part of it matter. changes: to its model's config."""
+    model = models.build("qwen3_next", device="cpu", dtype=TYPE, num_hidden_layers=4, torch_dtype="float16", **changes)
     made = model.model.layers[LAYER].linear_attn
     torch.manual_seed(1)
     with torch.no_grad():

@@ -16,7 +16,7 @@ except ImportError:  # a tree without them
     mamba2_scan = None
 
 OURS = ["_steps_kernel", "_states_kernel", "_scan_kernel"]
-TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_M=16, BLOCK_K=16))
+TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_HEADS=2))
 
 
 @contextlib.contextmanager

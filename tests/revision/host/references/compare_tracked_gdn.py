@@ -31,9 +31,9 @@ def compare(lengths: list[int], prefixes: list[int]) -> dict[str, Any]:
     states that they leave. `others`: how many slots that nobody writes to have changed.
     """
     torch.manual_seed(2)
-    layer, batch = _layer(), _batch(lengths, prefixes)
+    layer, batch = layer_on_one_stream(), _batch(lengths, prefixes)
     pools = [_pool(layer, prefixes) for _ in range(LAYERS)]
-    linear = _backend(batch, pools[0])
+    linear = backend(batch, pools[0])
     linear.init_forward_metadata(batch)
     found: dict[str, Any] = dict(waits=[], own=0.0, left=0.0, others=0)
     for pool in pools:
@@ -59,11 +59,11 @@ def _differences(
     """Of one request's output and own states, and of the states that it leaves."""
     whole, requests = len(rows) // CHUNK * CHUNK, (len(pool[0]) - 1) // 2
     with torch.no_grad():
-        own = _apart((output, *_slot(pool, request + 1)), gdn.net(layer, rows, *old))
+        own = apart((output, *_slot(pool, request + 1)), gdn.net(layer, rows, *old))
         if not whole:
             return max(own), 0.0
         _, *kept = gdn.net(layer, rows[:whole], *old)
-    return max(own), max(_apart(_slot(pool, requests + request + 1), kept))
+    return max(own), max(apart(_slot(pool, requests + request + 1), kept))
 
 
 def _slot(pool: Any, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,9 +74,9 @@ def _same(pool: Any, before: Any, slot: int) -> bool:
     return all(now[slot].equal(then[slot]) for now, then in zip(pool, before))
 
 
-def _layer() -> Any:
-    """On one stream: up to 0.5.9 a short batch is projected on two, of which a CPU has none."""
-    layer = compare_gdn.layer()
+def layer_on_one_stream(**changes: Any) -> Any:
+    """compare_gdn.layer; up to 0.5.9 a short batch is projected on two, of which a CPU has none."""
+    layer = compare_gdn.layer(**changes)
     layer._forward_input_proj = lambda rows: (
         layer.in_proj_qkvz(rows)[0],
         layer.in_proj_ba(rows)[0],
@@ -121,7 +121,7 @@ def _kept(conv: torch.Tensor, state: torch.Tensor) -> Callable[[int], Any]:
     return lambda layer_id: kept
 
 
-def _backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
+def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
     """The release's backend, as its set-up on an NVIDIA GPU leaves it."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
     from sglang.srt.layers.attention.fla import layernorm_gated
@@ -152,7 +152,7 @@ def _plain(state: torch.Tensor) -> torch.Tensor:
     return state.transpose(-1, -2) if TRANSPOSED else state
 
 
-def _apart(found: Any, wanted: Any) -> list[float]:
+def apart(found: Any, wanted: Any) -> list[float]:
     return [(a.float() - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -49,8 +50,12 @@ def _known_shape(heads: int, groups: int, size: int, d_state: int) -> ssd.Shape 
 
 
 def _tiles(shape: ssd.Shape, x: torch.Tensor) -> tuple[tiles.Tile, tiles.Tile] | None:
+    """Of the two large kernels; None where one was not measured. No more heads at once than share a group."""
     found = [tiles.own(name, shape.size, shape.d_state, shape.heads, x.element_size(), x.device) for name in ("states", "scan")]
-    return (found[0], found[1]) if found[0] and found[1] else None
+    if not found[0] or not found[1]:
+        return None
+    together = math.gcd(found[1]["BLOCK_HEADS"], shape.heads // shape.groups)
+    return found[0], found[1] | {"BLOCK_HEADS": together}
 
 
 def _can_plan(metadata: Any) -> bool:

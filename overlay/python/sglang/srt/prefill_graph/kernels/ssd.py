@@ -187,50 +187,54 @@ def _scan_kernel(
     x, b, c, d, steps, decay, before, out, start, size,
     stride_x, stride_b, stride_c, stride_out,
     HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
+    """One half of a chunk, for some heads of one group: they share the products of c and b."""
+    HALF: tl.constexpr = CHUNK // 2
     chunk = tl.program_id(1).to(tl.int64)
-    head = tl.program_id(2)
-    m0 = tl.program_id(0) * BLOCK_M
+    head = tl.program_id(2) * BLOCK_HEADS
+    m0 = tl.program_id(0) * HALF
     count = tl.load(size + chunk)
     if m0 >= count:
         return
     row0 = tl.load(start + chunk).to(tl.int64)
-    m = m0 + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, HALF)
+    m = m0 + k
     n = tl.arange(0, N)
     pa = tl.arange(0, PA)
-    real = (m < count)[:, None]
-    times = (chunk * HEADS + head) * CHUNK
+    pb = PA + tl.arange(0, PB if PB > 0 else 16)
+    real = m < count
+    past = (k < count) & (m0 > 0)  # the half before this one: all of its rows are earlier ones
     group = (head // RATIO) * N
-    x += row0 * stride_x + head * P
-    b += row0 * stride_b + group
-    cm = tl.load(c + (row0 + m)[:, None] * stride_c + group + n[None, :], mask=real, other=0.0)
-    kept = before + (chunk * HEADS + head) * (P * N) + n[:, None]
-    now = tl.load(decay + times + m)
-    ya = tl.dot(cm, tl.load(kept + pa[None, :] * N)) * tl.exp2(now)[:, None]
-    if PB > 0:
-        pb = PA + tl.arange(0, PB)
-        yb = tl.dot(cm, tl.load(kept + pb[None, :] * N)) * tl.exp2(now)[:, None]
-    for k0 in range(0, m0 + BLOCK_M, BLOCK_K):
-        k = k0 + tl.arange(0, BLOCK_K)
-        there = k < count
-        bk = tl.load(b + k[None, :] * stride_b + n[:, None], mask=there[None, :], other=0.0)
-        weight = tl.dot(cm, bk)
-        weight *= tl.exp2(now[:, None] - tl.load(decay + times + k)[None, :]) * tl.load(steps + times + k)[None, :]
-        weight = tl.where(k[None, :] <= m[:, None], weight, 0.0).to(x.dtype.element_ty)
-        xa = tl.load(x + k[:, None] * stride_x + pa[None, :], mask=there[:, None], other=0.0)
-        ya = tl.dot(weight, xa, ya)
+    b += row0 * stride_b + group + n[:, None]
+    cm = tl.load(c + (row0 + m)[:, None] * stride_c + group + n[None, :], mask=real[:, None], other=0.0)
+    own = tl.dot(cm, tl.load(b + m[None, :] * stride_b, mask=real[None, :], other=0.0))
+    older = tl.dot(cm, tl.load(b + k[None, :] * stride_b, mask=past[None, :], other=0.0))
+    x += row0 * stride_x
+    y = out + (row0 + m)[:, None] * stride_out
+    for h in range(head, head + BLOCK_HEADS):
+        times = (chunk * HEADS + h) * CHUNK
+        kept = before + (chunk * HEADS + h) * (P * N) + n[:, None]
+        now = tl.load(decay + times + m)
+        step = tl.load(steps + times + m)
+        then = tl.load(decay + times + k)
+        gone = tl.exp2(tl.minimum(now[:, None] - then[None, :], 0.0)) * tl.load(steps + times + k)[None, :]
+        between = tl.where(k[None, :] <= k[:, None], tl.exp2(now[:, None] - now[None, :]) * step[None, :], 0.0)
+        wm = (own * between).to(x.dtype.element_ty)
+        wk = (older * gone).to(x.dtype.element_ty)
+        scale = tl.exp2(now)[:, None]
+        skip = tl.load(d + h).to(tl.float32)
+        xm = tl.load(x + m[:, None] * stride_x + h * P + pa[None, :], mask=real[:, None], other=0.0)
+        xk = tl.load(x + k[:, None] * stride_x + h * P + pa[None, :], mask=past[:, None], other=0.0)
+        ya = tl.dot(cm, tl.load(kept + pa[None, :] * N)) * scale + xm.to(tl.float32) * skip
+        ya = tl.dot(wk, xk, tl.dot(wm, xm, ya))
+        tl.store(y + h * P + pa[None, :], ya.to(out.dtype.element_ty), mask=real[:, None])
         if PB > 0:
-            xb = tl.load(x + k[:, None] * stride_x + pb[None, :], mask=there[:, None], other=0.0)
-            yb = tl.dot(weight, xb, yb)
-    skip = tl.load(d + head).to(tl.float32)
-    xm = x + m[:, None] * stride_x
-    ym = out + (row0 + m)[:, None] * stride_out + head * P
-    ya += tl.load(xm + pa[None, :], mask=real, other=0.0).to(tl.float32) * skip
-    tl.store(ym + pa[None, :], ya.to(out.dtype.element_ty), mask=real)
-    if PB > 0:
-        yb += tl.load(xm + pb[None, :], mask=real, other=0.0).to(tl.float32) * skip
-        tl.store(ym + pb[None, :], yb.to(out.dtype.element_ty), mask=real)
+            xm = tl.load(x + m[:, None] * stride_x + h * P + pb[None, :], mask=real[:, None], other=0.0)
+            xk = tl.load(x + k[:, None] * stride_x + h * P + pb[None, :], mask=past[:, None], other=0.0)
+            yb = tl.dot(cm, tl.load(kept + pb[None, :] * N)) * scale + xm.to(tl.float32) * skip
+            yb = tl.dot(wk, xk, tl.dot(wm, xm, yb))
+            tl.store(y + h * P + pb[None, :], yb.to(out.dtype.element_ty), mask=real[:, None])
 
 
 @dataclass(frozen=True)
@@ -312,9 +316,9 @@ class Launches:
         )  # fmt: skip
 
     def scan(self, tile: dict[str, int]) -> None:
-        """Fill `out`. tile: BLOCK_M, BLOCK_K, num_warps, num_stages."""
+        """Fill `out`. tile: BLOCK_HEADS (a divisor of H / G), num_warps, num_stages."""
         plan, shape = self.plan, self.shape
-        _scan_kernel[triton.cdiv(shape.chunk, tile["BLOCK_M"]), plan.chunks, shape.heads](
+        _scan_kernel[2, plan.chunks, shape.heads // tile["BLOCK_HEADS"]](
             self.x, self.b, self.c, self.d, self.times[0], self.times[1], self.before, self.out, plan.start, plan.size,
             self.x.stride(0), self.b.stride(0), self.c.stride(0), self.out.stride(0), **shape.constants(), PA=shape.blocks[0], PB=shape.blocks[1], **tile,
         )  # fmt: skip

@@ -58,13 +58,14 @@ OWN = {
     ("states", 80, 128, 64): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
     ("states", 80, 128, 32): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=3),
     ("states", 80, 128, 0): dict(BLOCK_P=32, BLOCK_N=64, num_warps=4, num_stages=2),
-    ("scan", 80, 128, 0): dict(BLOCK_M=64, BLOCK_K=32, num_warps=4, num_stages=2),
+    ("scan", 80, 128, 64): dict(BLOCK_HEADS=4, num_warps=4, num_stages=2),
+    ("scan", 80, 128, 0): dict(BLOCK_HEADS=2, num_warps=4, num_stages=2),
     ("states", 64, 128, 0): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=3),
-    ("scan", 64, 128, 0): dict(BLOCK_M=64, BLOCK_K=32, num_warps=4, num_stages=3),
+    ("scan", 64, 128, 0): dict(BLOCK_HEADS=4, num_warps=4, num_stages=2),
     ("states", 64, 256, 0): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=2),
-    ("scan", 64, 256, 0): dict(BLOCK_M=64, BLOCK_K=32, num_warps=4, num_stages=2),
+    ("scan", 64, 256, 0): dict(BLOCK_HEADS=1, num_warps=4, num_stages=2),
     ("states", 128, 256, 0): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
-    ("scan", 128, 256, 0): dict(BLOCK_M=128, BLOCK_K=64, num_warps=8, num_stages=2),
+    ("scan", 128, 256, 0): dict(BLOCK_HEADS=1, num_warps=4, num_stages=2),
 }
 
 # The releases' kernels by name: what the table calls them, and the arguments that hold what the key is made of.

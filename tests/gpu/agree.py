@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Hold the patched release's answers against the untouched one's: `python agree.py --out RESULTS`.
+
+Small models with real random weights answer the prompts of cases.py, eagerly: in an engine of the untouched tree, in one
+of the patched tree that is told to take the release's own scan, and in two of the patched tree as it is. These two must
+agree with the others within the limits of compare.py, and with each other bit for bit. Writes RESULTS/agree.json.
+Exit code 0: all agree. Releases that leave wrong states in the prefix cache (docs/proof.md) are held against their
+own scan alone: --against release-scan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import compare  # noqa: E402
+import launch  # noqa: E402
+import models  # noqa: E402
+import modes  # noqa: E402
+import run  # noqa: E402
+import untouched  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+RESULT = "agree.json"
+UNTOUCHED, RELEASE_SCAN, PATCHED, AGAIN = "untouched", "release-scan", "patched", "patched-again"
+SWITCH = {"SGLANG_MAMBA2_SCAN": "release"}  # kernels/mamba2_scan.py of the overlay
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    place = run.place_of(options)
+    tree = options.tree or run.HERE.parents[1] / "tree"
+    try:
+        untouched.make(tree, options.untouched or run.HERE.parents[1] / "untouched", place.out / "untouched")
+    except untouched.Unmade as reason:
+        sys.exit(f"no untouched tree: {reason}")
+    facts = run.describe(place, options) | {"runs": []}
+    subprocess.run([place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model], env=place.environment(), check=True)
+    for model in options.model:
+        facts["runs"].append(agree(place, options, tree, model))
+        (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
+        show(facts["runs"][-1])
+    return 0 if all(check["good"] for one in facts["runs"] for check in one["checks"]) else 1
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    run.add_place(parser)
+    parser.add_argument("--untouched", type=Path, metavar="FOLDER", help="what makes the untouched tree (default: the bundle's untouched/)")
+    parser.add_argument("--against", nargs="+", choices=(UNTOUCHED, RELEASE_SCAN), default=[UNTOUCHED, RELEASE_SCAN], help="default: both")
+    parser.add_argument("--model", nargs="+", choices=[*models.MODELS], default=["nemotron-h"], help="default nemotron-h")
+    parser.add_argument("--engine-limit", type=float, default=300, help="seconds that one engine may take (default 300)")
+    parser.add_argument("--port-base", type=int, default=26000, help="first of the engines' ports (default 26000)")
+    return parser.parse_args(words)
+
+
+def agree(place: launch.Place, options: argparse.Namespace, tree: Path, model: str) -> dict:
+    """What the engines of one model answer, compared. The first one runs alone: it compiles what the others reuse."""
+    began, of_release = time.time(), tuple(place.out / "untouched" if folder == tree.absolute() else folder for folder in place.path)
+    jobs = {name: _job(place, options, model, name, number) for number, name in enumerate((*options.against, PATCHED, AGAIN))}
+    deadline = began + len(jobs) * options.engine_limit
+    for name in options.against:
+        here = launch.Place(of_release, place.out) if name == UNTOUCHED else place
+        with mock.patch.dict(os.environ, SWITCH if name == RELEASE_SCAN else {}):
+            launch.run_all(here, [jobs[name]], 1, deadline, run.say)
+    launch.run_all(place, [jobs[PATCHED], jobs[AGAIN]], 2, deadline, run.say, lead=False)
+    if dead := [job for job in jobs.values() if job.code != 0]:
+        why = "; ".join(f"{job.name}: {job.why} {run.error((place.out / f'{job.name}.log').read_text(errors='replace'))}" for job in dead)
+        checks = [compare.Verdict("every engine answered", False, why)]
+    else:
+        checks = compared(model, {name: json.loads(Path(job.plan["out"]).read_text())["passes"] for name, job in jobs.items()})
+    return {"model": model, "seconds": round(time.time() - began), "checks": [check.as_json() for check in checks]}
+
+
+def _job(place: launch.Place, options: argparse.Namespace, model: str, name: str, number: int) -> launch.Job:
+    out = place.out / f"agree.{model}.{name}"
+    plan = {"model": str(place.out / "models" / model), "mode": modes.EAGER, "port": options.port_base + run.PORTS * number, "out": f"{out}.json", "watch": f"{out}.watch", "enforce": False, "keep_eager": False, "breakable": True, "engine": models.engine(model)}
+    return launch.Job(f"agree.{model}.{name}", HERE / "engine.py", plan, options.engine_limit)
+
+
+def compared(model: str, answers: dict[str, dict]) -> list[compare.Verdict]:
+    """The patched passes against every reference's, and against the other patched engine's."""
+    limits = compare.without(models.has_router(models.MODELS[model]))
+    found = [
+        compare.same_answers(f"agrees with {name}, {part}", answers[PATCHED][part], kept, limits)
+        for name in answers if name not in (PATCHED, AGAIN)
+        for part, kept in answers[name].items()
+    ]  # fmt: skip
+    return [*found, same_bits(answers[PATCHED], answers[AGAIN])]
+
+
+def same_bits(left: dict, right: dict) -> compare.Verdict:
+    """Whether two engines of one tree gave the same tokens and log-probabilities, bit for bit, in calls of one prompt."""
+    what, single = "two engines of the patched tree give the same bits", 0
+    for name, calls in right.items():
+        for call, got in calls.items():
+            if len(got["answers"]) > 1:
+                continue  # which requests meet in a forward is not the same every time
+            single += 1
+            mine, other = left[name][call]["answers"][0], got["answers"][0]
+            if (mine["tokens"], mine["logprobs"]) != (other["tokens"], other["logprobs"]):
+                return compare.Verdict(what, False, f"{name}, {call} differs")
+    return compare.Verdict(what, True, f"{single} calls of one prompt")
+
+
+def show(one: dict) -> None:
+    print(f"{one['model']}: {one['seconds']} s")
+    for check in one["checks"]:
+        print(f"  {'ok  ' if check['good'] else 'FAIL'} {check['what']}: {check['why']}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,163 @@
+"""One prefill through a gated delta net of the release, as it is set up on an NVIDIA GPU.
+
+What it copies, which kernel convolves, and its results against the plain reference.
+"""
+
+from host import interpreted
+
+interpreted.start()
+
+import importlib  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from types import ModuleType, SimpleNamespace  # noqa: E402
+from typing import Any  # noqa: E402
+from unittest import mock  # noqa: E402
+
+import torch  # noqa: E402
+from host import graph, standin_packages  # noqa: E402
+from host.references import compare_tracked_gdn, gdn, mamba2  # noqa: E402
+from packaging.version import Version  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+TYPE, WIDTH = compare_tracked_gdn.TYPE, compare_tracked_gdn.WIDTH
+LISTED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.6")  # its pool may have several
+
+
+class Copies(TorchDispatchMode):
+    """In it, `names` gains the name of each op that copies a tensor, "turned" before it where
+    neighbours in memory become strangers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__
+        if name in ("clone", "cat"):
+            turned = name == "clone" and args[0].stride(-1) != made.stride(-1) and made.numel() > len(made)
+            self.names.append("turned " * turned + name)
+        return made
+
+
+class CudaConvolution(ModuleType):
+    """sgl_kernel with nothing but its convolution, in place and in PyTorch."""
+
+    causal_conv1d_update = None
+
+    def __init__(self) -> None:
+        super().__init__("sgl_kernel")
+        self.calls = 0
+
+    def causal_conv1d_fwd(self, x, weight, bias, states, starts, slots, has_state, silu, pad):
+        assert x.is_contiguous() and bias is None and silu
+        self.calls += 1
+        for i, slot in enumerate(slots.tolist()):
+            rows, old = x[:, starts[i] : starts[i + 1]], states[slot] * has_state[i]
+            found, new = mamba2.causal_convolution(rows.T.float(), weight.float(), None, old.float())
+            rows.copy_(found.T)
+            states[slot] = new
+
+
+def set_up_on_nvidia() -> CudaConvolution:
+    """Load the linear attention backends as a process on an NVIDIA GPU does."""
+    standin_packages.install()
+    from sglang.srt import utils
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+
+    made = CudaConvolution()
+    with mock.patch.dict(sys.modules, sgl_kernel=made), mock.patch.object(utils, "is_cuda", lambda: True):
+        importlib.reload(hybrid_linear_attn_backend)
+    return made
+
+
+CUDA = set_up_on_nvidia()
+
+
+def compare(lengths: list[int], prefixes: list[int], rows: int = 0, **changes: int) -> dict[str, Any]:
+    """New tokens and cached ones of each request; more `rows`, if any, are of no request.
+
+    Returns the names of the copies `before` the mixer's states are needed and `behind`, `cuda`: how
+    often the CUDA kernel convolved, `apart`: the largest difference of outputs and states, and
+    `untouched`: whether nobody's states stayed as they were.
+    """
+    torch.manual_seed(2)
+    layer, count, prefix = compare_tracked_gdn.layer_on_one_stream(**changes), len(lengths), torch.tensor(prefixes)
+    starts = [sum(lengths[:i]) for i in range(count + 1)]
+    batch = graph.prefill_batch(
+        starts[-1],
+        batch_size=count,
+        req_pool_indices=torch.arange(1, count + 1),
+        seq_lens=torch.tensor(lengths) + prefix,
+        extend_seq_lens=torch.tensor(lengths),
+        extend_prefix_lens=prefix,
+        extend_start_loc=torch.tensor(starts[:-1]),
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=prefixes,
+    )
+    # What a slot was left with by its last request must not reach one that begins.
+    conv = torch.randn(count + 1, layer.conv_dim, WIDTH).to(TYPE)
+    state = 0.1 * torch.randn(count + 1, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
+    state[1:] *= (prefix > 0)[:, None, None, None]
+    before = conv.clone(), state.clone()
+    linear = compare_tracked_gdn.backend(batch, (conv, state))
+    kept = SimpleNamespace(conv=[conv] if LISTED else conv, temporal=state)
+    linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
+    linear.init_forward_metadata(batch)
+    hidden_states = torch.randn(max(rows, starts[-1]), 128).to(TYPE)
+    hidden_states[starts[-1] :] = float("nan")
+
+    copies, calls, sizes = Copies(), CUDA.calls, []
+    forward = linear.forward_extend
+
+    def mix(*args, **kwargs):
+        sizes.append(len(copies.names))
+        mixed = forward(*args, **kwargs)
+        sizes.append(len(copies.names))
+        return mixed
+
+    linear.forward = mix
+    with torch.no_grad(), copies:
+        output = getattr(layer, "_forward", layer.forward)(hidden_states, batch)
+    differences = [0.0]
+    with torch.no_grad():
+        for i in range(count):
+            part = slice(starts[i], starts[i + 1])
+            old = before[0][i + 1] * bool(prefixes[i]), before[1][i + 1]
+            found = output[part], conv[i + 1], state[i + 1]
+            differences += compare_tracked_gdn.apart(found, gdn.net(layer, hidden_states[part], *old))
+    return dict(
+        before=copies.names[: sizes[0]],
+        behind=copies.names[sizes[0] : sizes[1]],
+        cuda=CUDA.calls - calls,
+        apart=max(differences),
+        untouched=conv[0].equal(before[0][0]) and state[0].equal(before[1][0]),
+    )
+
+
+def split_last(tokens: int) -> bool:
+    """Whether the kernel puts all parts of the last of many tokens where they belong, at the size of
+    Qwen3-Next on one GPU. Nothing else of its tensors is touched, so that they take up no memory."""
+    from sglang.srt.models import qwen3_next
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    heads, ratio, size = 16, 2, 128
+    parts = [size, size, ratio * size, ratio * size]
+    qkvz = torch.empty(tokens, heads * sum(parts), dtype=torch.int8)
+    ba = torch.empty(tokens, heads * 2 * ratio, dtype=torch.int8)
+    qkvz[-1].random_(), ba[-1].random_()
+    outputs = [torch.empty(tokens, heads * n, dtype=torch.int8) for n in (sum(parts[:3]), parts[3], ratio, ratio)]
+
+    def set_grid_idx(x, y, z):
+        builder.grid_idx = (tokens - 1, y, z)
+
+    with mock.patch.object(builder, "set_grid_idx", set_grid_idx):
+        kernel = qwen3_next.fused_qkvzba_split_reshape_cat_kernel
+        kernel[(1, heads)](*outputs, qkvz, ba, heads, ratio * heads, size, size)
+    *qkv, z = (part.flatten() for part in qkvz[-1].view(heads, -1).split(parts, dim=-1))
+    b, a = (part.flatten() for part in ba[-1].view(heads, -1).split(ratio, dim=-1))
+    return all(made[-1].equal(part) for made, part in zip(outputs, (torch.cat(qkv), z, b, a)))
+
+
+if __name__ == "__main__":
+    interpreted.main(lambda **case: split_last(**case) if "tokens" in case else compare(**case))
