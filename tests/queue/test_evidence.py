@@ -243,9 +243,9 @@ def test_what_the_queue_alone_shows(queue, tag, state):
     assert status.expected(queue, PINS.find(tag), NEMOTRON).state is state
 
 
-def test_the_readme_has_the_matrix_of_today():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert status.in_readme(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
+def test_the_page_has_the_matrix_of_today():
+    text = (ROOT / status.PAGE).read_text(encoding="utf-8")
+    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
 
 
 @pytest.mark.parametrize("feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}")
@@ -276,6 +276,6 @@ def test_every_state_has_a_reason():
     assert all(cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells)
 
 
-def test_a_readme_without_markers_is_refused():
+def test_a_page_without_markers_is_refused():
     with pytest.raises(Refused, match="no-markers"):
-        status.in_readme("# title\n", "matrix")
+        status.in_page("# title\n", "matrix")

@@ -18,7 +18,7 @@ from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
 from .evidence import BREAKABLE, FOLDER, MEASURED, facts, harness, put
 
-README, BEGIN, END = Path("README.md"), "<!-- status -->\n", "<!-- /status -->"
+PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
 GONE = {">=0.5.22": "the piecewise graph is gone upstream"}
 NO_BREAKABLE = {"<0.5.11": "the release has no breakable graph"}
 
@@ -200,19 +200,19 @@ def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
     return "\n".join([*lines, *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1))]) + "\n"
 
 
-def in_readme(text: str, matrix: str) -> str:
-    """The README with the matrix between its markers. Raises Refused where it has none."""
+def in_page(text: str, matrix: str) -> str:
+    """The page with the matrix between its markers. Raises Refused where it has none."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise Refused(Problem("no-markers", str(README), "has no place for the matrix", f"put {BEGIN.strip()} and {END} where it belongs"))
+        raise Refused(Problem("no-markers", str(PAGE), "has no place for the matrix", f"put {BEGIN.strip()} and {END} where it belongs"))
     return before + BEGIN + matrix + END + after
 
 
 def write(root: Path, pins: Pins) -> bool:
-    """Put the matrix into the README. Returns whether that changed it."""
-    file = root / README
+    """Put the matrix into its page. Returns whether that changed it."""
+    file = root / PAGE
     text = file.read_text(encoding="utf-8")
-    new = in_readme(text, markdown(matrix(root, pins)))
+    new = in_page(text, markdown(matrix(root, pins)))
     put(file, new)
     return new != text
