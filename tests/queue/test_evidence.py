@@ -272,6 +272,14 @@ def test_compilers_that_stand_alike_share_a_word():
     assert "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text and "| 0.5.9 | stale (3) | stale (3) | stale (3) |" in text
 
 
+def test_a_failure_is_told_in_words():
+    assert status.in_words("agrees with eager prefill, cold: 1 prompts answered otherwise, first a[8]: token 2 is 3") == "answers otherwise than eager prefill"
+    assert status.in_words("graphs ran: 2 of 7") == 'does not pass "graphs ran"'
+    reasons = [cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells]
+    assert any(f"answers otherwise than eager prefill ([details]({status.DETAILS}))" in reason for reason in reasons)
+    assert not [reason for reason in reasons if "allowed is" in reason or "limits:" in reason]
+
+
 def test_every_state_has_a_reason():
     assert all(cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells)
 

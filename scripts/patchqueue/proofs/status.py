@@ -19,6 +19,7 @@ from ..upstream.pins import Pin, Pins
 from .evidence import BREAKABLE, FOLDER, MEASURED, facts, harness, put
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
+DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
 GONE = {">=0.5.22": "the piecewise graph is gone upstream"}
 NO_BREAKABLE = {"<0.5.11": "the release has no breakable graph"}
 
@@ -143,13 +144,19 @@ def _verdict(runs: Sequence[tuple[dict, dict]], rules: str) -> Cell:
         return Cell(State.NOT_APPLICABLE, refused[0]["why"])
     for there, (run, _) in zip(places, runs):
         if run["verdict"] != "passed":
-            return Cell(State.FAILED, f"{there}: {run['model']}: {run['why']}")
+            return Cell(State.FAILED, f"{there}: {run['model']} {in_words(run['why'])} ([details]({DETAILS}))")
     checked = [(there, one["lifetimes"]) for there, (run, one) in zip(places, runs) if run["mode"] == BREAKABLE]
     for there, lifetimes in checked:
         if lifetimes and lifetimes["verdict"] != "passed":
-            return Cell(State.FAILED, f"{there}: lifetimes: {lifetimes['verdict']}: {lifetimes['why']}")
+            return Cell(State.FAILED, f"{there}: lifetimes: {lifetimes['verdict']}: {lifetimes['why'].partition(': ')[0]}")
     missing = any(lifetimes is None for _, lifetimes in checked)
     return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run" if missing else where)
+
+
+def in_words(why: str) -> str:
+    """What a run's "check: what was found" means to a user. The numbers are in evidence/, and told on the page."""
+    check = why.partition(": ")[0]
+    return "answers otherwise than eager prefill" if check.startswith(AGREES) else f'does not pass "{check}"'
 
 
 def place(found: dict) -> str:
