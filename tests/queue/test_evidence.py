@@ -237,7 +237,7 @@ def test_evidence_about_one_of_two_models_shows_nothing(queue):
 
 @pytest.mark.parametrize(
     ("tag", "state"),
-    [("v0.5.9", status.State.NOT_RUN), ("v0.5.11", status.State.UPSTREAM), ("v0.5.23", status.State.NOT_APPLICABLE)],
+    [("v0.5.9", status.State.NOT_RUN), ("v0.5.11", status.State.NOT_RUN), ("v0.5.23", status.State.NOT_APPLICABLE)],
 )
 def test_what_the_queue_alone_shows(queue, tag, state):
     assert status.expected(queue, PINS.find(tag), NEMOTRON).state is state
@@ -254,10 +254,42 @@ def test_every_patch_that_a_feature_names_is_in_the_queue(queue, feature):
 
 
 def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
-    feature = status.Feature((), ("piecewise/zero-padded-embeds.patch", "breakable/pass-embeds-by-name.patch"), ("one",), "breakable", {"<0.5.10": "no such graph"}, "0.5.11")
-    shown = {tag: status.expected(queue, PINS.find(tag), feature) for tag in ("v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")}
-    assert [cell.state.name for cell in shown.values()] == ["NOT_APPLICABLE", "NOT_RUN", "UPSTREAM", "NOT_RUN"]
-    assert shown["v0.5.8.post1"].reason == "no such graph" and shown["v0.5.13.post1"].reason.startswith("the queue repairs it")
+    brings, repairs = ("piecewise/zero-padded-embeds.patch",), ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch")
+    feature = status.Feature(brings, repairs, ("one",), "breakable", {"<0.5.8": "no such graph"}, "0.5.11")
+    shown = {tag: status.expected(queue, PINS.find(tag), feature) for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")}
+    assert [cell.state.name for cell in shown.values()] == ["NOT_APPLICABLE", "NOT_APPLICABLE", "NOT_RUN", "UPSTREAM", "NOT_RUN"]
+    assert shown["v0.5.7"].reason == "no such graph" and shown["v0.5.9"].reason.startswith("the queue brings it")
+    assert shown["v0.5.13.post1"].reason.startswith("the queue repairs it")
+
+
+TOPICS = {"piecewise": ("piecewise",), "piecewise-inductor": ("piecewise", "compile"), "breakable": ("breakable", "piecewise")}
+TOPICS_OF = {status.NEMOTRON: ("nemotron-h", "mamba2", "moe"), status.QWEN: ("qwen3-next", "gdn", "moe"), status.LLAMA: (), status.SPARSE: ("nsa", "moe")}
+FASTER = "makes prefill faster and repairs nothing"
+APART = {
+    "piecewise/cut-queries-of-a-batch-of-one": "Gemma3 alone",
+    "breakable/find-layer-stack": "models whose stack the release does not find",
+    "breakable/refuse-uncovered-mamba2": "Falcon-H1 alone",
+    "moe/copy-input-of-piecewise-op": "inductor alone",
+    **dict.fromkeys(["mamba2/fix-tiles", "mamba2/scan-in-place", "mamba2/track-mask-once", "mamba2/norm-groups-in-one-kernel"], FASTER),
+    **dict.fromkeys(["nemotron-h/square-relu-in-one-kernel", "gdn/track-mask-once", "gdn/convolve-strided-input"], FASTER),
+    "gdn/split-projections-in-one-kernel": "models with as many key heads as value heads; it makes Qwen3-Next faster",
+}
+
+
+@pytest.mark.parametrize("feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}")
+def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
+    """A patch of the graph's topic or the model's, selected for a release, keeps "upstream" away, but for those set apart."""
+    topics = (*TOPICS[feature.mode], *TOPICS_OF[feature.models])
+    for pin in PINS.all:
+        if status.expected(queue, pin, feature).state is status.State.UPSTREAM:
+            selected = {queue.base(patch.name).removesuffix(".patch") for patch in queue.select(pin.version)}
+            assert [name for name in selected - APART.keys() if name.split("/")[0] in topics] == [], pin.tag
+
+
+def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(queue):
+    for tag in ("v0.5.14", "v0.5.18", "v0.5.20", "v0.5.23"):
+        for feature in (one for one in status.FEATURES if one.mode == "breakable"):
+            assert status.expected(queue, PINS.find(tag), feature).reason.startswith("the queue repairs it")
 
 
 def test_the_tables_are_readable_as_plain_text():

@@ -40,7 +40,8 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Feature:
-    """One mode of one family of models. brings: the patches that bring it; repairs: those without which it dies or answers wrongly.
+    """One mode of one family of models. brings: the patches that bring it; repairs: those without which the release's own dies or
+    answers wrongly, for any server.
 
     models, mode: what tests/gpu must have run to prove it; never: where it cannot be, unless the queue has a patch for it
     there; upstream: the first release that has it of its own accord; empty: as the header of the first that brings it says.
@@ -59,31 +60,39 @@ SPARSE = ("deepseek-v32", "deepseek-v32-fp8", "glm-5")
 NEMOTRON, QWEN, LLAMA = ("nemotron-h", "nemotron-h-moe"), ("qwen3-next",), ("llama",)
 SPLIT_MAMBA2, SPLIT_GDN = ("nemotron-h/split-mamba2.patch",), ("qwen3-next/split-gdn.patch",)
 TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op.patch"
+ROUTING = "moe/keep-bypassed-topk-eager.patch"
 EMBEDS = "breakable/pass-embeds-by-name.patch"
 BREAKABLE_BRINGS = ("breakable/run-on-older-releases.patch", "breakable/capture-layer-stack.patch")
 BREAKABLE_SINCE = "0.5.12"
+# What repairs every model's graph. Patches of the same topics that repair none of these models: APART in tests/queue/test_evidence.py.
+PADDED = ("piecewise/zero-padded-attention-rows.patch", "piecewise/zero-rows-behind-batch.patch", "piecewise/zero-rows-of-padded-ranks.patch")
+PIECES = ("piecewise/zero-padded-embeds.patch", "piecewise/restore-flag-on-error.patch")
+BREAKS = ("breakable/keep-break-tensors.patch", "breakable/return-result-when-no-size-fits.patch")
+STATES = ("mamba2/start-from-cached-state.patch", "mamba2/track-states-between-chunks.patch")  # in a graph or not
 
 
 def _breakable(models: tuple[str, ...], repairs: tuple[str, ...]) -> tuple[Feature, ...]:
-    return (Feature(BREAKABLE_BRINGS, repairs, models, BREAKABLE, NO_BREAKABLE, BREAKABLE_SINCE),)
+    return (Feature(BREAKABLE_BRINGS, (*repairs, *BREAKS, *PADDED), models, BREAKABLE, NO_BREAKABLE, BREAKABLE_SINCE),)
 
 
-def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], eager: tuple[str, ...], inductor: tuple[str, ...], upstream: str = "") -> tuple[Feature, ...]:
-    return tuple(Feature(brings, repairs, models, mode, GONE, upstream) for mode, repairs in (("piecewise", eager), ("piecewise-inductor", inductor)))
+def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], repairs: tuple[str, ...], inductor: tuple[str, ...], upstream: str = "") -> tuple[Feature, ...]:
+    """The same with each compiler. inductor: what repairs it there alone."""
+    both = (*repairs, *PIECES, *PADDED)
+    return tuple(Feature(brings, more, models, mode, GONE, upstream) for mode, more in (("piecewise", both), ("piecewise-inductor", (*both, *inductor))))
 
 
 # The tables, by title, and their columns. A column of two features shows both states, or one where they are the same.
 TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
     "Piecewise graph, by compiler: eager / inductor": {
-        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("piecewise/zero-padded-attention-rows.patch",), ("piecewise/zero-padded-attention-rows.patch", TORCH, MOE)),
-        "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (), (TORCH, MOE)),
+        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("nemotron-h/zero-padded-rows.patch", ROUTING, *STATES), (TORCH, MOE)),
+        "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (ROUTING,), (TORCH, MOE)),
         "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
     },
     "Piecewise graph, sparse attention (eager compiler only)": {
-        "DeepSeek-V3.2, GLM-5": (Feature(("nsa/split-indexer-and-attention.patch",), (), SPARSE, "piecewise", GONE),),
+        "DeepSeek-V3.2, GLM-5": _piecewise(("nsa/split-indexer-and-attention.patch",), SPARSE, (ROUTING,), ())[:1],
     },
     "Breakable graph": {
-        "NemotronH": _breakable(NEMOTRON, (EMBEDS,)),
+        "NemotronH": _breakable(NEMOTRON, (EMBEDS, "nemotron-h/capture-layers-without-state.patch", *STATES)),
         "Qwen3-Next": _breakable(QWEN, (EMBEDS, "breakable/break-at-linear-attention.patch")),
         "dense GQA (Llama)": _breakable(LLAMA, ()),
     },
@@ -171,9 +180,9 @@ def place(found: dict) -> str:
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
     selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    for verb, patches in (("brings", feature.brings), ("repairs", feature.repairs)):
-        if selected.intersection(patches):
-            return Cell(State.NOT_RUN, f"the queue {verb} it; `nox -s gpu -- {pin.tag}` on a GPU would prove it")
+    proof = f"`nox -s gpu -- {pin.tag}` on a GPU would prove it"
+    if selected.intersection(feature.brings):
+        return Cell(State.NOT_RUN, f"the queue brings it; {proof}")
     reasons = [reason for specifier, reason in feature.never.items() if SpecifierSet(specifier).contains(pin.version, prereleases=True)]
     if reasons:
         return Cell(State.NOT_APPLICABLE, reasons[0])
@@ -181,7 +190,9 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     merged = [found[1] for header in headers if (found := re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status")))]
     since = feature.upstream or (merged[0] if merged else "")
     if since and pin.version >= Version(since):
-        return Cell(State.UPSTREAM, f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}; not run here")
+        if selected.intersection(feature.repairs):
+            return Cell(State.NOT_RUN, f"the queue repairs it; {proof}")
+        return Cell(State.UPSTREAM, f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}, and no patch repairs it there; not run here")
     gaps = [gap.reason for header in headers for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
     return Cell(State.NOT_APPLICABLE, gaps[0] if gaps else "no patch brings it there")
 
