@@ -248,6 +248,14 @@ def test_the_page_has_the_matrix_of_today():
     assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
 
 
+def test_the_page_of_patches_has_those_of_each_release(queue):
+    text = (ROOT / status.PATCHES).read_text(encoding="utf-8")
+    made = status.by_release(queue, PINS)
+    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, "`nox -s status` writes it"
+    row = next(line for line in made.splitlines() if line.startswith("| 0.5.23 |"))
+    assert f"| {len(queue.select(PINS.find('v0.5.23').version))} |" in row and "keep-break-tensors" in row and "scan-in-place" not in row
+
+
 @pytest.mark.parametrize("feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}")
 def test_every_patch_that_a_feature_names_is_in_the_queue(queue, feature):
     assert set(feature.brings + feature.repairs) <= {entry.base for entry in queue.entries}

@@ -357,6 +357,7 @@ def test_status_merge_reports_each_file(fleet, capsys, monkeypatch):
     page = fleet.root / status.PAGE
     page.parent.mkdir(exist_ok=True)
     page.write_text(status.BEGIN + status.END)
+    (fleet.root / status.PATCHES).write_text(status.PATCHES_BEGIN + status.PATCHES_END)
     fleet.lay("good", ran("one"))
     words = ["--root", str(fleet.root), "status", "--merge", str(fleet.results)]
     assert main(words) == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from patchqueue.queue import header, series
+from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -69,11 +70,28 @@ def test_the_field_table_is_the_rules_own():
     assert f"<!-- fields -->\n{header.documentation()}\n<!-- /fields -->" in text_of("CONTRIBUTING.md")
 
 
-def test_every_patch_has_a_row():
+def test_every_patch_has_a_row_with_its_releases():
     queue, problems = series.read(ROOT)
     assert problems == []
-    rows = re.findall(r"^\| `([a-z0-9-]+/[a-z0-9.-]+)` \|", text_of("docs/patches.md"), re.MULTILINE)
-    assert sorted(rows) == sorted({entry.base.removesuffix(".patch") for entry in queue.entries})
+    laid: dict[str, list[str]] = {entry.base.removesuffix(".patch"): [] for entry in queue.entries}
+    for pin in pins.load(ROOT).all:
+        for patch in queue.select(pin.version):
+            laid[queue.base(patch.name).removesuffix(".patch")].append(pin.version.base_version)
+    rows = re.findall(r"^\| `([a-z0-9-]+/[a-z0-9.-]+)` \| ([^|]+) \|", text_of("docs/patches.md"), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(laid)
+    for name, told in rows:
+        ends = [laid[name][0], laid[name][-1]] if " – " in told else laid[name]
+        assert re.split(" – |, ", told) == ends, name
+
+
+def test_the_front_page_gains_are_those_measured():
+    """First quartiles, as docs/bench.md compares them."""
+    told = re.findall(r"^\| (\d+) × (\d+) \| (\d+) ms \| (\d+) ms \|$", text_of("README.md"), re.MULTILINE)
+    section = text_of("docs/bench.md").split("### 0.5.12.post1 on NVIDIA H200")[1].split("\n### ")[0]
+    assert len(told) == 3
+    for requests, tokens, *shown in told:
+        row = re.search(rf"^\| {requests} × {tokens} +\|(.+? / .+?)\|(.+? / .+?)\|", section, re.MULTILINE)
+        assert [int(float(cell.split("/")[1]) + 0.5) for cell in row.groups()] == list(map(int, shown))
 
 
 @pytest.mark.parametrize("session", SESSIONS)

@@ -1,4 +1,4 @@
-"""The support matrix: what was proven where, and why the rest was not. Made from the queue and evidence/ alone."""
+"""The support matrix: what was proven where, and why the rest was not; and the patches by release. Made from the queue and evidence/ alone."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..upstream.pins import Pin, Pins
 from .evidence import BREAKABLE, FOLDER, MEASURED, facts, harness, put
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
+PATCHES, PATCHES_BEGIN, PATCHES_END = Path("docs/patches.md"), "<!-- releases -->\n", "<!-- /releases -->"
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
 GONE = {">=0.5.22": "the piecewise graph is gone upstream"}
 NO_BREAKABLE = {"<0.5.11": "the release has no breakable graph"}
@@ -218,19 +219,35 @@ def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
     return "\n".join([*lines, *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1))]) + "\n"
 
 
-def in_page(text: str, matrix: str) -> str:
-    """The page with the matrix between its markers. Raises Refused where it has none."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise Refused(Problem("no-markers", str(PAGE), "has no place for the matrix", f"put {BEGIN.strip()} and {END} where it belongs"))
-    return before + BEGIN + matrix + END + after
+def by_release(queue: Queue, pins: Pins) -> str:
+    """The patches of each release as a table, newest first, by topic."""
+    lines = ["| release | patches | which |", "|---|---:|---|"]
+    for pin in reversed(pins.all):
+        topics: dict[str, list[str]] = {}
+        for patch in queue.select(pin.version):
+            topic, _, name = queue.base(patch.name).removesuffix(".patch").partition("/")
+            topics.setdefault(topic, []).append(name)
+        which = "; ".join(f"**{topic}** {', '.join(sorted(names))}" for topic, names in sorted(topics.items()))
+        lines.append(f"| {pin.version} | {sum(map(len, topics.values()))} | {which or pin.no_patches} |")
+    return "\n".join(lines) + "\n"
 
 
-def write(root: Path, pins: Pins) -> bool:
-    """Put the matrix into its page. Returns whether that changed it."""
-    file = root / PAGE
-    text = file.read_text(encoding="utf-8")
-    new = in_page(text, markdown(matrix(root, pins)))
-    put(file, new)
-    return new != text
+def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: str = END) -> str:
+    """The page with what was made between its markers. Raises Refused where it has none."""
+    before, opened, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise Refused(Problem("no-markers", str(page), "has no place for what `nox -s status` makes", f"put {begin.strip()} and {end} where it belongs"))
+    return before + begin + made + end + after
+
+
+def write(root: Path, pins: Pins) -> tuple[Path, ...]:
+    """Put the matrix and the patches by release into their pages. Returns the pages that this changed."""
+    matrix_now, patches_now = markdown(matrix(root, pins)), by_release(load_queue(root), pins)
+    made = {PAGE: (matrix_now, BEGIN, END), PATCHES: (patches_now, PATCHES_BEGIN, PATCHES_END)}
+    old = {page: (root / page).read_text(encoding="utf-8") for page in made}
+    new = {page: in_page(old[page], text, page, begin, end) for page, (text, begin, end) in made.items()}
+    changed = tuple(page for page in made if new[page] != old[page])
+    for page in changed:
+        put(root / page, new[page])
+    return changed
