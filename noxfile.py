@@ -183,7 +183,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def status(session: nox.Session) -> None:
-    """Make the README's support matrix from evidence/ and the queue; --merge DIR gathers a fleet's results first."""
+    """Make the support matrix in docs/proof.md, and the patches by release in docs/patches.md; --merge DIR gathers a fleet's results first."""
     patchqueue(session, "status", *session.posargs)
 
 

@@ -237,15 +237,23 @@ def test_evidence_about_one_of_two_models_shows_nothing(queue):
 
 @pytest.mark.parametrize(
     ("tag", "state"),
-    [("v0.5.9", status.State.NOT_RUN), ("v0.5.11", status.State.UPSTREAM), ("v0.5.23", status.State.NOT_APPLICABLE)],
+    [("v0.5.9", status.State.NOT_RUN), ("v0.5.11", status.State.NOT_RUN), ("v0.5.23", status.State.NOT_APPLICABLE)],
 )
 def test_what_the_queue_alone_shows(queue, tag, state):
     assert status.expected(queue, PINS.find(tag), NEMOTRON).state is state
 
 
-def test_the_readme_has_the_matrix_of_today():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert status.in_readme(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
+def test_the_page_has_the_matrix_of_today():
+    text = (ROOT / status.PAGE).read_text(encoding="utf-8")
+    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
+
+
+def test_the_page_of_patches_has_those_of_each_release(queue):
+    text = (ROOT / status.PATCHES).read_text(encoding="utf-8")
+    made = status.by_release(queue, PINS)
+    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, "`nox -s status` writes it"
+    row = next(line for line in made.splitlines() if line.startswith("| 0.5.23 |"))
+    assert f"| {len(queue.select(PINS.find('v0.5.23').version))} |" in row and "keep-break-tensors" in row and "scan-in-place" not in row
 
 
 @pytest.mark.parametrize("feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}")
@@ -254,10 +262,42 @@ def test_every_patch_that_a_feature_names_is_in_the_queue(queue, feature):
 
 
 def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
-    feature = status.Feature((), ("piecewise/zero-padded-embeds.patch", "breakable/pass-embeds-by-name.patch"), ("one",), "breakable", {"<0.5.10": "no such graph"}, "0.5.11")
-    shown = {tag: status.expected(queue, PINS.find(tag), feature) for tag in ("v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")}
-    assert [cell.state.name for cell in shown.values()] == ["NOT_APPLICABLE", "NOT_RUN", "UPSTREAM", "NOT_RUN"]
-    assert shown["v0.5.8.post1"].reason == "no such graph" and shown["v0.5.13.post1"].reason.startswith("the queue repairs it")
+    brings, repairs = ("piecewise/zero-padded-embeds.patch",), ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch")
+    feature = status.Feature(brings, repairs, ("one",), "breakable", {"<0.5.8": "no such graph"}, "0.5.11")
+    shown = {tag: status.expected(queue, PINS.find(tag), feature) for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")}
+    assert [cell.state.name for cell in shown.values()] == ["NOT_APPLICABLE", "NOT_APPLICABLE", "NOT_RUN", "UPSTREAM", "NOT_RUN"]
+    assert shown["v0.5.7"].reason == "no such graph" and shown["v0.5.9"].reason.startswith("the queue brings it")
+    assert shown["v0.5.13.post1"].reason.startswith("the queue repairs it")
+
+
+TOPICS = {"piecewise": ("piecewise",), "piecewise-inductor": ("piecewise", "compile"), "breakable": ("breakable", "piecewise")}
+TOPICS_OF = {status.NEMOTRON: ("nemotron-h", "mamba2", "moe"), status.QWEN: ("qwen3-next", "gdn", "moe"), status.LLAMA: (), status.SPARSE: ("nsa", "moe")}
+FASTER = "makes prefill faster and repairs nothing"
+APART = {
+    "piecewise/cut-queries-of-a-batch-of-one": "Gemma3 alone",
+    "breakable/find-layer-stack": "models whose stack the release does not find",
+    "breakable/refuse-uncovered-mamba2": "Falcon-H1 alone",
+    "moe/copy-input-of-piecewise-op": "inductor alone",
+    **dict.fromkeys(["mamba2/fix-tiles", "mamba2/scan-in-place", "mamba2/track-mask-once", "mamba2/norm-groups-in-one-kernel"], FASTER),
+    **dict.fromkeys(["nemotron-h/square-relu-in-one-kernel", "gdn/track-mask-once", "gdn/convolve-strided-input"], FASTER),
+    "gdn/split-projections-in-one-kernel": "models with as many key heads as value heads; it makes Qwen3-Next faster",
+}
+
+
+@pytest.mark.parametrize("feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}")
+def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
+    """A patch of the graph's topic or the model's, selected for a release, keeps "upstream" away, but for those set apart."""
+    topics = (*TOPICS[feature.mode], *TOPICS_OF[feature.models])
+    for pin in PINS.all:
+        if status.expected(queue, pin, feature).state is status.State.UPSTREAM:
+            selected = {queue.base(patch.name).removesuffix(".patch") for patch in queue.select(pin.version)}
+            assert [name for name in selected - APART.keys() if name.split("/")[0] in topics] == [], pin.tag
+
+
+def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(queue):
+    for tag in ("v0.5.14", "v0.5.18", "v0.5.20", "v0.5.23"):
+        for feature in (one for one in status.FEATURES if one.mode == "breakable"):
+            assert status.expected(queue, PINS.find(tag), feature).reason.startswith("the queue repairs it")
 
 
 def test_the_tables_are_readable_as_plain_text():
@@ -272,10 +312,18 @@ def test_compilers_that_stand_alike_share_a_word():
     assert "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text and "| 0.5.9 | stale (3) | stale (3) | stale (3) |" in text
 
 
+def test_a_failure_is_told_in_words():
+    assert status.in_words("agrees with eager prefill, cold: 1 prompts answered otherwise, first a[8]: token 2 is 3") == "answers otherwise than eager prefill"
+    assert status.in_words("graphs ran: 2 of 7") == 'does not pass "graphs ran"'
+    reasons = [cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells]
+    assert any(f"answers otherwise than eager prefill ([details]({status.DETAILS}))" in reason for reason in reasons)
+    assert not [reason for reason in reasons if "allowed is" in reason or "limits:" in reason]
+
+
 def test_every_state_has_a_reason():
     assert all(cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells)
 
 
-def test_a_readme_without_markers_is_refused():
+def test_a_page_without_markers_is_refused():
     with pytest.raises(Refused, match="no-markers"):
-        status.in_readme("# title\n", "matrix")
+        status.in_page("# title\n", "matrix")

@@ -88,10 +88,8 @@ def test_the_plots_are_drawn(tmp_path):
     assert figurespage.draw(measured(), tmp_path / "none") == ()
 
 
-def test_the_page_and_the_readme_are_those_of_today():
+def test_the_page_is_that_of_today():
     now = figurespage.load(ROOT)
-    text = (ROOT / status.README).read_text(encoding="utf-8")
-    assert figurespage.in_readme(text, now) == text, "`nox -s figures -- --page` writes it"
     assert (ROOT / figurespage.PAGE).read_text(encoding="utf-8") == figurespage.page(now, set(figurespage.DRAWN)), "`nox -s figures -- --page` writes it"
 
 
@@ -106,11 +104,6 @@ def test_figures_that_are_none_are_refused(tmp_path, text):
     evidence.put(tmp_path / figurespage.TOOL, text)
     with pytest.raises(Refused, match="bad-figures"):
         figurespage._tool(tmp_path / figurespage.TOOL)
-
-
-def test_a_readme_without_a_place_for_them_is_refused():
-    with pytest.raises(Refused, match="no-markers"):
-        figurespage.in_readme("# title\n", measured())
 
 
 def test_what_was_not_measured_again_stays():

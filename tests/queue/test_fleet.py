@@ -63,7 +63,13 @@ def test_jobs_say_what_a_fleet_plans_by():
     assert (job.modes, job.queue, job.torch, job.host, job.host_torch) == (("piecewise", "piecewise-inductor", "breakable"), True, "2.9.1", "torch-2.11", "2.11.0")
     assert 100 < job.engine_seconds < 400  # four engines of half a minute to a minute and a half
     assert jobs(tags=("v0.5.9",), models=("llama",), gpus=("Fake",))[0].engine_seconds is None
-    (upstream,) = jobs(tags=("v0.5.23",), models=("llama",))
+    (repaired,) = jobs(tags=("v0.5.23",), models=("llama",))
+    assert (repaired.modes, repaired.queue) == (("breakable",), True)
+
+
+def test_a_job_says_where_the_queue_has_no_part(monkeypatch):
+    monkeypatch.setattr(status, "FEATURES", tuple(dataclasses.replace(one, repairs=()) for one in status.FEATURES))
+    (upstream,) = _jobs.__wrapped__(("v0.5.23",), ("H200",), ("llama",))
     assert (upstream.modes, upstream.queue) == (("breakable",), False)
 
 

@@ -1,4 +1,4 @@
-"""The README says what is so: its field table is the rules' own, its patches and commands exist."""
+"""The pages say what is so: tables are the rules' own, patches, commands and links exist, and the front page stays short."""
 
 from __future__ import annotations
 
@@ -7,26 +7,93 @@ from pathlib import Path
 
 import pytest
 from patchqueue.queue import header, series
+from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+SESSIONS = sorted({name for page in PAGES for name in re.findall(r"nox -s ([a-z]+)", page.read_text(encoding="utf-8"))})
 
 
-def between(name: str) -> str:
-    return README.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    """Without blocks of code."""
+    return re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """What a page's headings are called in links, as GitHub makes it of them."""
+    found: list[str] = []
+    for heading in re.findall(r"(?m)^#+ (.+)$", prose(page)):
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        again = sum(one == name or re.fullmatch(rf"{re.escape(name)}-\d+", one) is not None for one in found)
+        found.append(f"{name}-{again}" if again else name)
+    return set(found)
+
+
+def broken(page: Path) -> list[str]:
+    """The relative links of a page that lead nowhere."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    assert broken(page) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One: two\n\n[a](#one-two) [b](gone.md) [c](page.md#three) [d](https://example.org/x)\n\n```\n[e](code.md)\n```\n")
+    assert broken(page) == ["gone.md", "page.md#three"]
+
+
+def test_every_page_of_docs_is_on_the_front_page():
+    links = set(re.findall(r"\]\(([^)#\s]+)", text_of("README.md")))
+    assert {str(page.relative_to(ROOT)) for page in PAGES} - {"README.md"} <= links
+
+
+def test_the_front_page_is_short():
+    assert len(text_of("README.md").encode()) <= 12_000
 
 
 def test_the_field_table_is_the_rules_own():
-    assert between("fields") == header.documentation()
+    assert f"<!-- fields -->\n{header.documentation()}\n<!-- /fields -->" in text_of("CONTRIBUTING.md")
 
 
-def test_every_patch_has_a_row():
+def test_every_patch_has_a_row_with_its_releases():
     queue, problems = series.read(ROOT)
     assert problems == []
-    rows = set(re.findall(r"^\| `([a-z0-9-]+/[a-z0-9.-]+)` \|", README, re.MULTILINE))
-    assert rows == {entry.base.removesuffix(".patch") for entry in queue.entries}
+    laid: dict[str, list[str]] = {entry.base.removesuffix(".patch"): [] for entry in queue.entries}
+    for pin in pins.load(ROOT).all:
+        for patch in queue.select(pin.version):
+            laid[queue.base(patch.name).removesuffix(".patch")].append(pin.version.base_version)
+    rows = re.findall(r"^\| `([a-z0-9-]+/[a-z0-9.-]+)` \| ([^|]+) \|", text_of("docs/patches.md"), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(laid)
+    for name, told in rows:
+        ends = [laid[name][0], laid[name][-1]] if " – " in told else laid[name]
+        assert re.split(" – |, ", told) == ends, name
 
 
-@pytest.mark.parametrize("session", sorted(set(re.findall(r"nox -s ([a-z]+)", README))))
+def test_the_front_page_gains_are_those_measured():
+    """First quartiles, as docs/bench.md compares them."""
+    told = re.findall(r"^\| (\d+) × (\d+) \| (\d+) ms \| (\d+) ms \|$", text_of("README.md"), re.MULTILINE)
+    section = text_of("docs/bench.md").split("### 0.5.12.post1 on NVIDIA H200")[1].split("\n### ")[0]
+    assert len(told) == 3
+    for requests, tokens, *shown in told:
+        row = re.search(rf"^\| {requests} × {tokens} +\|(.+? / .+?)\|(.+? / .+?)\|", section, re.MULTILINE)
+        assert [int(float(cell.split("/")[1]) + 0.5) for cell in row.groups()] == list(map(int, shown))
+
+
+@pytest.mark.parametrize("session", SESSIONS)
 def test_every_session_named_exists(session):
-    assert f"\ndef {session}(session: nox.Session)" in (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    assert f"\ndef {session}(session: nox.Session)" in text_of("noxfile.py")

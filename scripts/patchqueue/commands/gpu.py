@@ -54,10 +54,10 @@ def add(commands) -> None:
             ran.add_argument("--agree", action="store_true", help="hold the answers against the untouched release's instead; evidence/ is left alone")
     ran.add_argument("--gain", action="store_true", help="time the untouched release and the patched one in one run, instead of modes of the patched one")
     ran.add_argument("--page", action="store_true", help="run nothing: make docs/bench.md from evidence/, and the plot where matplotlib is")
-    shown = commands.add_parser("status", help="make the README's support matrix from evidence/ and the queue", description="Make the README's support matrix.")
+    shown = commands.add_parser("status", help=f"make the support matrix in {status.PAGE}, and {status.PATCHES}'s patches by release", description=f"Make the support matrix in {status.PAGE}, and the patches by release in {status.PATCHES}.")
     shown.set_defaults(run=_status)
     shown.add_argument("--merge", type=paths.path, metavar="DIR", help=f"first gather every {merge.RESULT} below DIR into evidence/, each checked as --take does, the weightier run of each model and mode kept")
-    text = f"make {figurespage.PAGE}, its plots and the README's table of figures from evidence/"
+    text = f"make {figurespage.PAGE} and its plots from evidence/"
     drawn = commands.add_parser("figures", help=text, description=text)
     drawn.set_defaults(run=_figures)
     drawn.add_argument("--page", action="store_true", help="what it does anyway; `nox -s figures` without it measures")
@@ -178,7 +178,7 @@ def _status(options: argparse.Namespace) -> int:
     changed = status.write(options.root, pins)
     rows = status.matrix(options.root, pins)
     OUT.print(status.markdown(rows), end="")
-    OUT.print(f"{status.README} {'rewritten' if changed else 'said so already'}")
+    OUT.print(f"{' and '.join(map(str, changed))} rewritten" if changed else f"{status.PAGE} and {status.PATCHES} said so already")
     for one in gathered:
         OUT.print(f"{one.file}: {one.fate}{f' into {one.kept.relative_to(options.root)}' if one.fate is merge.Fate.TAKEN else ''}: {one.why}")
     if gathered:

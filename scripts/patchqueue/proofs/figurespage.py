@@ -1,4 +1,4 @@
-"""Make docs/figures.md, its plots and the README's table from what was measured: every number comes from a file of evidence/.
+"""Make docs/figures.md and its plots from what was measured: every number comes from a file of evidence/.
 
 evidence/figures.json is what `nox -s figures` wrote about the tool; the proofs and benches of evidence/<version>/ are the rest.
 The plots need matplotlib, which nothing else here does: they are drawn where matplotlib is, and left as they were elsewhere.
@@ -18,7 +18,6 @@ from . import benchpage, evidence, status
 
 PAGE, PLOTS = Path("docs/figures.md"), Path("docs")
 TOOL = evidence.FOLDER / "figures.json"
-BEGIN, END = "<!-- figures -->\n", "<!-- /figures -->"
 INTRO = """# Figures
 
 Made by `nox -s figures -- --page` from the files of `evidence/`; not to be edited. `nox -s figures -- --out evidence/figures.json`
@@ -62,25 +61,12 @@ def _tool(file: Path) -> dict | None:
 
 
 def write(root: Path) -> tuple[Path, ...]:
-    """Write the page and the README's table, and the plots where matplotlib is installed. Returns the plots that were drawn."""
+    """Write the page, and the plots where matplotlib is installed. Returns the plots that were drawn."""
     measured = load(root)
-    text = (root / status.README).read_text(encoding="utf-8")
-    readme = in_readme(text, measured)
     (root / PLOTS).mkdir(exist_ok=True)
     drawn = draw(measured, root / PLOTS)
     evidence.put(root / PAGE, page(measured, {name for name in DRAWN if plot_of(root / PLOTS, name).is_file()}))
-    if readme != text:
-        evidence.put(root / status.README, readme)
     return drawn
-
-
-def in_readme(text: str, measured: Measured) -> str:
-    """The README with the tool's figures between their markers. Raises Refused where it has none."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise Refused(Problem("no-markers", str(status.README), "has no place for the figures", f"put {BEGIN.strip()} and {END} where they belong"))
-    return before + BEGIN + tool_table(measured.tool) + END + after
 
 
 def plot_of(folder: Path, name: str) -> Path:
@@ -189,7 +175,7 @@ def proofs_text(measured: Measured) -> str:
     if not rows:
         return ""
     head = ["one model in one graph mode", *VERDICTS, "about an earlier queue", "checks that held"]
-    return benchpage.table(head, rows) + "\nWhat the cells of the README's matrix make of these, and why one failed, is said [there](../README.md#what-was-proven-on-a-gpu).\n"
+    return benchpage.table(head, rows) + "\nWhat the support matrix makes of these, and why one failed: [proof.md](proof.md#the-support-matrix).\n"
 
 
 def draw_proofs(pyplot, measured: Measured):

@@ -1,4 +1,4 @@
-"""The support matrix: what was proven where, and why the rest was not. Made from the queue and evidence/ alone."""
+"""The support matrix: what was proven where, and why the rest was not; and the patches by release. Made from the queue and evidence/ alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
 from .evidence import BREAKABLE, FOLDER, MEASURED, facts, harness, put
 
-README, BEGIN, END = Path("README.md"), "<!-- status -->\n", "<!-- /status -->"
+PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
+PATCHES, PATCHES_BEGIN, PATCHES_END = Path("docs/patches.md"), "<!-- releases -->\n", "<!-- /releases -->"
+DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
 GONE = {">=0.5.22": "the piecewise graph is gone upstream"}
 NO_BREAKABLE = {"<0.5.11": "the release has no breakable graph"}
 
@@ -39,7 +41,8 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Feature:
-    """One mode of one family of models. brings: the patches that bring it; repairs: those without which it dies or answers wrongly.
+    """One mode of one family of models. brings: the patches that bring it; repairs: those without which the release's own dies or
+    answers wrongly, for any server.
 
     models, mode: what tests/gpu must have run to prove it; never: where it cannot be, unless the queue has a patch for it
     there; upstream: the first release that has it of its own accord; empty: as the header of the first that brings it says.
@@ -58,31 +61,39 @@ SPARSE = ("deepseek-v32", "deepseek-v32-fp8", "glm-5")
 NEMOTRON, QWEN, LLAMA = ("nemotron-h", "nemotron-h-moe"), ("qwen3-next",), ("llama",)
 SPLIT_MAMBA2, SPLIT_GDN = ("nemotron-h/split-mamba2.patch",), ("qwen3-next/split-gdn.patch",)
 TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op.patch"
+ROUTING = "moe/keep-bypassed-topk-eager.patch"
 EMBEDS = "breakable/pass-embeds-by-name.patch"
 BREAKABLE_BRINGS = ("breakable/run-on-older-releases.patch", "breakable/capture-layer-stack.patch")
 BREAKABLE_SINCE = "0.5.12"
+# What repairs every model's graph. Patches of the same topics that repair none of these models: APART in tests/queue/test_evidence.py.
+PADDED = ("piecewise/zero-padded-attention-rows.patch", "piecewise/zero-rows-behind-batch.patch", "piecewise/zero-rows-of-padded-ranks.patch")
+PIECES = ("piecewise/zero-padded-embeds.patch", "piecewise/restore-flag-on-error.patch")
+BREAKS = ("breakable/keep-break-tensors.patch", "breakable/return-result-when-no-size-fits.patch")
+STATES = ("mamba2/start-from-cached-state.patch", "mamba2/track-states-between-chunks.patch")  # in a graph or not
 
 
 def _breakable(models: tuple[str, ...], repairs: tuple[str, ...]) -> tuple[Feature, ...]:
-    return (Feature(BREAKABLE_BRINGS, repairs, models, BREAKABLE, NO_BREAKABLE, BREAKABLE_SINCE),)
+    return (Feature(BREAKABLE_BRINGS, (*repairs, *BREAKS, *PADDED), models, BREAKABLE, NO_BREAKABLE, BREAKABLE_SINCE),)
 
 
-def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], eager: tuple[str, ...], inductor: tuple[str, ...], upstream: str = "") -> tuple[Feature, ...]:
-    return tuple(Feature(brings, repairs, models, mode, GONE, upstream) for mode, repairs in (("piecewise", eager), ("piecewise-inductor", inductor)))
+def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], repairs: tuple[str, ...], inductor: tuple[str, ...], upstream: str = "") -> tuple[Feature, ...]:
+    """The same with each compiler. inductor: what repairs it there alone."""
+    both = (*repairs, *PIECES, *PADDED)
+    return tuple(Feature(brings, more, models, mode, GONE, upstream) for mode, more in (("piecewise", both), ("piecewise-inductor", (*both, *inductor))))
 
 
 # The tables, by title, and their columns. A column of two features shows both states, or one where they are the same.
 TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
     "Piecewise graph, by compiler: eager / inductor": {
-        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("piecewise/zero-padded-attention-rows.patch",), ("piecewise/zero-padded-attention-rows.patch", TORCH, MOE)),
-        "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (), (TORCH, MOE)),
+        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("nemotron-h/zero-padded-rows.patch", ROUTING, *STATES), (TORCH, MOE)),
+        "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (ROUTING,), (TORCH, MOE)),
         "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
     },
     "Piecewise graph, sparse attention (eager compiler only)": {
-        "DeepSeek-V3.2, GLM-5": (Feature(("nsa/split-indexer-and-attention.patch",), (), SPARSE, "piecewise", GONE),),
+        "DeepSeek-V3.2, GLM-5": _piecewise(("nsa/split-indexer-and-attention.patch",), SPARSE, (ROUTING,), ())[:1],
     },
     "Breakable graph": {
-        "NemotronH": _breakable(NEMOTRON, (EMBEDS,)),
+        "NemotronH": _breakable(NEMOTRON, (EMBEDS, "nemotron-h/capture-layers-without-state.patch", *STATES)),
         "Qwen3-Next": _breakable(QWEN, (EMBEDS, "breakable/break-at-linear-attention.patch")),
         "dense GQA (Llama)": _breakable(LLAMA, ()),
     },
@@ -143,13 +154,19 @@ def _verdict(runs: Sequence[tuple[dict, dict]], rules: str) -> Cell:
         return Cell(State.NOT_APPLICABLE, refused[0]["why"])
     for there, (run, _) in zip(places, runs):
         if run["verdict"] != "passed":
-            return Cell(State.FAILED, f"{there}: {run['model']}: {run['why']}")
+            return Cell(State.FAILED, f"{there}: {run['model']} {in_words(run['why'])} ([details]({DETAILS}))")
     checked = [(there, one["lifetimes"]) for there, (run, one) in zip(places, runs) if run["mode"] == BREAKABLE]
     for there, lifetimes in checked:
         if lifetimes and lifetimes["verdict"] != "passed":
-            return Cell(State.FAILED, f"{there}: lifetimes: {lifetimes['verdict']}: {lifetimes['why']}")
+            return Cell(State.FAILED, f"{there}: lifetimes: {lifetimes['verdict']}: {lifetimes['why'].partition(': ')[0]}")
     missing = any(lifetimes is None for _, lifetimes in checked)
     return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run" if missing else where)
+
+
+def in_words(why: str) -> str:
+    """What a run's "check: what was found" means to a user. The numbers are in evidence/, and told on the page."""
+    check = why.partition(": ")[0]
+    return "answers otherwise than eager prefill" if check.startswith(AGREES) else f'does not pass "{check}"'
 
 
 def place(found: dict) -> str:
@@ -164,9 +181,9 @@ def place(found: dict) -> str:
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
     selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    for verb, patches in (("brings", feature.brings), ("repairs", feature.repairs)):
-        if selected.intersection(patches):
-            return Cell(State.NOT_RUN, f"the queue {verb} it; `nox -s gpu -- {pin.tag}` on a GPU would prove it")
+    proof = f"`nox -s gpu -- {pin.tag}` on a GPU would prove it"
+    if selected.intersection(feature.brings):
+        return Cell(State.NOT_RUN, f"the queue brings it; {proof}")
     reasons = [reason for specifier, reason in feature.never.items() if SpecifierSet(specifier).contains(pin.version, prereleases=True)]
     if reasons:
         return Cell(State.NOT_APPLICABLE, reasons[0])
@@ -174,7 +191,9 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     merged = [found[1] for header in headers if (found := re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status")))]
     since = feature.upstream or (merged[0] if merged else "")
     if since and pin.version >= Version(since):
-        return Cell(State.UPSTREAM, f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}; not run here")
+        if selected.intersection(feature.repairs):
+            return Cell(State.NOT_RUN, f"the queue repairs it; {proof}")
+        return Cell(State.UPSTREAM, f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}, and no patch repairs it there; not run here")
     gaps = [gap.reason for header in headers for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
     return Cell(State.NOT_APPLICABLE, gaps[0] if gaps else "no patch brings it there")
 
@@ -200,19 +219,35 @@ def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
     return "\n".join([*lines, *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1))]) + "\n"
 
 
-def in_readme(text: str, matrix: str) -> str:
-    """The README with the matrix between its markers. Raises Refused where it has none."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise Refused(Problem("no-markers", str(README), "has no place for the matrix", f"put {BEGIN.strip()} and {END} where it belongs"))
-    return before + BEGIN + matrix + END + after
+def by_release(queue: Queue, pins: Pins) -> str:
+    """The patches of each release as a table, newest first, by topic."""
+    lines = ["| release | patches | which |", "|---|---:|---|"]
+    for pin in reversed(pins.all):
+        topics: dict[str, list[str]] = {}
+        for patch in queue.select(pin.version):
+            topic, _, name = queue.base(patch.name).removesuffix(".patch").partition("/")
+            topics.setdefault(topic, []).append(name)
+        which = "; ".join(f"**{topic}** {', '.join(sorted(names))}" for topic, names in sorted(topics.items()))
+        lines.append(f"| {pin.version} | {sum(map(len, topics.values()))} | {which or pin.no_patches} |")
+    return "\n".join(lines) + "\n"
 
 
-def write(root: Path, pins: Pins) -> bool:
-    """Put the matrix into the README. Returns whether that changed it."""
-    file = root / README
-    text = file.read_text(encoding="utf-8")
-    new = in_readme(text, markdown(matrix(root, pins)))
-    put(file, new)
-    return new != text
+def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: str = END) -> str:
+    """The page with what was made between its markers. Raises Refused where it has none."""
+    before, opened, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise Refused(Problem("no-markers", str(page), "has no place for what `nox -s status` makes", f"put {begin.strip()} and {end} where it belongs"))
+    return before + begin + made + end + after
+
+
+def write(root: Path, pins: Pins) -> tuple[Path, ...]:
+    """Put the matrix and the patches by release into their pages. Returns the pages that this changed."""
+    matrix_now, patches_now = markdown(matrix(root, pins)), by_release(load_queue(root), pins)
+    made = {PAGE: (matrix_now, BEGIN, END), PATCHES: (patches_now, PATCHES_BEGIN, PATCHES_END)}
+    old = {page: (root / page).read_text(encoding="utf-8") for page in made}
+    new = {page: in_page(old[page], text, page, begin, end) for page, (text, begin, end) in made.items()}
+    changed = tuple(page for page in made if new[page] != old[page])
+    for page in changed:
+        put(root / page, new[page])
+    return changed

@@ -145,7 +145,7 @@ def problems(where: str, header: Header) -> list[Problem]:
 
 
 def documentation() -> str:
-    """The rules as a Markdown table, for the README."""
+    """The rules as a Markdown table, for CONTRIBUTING.md."""
     rows = [f"| `{rule.field}`{'' if rule.required else ' (optional)'}{' …' if rule.repeats else ''} | {rule.meaning} |" for rule in RULES]
     return "\n".join(["| field | what it says |", "|---|---|", *rows, f"| `Variant-Of` | (variants, instead of all that) {VARIANT_RULES[0].meaning} |"])
 
