@@ -92,6 +92,7 @@ def test(session: nox.Session) -> None:
     if {"-h", "--help"} & set(session.posargs):
         return
     patchqueue(session, "check")
+    session.log("tests/queue tests the tool itself: about 10 minutes on two cores")
     session.run(sys.executable, "-m", "pytest", "tests/queue", external=True)
     patchqueue(session, "test", *session.posargs)
 
