@@ -151,6 +151,15 @@ def test_check_lists_gaps_and_what_is_not_needed_where_asked(run):
     assert code == 0 and "Not needed: " in out and "\n  nothing is cut" in out and "\n  the steps are counted" in out
 
 
+def test_check_says_how_much_it_fetches(run):
+    for version in ("9.9.2", "9.9.3"):
+        run.project.release(version)
+    run.project.edit("series", "==9.9.1", ">=9.9")
+    code, _, err = run("check")
+    assert code == 0 and "2 releases are fetched first, once: about 30 MB" in err and "another run" not in err
+    assert "fetched first" not in run("check")[2]
+
+
 def test_check_goes_on_after_a_problem(run):
     run.project.release("9.9.2")
     run.project.warm()

@@ -121,6 +121,8 @@ def test_an_environment_is_made_once(host, monkeypatch):
             (Path(words[-1]) / "bin/python").symlink_to(sys.executable)
 
     monkeypatch.setattr(gpurun, "_uv", uv)
+    said: list[str] = []
     for _ in range(2):
-        assert run(host, here=False).result
+        assert gpurun.run(host.root, host.pin, "run", "", [], None, [], said.append).result
+    assert [text for text in said if "making v9.9.1's own environment, once (about 10 GB" in text] == said[-1:]
     assert called == ["venv", "pip"] and fakes.TAG in str(host.root / gpurun.FOLDER / host.pin.tag)

@@ -232,7 +232,7 @@ def test_another_version_file_is_the_installers_own(site, do):
     assert exactly(site) == before
 
 
-@pytest.mark.parametrize("version, step", [("9.9.2", "nox -s pin -- 9.9.2"), ("0.0.0.dev1+gdce8b0606", "use an image or wheel of a pinned release"), ("", "use an image")])
+@pytest.mark.parametrize("version, step", [("9.9.2", "nox -s pin -- 9.9.2`, then `nox -s rebase -- 9.9.2"), ("0.0.0.dev1+gdce8b0606", "use an image or wheel of a pinned release"), ("", "use an image")])
 def test_an_unknown_release_is_refused(site, do, version, step):
     (site / PATCHED).write_text("other = 1\n")
     if version:
@@ -486,6 +486,32 @@ def test_the_patched_wheel_is_known(project, do, tmp_path):
     assert exactly(here) == before
 
 
+def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
+    project.write("overlay/python/sglang/srt/prefill_graph/provenance.py", '"""Where it is from."""\n')
+    project.edit("patches/steps/count-once-more.patch", "sglang/srt/steps/", "sglang/srt/steps/, python/sglang/srt/prefill_graph/")
+    made = build.build(project.root, project.pin, build.Target("3.12", "x86_64"), None, project.root / "dist", quiet)
+    here = tmp_path / "wheel-site"
+    zipfile.ZipFile(made.path).extractall(here)
+    assert (here / trees.LISTING.removeprefix("python/")).is_file()
+    report = inplace.verify(project.root, here, quiet)
+    assert (report.outcome, report.faults) == (Outcome.APPLIED, ())
+    (here / "sglang/srt/page.py").write_text("mine\n")
+    (here / "sglang/srt/mine.py").write_text("mine\n")
+    words = ["--root", str(project.root), "install", "--verify", "--site-packages", str(here)]
+    assert cli.main(words) == 1
+    said = capsys.readouterr().out
+    assert "  sglang/srt/mine.py\n  sglang/srt/page.py\nnext: `nox -s build -- v9.9.1`" in said and "not the release" not in said
+    (here / made.version.join(["sglang-", ".dist-info"]) / "RECORD").unlink()
+    assert inplace.verify(project.root, here, quiet).faults == ("sglang-9.9.1+pcg.1.dist-info/RECORD",)
+
+
+def test_a_folder_that_root_cannot_write_is_called_read_only(site, do, monkeypatch):
+    monkeypatch.setattr(inplace.os, "access", lambda *_: False)
+    monkeypatch.setattr(inplace.os, "geteuid", lambda: 0)
+    name, text = refused(do["install"])
+    assert name == "not-writable" and "is read-only" in text and "as root" not in text
+
+
 @pytest.mark.parametrize("verb", ["install", "uninstall", "verify"])
 def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb):
     """As `git restore` does, or an installer that knows nothing of the journal."""
@@ -723,14 +749,14 @@ def test_the_command_line(project, site, capsys):
         return code, "".join(capsys.readouterr())
 
     code, said = run("install")
-    assert code == 0 and "2 patches, 2 files changed, 1 added" in said
+    assert code == 0 and "2 patches, 2 files changed, 1 added" in said and "next: start the server anew" in said
     assert run("install")[1].startswith("already applied")
     assert "is patched, every file as the queue made it" in run("install", "--verify")[1]
     (site / "sglang/srt/page.py").write_text("mine\n")
     code, said = run("install", "--verify")
-    assert code == 1 and "  sglang/srt/page.py\n" in said
+    assert code == 1 and f"  sglang/srt/page.py\nnext: `nox -s install -- --site-packages {site} --discard`" in said
     code, said = run("uninstall")
-    assert code == 0 and "2 files restored, 1 removed" in said and "left alone:\n  sglang/srt/page.py" in said
+    assert code == 0 and "is as it was" not in said and "2 files restored, 1 removed" in said and "left alone:\n  sglang/srt/page.py" in said
     code, said = run("install")
     assert code == 1 and "sglang/srt/page.py differs" in said
     assert installed.find(site).version == "9.9.1"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,12 @@ def test_what_nox_gets(call, words, handed):
 def test_a_word_that_is_no_session_is_refused_at_once(call, word):
     done = call(word)
     assert (done.returncode, done.stdout) == (2, "") and f"there is no command '{word}'; `scripts/nox -l`" in done.stderr
+
+
+def test_the_list_is_grouped_and_fits_80_columns():
+    words = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-l"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"}).stdout
+    lines = [line for line in said.splitlines() if re.match(r"[*-] \w+ ", line)]
+    groups = [re.match(r"[*-] \w+ \[(\w+)\] -> ", line)[1] for line in lines]
+    assert len(groups) > 20 and groups == sorted(groups, reverse=True) and set(groups) == {"users", "maintainers"}
+    assert all(len(line) <= 80 for line in said.splitlines() if "Sessions defined in" not in line)

@@ -206,6 +206,7 @@ def _lock(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
         file = lock_file(options.root, pin)
+        _say(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
         try:
             compile_lock(str(pin.version), pin.resolve_as_of, file)
         except LockFailed as failure:

@@ -44,6 +44,7 @@ def _install(options: argparse.Namespace) -> int:
     else:
         OUT.print(f"sglang {record['version']} in {report.site}: {len(record['patches']) - bool(record['overlay'])} patches, {report.changed} files changed, {report.added} added, {time.monotonic() - started:.1f} s")
     _show_trees(record)
+    OUT.print(f"next: start the server anew; `nox -s install -- --site-packages {report.site} --verify` compares every file")
     return 0
 
 
@@ -53,7 +54,8 @@ def _uninstall(options: argparse.Namespace) -> int:
     if report.outcome is Outcome.ALREADY_APPLIED:
         OUT.print(f"{report.site}: {' '.join(report.notes)}")
         return 0
-    OUT.print(f"sglang {report.record['version']} in {report.site} is as it was: {report.changed} files restored, {report.added} removed, {time.monotonic() - started:.1f} s")
+    state = "has its own files again, but not all" if report.faults else "is as it was"
+    OUT.print(f"sglang {report.record['version']} in {report.site} {state}: {report.changed} files restored, {report.added} removed, {time.monotonic() - started:.1f} s")
     _show_faults(report)
     if not report.faults:
         OUT.print(f"tree {report.record['tree']['before']}")
@@ -67,6 +69,8 @@ def _verify(options: argparse.Namespace) -> int:
     _show_faults(report)
     if not report.faults:
         OUT.print(f"tree {report.record['tree']['before' if report.outcome is Outcome.EMPTY else 'after']}")
+    else:
+        OUT.print(f"next: {report.next_step}")
     return 1 if report.faults else 0
 
 

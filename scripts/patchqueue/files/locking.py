@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
+
+_WITHIN: Counter[tuple[int, int]] = Counter()  # by file: this run's threads that hold it or wait for it
+_COUNTING = Lock()
 
 
 @contextmanager
 def locked(path: Path, say: Callable[[str], None]) -> Iterator[int]:
-    """Hold an exclusive lock on `path`, waiting (and saying so) while another process has it.
+    """Hold an exclusive lock on `path`, waiting (and saying so, once) while another process has it.
 
     Yields the descriptor. A child started with it in `pass_fds` keeps the lock until it ends, so a run that was killed
     while its child still writes does not let the next one in too early.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _held(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), path.name, say) as descriptor:
+    with _held(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), str(path), say) as descriptor:
         yield descriptor
 
 
@@ -30,12 +35,20 @@ def locked_folder(path: Path, say: Callable[[str], None]) -> Iterator[int]:
 
 @contextmanager
 def _held(descriptor: int, name: str, say: Callable[[str], None]) -> Iterator[int]:
+    status = os.fstat(descriptor)
+    file = status.st_dev, status.st_ino
+    with _COUNTING:
+        is_first = not _WITHIN[file]
+        _WITHIN[file] += 1
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another run holds {name}; waiting for it")
+            if is_first:  # else it is this run's own, or it was said
+                say(f"another run holds {name}; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
         os.close(descriptor)
+        with _COUNTING:
+            _WITHIN[file] -= 1

@@ -40,6 +40,7 @@ class Report:
     """What became of an installed sglang. record: its provenance; changed, added: the number of files; notes: what to know.
 
     faults: files that are neither the release's nor the queue's, by their names below the folder.
+    next_step: what puts them right.
     """
 
     site: Path
@@ -49,6 +50,7 @@ class Report:
     added: int = 0
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    next_step: str = ""
 
 
 def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
@@ -107,10 +109,24 @@ def verify(root: Path, site: Path, say: Say) -> Report:
         pins = pinning.load(root)
         found = _recovered(place, pins, say)
         if found is None:
-            here = installed.find(place)
-            return Report(place, Outcome.EMPTY, {"version": str(installed.identify(here, pins, say).pin.version), "tree": {"before": hash_listing(here.listing)}})
+            return _verify_without_journal(installed.find(place), pins, say)
         faults = _faults(found)
-        return Report(place, Outcome.TREE_MISMATCH if faults else Outcome.APPLIED, found.record, *_counts(found), faults=faults)
+        step = f"`nox -s install -- --site-packages {site} --discard` makes the queue's files anew; put others back"
+        state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
+        return Report(place, state, found.record, *_counts(found), faults=faults, next_step=step)
+
+
+def _verify_without_journal(here: Installed, pins: pinning.Pins, say: Say) -> Report:
+    """Of a patched wheel, which RECORD tells, or of the release itself."""
+    record = _by_wheel(here)
+    if record:
+        faults = installed.unlike_record(here)
+        step = f"`nox -s build -- v{record['version']}`, then `pip install --force-reinstall --no-deps` with that wheel"
+        state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
+        return Report(here.site, state, record, faults=faults, next_step=step)
+    known = installed.identify(here, pins, say)
+    record = {"version": str(known.pin.version), "tree": {"before": hash_listing(here.listing)}}
+    return Report(here.site, Outcome.EMPTY, record)
 
 
 @contextmanager
@@ -268,10 +284,18 @@ def _refuse_unwritable(site: Path, changes: dict[str, bytes | None]) -> None:
     folders = {site} | {parent for name in changes for parent in [(site / name).parent] if parent.is_dir()}
     for folder in sorted(folders):
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise Refused(Problem("not-writable", str(folder), f"cannot be written by user {os.geteuid()}", f"run it as user {folder.stat().st_uid}, or as root"))
+            raise Refused(_not_writable(folder))
     for path in (site / name for name in changes):
         if path.exists() and os.geteuid() not in (0, path.stat().st_uid):
             raise Refused(Problem("not-writable", str(path), f"belongs to user {path.stat().st_uid}, and would not any more", f"run it as user {path.stat().st_uid}, or as root"))
+
+
+def _not_writable(folder: Path) -> Problem:
+    owner, user = folder.stat().st_uid, os.geteuid()
+    if user in (0, owner):
+        return Problem("not-writable", str(folder), "is read-only", "mount it, or set it, so that it can be written")
+    what = f"cannot be written by user {user}"
+    return Problem("not-writable", str(folder), what, f"run it as user {owner}, or as root")
 
 
 def _read(site: Path, path: str) -> bytes | None:

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 
 from packaging.version import InvalidVersion, Version
 
-from ..files.tree import differing, hash_listing, list_package, python_part
+from ..files.tree import differing, hash_listing, is_part_of_tree, list_package, python_part
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -150,7 +150,8 @@ def _next_step(version: str) -> str:
     try:
         parsed = Version(version)
         if not parsed.is_devrelease and not parsed.local:
-            return f"`nox -s pin -- {version}` adds a release; `nox -s install` then takes it"
+            steps = f"`nox -s pin -- {version}`, then `nox -s rebase -- {version}`"
+            return f"{steps} carries the queue to it; `nox -s install` then takes it"
     except InvalidVersion:
         pass
     return "use an image or wheel of a pinned release; for a checkout of another commit, a branch: `nox -s rebase -- VERSION --from CHECKOUT` says what fits"
@@ -163,6 +164,14 @@ def _edited(found: Installed, pin: Pin, names: list[str]) -> Problem:
     return Problem(str(Outcome.TREE_MISMATCH), where, what, f"`pip install --force-reinstall --no-deps sglang=={pin.version}`, or `git restore` in a checkout; then again")
 
 
+def unlike_record(found: Installed) -> tuple[str, ...]:
+    """The package's files, below the folder, that are not as RECORD lists them, or not listed; RECORD where it lists none."""
+    listed = _recorded(found)
+    if not listed:
+        return (f"{found.info.name if found.info else '*.dist-info'}/RECORD",)
+    return tuple(path.removeprefix("python/") for path in differing(listed, found.listing))
+
+
 def _recorded(found: Installed) -> dict[str, str]:
     """The listing that the installer left in RECORD; empty where it left none (a checkout)."""
     record = found.info / "RECORD" if found.info else None
@@ -171,7 +180,7 @@ def _recorded(found: Installed) -> dict[str, str]:
     rows = csv.reader(record.read_text(encoding="utf-8").splitlines())
     digests = {row[0]: row[1] for row in rows if len(row) == 3 and row[0].startswith("sglang/") and row[1].startswith("sha256=")}
     listed = {f"python/{name}": base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex() for name, digest in digests.items()}
-    return {name: digest for name, digest in listed.items() if not name.endswith((".so", ".pyc"))}
+    return {name: digest for name, digest in listed.items() if is_part_of_tree(name)}
 
 
 def _released(pin: Pin, say: Say) -> dict[str, str]:

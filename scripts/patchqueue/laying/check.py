@@ -52,6 +52,10 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[st
     """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be had."""
     queue, problems = series.read(root)
     problems += lint(root, queue)
+    pins = list(pins)
+    lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]
+    if len(lacking) > 1:
+        say(f"{len(lacking)} releases are fetched first, once: about {15 * len(lacking)} MB")
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, origin, say), pins))
     with ProcessPoolExecutor(mp_context=get_context("fork")) as processes:  # reading their directories does not

@@ -149,6 +149,11 @@ def fetch(pin: Pin, origin: str | None, say: Say) -> Source:
         return _cached(pin, wheel, cache, say) or _from_index(pin, wheel, cache, space, say)  # another run may have it by now
 
 
+def is_cached(pin: Pin) -> bool:
+    """Whether a wheel of the release lies in the cache; what is in it is looked at when it is taken."""
+    return any(_entry(cache_folder(), wheel.sha256, wheel.file).is_file() for wheel in pin.wheels)
+
+
 def _preferred(wheels: tuple[Wheel, ...]) -> list[Wheel]:
     """The wheels, best first. All have the same tree; this machine's own also has compiled parts that run here."""
     return sorted(wheels, key=lambda wheel: (f"_{platform.machine()}." not in wheel.file, "-cp311-" not in wheel.file, wheel.file))

@@ -1,0 +1,55 @@
+"""One writer at a time: who waits, and what is said of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from patchqueue.files.locking import locked, locked_folder
+
+HOLD = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+
+
+@pytest.mark.parametrize("lock", [locked, locked_folder])
+def test_a_runs_own_threads_wait_in_silence(tmp_path, lock):
+    path = tmp_path / "one.lock" if lock is locked else tmp_path
+    said: list[str] = []
+    within: list[int] = []
+
+    def work(number: int) -> None:
+        with lock(path, said.append):
+            within.append(number)
+            threading.Event().wait(0.01)
+            assert within.pop() == number and not within
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    assert said == []
+
+
+def test_another_run_is_named_once(tmp_path):
+    path = tmp_path / "one.lock"
+    path.touch()
+    said: list[str] = []
+    heard = threading.Semaphore(0)
+
+    def say(text: str) -> None:
+        said.append(text)
+        heard.release()
+
+    def work(_: int) -> None:
+        with locked(path, say):
+            pass
+
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with ThreadPoolExecutor(4) as threads:
+            done = threads.map(work, range(4))
+            assert heard.acquire(timeout=30)
+            threading.Event().wait(0.2)
+            other.stdin.close()
+            list(done)
+    assert said == [f"another run holds {path}; waiting for it"]
