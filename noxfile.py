@@ -186,7 +186,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["maintainers"])
 def status(session: nox.Session) -> None:
-    """Make docs/proof.md's matrix and docs/patches.md's lists."""
+    """Make the matrix and the lists of patches."""
     patchqueue(session, "status", *session.posargs)
 
 

@@ -265,8 +265,10 @@ def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float3
 
 
 def spilled(name, size):
-    """Bytes of a thread's registers that may wait in memory: Triton 3.5 has too few for heads of 128, Triton 3.6 enough."""
-    return 160 if name == "_scan_kernel" and size == 128 else 0
+    """Bytes of a thread's registers that may wait in memory: as many as Triton 3.5 to 3.8 spill of the scan, 3.6 the fewest."""
+    if name != "_scan_kernel":
+        return 0
+    return 160 if size == 128 else 8
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
