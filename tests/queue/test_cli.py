@@ -160,6 +160,15 @@ def test_check_says_how_much_it_fetches(run):
     assert "fetched first" not in run("check")[2]
 
 
+@pytest.mark.parametrize("line", ["", " moved = 1\n"])
+def test_a_patch_that_does_not_fit_is_answered_with_rebase(run, line):
+    run.project.edit("patches/steps/count-once-more.patch", "@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@")
+    if line:
+        run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18\n", line)
+    code, _, err = run("check")
+    assert code == 1 and f"`nox -s rebase -- {TAG}`" in err and "REVISION" not in err
+
+
 def test_check_goes_on_after_a_problem(run):
     run.project.release("9.9.2")
     run.project.warm()
@@ -201,7 +210,8 @@ def test_in_the_wrong_folder(tmp_path):
 @pytest.mark.parametrize("command", ["apply", "unapply", "check", "test", "refresh", "new", "lock", "matrix", "build", "bundle", "gpu", "sweep", "bench", "quilt"])
 def test_a_wrong_word_is_refused_before_any_work(run, command):
     before = fakes.snapshot(run.project.root)
-    code, out, err = run(command, TAG, "v9.9.7") if command != "quilt" else run(command, "v9.9.7", "push")
+    words = {"quilt": ("v9.9.7", "push"), "new": ("v9.9.7", "steps/go-on")}.get(command, (TAG, "v9.9.7"))
+    code, out, err = run(command, *words)
     assert code == 1 and "'v9.9.7': is not pinned; pinned are v9.9.1" in err and out == ""
     assert fakes.snapshot(run.project.root) == before
 
@@ -209,6 +219,27 @@ def test_a_wrong_word_is_refused_before_any_work(run, command):
 def test_pin_looks_at_all_its_words_first(run):
     code, out, err = run("pin", "9.9.2", "newest")
     assert code == 1 and "'newest': is no version" in err and "9.9.2" not in err
+
+
+def test_pin_ends_with_the_next_command(run):
+    fakes.write_wheel(run.project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
+    code, out, _ = run("pin", "9.9.2", "--from", str(run.project.wheels))
+    assert code == 0 and out.startswith("v9.9.2: 1 wheel with") and out.splitlines()[-1].startswith("next: `nox -s rebase -- 9.9.2`")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
+    monkeypatch.setattr(cli.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
+    monkeypatch.setattr(cli, "new", lambda root, pin, name, say: root / "patches/steps/go-on.patch")
+    code, out, _ = run("new", TAG, "steps/go-on")
+    quilt = "  quilt" if there else "  nox -s quilt -- v9.9.1"
+    assert code == 0 and f"{quilt} add python/sglang/…  before" in out and f"{quilt} header -e" in out
+
+
+@pytest.mark.parametrize("words", [("BadName",), (TAG, "BadName"), (TAG,), (), (TAG, TAG, "a/b"), ("a/b", "c/d")])
+def test_new_says_how_a_patch_is_named(run, words):
+    code, _, err = run("new", *words)
+    assert code == 1 and "takes one name with a slash" in err and "is no version" not in err
 
 
 def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -180,13 +181,15 @@ def _refresh(options: argparse.Namespace) -> int:
 def _new(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     names = [word for word in options.words if "/" in word]
+    if len(names) != 1 or len(options.words) > 2:
+        raise Refused(Problem("bad-words", "new", "takes one name with a slash, and at most one revision", "`nox -s new -- v0.5.9 topic/verb-object`"))
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
-    if len(names) != 1 or len(revisions) != 1:
-        raise Refused(Problem("bad-words", "new", "takes one name and at most one revision", "`nox -s new -- v0.5.9 topic/verb-object`"))
     file = new(options.root, revisions[0], names[0], _say)
     tree = f"work/{revisions[0].tag}"
     OUT.print(f"{_relative(file, options.root)} is the top patch of {tree} now. In {tree}:")
-    OUT.print("  quilt add python/sglang/…   before you edit a file\n  quilt header -e             to fill in its header")
+    quilt = "quilt" if shutil.which("quilt") else f"nox -s quilt -- {revisions[0].tag}"
+    for words, why in (("add python/sglang/…", "before you edit a file"), ("header -e", "to fill in its header")):
+        OUT.print(f"  {f'{quilt} {words}':<{len(quilt) + 20}}  {why}")
     OUT.print(f"then `nox -s refresh -- {revisions[0].tag}` writes it to patches/ and series.")
     return 0
 
@@ -198,7 +201,9 @@ def _pin(options: argparse.Namespace) -> int:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin, _say)
-        OUT.print(f"{pin.tag}: {len(pin.wheels)} wheels with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
+        wheels = f"{len(pin.wheels)} wheel{'s' if len(pin.wheels) != 1 else ''}"
+        OUT.print(f"{pin.tag}: {wheels} with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
+        OUT.print(f"next: `nox -s rebase -- {pin.version}` carries the queue to it")
     return 0
 
 

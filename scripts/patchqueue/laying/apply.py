@@ -66,7 +66,8 @@ def select(queue: Queue, pin: Pin) -> list[Patch]:
     """The patches for this pin. Raises Refused when there is none and pins.toml does not say why, or says so wrongly."""
     patches = queue.select(pin.version)
     if not patches and not pin.no_patches:
-        raise Refused(Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", "correct the guards, or give the reason as no_patches in upstream/pins.toml"))
+        step = f"`nox -s rebase -- {pin.tag}`; or give the reason as no_patches in upstream/pins.toml"
+        raise Refused(Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step))
     if patches and pin.no_patches:
         raise Refused(Problem("stale-no-patches", pin.tag, f"pins.toml says there is no patch ({pin.no_patches}), but {patches[0].name} is for it", "remove no_patches"))
     return patches

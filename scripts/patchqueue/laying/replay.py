@@ -65,7 +65,7 @@ def _one(patch: Patch, read: Read, tag: str) -> tuple[Step, dict[str, bytes]]:
             problems.append((Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), where, "upstream has no such file there", "correct the guard, or the path")))
             continue
         text = content.decode("utf-8", "surrogateescape")
-        result, wrong = apply_to_text(text, file, where)
+        result, wrong = apply_to_text(text, file, where, tag)
         problems += wrong
         changed[file.path] = result.encode("utf-8", "surrogateescape")
     if not problems:
@@ -74,7 +74,7 @@ def _one(patch: Patch, read: Read, tag: str) -> tuple[Step, dict[str, bytes]]:
     return Step(patch.name, worst, tuple(problem for _, problem in problems)), {}
 
 
-def apply_to_text(text: str, file: FileDiff, where: str) -> tuple[str, list[tuple[Outcome, Problem]]]:
+def apply_to_text(text: str, file: FileDiff, where: str, tag: str) -> tuple[str, list[tuple[Outcome, Problem]]]:
     """The text after the file's hunks, and what is wrong with each hunk that does not fit exactly.
 
     Hunks are tried in order against the text as it was; line numbers in messages are upstream's, 1-based.
@@ -86,7 +86,7 @@ def apply_to_text(text: str, file: FileDiff, where: str) -> tuple[str, list[tupl
     problems = []
     for number, hunk in enumerate(file.hunks, 1):
         start = max(hunk.old_start - 1, 0)
-        wrong = _misfit(lines, start, hunk, number, where)
+        wrong = _misfit(lines, start, hunk, number, where, tag)
         if not wrong and start < done:
             wrong = Outcome.CORRUPT, Problem(str(Outcome.CORRUPT), f"{where}: hunk {number}", "it overlaps the hunk before it")
         if not wrong and hunk.new_start - 1 != start + moved:
@@ -100,7 +100,7 @@ def apply_to_text(text: str, file: FileDiff, where: str) -> tuple[str, list[tupl
     return "".join(result + lines[done:]), problems
 
 
-def _misfit(lines: list[str], start: int, hunk: Hunk, number: int, where: str) -> tuple[Outcome, Problem] | None:
+def _misfit(lines: list[str], start: int, hunk: Hunk, number: int, where: str, tag: str) -> tuple[Outcome, Problem] | None:
     """Why the hunk does not belong at line `start` (0-based), or None where it does."""
     at = f"{where}: hunk {number}, line {start + 1}"
     old = hunk.old
@@ -114,10 +114,10 @@ def _misfit(lines: list[str], start: int, hunk: Hunk, number: int, where: str) -
         offset = nearest - start
         what = f"its text is at line {nearest + 1}, {abs(offset)} line{'' if abs(offset) == 1 else 's'} {'later' if offset > 0 else 'earlier'}"
         what += f" (and at {len(elsewhere) - 1} other places)" if len(elsewhere) > 1 else ""
-        return Outcome.NEEDS_REFRESH, Problem(str(Outcome.NEEDS_REFRESH), at, what, "make a variant for this release: `nox -s refresh -- REVISION`")
+        return Outcome.NEEDS_REFRESH, Problem(str(Outcome.NEEDS_REFRESH), at, what, f"`nox -s rebase -- {tag}` makes a variant for this release")
     if hunk.new != old and find_text(lines, hunk.new):
         return Outcome.MERGED_UPSTREAM, Problem(str(Outcome.MERGED_UPSTREAM), at, "the tree has this change already", "lower the guard")
-    return Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), at, _first_difference(lines, start, old), "write it anew for this release, or correct the guard")
+    return Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), at, _first_difference(lines, start, old), f"`nox -s rebase -- {tag}` lays the conflict out; or correct the guard")
 
 
 def find_text(lines: list[str], wanted: list[str]) -> list[int]:

@@ -152,7 +152,7 @@ def lay(patch: Patch, read: Read) -> Row:
         if content is None:
             return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
         text = content.decode("utf-8", "surrogateescape")
-        result, problems = apply_to_text(text, file, file.path)
+        result, problems = apply_to_text(text, file, file.path, "VERSION")
         if problems:
             result, why, places = _elsewhere(text, file)
             if result is None:
