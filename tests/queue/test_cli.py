@@ -269,7 +269,7 @@ def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):
     assert fakes.snapshot(run.project.root) == before
 
 
-@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: patchqueue test")])
+@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: patchqueue test"), ("--plan", 0, "to be tested: v")])
 def test_the_session_test_looks_at_its_words_first(word, code, says):
     done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", "test", "--", word], capture_output=True, text=True)
     said = done.stdout + done.stderr
