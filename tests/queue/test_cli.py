@@ -54,6 +54,25 @@ def test_wrong_words(run, words):
     assert code == 2 and "usage: patchqueue" in err
 
 
+@pytest.mark.parametrize("words", [("check", "--discard"), ("refresh", "--discard"), ("pin", "--all"), ("new", "--from", "x"), ("unapply", "--from", "x"), ("build", "--python", "312")])
+def test_no_command_takes_an_option_that_does_nothing(run, words):
+    code, _, err = run(*words)
+    assert code == 2 and words[1] in err
+
+
+@pytest.mark.parametrize("command", ["apply", "check", "test"])
+def test_all_and_a_release_contradict_each_other(run, command):
+    code, out, err = run(command, "--all", TAG)
+    assert code == 1 and out == "" and "--all: means every release, v9.9.1 means one" in err
+
+
+@pytest.mark.parametrize(("named", "machine"), [("arm64", "aarch64"), ("AMD64", "x86_64"), ("aarch64", "aarch64")])
+def test_a_machine_has_its_name_on_linux(run, named, machine):
+    run.project.edit("upstream/pins.toml", "py3-none-any.whl", "cp312-cp312-manylinux_2_34_riscv64.whl")
+    code, _, err = run("build", "--machine", named)
+    assert code == 1 and f"for Python 3.{sys.version_info.minor} on {machine};" in err
+
+
 @pytest.mark.parametrize("words", [("apply",), ("apply", TAG), ("apply", "9.9.1", "--discard"), ("apply", "--all"), ("unapply",), ("check",), ("check", "--all"), ("matrix", "--cpu"), ("fields",)])
 def test_good(run, words):
     assert run(*words)[0] == 0
@@ -250,7 +269,7 @@ def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):
     assert fakes.snapshot(run.project.root) == before
 
 
-@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: patchqueue test")])
+@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: patchqueue test"), ("--plan", 0, "to be tested: v")])
 def test_the_session_test_looks_at_its_words_first(word, code, says):
     done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", "test", "--", word], capture_output=True, text=True)
     said = done.stdout + done.stderr

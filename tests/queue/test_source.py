@@ -15,7 +15,7 @@ from fakes import RELEASE, TAG, git, quiet
 from patchqueue.files import tree
 from patchqueue.files.tree import hash_listing, list_folder
 from patchqueue.outcome import Refused
-from patchqueue.upstream import pins, source
+from patchqueue.upstream import pin, pins, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -117,6 +117,51 @@ def test_nothing_to_be_had_says_what_pip_said(project):
     project.wheels.mkdir()
     name, text = refusal(source.fetch, project.pin, None, quiet)
     assert name == "not-fetched" and "9.9.1" in text and "--from" in text
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """A package index that nobody answers for."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+
+
+def test_an_index_that_cannot_be_reached_is_the_cause(project, offline, tmp_path):
+    shutil.rmtree(project.cache / "archives")
+    (project.wheels / WHEEL).unlink()
+    name, text = refusal(source.fetch, project.pin, None, quiet)
+    assert name == "not-fetched" and "the package index cannot be reached: [Errno 111] Connection refused [not" in text
+    (tmp_path / "space").mkdir()
+    assert "cannot be reached: [Errno 111]" in refusal(source.published, tmp_path / "space")[1]
+
+
+def test_an_index_that_cannot_be_reached_is_asked_once(project, offline):
+    said: list[str] = []
+    name, text = refusal(pin.add, project.root, "9.9.2", None, said.append)
+    assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text and len(said) == 1
+    fakes.write_wheel(project.wheels / "sglang-9.9.3-cp311-cp311-manylinux_2_34_x86_64.whl", fakes.release_of("9.9.3"))
+    assert pin.add(project.root, "9.9.3", None, quiet).tag == "v9.9.3"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("x: Failed to resolve 'pypi.org' ([Errno -3] Temporary failure in name resolution)\")': /simple", "[Errno -3] Temporary failure in name resolution"),
+        ("'ConnectTimeoutError(<x>, 'Connection to pypi.org timed out. (connect timeout=15)')': /simple", "Connection to pypi.org timed out"),
+        ("'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 403 Forbidden'))'", "Tunnel connection failed: 403 Forbidden"),
+        ("ERROR: No matching distribution found for sglang==9.9.2", ""),
+    ],
+)  # fmt: skip
+def test_causes(said, cause):
+    found = source.unreachable(subprocess.CompletedProcess([], 1, "", said))
+    assert found == (f"the package index cannot be reached: {cause}" if cause else "")
+
+
+def test_a_folder_with_wheels_of_another_release(project, tmp_path):
+    fakes.write_wheel(tmp_path / "others/sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
+    name, text = refusal(source.fetch, project.pin, str(tmp_path / "others"), quiet)
+    assert name == "not-fetched" and f"holds wheels, but none is {WHEEL}" in text and "git" not in text
 
 
 @pytest.mark.parametrize("where", ["file", "folder"])

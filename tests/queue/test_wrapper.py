@@ -58,6 +58,28 @@ def test_a_word_that_is_no_session_is_refused_at_once(call, word):
     assert (done.returncode, done.stdout) == (2, "") and f"there is no command '{word}'; `scripts/nox -l`" in done.stderr
 
 
+def test_a_clone_that_cannot_be_written_is_named(call, tmp_path):
+    shutil.rmtree(tmp_path / "queue/.nox")
+    (tmp_path / "queue/.nox").write_text("")
+    done = call("apply")
+    assert done.returncode == 1 and done.stderr.splitlines() == [
+        f"{tmp_path}/queue/.nox cannot be written, and the tools are kept there: use a clone that can be written"
+    ]
+
+
+def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypatch):
+    (tmp_path / "queue/.nox/tools/made-from.txt").unlink()
+    python = tmp_path / "python"
+    venv = 'mkdir -p "$4/bin"; printf "#!/bin/sh\\necho no network >&2; exit 1\\n" >"$4/bin/python"; chmod +x "$4/bin/python"'
+    python.write_text(f'#!/bin/sh\nif [ "$2" = venv ]; then {venv}; fi\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(python))
+    done = call("apply")
+    assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "queue/.nox/tools/made-from.txt").exists()
+    first, *_, reason, last = done.stderr.splitlines()
+    assert "about 100 MB" in first and reason == "no network" and "check the network and `pip config list`" in last
+
+
 def test_the_list_is_grouped_and_fits_80_columns():
     words = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-l"]
     said = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"}).stdout

@@ -60,27 +60,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the project's folder (default: this one)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run, text: str, default: str) -> argparse.ArgumentParser:
+    def command(name: str, run, text: str, default: str, *takes: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(run=run)
         added.add_argument("words", nargs="*", metavar="REVISION", help=f"v0.5.9 or 0.5.9 (default: {default})")
-        added.add_argument("--all", action="store_true", help="every pinned revision")
-        added.add_argument("--from", dest="origin", type=paths.place, metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
-        added.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
+        if "--all" in takes:
+            added.add_argument("--all", action="store_true", help="every pinned revision")
+        if "--from" in takes:
+            added.add_argument("--from", dest="origin", type=paths.place, metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
         return added
 
-    applied = command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin")
+    applied = command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin", "--all", "--from")
+    applied.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
     applied.add_argument("--verbose", action="store_true", help="list every patch of the queue, and why it is not for the release")
-    command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin")
-    checked = command("check", _check, "lint the queue and replay it in memory on each revision", "every pin")
+    command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin", "--all")
+    checked = command("check", _check, "lint the queue and replay it in memory on each revision", "every pin", "--all", "--from")
     checked.add_argument("--gaps", action="store_true", help="say too why a release does without a patch that is not for it")
-    tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested")
+    tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested", "--all", "--from")
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
     tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
-    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", "the default pin").add_argument("--add", action="store_true", help="take edits of files that are in no patch into the top one")
+    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", "the default pin", "--all").add_argument("--add", action="store_true", help="take edits of files that are in no patch into the top one")
     command("new", _new, "start an empty patch topic/verb-object on top of work/TAG/", "the default pin")
-    command("pin", _pin, "add a release to upstream/pins.toml", "none; name one, as 0.5.24")
-    command("lock", _lock, "resolve a release's environment anew as of its pinned day", "the default pin")
+    command("pin", _pin, "add a release to upstream/pins.toml", "none; name one, as 0.5.24", "--from")
+    command("lock", _lock, "resolve a release's environment anew as of its pinned day", "the default pin", "--all")
     gpu.add(commands)
     handover.add(commands)
     install.add(commands)
@@ -94,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> list[Pin]:
+    if options.all and options.words:
+        step = f"name {options.words[0]} alone, or --all alone"
+        raise Refused(Problem("bad-words", "--all", f"means every release, {options.words[0]} means one", step))
     if options.all:
         return list(pins.all)
     return [pins.find(name) for name in options.words] or list(default)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -27,8 +28,8 @@ MIB = 2**20
 def add(commands) -> None:
     """Add this module's commands to the parser's."""
     made = _command(commands, "build", _build, "repack a release's official wheel with the queue on it: dist/*.whl")
-    made.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="as 3.12 (default: this one's)")
-    made.add_argument("--machine", default=platform.machine(), help="as x86_64 or aarch64 (default: this one)")
+    made.add_argument("--python", type=_python, default=f"{sys.version_info.major}.{sys.version_info.minor}", help="as 3.12 (default: this one's)")
+    made.add_argument("--machine", type=_machine, default=platform.machine(), help="as x86_64 or aarch64 (default: this one)")
     packed = _command(commands, "bundle", _bundle, "pack a patched release for a GPU host without a package index: dist/bundle/TAG/")
     packed.add_argument("--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})")
     packed.add_argument("--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)")
@@ -71,6 +72,17 @@ def add(commands) -> None:
     listed.add_argument("--stale", action="store_true", help="only what has no evidence about today's queue")
     listed.add_argument("--host", type=paths.path, help=f"the description of hosts without an index (default: {host.DEFAULT})")
     listed.add_argument("--cpu", action="store_true", help="instead: the releases that have an environment for tests/revision, which need no GPU")
+
+
+def _python(text: str) -> str:
+    if not re.fullmatch(r"3\.\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no version of Python such as 3.12")
+    return text
+
+
+def _machine(text: str) -> str:
+    """As platform.machine() names it on Linux, whatever others call it."""
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(text.lower(), text)
 
 
 def _command(commands, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:

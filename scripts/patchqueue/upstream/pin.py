@@ -106,14 +106,25 @@ def wheel_of(version: Version, folder: Path, say: Callable[[str], None]) -> Path
 
 
 def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
-    """The release's wheels as they come. pip lists no files, so each is asked for by name."""
+    """The release's wheels as they come. pip lists no files, so each is asked for by name.
+
+    Where the index cannot be reached, it is asked once, and folders of wheels for the rest. Raises Refused with the cause
+    where these have none.
+    """
     names = [f"sglang-{version}-py3-none-any.whl"]
     names += [f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl" for python in PYTHONS for machine in MACHINES]
+    broken, had = "", False
     for name in names:
-        say(f"asking for {name}")
-        source.download(str(version), name, folder)
+        if not broken:
+            say(f"asking for {name}")
+        done = source.download(str(version), name, folder, *(["--no-index"] if broken else []))
+        broken = broken or source.unreachable(done)
         if (folder / name).is_file():
+            had = True
             yield folder / name
+    if broken and not had:
+        step = "check `pip config list`, or give a wheel or checkout: --from PATH"
+        raise Refused(Problem("not-fetched", f"sglang {version}", broken, step))
 
 
 def _empty(version: Version) -> tomlkit.TOMLDocument:

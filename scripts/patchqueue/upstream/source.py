@@ -33,6 +33,8 @@ from .pins import Pin, Wheel
 Say = Callable[[str], None]
 
 LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")  # a backslash, or a part that is empty, . or ..
+# What pip says, in its warnings, of a package index that it cannot reach.
+UNREACHABLE = re.compile(r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify failed|Tunnel connection failed: [^\"')]+")
 
 CACHE_README = """Upstream release archives, kept by the sglang patch queue under their own sha256.
 Everything here can be deleted; it is fetched again when it is needed.
@@ -139,6 +141,9 @@ def fetch(pin: Pin, origin: str | None, say: Say) -> Source:
         if path.is_file():
             return _from_wheel_file(pin, path, cache, say)
         local = [path / wheel.file for wheel in pin.wheels if (path / wheel.file).is_file()]
+        if not local and any(path.glob("*.whl")) and not (path / ".git").exists():
+            what = f"holds wheels, but none is {_preferred(pin.wheels)[0].file}"
+            raise Refused(Problem("not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}"))
         return _from_wheel_file(pin, local[0], cache, say) if local else _from_git(pin, origin, cache, say)
     for wheel in _preferred(pin.wheels):
         source = _cached(pin, wheel, cache, say)
@@ -207,20 +212,31 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path, say: Say) -> S
     done = download(str(pin.version), wheel.file, space)
     file = space / wheel.file
     if done.returncode or not file.is_file():
-        last = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
-        raise Refused(Problem("not-fetched", wheel.file, last, "check `pip config list`, or give a wheel or checkout: --from PATH"))
+        raise Refused(Problem("not-fetched", wheel.file, _why(done), "check `pip config list`, or give a wheel or checkout: --from PATH"))
     return _checked(pin, file, cache)
 
 
-def download(version: str, file: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of sglang."""
+def unreachable(done: subprocess.CompletedProcess[str]) -> str:
+    """Why pip could not reach the package index; empty where it could."""
+    broken = UNREACHABLE.search(done.stderr)
+    return f"the package index cannot be reached: {broken[0].strip()}" if broken else ""
+
+
+def _why(done: subprocess.CompletedProcess[str]) -> str:
+    """Why pip had nothing, in a line: its last one names no cause where the index cannot be reached."""
+    said = done.stderr.strip() or done.stdout.strip() or "pip said nothing"
+    return unreachable(done) or said.splitlines()[-1]
+
+
+def download(version: str, file: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of sglang. words: more for pip."""
     tag: Tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
     platforms = {tag.platform for tag in parse_wheel_filename(file)[3]}
     chosen = ["--python-version", tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11", "--platform", sorted(platforms)[0]]
     if tag.abi != "none":
         chosen += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-input", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary=:all:", "--progress-bar", "off", *chosen, "-d", str(folder), f"sglang=={version}"]
+    command += ["--only-binary=:all:", "--progress-bar", "off", *chosen, *words, "-d", str(folder), f"sglang=={version}"]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 
@@ -235,8 +251,7 @@ def published(folder: Path) -> list[str]:
     try:
         return json.loads(done.stdout)["versions"]
     except (ValueError, KeyError):
-        last = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
-        raise Refused(Problem("not-fetched", "the versions of sglang", last, "check `pip config list`")) from None
+        raise Refused(Problem("not-fetched", "the versions of sglang", _why(done), "check `pip config list`")) from None
 
 
 def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
