@@ -265,10 +265,13 @@ def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float3
 
 
 def spilled(name, size):
-    """Bytes of a thread's registers that may wait in memory: as many as Triton 3.5 to 3.8 spill of the scan, 3.6 the fewest."""
+    """Bytes of a thread's registers that may wait in memory: as many as Triton 3.4 to 3.7 spill of the scan."""
+    import triton
+
     if name != "_scan_kernel":
         return 0
-    return 160 if size == 128 else 8
+    old = triton.__version__.startswith("3.4.")
+    return {80: 80 if old else 8, 128: 160}.get(size, 8)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
