@@ -24,6 +24,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import compare  # noqa: E402
+import kernels  # noqa: E402
 import launch  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
@@ -32,6 +33,7 @@ import untouched  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 RESULT = "agree.json"
+KERNELS_S = 150  # longest wait for the attention kernels that all engines load
 UNTOUCHED, RELEASE_SCAN, PATCHED, AGAIN = "untouched", "release-scan", "patched", "patched-again"
 SWITCH = {"SGLANG_MAMBA2_SCAN": "release"}  # kernels/mamba2_scan.py of the overlay
 
@@ -51,6 +53,9 @@ def main(words: Sequence[str] | None = None) -> int:
         [place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model],
         env=place.environment(),
         check=True,
+    )
+    run.say(
+        f"attention kernels compiled in {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
     )
     for model in options.model:
         facts["runs"].append(agree(place, options, tree, model))

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import engine as engines  # noqa: E402
 import floor  # noqa: E402
 import gputrace  # noqa: E402
+import kernels  # noqa: E402
 import load  # noqa: E402
 import models  # noqa: E402
 import modes  # noqa: E402
@@ -46,6 +47,7 @@ WARM_UP, LOADS, PROFILED = (
     3,
 )  # rounds before those that count; loads; calls of a shape in its profile
 START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
+KERNELS_S = 150  # longest wait for the attention kernels that all engines load
 END_S = 15  # kept of --limit for ending the engine and writing
 
 
@@ -183,6 +185,8 @@ class Gain:
         """Everything, in order, written as it comes: an end from outside loses little."""
         own = self._own_tree() if UNTOUCHED in self.options.trees else None
         self._floor()
+        seconds = kernels.make(self.place, run.visible()[0].use, KERNELS_S)
+        self.say(f"attention kernels compiled in {seconds:.0f} s")
         model = models.write_config(
             self.place.out / "models" / self.options.subject, self.subject.config
         )

@@ -25,7 +25,7 @@ def gpu(monkeypatch) -> None:
     """tests/gpu's modules can be imported, and its GPU is the fake one."""
     monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    for name in ("gain", "turns", "launch", "run", "gputrace", "untouched"):
+    for name in ("gain", "kernels", "turns", "launch", "run", "gputrace", "untouched"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -377,3 +377,12 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     assert 2.5e9 < nano < 3.6e9, "about three billion parameters for each token"
     assert floor.flops({"model_type": "another"}, 1, 1) is None
     assert floor.milliseconds(models.NANO_9B, 1, 4096, 690.0) == pytest.approx(91.6, abs=0.5)
+
+
+def test_attention_kernels_are_compiled_before_the_first_engine_starts(gpu, tmp_path):
+    """Here there is nothing to compile with: each process says so in its log, and none is left."""
+    kernels, launch = importlib.import_module("kernels"), importlib.import_module("launch")
+    assert kernels.make(launch.Place((), tmp_path), "0", limit_s=60) < 60
+    logs = {file.name: file.read_text() for file in tmp_path.glob("kernels.*.log")}
+    assert set(logs) == {f"kernels.{kind}.log" for kind in kernels.KINDS}
+    assert all("flashinfer" in text for text in logs.values()), logs
