@@ -44,7 +44,9 @@ def test_another_run_is_named_once(tmp_path):
         with locked(path, say):
             pass
 
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         other.stdout.readline()
         with ThreadPoolExecutor(4) as threads:
             done = threads.map(work, range(4))

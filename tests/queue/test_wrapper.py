@@ -28,7 +28,9 @@ def call(tmp_path):
     (tools / "bin/nox").chmod(0o755)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([tmp_path / "queue/scripts/nox", *words], cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(
+            [tmp_path / "queue/scripts/nox", *words], cwd=tmp_path, capture_output=True, text=True
+        )
 
     return run
 
@@ -49,13 +51,18 @@ def call(tmp_path):
 )  # fmt: skip
 def test_what_nox_gets(call, words, handed):
     done = call(*words)
-    assert (done.returncode, done.stderr) == (0, "") and tuple(done.stdout.splitlines()) == tuple(f"<{word}>" for word in handed)
+    assert (done.returncode, done.stderr) == (0, "") and tuple(done.stdout.splitlines()) == tuple(
+        f"<{word}>" for word in handed
+    )
 
 
 @pytest.mark.parametrize("word", ["aply", "v0.5.9", "nox", "", "app.y", "called_from", "*", "a b"])
 def test_a_word_that_is_no_session_is_refused_at_once(call, word):
     done = call(word)
-    assert (done.returncode, done.stdout) == (2, "") and f"there is no command '{word}'; `scripts/nox -l`" in done.stderr
+    assert (done.returncode, done.stdout) == (
+        2,
+        "",
+    ) and f"there is no command '{word}'; `scripts/nox -l`" in done.stderr
 
 
 def test_a_clone_that_cannot_be_written_is_named(call, tmp_path):
@@ -75,15 +82,27 @@ def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypat
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON", str(python))
     done = call("apply")
-    assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "queue/.nox/tools/made-from.txt").exists()
+    assert (done.returncode, done.stdout) == (1, "") and not (
+        tmp_path / "queue/.nox/tools/made-from.txt"
+    ).exists()
     first, *_, reason, last = done.stderr.splitlines()
-    assert "about 100 MB" in first and reason == "no network" and "check the network and `pip config list`" in last
+    assert (
+        "about 100 MB" in first
+        and reason == "no network"
+        and "check the network and `pip config list`" in last
+    )
 
 
 def test_the_list_is_grouped_and_fits_80_columns():
     words = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-l"]
-    said = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"}).stdout
+    said = subprocess.run(
+        words, capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"}
+    ).stdout
     lines = [line for line in said.splitlines() if re.match(r"[*-] \w+ ", line)]
     groups = [re.match(r"[*-] \w+ \[(\w+)\] -> ", line)[1] for line in lines]
-    assert len(groups) > 20 and groups == sorted(groups, reverse=True) and set(groups) == {"users", "maintainers"}
+    assert (
+        len(groups) > 20
+        and groups == sorted(groups, reverse=True)
+        and set(groups) == {"users", "maintainers"}
+    )
     assert all(len(line) <= 80 for line in said.splitlines() if "Sessions defined in" not in line)

@@ -6,14 +6,22 @@ pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 
 CASES = {
     "uneven, one of one token": dict(lengths=[5, 1, 70, 9], prefixes=[0, 0, 0, 0]),
-    "cached beginnings, one of fewer tokens than the window": dict(lengths=[3, 1, 66, 2], prefixes=[64, 7, 2, 0]),
+    "cached beginnings, one of fewer tokens than the window": dict(
+        lengths=[3, 1, 66, 2], prefixes=[64, 7, 2, 0]
+    ),
     "one token": dict(lengths=[1], prefixes=[5]),
     "rows of no request": dict(lengths=[5, 8], prefixes=[0, 3], rows=24),
-    "a value head for each key head": dict(lengths=[7, 2], prefixes=[0, 4], linear_num_value_heads=2),
-    "four value heads for each key head": dict(lengths=[7, 2], prefixes=[0, 4], linear_num_value_heads=8),
+    "a value head for each key head": dict(
+        lengths=[7, 2], prefixes=[0, 4], linear_num_value_heads=2
+    ),
+    "four value heads for each key head": dict(
+        lengths=[7, 2], prefixes=[0, 4], linear_num_value_heads=8
+    ),
 }
 OTHERS = {
-    "three value heads for each key head": dict(lengths=[7, 2], prefixes=[0, 4], linear_num_value_heads=6),
+    "three value heads for each key head": dict(
+        lengths=[7, 2], prefixes=[0, 4], linear_num_value_heads=6
+    ),
 }
 
 
@@ -34,7 +42,9 @@ def test_the_kernel_splits_as_many_tokens_as_a_prompt_may_have():
     """Qwen3-Next's context in one piece: offsets do not fit into 32 bits."""
     from host import interpreted
 
-    assert interpreted.run("host.references.compare_gdn_copies", {"": dict(tokens=262144)}) == {"": True}
+    assert interpreted.run("host.references.compare_gdn_copies", {"": dict(tokens=262144)}) == {
+        "": True
+    }
 
 
 @pytest.mark.parametrize("case", OTHERS)

@@ -10,23 +10,53 @@ pytestmark = pytest.mark.revision(">=0.5.5,<0.5.19")
 OURS = ["_steps_kernel", "_states_kernel", "_scan_kernel"]
 KERNELS = {
     "cold": dict(lengths=[37, 5, 1, 32], prefixes=[0] * 4, alone=[0, 1, 3]),
-    "cached beginnings": dict(lengths=[37, 5, 1, 16, 20], prefixes=[3, 0, 9, 0, 1], alone=[0, 2, 4]),
+    "cached beginnings": dict(
+        lengths=[37, 5, 1, 16, 20], prefixes=[3, 0, 9, 0, 1], alone=[0, 2, 4]
+    ),
     "a chunk to the full": dict(lengths=[16], prefixes=[0]),
     "one token": dict(lengths=[1], prefixes=[7]),
     "more requests than chunks": dict(lengths=[2, 1, 3] * 4, prefixes=[0, 5, 0] * 4, alone=[1, 11]),
     "NaN behind the batch": dict(lengths=[20, 3], prefixes=[0, 2], tail=21, alone=[1]),
-    "heads of 80": dict(lengths=[20, 18], prefixes=[0, 2], size=80, d_state=64, states=dict(BLOCK_P=64, BLOCK_N=32), tail=3),
-    "heads of 80 in one block": dict(lengths=[20, 18], prefixes=[0, 2], size=80, d_state=64, states=dict(BLOCK_P=128, BLOCK_N=64), tail=3),
-    "heads of 64": dict(lengths=[20, 18], prefixes=[0, 2], size=64, d_state=32, states=dict(BLOCK_P=64, BLOCK_N=32)),
-    "a group": dict(lengths=[20, 18], prefixes=[0, 2], heads=9, groups=1, size=16, scan=dict(BLOCK_HEADS=3)),
-    "a group for each head": dict(lengths=[20, 18], prefixes=[0, 2], heads=3, groups=3, size=16, scan=dict(BLOCK_HEADS=1)),
-    "a head at a time": dict(lengths=[70, 33], prefixes=[0, 2], chunk=64, scan=dict(BLOCK_HEADS=1), alone=[1]),
+    "heads of 80": dict(
+        lengths=[20, 18],
+        prefixes=[0, 2],
+        size=80,
+        d_state=64,
+        states=dict(BLOCK_P=64, BLOCK_N=32),
+        tail=3,
+    ),
+    "heads of 80 in one block": dict(
+        lengths=[20, 18],
+        prefixes=[0, 2],
+        size=80,
+        d_state=64,
+        states=dict(BLOCK_P=128, BLOCK_N=64),
+        tail=3,
+    ),
+    "heads of 64": dict(
+        lengths=[20, 18], prefixes=[0, 2], size=64, d_state=32, states=dict(BLOCK_P=64, BLOCK_N=32)
+    ),
+    "a group": dict(
+        lengths=[20, 18], prefixes=[0, 2], heads=9, groups=1, size=16, scan=dict(BLOCK_HEADS=3)
+    ),
+    "a group for each head": dict(
+        lengths=[20, 18], prefixes=[0, 2], heads=3, groups=3, size=16, scan=dict(BLOCK_HEADS=1)
+    ),
+    "a head at a time": dict(
+        lengths=[70, 33], prefixes=[0, 2], chunk=64, scan=dict(BLOCK_HEADS=1), alone=[1]
+    ),
     "half a chunk": dict(lengths=[70, 33, 16], prefixes=[0, 2, 0], chunk=32, alone=[1, 2]),
-    "chunks of 128": dict(lengths=[150, 128, 3], prefixes=[0, 2, 1], chunk=128, size=16, alone=[0, 2]),
-    "tracked": dict(lengths=[37, 5, 16, 40], prefixes=[0, 0, 4, 3], tracked=[32, 0, 16, 16], alone=[0, 1, 3]),
+    "chunks of 128": dict(
+        lengths=[150, 128, 3], prefixes=[0, 2, 1], chunk=128, size=16, alone=[0, 2]
+    ),
+    "tracked": dict(
+        lengths=[37, 5, 16, 40], prefixes=[0, 0, 4, 3], tracked=[32, 0, 16, 16], alone=[0, 1, 3]
+    ),
     "tracked to the last row": dict(lengths=[37, 9], prefixes=[0, 3], tracked=[37, 9], alone=[1]),
     "float16": dict(lengths=[37, 20], prefixes=[0, 3], dtype="float16", size=80, alone=[1]),
-    "states in float16": dict(lengths=[37, 20], prefixes=[0, 3], pool="float16", alone=[1], tracked=[16, 0]),
+    "states in float16": dict(
+        lengths=[37, 20], prefixes=[0, 3], pool="float16", alone=[1], tracked=[16, 0]
+    ),
 }
 MIXER = {
     "cold": dict(lengths=[20, 3, 33], prefixes=[0, 0, 0]),
@@ -40,7 +70,9 @@ TRACKED = {
     "behind a request that ends between chunks": dict(lengths=[5, 40, 37], prefixes=[0, 0, 0]),
     "behind cached beginnings": dict(lengths=[21, 40, 18], prefixes=[16, 0, 32]),
     "larger pages than chunks": dict(lengths=[7, 70], prefixes=[0, 0], step=32),
-    "another prompt branches off before the end": dict(lengths=[9, 40], prefixes=[0, 0], branching={"1": 16}),
+    "another prompt branches off before the end": dict(
+        lengths=[9, 40], prefixes=[0, 0], branching={"1": 16}
+    ),
 }
 SMALLER = {"pages that are no whole chunks": dict(lengths=[21, 40], prefixes=[0, 16], chunk=32)}
 tracking = pytest.mark.revision(">=0.5.13")
@@ -56,7 +88,14 @@ def compared(revision):
         ways["tracked"] = TRACKED | SMALLER
     if revision.micro < 10:
         ways["split_op"] = SPLIT
-    found = interpreted.run("host.references.compare_scan", {f"{how}: {name}": dict(case, how=how) for how, cases in ways.items() for name, case in cases.items()})
+    found = interpreted.run(
+        "host.references.compare_scan",
+        {
+            f"{how}: {name}": dict(case, how=how)
+            for how, cases in ways.items()
+            for name, case in cases.items()
+        },
+    )
     return {how: {name: found[f"{how}: {name}"] for name in cases} for how, cases in ways.items()}
 
 
@@ -106,13 +145,17 @@ def test_the_prefix_cache_gets_its_states(case, compared):
     """From our scan where they end chunks of it, else from the release's."""
     found, step = compared["tracked"][case], TRACKED.get(case, {}).get("step", 16)
     if case in SMALLER:
-        assert not set(found["launched"]) & set(OURS) and "_chunk_scan_fwd_kernel" in found["launched"]
+        assert (
+            not set(found["launched"]) & set(OURS) and "_chunk_scan_fwd_kernel" in found["launched"]
+        )
     else:
         assert found["launched"] == OURS
     lengths = (TRACKED | SMALLER)[case]["lengths"]
     assert found["others"] == 0 and found["waits"] == []
     assert len(found["left"]) == sum(length >= step for length in lengths)
-    assert not {request for request, (conv, ssm, _) in found["left"].items() if conv > 1e-5 or ssm > 1e-3}, found
+    assert not {
+        request for request, (conv, ssm, _) in found["left"].items() if conv > 1e-5 or ssm > 1e-3
+    }, found
     output, conv, ssm = found["own"]
     assert output < 1e-4 and conv < 1e-5 and ssm < 1e-3, found
 
@@ -125,12 +168,27 @@ def prefill(monkeypatch):
     import torch
     from sglang.srt.prefill_graph.kernels import tiles
 
-    monkeypatch.setattr(tiles, "own", lambda kernel, *_: dict(states=dict(BLOCK_P=16), scan=dict(BLOCK_HEADS=2))[kernel])
+    monkeypatch.setattr(
+        tiles,
+        "own",
+        lambda kernel, *_: dict(states=dict(BLOCK_P=16), scan=dict(BLOCK_HEADS=2))[kernel],
+    )
     monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
-    mixed = SimpleNamespace(extend_seq_lens_cpu=[3, 2], has_initial_states=torch.zeros(2, dtype=torch.bool), prep_initial_states=True)
+    mixed = SimpleNamespace(
+        extend_seq_lens_cpu=[3, 2],
+        has_initial_states=torch.zeros(2, dtype=torch.bool),
+        prep_initial_states=True,
+    )
     metadata = SimpleNamespace(mixed_metadata=mixed, num_prefills=2, num_prefill_tokens=5)
     x, b = torch.zeros(5, 64), torch.zeros(5, 32)
-    return dict(release="the release's", metadata=metadata, pool=torch.zeros(4, 4, 16, 16), slots=torch.tensor([1, 2]), x=x, b=b)
+    return dict(
+        release="the release's",
+        metadata=metadata,
+        pool=torch.zeros(4, 4, 16, 16),
+        slots=torch.tensor([1, 2]),
+        x=x,
+        b=b,
+    )
 
 
 def taken(given):
@@ -207,25 +265,62 @@ def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request():
     @settings(deadline=None, max_examples=200)
     @given(lengths, some.sampled_from([16, 64, 128]), some.booleans())
     def holds(lengths, chunk, tracked):
-        columns = ([length // chunk * chunk for length in lengths], list(range(len(lengths)))) if tracked else None
+        columns = (
+            ([length // chunk * chunk for length in lengths], list(range(len(lengths))))
+            if tracked
+            else None
+        )
         plan = ssd.plan(lengths, chunk, torch.device("cpu"), columns)
         ends = list(itertools.accumulate(lengths))
         assert plan.cu.tolist() == [0, *ends] and plan.requests == len(lengths)
-        chunks = [(request, row) for request, length in enumerate(lengths) for row in range(0, length, chunk)]
+        chunks = [
+            (request, row)
+            for request, length in enumerate(lengths)
+            for row in range(0, length, chunk)
+        ]
         assert plan.chunks == len(chunks) == len(plan.start) == len(plan.size) == plan.first[-1]
-        for (request, row), start, size in zip(chunks, plan.start.tolist(), plan.size.tolist(), strict=True):
+        for (request, row), start, size in zip(
+            chunks, plan.start.tolist(), plan.size.tolist(), strict=True
+        ):
             assert start == plan.cu[request] + row and size == min(chunk, lengths[request] - row)
-        assert [chunks[first] for first in plan.first.tolist()[:-1]] == [(request, 0) for request in range(len(lengths))]
+        assert [chunks[first] for first in plan.first.tolist()[:-1]] == [
+            (request, 0) for request in range(len(lengths))
+        ]
         assert (plan.track_rows is None, plan.track_slots is None) == (not tracked, not tracked)
         if tracked:
             assert (plan.track_rows.tolist(), plan.track_slots.tolist()) == columns
-        for table in (plan.cu, plan.first, plan.start, plan.size, plan.track_rows, plan.track_slots):
-            assert table is None or table.dtype == torch.int32 and table.storage_offset() * 4 % 16 == 0 and table.is_contiguous()
+        for table in (
+            plan.cu,
+            plan.first,
+            plan.start,
+            plan.size,
+            plan.track_rows,
+            plan.track_slots,
+        ):
+            assert (
+                table is None
+                or table.dtype == torch.int32
+                and table.storage_offset() * 4 % 16 == 0
+                and table.is_contiguous()
+            )
 
     holds()
 
 
-@pytest.mark.parametrize("size, parts", [(16, (16, 0)), (80, (64, 16)), (64, (64, 0)), (128, (128, 0)), (96, (64, 32)), (20, None), (8, None), (112, None), (72, None)])
+@pytest.mark.parametrize(
+    "size, parts",
+    [
+        (16, (16, 0)),
+        (80, (64, 16)),
+        (64, (64, 0)),
+        (128, (128, 0)),
+        (96, (64, 32)),
+        (20, None),
+        (8, None),
+        (112, None),
+        (72, None),
+    ],
+)
 def test_a_head_is_split_into_powers_of_two(size, parts):
     from sglang.srt.prefill_graph.kernels import ssd
 
@@ -234,7 +329,12 @@ def test_a_head_is_split_into_powers_of_two(size, parts):
 
 # --- compiled for the GPU that the tiles were measured on
 
-SERVED = {(80, 128): (128, 8), (64, 128): (64, 8), (64, 256): (128, 2), (128, 256): (32, 2)}  # heads and groups on one rank
+SERVED = {
+    (80, 128): (128, 8),
+    (64, 128): (64, 8),
+    (64, 256): (128, 2),
+    (128, 256): (32, 2),
+}  # heads and groups on one rank
 
 
 def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float32", track=False):
@@ -279,7 +379,11 @@ def spilled(name, size):
 def test_the_kernels_keep_to_registers_and_fit(size, d_state, ranks, monkeypatch):
     for name, launch in launched(monkeypatch, size, d_state, ranks).items():
         made = launch.compiled(90)
-        assert made.spilled <= spilled(name, size) and made.shared <= 227 << 10, (name, made.spilled, made.shared)
+        assert made.spilled <= spilled(name, size) and made.shared <= 227 << 10, (
+            name,
+            made.spilled,
+            made.shared,
+        )
 
 
 @pytest.mark.parametrize("dtype, pool", [("float16", "float32"), ("bfloat16", "bfloat16")])
@@ -287,11 +391,17 @@ def test_the_kernels_keep_to_registers_and_fit(size, d_state, ranks, monkeypatch
 def test_other_types_keep_to_registers_and_fit(size, d_state, dtype, pool, monkeypatch):
     for name, launch in launched(monkeypatch, size, d_state, 1, dtype, pool).items():
         made = launch.compiled(90)
-        assert made.spilled <= spilled(name, size) and made.shared <= 227 << 10, (name, made.spilled, made.shared)
+        assert made.spilled <= spilled(name, size) and made.shared <= 227 << 10, (
+            name,
+            made.spilled,
+            made.shared,
+        )
 
 
 @tracking
-@pytest.mark.parametrize("dtype, pool", [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize(
+    "dtype, pool", [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16")]
+)
 @pytest.mark.parametrize("size, d_state", SERVED)
 def test_tracking_spills_next_to_nothing(size, d_state, dtype, pool, monkeypatch):
     """Two loops, one behind the other: at 128 x 64 values of a state a few registers wait in memory between them."""

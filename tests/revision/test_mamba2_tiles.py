@@ -24,9 +24,15 @@ CASES = {
     "a chunk of each request": dict(lengths=[32, 32], prefixes=[0, 5], sizes=(80, 128)),
     "one token": dict(lengths=[1], prefixes=[6], sizes=(80, 128)),
     "more requests than chunks": dict(lengths=[2] * 10, prefixes=[0, 3] * 5, sizes=(64, 128)),
-    "heads wider than a tile": dict(lengths=[37, 20], prefixes=[0, 3], sizes=None, size=80, d_state=64),
-    "a state of 256": dict(lengths=[20, 17], prefixes=[0, 3], sizes=(64, 256), size=16, d_state=256),
-    "float16": dict(lengths=[37, 20], prefixes=[0, 3], sizes=(80, 128), size=80, d_state=128, dtype="float16"),
+    "heads wider than a tile": dict(
+        lengths=[37, 20], prefixes=[0, 3], sizes=None, size=80, d_state=64
+    ),
+    "a state of 256": dict(
+        lengths=[20, 17], prefixes=[0, 3], sizes=(64, 256), size=16, d_state=256
+    ),
+    "float16": dict(
+        lengths=[37, 20], prefixes=[0, 3], sizes=(80, 128), size=80, d_state=128, dtype="float16"
+    ),
 }
 
 
@@ -83,7 +89,10 @@ def test_what_was_not_measured_gets_safe_tiles(sizes, known, monkeypatch):
 
 def combined():
     """The module of mamba_chunk_scan_combined."""
-    for name in ("sglang.kernels.ops.mamba.triton_ops.ssd_combined", "sglang.srt.layers.attention.mamba.ops.ssd_combined"):
+    for name in (
+        "sglang.kernels.ops.mamba.triton_ops.ssd_combined",
+        "sglang.srt.layers.attention.mamba.ops.ssd_combined",
+    ):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
     raise AssertionError("the release has no mamba_chunk_scan_combined")
@@ -97,8 +106,12 @@ def namespaces(module):
         if one.__name__ in found:
             continue
         found[one.__name__] = vars(one)
-        named = {getattr(value, "__module__", None) for value in vars(one).values() if callable(value)}
-        waiting += [sys.modules[name] for name in named if name and name.startswith(f"{package}.ssd")]
+        named = {
+            getattr(value, "__module__", None) for value in vars(one).values() if callable(value)
+        }
+        waiting += [
+            sys.modules[name] for name in named if name and name.startswith(f"{package}.ssd")
+        ]
     return found.values()
 
 
@@ -123,7 +136,11 @@ def named_kernels():
     found = {}
     for room in namespaces(combined()):
         for kernel in filter(None, map(plain, room.values())):
-            defaults = [name for name, one in kernel.signature.parameters.items() if name.startswith("BLOCK") and one.default is not one.empty]
+            defaults = [
+                name
+                for name, one in kernel.signature.parameters.items()
+                if name.startswith("BLOCK") and one.default is not one.empty
+            ]
             if defaults:
                 found[kernel.fn.__name__] = kernel
     return found
@@ -141,7 +158,9 @@ def launched(monkeypatch, size, d_state, dtype, initial, heads=16, groups=2, chu
             if isinstance(kernel, launches.Recorder):
                 monkeypatch.setattr(kernel, "launches", noted)
             elif isinstance(kernel, tiles.Fixed):
-                monkeypatch.setattr(kernel, "kernel", launches.Recorder(plain(kernel.kernel), noted))
+                monkeypatch.setattr(
+                    kernel, "kernel", launches.Recorder(plain(kernel.kernel), noted)
+                )
             elif name.endswith("_kernel") and plain(kernel):  # others are called by kernels
                 monkeypatch.setitem(room, name, launches.Recorder(plain(kernel), noted))
     monkeypatch.setattr(torch.cuda, "device", lambda *_: contextlib.nullcontext())
@@ -160,9 +179,19 @@ def launched(monkeypatch, size, d_state, dtype, initial, heads=16, groups=2, chu
     return {launch.name: launch for launch in noted}
 
 
-SIZES = [(80, 128), (64, 128), (64, 256), (128, 256)]  # of a head and of a state, as people serve them
+SIZES = [
+    (80, 128),
+    (64, 128),
+    (64, 256),
+    (128, 256),
+]  # of a head and of a state, as people serve them
 NEXT_TO_NOTHING = 8  # bytes: Triton 3.6 spills so much of one scan on sm_100
-SHARED = {80: 99, 90: 227, 100: 227, 120: 99}  # KiB of one block; 99 on sm_86 and sm_89, which run what is compiled for sm_80
+SHARED = {
+    80: 99,
+    90: 227,
+    100: 227,
+    120: 99,
+}  # KiB of one block; 99 on sm_86 and sm_89, which run what is compiled for sm_80
 
 
 @pytest.mark.parametrize("initial", [False, True], ids=["cold", "cached beginnings"])
@@ -181,13 +210,22 @@ def test_measured_tiles_keep_to_registers_and_fit(size, d_state, initial, monkey
     allowed = 72 if (size, d_state) == (80, 128) and initial else 0
     if triton.__version__.startswith("3.4.") and (size, d_state) == (64, 256):
         allowed = 48  # later versions of Triton: none
-    for name in ("_bmm_chunk_fwd_kernel", "_chunk_scan_fwd_kernel", "_chunk_state_fwd_kernel", "_chunk_state_varlen_kernel"):
+    for name in (
+        "_bmm_chunk_fwd_kernel",
+        "_chunk_scan_fwd_kernel",
+        "_chunk_state_fwd_kernel",
+        "_chunk_state_varlen_kernel",
+    ):
         short, *_ = tiles.KERNELS[name]
         tile = tiles.RELEASE[short, 0 if short == "bmm" else size, d_state]
         words = found[name].given | found[name].options
         assert {word: words.get(word) for word in tile} == tile
         made = found[name].compiled(90)
-        assert made.spilled <= allowed and made.shared <= SHARED[90] << 10, (name, made.spilled, made.shared)
+        assert made.spilled <= allowed and made.shared <= SHARED[90] << 10, (
+            name,
+            made.spilled,
+            made.shared,
+        )
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float32"])
@@ -200,7 +238,12 @@ def test_safe_tiles_keep_to_registers_and_fit_every_gpu(capability, kind, monkey
     large = launched(monkeypatch, 80, 256, dtype, True, chunk=256)
     cold, warm = (launched(monkeypatch, 80, 128, dtype, initial) for initial in (False, True))
     changed = [launch for launch in warm.values() if launch.given.get("HAS_INITSTATES")]
-    for launch in [*cold.values(), *changed, large["_chunk_scan_fwd_kernel"], large["_chunk_cumsum_fwd_kernel"]]:
+    for launch in [
+        *cold.values(),
+        *changed,
+        large["_chunk_scan_fwd_kernel"],
+        large["_chunk_cumsum_fwd_kernel"],
+    ]:
         made = launch.compiled(capability)
         assert made.spilled <= NEXT_TO_NOTHING and made.shared <= SHARED[capability] << 10, (
             launch.name, made.spilled, made.shared,

@@ -4,7 +4,14 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
 
-SHAPES = {"rows of 16": (5, 1040), "one program to the full": (4096,), "odd": (3, 7, 61), "less than a block": (15,), "one": (1,), "programs": (9, 1111)}
+SHAPES = {
+    "rows of 16": (5, 1040),
+    "one program to the full": (4096,),
+    "odd": (3, 7, 61),
+    "less than a block": (15,),
+    "one": (1,),
+    "programs": (9, 1111),
+}
 CASES = {
     f"{name}, {dtype}": dict(shape=shape, dtype=dtype)
     for name, shape in SHAPES.items()
@@ -97,7 +104,9 @@ def test_the_kernel_spills_nothing_and_moves_16_bytes_at_once(kind, wide, capabi
 
     signature = {"x_ptr": f"*{kind}", "y_ptr": f"*{kind}", "total": "i32"}
     constexprs, options = {"BLOCK": relu2.BLOCK}, {"num_warps": 4}
-    made = compiled(relu2._relu2_kernel, signature, constexprs, options, capability, aligned=list(signature))
+    made = compiled(
+        relu2._relu2_kernel, signature, constexprs, options, capability, aligned=list(signature)
+    )
     assert made.spilled == 0 and made.registers <= 64 and made.shared == 0, made
     assert made.ptx.count("ld.global.v4.b32") == made.ptx.count("st.global.v4.b32") == wide
     assert "mul.ftz" not in made.ptx and "mul.rn.ftz" not in made.ptx

@@ -40,7 +40,9 @@ def compiled(kernel, signature, constexprs, options=None, capability=90, aligned
         constexprs=constexprs,
         attrs={(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options or {}))
+    made = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options=dict(options or {})
+    )
     ptx = made.asm["ptx"]
     said = _assemble(ptx, capability, fused=made.metadata.enable_fp_fusion)
     return Compiled(
@@ -62,7 +64,15 @@ def _assemble(ptx, capability, fused):
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
-        command = [tool.path, "-v", f"--fmad={str(fused).lower()}", f"--gpu-name={target}", source, "-o", Path(folder, "kernel")]
+        command = [
+            tool.path,
+            "-v",
+            f"--fmad={str(fused).lower()}",
+            f"--gpu-name={target}",
+            source,
+            "-o",
+            Path(folder, "kernel"),
+        ]
         done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stderr

@@ -31,12 +31,20 @@ class Launch:
     def compiled(self, capability):
         """host.compiled.compiled of the kernel as Triton would specialise it for this launch."""
         fixed = {self.kernel.arg_names[place] for place in self.kernel.constexprs}
-        values = {name: parameter.default for name, parameter in self.kernel.signature.parameters.items()} | self.given
-        constants = {name: value for name, value in values.items() if name in fixed or value is None or isinstance(value, int) and value == 1}
+        values = {
+            name: parameter.default for name, parameter in self.kernel.signature.parameters.items()
+        } | self.given
+        constants = {
+            name: value
+            for name, value in values.items()
+            if name in fixed or value is None or isinstance(value, int) and value == 1
+        }
         values = {name: value for name, value in values.items() if name not in constants}
         signature = {name: _type(value) for name, value in values.items()}
         aligned = [name for name, value in values.items() if _divided(value)]
-        return compiled.compiled(self.kernel, signature, constants, self.options, capability, aligned)
+        return compiled.compiled(
+            self.kernel, signature, constants, self.options, capability, aligned
+        )
 
 
 def _type(value):
@@ -66,5 +74,13 @@ class Recorder:
 
     def _note(self, *args, **words):
         names = self.kernel.arg_names
-        given = dict(zip(names, args)) | {name: value for name, value in words.items() if name in names}
-        self.launches.append(Launch(self.kernel, given, {name: value for name, value in words.items() if name not in names}))
+        given = dict(zip(names, args)) | {
+            name: value for name, value in words.items() if name in names
+        }
+        self.launches.append(
+            Launch(
+                self.kernel,
+                given,
+                {name: value for name, value in words.items() if name not in names},
+            )
+        )

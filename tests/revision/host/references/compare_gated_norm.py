@@ -21,7 +21,10 @@ def rank_of(module, rank, ranks):
 
 def made(hidden, groups, rank, ranks):
     """The layer of one rank, in float32, as a model builds it."""
-    release.get_tensor_model_parallel_world_size, release.get_tensor_model_parallel_rank = lambda: ranks, lambda: rank
+    release.get_tensor_model_parallel_world_size, release.get_tensor_model_parallel_rank = (
+        lambda: ranks,
+        lambda: rank,
+    )
     return release.Mixer2RMSNormGated(hidden, groups, eps=EPS)
 
 
@@ -35,7 +38,10 @@ def compare(tokens, groups, size, ranks=1, dtype="float32", wide=None, multiproc
     layernorm_gated._get_sm_count = lambda device: multiprocessors  # 0.5.8 and later ask
     torch.manual_seed(3)
     dtype, hidden = getattr(torch, dtype), groups * size
-    y, projected = torch.randn(tokens, hidden).to(dtype), torch.randn(tokens, wide or hidden).to(dtype)
+    y, projected = (
+        torch.randn(tokens, hidden).to(dtype),
+        torch.randn(tokens, wide or hidden).to(dtype),
+    )
     y[0] *= 1e-4  # where EPS matters
     gate, weight = projected[:, :hidden], (1 + torch.randn(hidden) / 4).to(dtype)
     expected = mamba2.gated_group_norm(y.double(), gate.double(), weight.double(), groups, EPS)

@@ -35,7 +35,11 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__
         if name in ("clone", "cat"):
-            turned = name == "clone" and args[0].stride(-1) != made.stride(-1) and made.numel() > len(made)
+            turned = (
+                name == "clone"
+                and args[0].stride(-1) != made.stride(-1)
+                and made.numel() > len(made)
+            )
             self.names.append("turned " * turned + name)
         return made
 
@@ -54,7 +58,9 @@ class CudaConvolution(ModuleType):
         self.calls += 1
         for i, slot in enumerate(slots.tolist()):
             rows, old = x[:, starts[i] : starts[i + 1]], states[slot] * has_state[i]
-            found, new = mamba2.causal_convolution(rows.T.float(), weight.float(), None, old.float())
+            found, new = mamba2.causal_convolution(
+                rows.T.float(), weight.float(), None, old.float()
+            )
             rows.copy_(found.T)
             states[slot] = new
 
@@ -66,7 +72,10 @@ def set_up_on_nvidia() -> CudaConvolution:
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
 
     made = CudaConvolution()
-    with mock.patch.dict(sys.modules, sgl_kernel=made), mock.patch.object(utils, "is_cuda", lambda: True):
+    with (
+        mock.patch.dict(sys.modules, sgl_kernel=made),
+        mock.patch.object(utils, "is_cuda", lambda: True),
+    ):
         importlib.reload(hybrid_linear_attn_backend)
     return made
 
@@ -74,7 +83,9 @@ def set_up_on_nvidia() -> CudaConvolution:
 CUDA = set_up_on_nvidia()
 
 
-def compare(lengths: list[int], prefixes: list[int], rows: int = 0, **changes: int) -> dict[str, Any]:
+def compare(
+    lengths: list[int], prefixes: list[int], rows: int = 0, **changes: int
+) -> dict[str, Any]:
     """New tokens and cached ones of each request; more `rows`, if any, are of no request.
 
     Returns the names of the copies `before` the mixer's states are needed and `behind`, `cuda`: how
@@ -82,7 +93,11 @@ def compare(lengths: list[int], prefixes: list[int], rows: int = 0, **changes: i
     `untouched`: whether nobody's states stayed as they were.
     """
     torch.manual_seed(2)
-    layer, count, prefix = compare_tracked_gdn.layer_on_one_stream(**changes), len(lengths), torch.tensor(prefixes)
+    layer, count, prefix = (
+        compare_tracked_gdn.layer_on_one_stream(**changes),
+        len(lengths),
+        torch.tensor(prefixes),
+    )
     starts = [sum(lengths[:i]) for i in range(count + 1)]
     batch = graph.prefill_batch(
         starts[-1],
@@ -125,7 +140,9 @@ def compare(lengths: list[int], prefixes: list[int], rows: int = 0, **changes: i
             part = slice(starts[i], starts[i + 1])
             old = before[0][i + 1] * bool(prefixes[i]), before[1][i + 1]
             found = output[part], conv[i + 1], state[i + 1]
-            differences += compare_tracked_gdn.apart(found, gdn.net(layer, hidden_states[part], *old))
+            differences += compare_tracked_gdn.apart(
+                found, gdn.net(layer, hidden_states[part], *old)
+            )
     return dict(
         before=copies.names[: sizes[0]],
         behind=copies.names[sizes[0] : sizes[1]],
@@ -146,7 +163,10 @@ def split_last(tokens: int) -> bool:
     qkvz = torch.empty(tokens, heads * sum(parts), dtype=torch.int8)
     ba = torch.empty(tokens, heads * 2 * ratio, dtype=torch.int8)
     qkvz[-1].random_(), ba[-1].random_()
-    outputs = [torch.empty(tokens, heads * n, dtype=torch.int8) for n in (sum(parts[:3]), parts[3], ratio, ratio)]
+    outputs = [
+        torch.empty(tokens, heads * n, dtype=torch.int8)
+        for n in (sum(parts[:3]), parts[3], ratio, ratio)
+    ]
 
     def set_grid_idx(x, y, z):
         builder.grid_idx = (tokens - 1, y, z)

@@ -8,7 +8,23 @@ standin_packages.install()
 import torch  # noqa: E402
 from sglang.srt.layers import activation  # noqa: E402
 
-EDGES = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 1e-38, -1e-38, 1e-22, 1e-23, 3e38, 255.9, 256.1, 2e-4]
+EDGES = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    1e-38,
+    -1e-38,
+    1e-22,
+    1e-23,
+    3e38,
+    255.9,
+    256.1,
+    2e-4,
+]
 
 
 class OnGpu(torch.Tensor):
@@ -21,8 +37,15 @@ def values(shape, dtype):
     """Numbers over the dtype's whole range, denormal ones too, and EDGES."""
     torch.manual_seed(1)
     count = torch.Size(shape).numel()
-    least, most = {torch.bfloat16: (-135, 128), torch.float16: (-26, 16), torch.float32: (-150, 128)}[dtype]
-    made = torch.randn(count, dtype=torch.float64) * torch.empty(count, dtype=torch.float64).uniform_(least, most).exp2()
+    least, most = {
+        torch.bfloat16: (-135, 128),
+        torch.float16: (-26, 16),
+        torch.float32: (-150, 128),
+    }[dtype]
+    made = (
+        torch.randn(count, dtype=torch.float64)
+        * torch.empty(count, dtype=torch.float64).uniform_(least, most).exp2()
+    )
     edges = torch.tensor(EDGES[:count], dtype=torch.float64)
     made[: len(edges)] = edges
     return made.to(dtype).view(shape)

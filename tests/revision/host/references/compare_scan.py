@@ -32,7 +32,21 @@ def small(chunk, **tile):
         mamba2_scan._known_shape.cache_clear()
 
 
-def kernels(lengths, prefixes, chunk=16, size=48, d_state=32, heads=4, groups=2, tail=0, tracked=None, alone=(), dtype="float32", pool="float32", **tile):
+def kernels(
+    lengths,
+    prefixes,
+    chunk=16,
+    size=48,
+    d_state=32,
+    heads=4,
+    groups=2,
+    tail=0,
+    tracked=None,
+    alone=(),
+    dtype="float32",
+    pool="float32",
+    **tile,
+):
     """The three kernels on columns of wider tensors with `tail` rows of NaN behind the batch. tracked: rows of each request
     behind which its state is kept too. alone: requests to scan once more, without the others.
 
@@ -40,9 +54,13 @@ def kernels(lengths, prefixes, chunk=16, size=48, d_state=32, heads=4, groups=2,
     many slots and rows that nobody owns have changed; `alone`: how many values differ from those among others.
     """
     torch.manual_seed(5)
-    values = compare_ssd.drawn(lengths, prefixes, size, d_state, getattr(torch, dtype), heads, groups)
+    values = compare_ssd.drawn(
+        lengths, prefixes, size, d_state, getattr(torch, dtype), heads, groups
+    )
     x, dt, a, b, c, d, bias, states = values
-    wide = torch.full((sum(lengths) + tail, heads * size + 2 * groups * d_state), float("nan"), dtype=x.dtype)
+    wide = torch.full(
+        (sum(lengths) + tail, heads * size + 2 * groups * d_state), float("nan"), dtype=x.dtype
+    )
     wide[: len(x)] = torch.cat([x.flatten(1), b.flatten(1), c.flatten(1)], -1)
     steps = torch.full((len(wide), 3 * heads), float("nan"), dtype=x.dtype)
     steps[: len(x), -heads:] = dt
@@ -54,25 +72,71 @@ def kernels(lengths, prefixes, chunk=16, size=48, d_state=32, heads=4, groups=2,
     before = before.to(getattr(torch, pool))
     states = torch.where(warm[:, None, None, None], before[own.long()].float(), 0)
     if pool != "float32":
-        before[own[~warm].long()] = float("nan")  # what a request does not go on from may be anything
+        before[own[~warm].long()] = float(
+            "nan"
+        )  # what a request does not go on from may be anything
     kept, out = before.clone(), torch.full((len(wide), heads, size), 7.0, dtype=x.dtype)
-    scan(wide, steps, a, d, bias, kept, out, lengths, own, also, warm, chunk, size, d_state, groups, tracked, TILE | tile)
+    scan(
+        wide,
+        steps,
+        a,
+        d,
+        bias,
+        kept,
+        out,
+        lengths,
+        own,
+        also,
+        warm,
+        chunk,
+        size,
+        d_state,
+        groups,
+        tracked,
+        TILE | tile,
+    )
     wanted = compare_ssd.expected(lengths, *values[:-1], states)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     worst = 0.0
     for i, rows in enumerate(tracked or ()):
         if rows:
             part = slice(starts[i], starts[i] + rows)
-            _, state = compare_ssd.expected([rows], x[part], dt[part], a, b[part], c[part], d, bias, states[i : i + 1])
+            _, state = compare_ssd.expected(
+                [rows], x[part], dt[part], a, b[part], c[part], d, bias, states[i : i + 1]
+            )
             worst = max(worst, (kept[also[i].item()] - state[0]).abs().max().item())
     written = {*own.tolist(), *(slot for slot, rows in zip(also.tolist(), tracked or ()) if rows)}
-    changed = sum(not torch.equal(kept[slot], before[slot]) for slot in range(len(before)) if slot not in written and not before[slot].isnan().any())
+    changed = sum(
+        not torch.equal(kept[slot], before[slot])
+        for slot in range(len(before))
+        if slot not in written and not before[slot].isnan().any()
+    )
     apart = 0
     for i in alone:
         rows = slice(starts[i], starts[i] + lengths[i])
         single, made = before.clone(), torch.empty_like(out[rows])
-        scan(wide[rows], steps[rows], a, d, bias, single, made, lengths[i : i + 1], own[i : i + 1], also[i : i + 1], warm[i : i + 1], chunk, size, d_state, groups, tracked and tracked[i : i + 1], TILE | tile)
-        apart += (made != out[rows]).sum().item() + (single[own[i].item()] != kept[own[i].item()]).sum().item()
+        scan(
+            wide[rows],
+            steps[rows],
+            a,
+            d,
+            bias,
+            single,
+            made,
+            lengths[i : i + 1],
+            own[i : i + 1],
+            also[i : i + 1],
+            warm[i : i + 1],
+            chunk,
+            size,
+            d_state,
+            groups,
+            tracked and tracked[i : i + 1],
+            TILE | tile,
+        )
+        apart += (made != out[rows]).sum().item() + (
+            single[own[i].item()] != kept[own[i].item()]
+        ).sum().item()
         if tracked and tracked[i]:
             apart += (single[also[i].item()] != kept[also[i].item()]).sum().item()
     return dict(
@@ -84,13 +148,38 @@ def kernels(lengths, prefixes, chunk=16, size=48, d_state=32, heads=4, groups=2,
     )
 
 
-def scan(wide, steps, a, d, bias, pool, out, lengths, own, also, warm, chunk, size, d_state, groups, tracked, tile):
+def scan(
+    wide,
+    steps,
+    a,
+    d,
+    bias,
+    pool,
+    out,
+    lengths,
+    own,
+    also,
+    warm,
+    chunk,
+    size,
+    d_state,
+    groups,
+    tracked,
+    tile,
+):
     """Launch the kernels on (rows, heads * size + 2 * groups * d_state) and on (rows, ...), whose last columns are dt."""
     heads = len(a)
     x, b, c = wide.split([heads * size, groups * d_state, groups * d_state], -1)
-    plan = ssd.plan(lengths, chunk, torch.device("cpu"), (tracked, also.tolist()) if tracked else None)
+    plan = ssd.plan(
+        lengths, chunk, torch.device("cpu"), (tracked, also.tolist()) if tracked else None
+    )
     shape = ssd.Shape.of(heads, groups, size, d_state, chunk)
-    cut = x.unflatten(-1, (heads, size)), b.unflatten(-1, (groups, d_state)), c.unflatten(-1, (groups, d_state)), steps[:, -heads:]
+    cut = (
+        x.unflatten(-1, (heads, size)),
+        b.unflatten(-1, (groups, d_state)),
+        c.unflatten(-1, (groups, d_state)),
+        steps[:, -heads:],
+    )
     launches = ssd.Launches(shape, plan, *cut, a, d, bias, out, pool, own, warm)
     launches.steps()
     launches.states(tile["states"])
@@ -109,7 +198,10 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
     backend.get_server_args = backend.get_global_server_args = lambda: arguments
     torch.manual_seed(2)
     made, count = compare_mamba2.layer().mixer, len(lengths)
-    conv, ssm = torch.randn(count + 3, made.conv_dim, 3), torch.randn(count + 3, made.num_heads, made.head_dim, made.ssm_state_size)
+    conv, ssm = (
+        torch.randn(count + 3, made.conv_dim, 3),
+        torch.randn(count + 3, made.num_heads, made.head_dim, made.ssm_state_size),
+    )
     before = conv.clone(), ssm.clone()
     starts, prefix = [sum(lengths[:i]) for i in range(count)], torch.tensor(prefixes)
     batch = graph.prefill_batch(
@@ -118,17 +210,31 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
         extend_seq_lens_cpu=lengths, extend_prefix_lens_cpu=prefixes,
     )  # fmt: skip
     linear = compare_mamba2.backend(conv, ssm)
-    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = conv.shape, False, False
+    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = (
+        conv.shape,
+        False,
+        False,
+    )
     linear.init_forward_metadata(batch)
     hidden_states = torch.randn(sum(lengths), 128)
     output = torch.full_like(hidden_states, float("nan"))
-    words = dict(mixer=made, hidden_states=hidden_states, output=output, layer_id=compare_mamba2.LAYER, use_triton_causal_conv=True)
+    words = dict(
+        mixer=made,
+        hidden_states=hidden_states,
+        output=output,
+        layer_id=compare_mamba2.LAYER,
+        use_triton_causal_conv=True,
+    )
     if "forward_batch" in type(linear).forward.__annotations__:  # from 0.5.13
         words["forward_batch"] = batch
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
     if release:
         os.environ["SGLANG_MAMBA2_SCAN"] = "release"
-    with torch.no_grad(), compare_ssd.Launches() as launches, small(chunk, **tile) if mamba2_scan else contextlib.nullcontext():
+    with (
+        torch.no_grad(),
+        compare_ssd.Launches() as launches,
+        small(chunk, **tile) if mamba2_scan else contextlib.nullcontext(),
+    ):
         linear.forward(**words)
     differences = []
     with torch.no_grad():
@@ -136,7 +242,9 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
             old = [state[i] if prefixes[i - 1] else torch.zeros_like(state[i]) for state in before]
             wanted = mamba2.mixer(made, hidden_states[start : start + length], *old)
             found = output[start : start + length], conv[i], ssm[i]
-            differences.append([(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)])
+            differences.append(
+                [(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
+            )
     output, *states = (max(column) for column in zip(*differences, strict=True))
     others = [0, *range(count + 1, len(conv))]
     return dict(
@@ -152,15 +260,22 @@ def tracked(chunk=16, **case):
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
     with compare_ssd.Launches() as launches, small(chunk):
         found = compare_tracked.compare(**case)
-    return found | dict(launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name])
+    return found | dict(
+        launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name]
+    )
 
 
 def split_op(chunk=16, **case):
     """compare_mamba2's comparison, likewise."""
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
-    with compare_ssd.Launches() as launches, small(chunk) if mamba2_scan else contextlib.nullcontext():
+    with (
+        compare_ssd.Launches() as launches,
+        small(chunk) if mamba2_scan else contextlib.nullcontext(),
+    ):
         found = compare_mamba2.compare(**case)
-    return found | dict(launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name])
+    return found | dict(
+        launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name]
+    )
 
 
 def compare(how, **case):

@@ -51,7 +51,9 @@ class Launches:
 def metadata_class():
     for name in ("mamba2_metadata", "mamba"):
         try:
-            return importlib.import_module(f"sglang.srt.layers.attention.mamba.{name}").Mamba2Metadata
+            return importlib.import_module(
+                f"sglang.srt.layers.attention.mamba.{name}"
+            ).Mamba2Metadata
         except (ImportError, AttributeError):
             pass
     raise ImportError("no Mamba2Metadata")
@@ -60,14 +62,24 @@ def metadata_class():
 def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
     """Tensors of a layer's prefill, and the states that its requests go on from (zero for those without a prefix)."""
     tokens, states = sum(lengths), torch.randn(len(lengths), heads, size, d_state)
-    x, b, c = (torch.randn(tokens, *shape).to(dtype) for shape in ((heads, size), (groups, d_state), (groups, d_state)))
-    dt, bias, a, d = torch.randn(tokens, heads).to(dtype), torch.randn(heads), -2 * torch.rand(heads), torch.randn(heads)
+    x, b, c = (
+        torch.randn(tokens, *shape).to(dtype)
+        for shape in ((heads, size), (groups, d_state), (groups, d_state))
+    )
+    dt, bias, a, d = (
+        torch.randn(tokens, heads).to(dtype),
+        torch.randn(heads),
+        -2 * torch.rand(heads),
+        torch.randn(heads),
+    )
     return x, dt, a, b, c, d, bias, states * (torch.tensor(prefixes) > 0)[:, None, None, None]
 
 
 def expected(lengths, x, dt, a, b, c, d, bias, states):
     """The recurrence in float64: outputs of all requests, and the state of each behind its last token."""
-    x, dt, a, b, c, d, bias, states = (tensor.double() for tensor in (x, dt, a, b, c, d, bias, states))
+    x, dt, a, b, c, d, bias, states = (
+        tensor.double() for tensor in (x, dt, a, b, c, d, bias, states)
+    )
     step, rows, made = F.softplus(dt + bias), 0, []
     for length, state in zip(lengths, states, strict=True):
         part = slice(rows, rows + length)
@@ -90,7 +102,9 @@ def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32",
     warm = any(prefixes)
     indices = offsets = None
     if warm:
-        indices, offsets = metadata_class()._query_start_loc_to_chunk_indices_offsets(cu, chunk, sum(lengths))
+        indices, offsets = metadata_class()._query_start_loc_to_chunk_indices_offsets(
+            cu, chunk, sum(lengths)
+        )
     out = torch.full_like(x, float("nan"))
     with Launches() as launches:
         left = mamba_scan()(
@@ -101,12 +115,21 @@ def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32",
             out=out[None], state_dtype=torch.float32,
         )  # fmt: skip
     wanted = expected(lengths, *values)
-    given = {kernel.__name__: {name: value for name, value in words.items() if tables and name in tables.get(kernel.__name__, ())} for kernel, words in launches.seen}
+    given = {
+        kernel.__name__: {
+            name: value
+            for name, value in words.items()
+            if tables and name in tables.get(kernel.__name__, ())
+        }
+        for kernel, words in launches.seen
+    }
     return dict(
         output=(out - wanted[0]).abs().max().item(),
         state=(left - wanted[1]).abs().max().item(),
         timed=sorted(set(launches.timed)),
-        defaulted=sorted({kernel.__name__ for kernel, words in launches.seen if defaults(kernel) - words.keys()}),
+        defaulted=sorted(
+            {kernel.__name__ for kernel, words in launches.seen if defaults(kernel) - words.keys()}
+        ),
         given=given,
         tables=tables,
     )
@@ -121,7 +144,11 @@ def defaults(kernel):
     import inspect
 
     parameters = inspect.signature(kernel).parameters
-    return {name for name, one in parameters.items() if name.startswith("BLOCK") and one.default is not one.empty}
+    return {
+        name
+        for name, one in parameters.items()
+        if name.startswith("BLOCK") and one.default is not one.empty
+    }
 
 
 def choose(sizes):
@@ -135,7 +162,10 @@ def choose(sizes):
 
     tiles.of_release = of_release
     blocks = {name: of_release(short, 0, 0, 4, None) for name, (short, *_) in tiles.KERNELS.items()}
-    return {name: {word: size for word, size in tile.items() if word.startswith("BLOCK")} for name, tile in blocks.items()}
+    return {
+        name: {word: size for word, size in tile.items() if word.startswith("BLOCK")}
+        for name, tile in blocks.items()
+    }
 
 
 if __name__ == "__main__":
