@@ -332,8 +332,6 @@ def test_a_head_is_split_into_powers_of_two(size, parts):
 SERVED = {
     (80, 128): (128, 8),
     (64, 128): (64, 8),
-    (64, 256): (128, 2),
-    (128, 256): (32, 2),
 }  # heads and groups on one rank
 
 
@@ -359,8 +357,8 @@ def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float3
         torch.empty(4, heads, size, d_state, dtype=getattr(torch, pool)), torch.empty(2, dtype=torch.int32), torch.empty(2, dtype=torch.bool),
     )  # fmt: skip
     made.steps()
-    made.states(tiles.own.__wrapped__("states", size, d_state, heads, dtype.itemsize, cpu))
-    made.scan(tiles.own.__wrapped__("scan", size, d_state, heads, dtype.itemsize, cpu))
+    made.states(tiles.own.__wrapped__("states", size, d_state, dtype.itemsize, cpu))
+    made.scan(tiles.own.__wrapped__("scan", size, d_state, dtype.itemsize, cpu))
     return {launch.name: launch for launch in noted}
 
 
@@ -371,7 +369,7 @@ def spilled(name, size):
     if name != "_scan_kernel":
         return 0
     old = triton.__version__.startswith("3.4.")
-    return {80: 80 if old else 8, 128: 160}.get(size, 8)
+    return 80 if old and size == 80 else 8
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
