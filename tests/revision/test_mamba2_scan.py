@@ -357,8 +357,8 @@ def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float3
         torch.empty(4, heads, size, d_state, dtype=getattr(torch, pool)), torch.empty(2, dtype=torch.int32), torch.empty(2, dtype=torch.bool),
     )  # fmt: skip
     made.steps()
-    made.states(tiles.own.__wrapped__("states", size, d_state, dtype.itemsize, cpu))
-    made.scan(tiles.own.__wrapped__("scan", size, d_state, dtype.itemsize, cpu))
+    made.states(tiles.own.__wrapped__("states", heads, size, d_state, dtype.itemsize, cpu))
+    made.scan(tiles.own.__wrapped__("scan", heads, size, d_state, dtype.itemsize, cpu))
     return {launch.name: launch for launch in noted}
 
 

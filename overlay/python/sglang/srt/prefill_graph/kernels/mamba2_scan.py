@@ -59,7 +59,7 @@ def _known_shape(heads: int, groups: int, size: int, d_state: int) -> ssd.Shape 
 def _tiles(shape: ssd.Shape, x: torch.Tensor) -> tuple[tiles.Tile, tiles.Tile] | None:
     """Of the two large kernels; None where one was not compared. Heads at once share a group."""
     found = [
-        tiles.own(name, shape.size, shape.d_state, x.element_size(), x.device)
+        tiles.own(name, shape.heads, shape.size, shape.d_state, x.element_size(), x.device)
         for name in ("states", "scan")
     ]
     if not found[0] or not found[1]:
