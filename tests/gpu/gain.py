@@ -333,15 +333,12 @@ class Visit:
     def measure(self) -> None:
         self.entry |= self._ask("start", START_S)
         self._say(f"started in {self.entry['start_s']} s")
-        self._ask(
-            "rounds",
-            WARM_UP_S,
-            shapes=self.shapes,
-            first=-WARM_UP,
-            count=WARM_UP,
-            seconds=WARM_UP_S,
-        )
-        self._say(f"{WARM_UP} rounds of warm-up")
+        words = dict(shapes=self.shapes, first=-WARM_UP, count=WARM_UP, seconds=WARM_UP_S)
+        spans = self._ask("rounds", WARM_UP_S, **words)["ms"]
+        # In order: what a server's first requests of a shape wait for, kernels that compile or are timed.
+        self.entry["warm_up_ms"] = spans
+        firsts = ", ".join(f"{shape} {found[0]:.0f}" for shape, found in spans.items() if found)
+        self._say(f"{WARM_UP} rounds of warm-up; first calls, ms: {firsts}")
         self._rounds()
         self._loads()
         for shape in self.shapes:

@@ -40,7 +40,7 @@ import triton
 Settings = dict[str, Any]
 BYTES_PER_US, OPERATIONS_PER_US = 4.3e6, 790e6  # what an H200 reaches in bfloat16
 CHUNK, WIDTH = 64, 4  # tokens of a chunk; taps of the convolution
-LAYERS = 36  # of this kind in Qwen3-Next
+LAYERS = 36  # of this kind in Qwen3-Next; 48 in Qwen3.5-27B, 30 in Qwen3.5-35B-A3B
 REPEATS, REPLAYS = 10, 7
 KEPT_HERE, KEPT_ELSEWHERE = 6, 3  # settings that are tried again: with these heads, and with fewer
 THREADS = 12  # that compile
@@ -717,11 +717,9 @@ def shapes(tiny: bool) -> list[Sizes]:
     if tiny:
         return [Sizes(70, 1, 1, 2, 32), Sizes(70, 2, 1, 2, 32)]
     cases = [(2048, 1), (2048, 8), (512, 1), (512, 8), (4096, 1), (4096, 8)]
-    return [
-        Sizes(tokens, requests, 16 // tp, 32 // tp)
-        for tp in (1, 2, 4)
-        for tokens, requests in cases
-    ]
+    # Of Qwen3-Next and Qwen3.5-35B-A3B, of Qwen3.5-27B, and of the first two under tensor parallelism.
+    heads = ((16, 32), (16, 48), (8, 16), (4, 8))
+    return [Sizes(tokens, requests, *pair) for pair in heads for tokens, requests in cases]
 
 
 def main(words: list[str] | None = None) -> int:
