@@ -4,7 +4,8 @@
 Small models with real random weights answer the prompts of cases.py, eagerly, in four engines: one
 of the untouched tree, one of the patched tree that is told to take the release's own scan, and two
 of the patched tree as it is. These two must agree with the others within the limits of compare.py,
-and with each other bit for bit. Writes RESULTS/agree.json. Exit code 0: all agree.
+and with each other bit for bit. A dense NemotronH is computed in float64 too: the patched tree may
+be no farther from it than the untouched one. Writes RESULTS/agree.json. Exit code 0: all agree.
 
 A release that leaves wrong states in the prefix cache (docs/proof.md) can be held against its own
 scan in the patched tree alone: --against release-scan.
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -35,6 +37,7 @@ HERE = Path(__file__).resolve().parent
 RESULT = "agree.json"
 KERNELS_S = 150  # longest wait for the attention kernels that all engines load
 UNTOUCHED, RELEASE_SCAN, PATCHED, AGAIN = "untouched", "release-scan", "patched", "patched-again"
+NEAR = 1.05  # times the untouched tree's distance from float64: the two round other numbers
 SWITCH = {"SGLANG_MAMBA2_SCAN": "release"}  # kernels/mamba2_scan.py of the overlay
 
 
@@ -127,13 +130,11 @@ def agree(place: launch.Place, options: argparse.Namespace, tree: Path, model: s
         )
         checks = [compare.Verdict("every engine answered", False, why)]
     else:
-        checks = compared(
-            model,
-            {
-                name: json.loads(Path(job.plan["out"]).read_text())["passes"]
-                for name, job in jobs.items()
-            },
-        )
+        answers = {
+            name: json.loads(Path(job.plan["out"]).read_text())["passes"]
+            for name, job in jobs.items()
+        }
+        checks = compared(model, answers, _sums(place, model, jobs))
     return {
         "model": model,
         "seconds": round(time.time() - began),
@@ -159,15 +160,56 @@ def _job(
     return launch.Job(f"agree.{model}.{name}", HERE / "engine.py", plan, options.engine_limit)
 
 
-def compared(model: str, answers: dict[str, dict]) -> list[compare.Verdict]:
-    """The patched passes against every reference's, and against the other patched engine's."""
+def _sums(place: launch.Place, model: str, jobs: dict[str, launch.Job]) -> dict[str, dict]:
+    """Each engine's distance from the model in float64; empty for models that are not computed so."""
+    config = models.MODELS[model]
+    if config["model_type"] != "nemotron_h" or models.has_router(config):
+        return {}
+    out = place.out / f"agree.{model}.sums.json"
+    words = [f"{name}={job.plan['out']}" for name, job in jobs.items() if name != AGAIN]
+    script = [place.python, str(HERE / "nemotron_sums.py"), jobs[PATCHED].plan["model"], str(out)]
+    subprocess.run([*script, *words], env=place.environment(), check=True)
+    return json.loads(out.read_text())
+
+
+def compared(
+    model: str, answers: dict[str, dict], sums: dict[str, dict] | None = None
+) -> list[compare.Verdict]:
+    """The patched passes against every reference's, and against the other patched engine's.
+
+    sums: each engine's distance from the model in float64, as nemotron_sums.py writes it.
+    """
     limits = compare.without(models.has_router(models.MODELS[model]))
     found = [
-        compare.same_answers(f"agrees with {name}, {part}", answers[PATCHED][part], kept, limits)
+        compare.same_answers(
+            f"agrees with {name}, {part}", answers[PATCHED][part], kept, _apart(limits, name, sums)
+        )
         for name in answers if name not in (PATCHED, AGAIN)
         for part, kept in answers[name].items()
     ]  # fmt: skip
-    return [*found, same_bits(answers[PATCHED], answers[AGAIN])]
+    found.append(same_bits(answers[PATCHED], answers[AGAIN]))
+    return [*found, *([as_near(sums)] if sums and UNTOUCHED in sums else [])]
+
+
+def _apart(limits: compare.Limits, name: str, sums: dict[str, dict] | None) -> compare.Limits:
+    """Untouched kernels round in other places: both are as far from the model as rounding takes them.
+
+    So the two may be as far from each other, in the mean, as two such distances: 1.5 times one.
+    """
+    if name != UNTOUCHED or not sums:
+        return limits
+    mean = max(limits.mean, round(1.5 * sums[UNTOUCHED]["mean"], 4))
+    why = f"{limits.why}; {mean} in the mean, 1.5 times the untouched tree's own distance from float64"
+    return replace(limits, mean=mean, why=why)
+
+
+def as_near(sums: dict[str, dict]) -> compare.Verdict:
+    """Whether the patched tree is as near to the model in float64 as the untouched one."""
+    mine, other = sums[PATCHED]["mean"], sums[UNTOUCHED]["mean"]
+    why = f"{mine:.5f} from float64 in the mean, the untouched tree {other:.5f}; allowed is {NEAR} times that"
+    return compare.Verdict(
+        "as near to float64 as the untouched tree", mine <= NEAR * other, why, sums
+    )
 
 
 def same_bits(left: dict, right: dict) -> compare.Verdict:

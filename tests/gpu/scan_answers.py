@@ -134,7 +134,7 @@ def _request(
     )  # fmt: skip
     step = torch.nn.functional.softplus(part["dt"] + inputs["dt_bias"].double())
     total = (step * inputs["a"].double()).cumsum(0)
-    weight = torch.einsum("lhn,mhn->lmh", c, b) * _past(total) * step[None]
+    weight = torch.einsum("lhn,mhn->lmh", c, b) * past(total) * step[None]
     y = torch.einsum("lmh,mhp->lhp", weight, x) + inputs["d"].double()[None, :, None] * x
     y += total.exp()[..., None] * torch.einsum("lhn,hpn->lhp", c, start)
 
@@ -146,7 +146,7 @@ def _request(
     return y.flatten(1), state(len(x)), state(keep) if keep else start
 
 
-def _past(total: torch.Tensor) -> torch.Tensor:
+def past(total: torch.Tensor) -> torch.Tensor:
     """exp(A_l - A_m) for m <= l, else 0. total: (rows, heads); returns (rows, rows, heads)."""
     later = torch.ones(len(total), len(total), device=total.device, dtype=torch.bool).triu(1)
     return (total[:, None] - total[None]).masked_fill(later[..., None], -torch.inf).exp()
