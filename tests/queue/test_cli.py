@@ -115,7 +115,9 @@ def test_apply_of_several_releases_prints_a_line_for_each(run):
     run.project.warm()
     run.project.edit("series", "==9.9.1", ">=9.9")
     code, out, _ = run("apply", "--all")
-    assert code == 0 and [line.partition(",")[0] for line in out.splitlines()] == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+    laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
+    assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+    assert out.splitlines()[-1] == "next: `scripts/nox build v9.9.1 v9.9.2` makes their wheels"
     assert run("apply", "--all", "--verbose")[1].count("tree sha256:") == 2
 
 
@@ -125,10 +127,29 @@ def test_the_real_queues_apply_is_one_screen():
         assert len(queue.select(pin.version)) + 7 <= 40, "the lines below them, and a screen"
 
 
-def test_apply_ends_with_the_next_command(run):
-    for _ in range(2):
-        code, out, _ = run("apply")
-        assert code == 0 and "next: `nox -s build -- v9.9.1`" in out.splitlines()[-2] and "install" in out.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("words", "following"),
+    [
+        (("apply",), "`scripts/nox build v9.9.1` makes its wheel"),
+        (("apply", "--all"), "`scripts/nox build v9.9.1` makes its wheel"),
+        (("unapply",), "`scripts/nox apply v9.9.1` lays the queue on it again"),
+        (("check",), "`scripts/nox test` runs the tests"),
+        (("check", TAG), "`scripts/nox test v9.9.1` runs the tests"),
+        (("refresh",), "`scripts/nox check` replays the queue on every release"),
+        (("new", "steps/go-on"), "`scripts/nox refresh v9.9.1` then writes it to patches/ and series"),
+        (("build",), "`pip install --no-deps dist/sglang-9.9.1+pcg.1-py3-none-any.whl`, over an installed sglang 9.9.1"),
+    ],
+)
+def test_success_ends_with_the_next_command(run, words, following):
+    for _ in range(1 if words[0] == "new" else 2):
+        code, out, err = run(*words)
+        assert (code, out.splitlines()[-1]) == (0, f"next: {following}"), err
+
+
+def test_build_lists_its_files_where_asked(run):
+    files = ["  added: .dist-info/patch_queue.json", "  added: sglang/srt/steps/__init__.py"]
+    assert not set(files) & set(run("build")[1].splitlines())
+    assert set(files) <= set(run("build", "--verbose")[1].splitlines())
 
 
 def test_apply_of_a_release_without_patches_says_so(run):
@@ -185,7 +206,7 @@ def test_a_patch_that_does_not_fit_is_answered_with_rebase(run, line):
     if line:
         run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18\n", line)
     code, _, err = run("check")
-    assert code == 1 and f"`nox -s rebase -- {TAG}`" in err and "REVISION" not in err
+    assert code == 1 and f"`scripts/nox rebase {TAG}`" in err and "REVISION" not in err
 
 
 def test_check_goes_on_after_a_problem(run):
@@ -243,7 +264,7 @@ def test_pin_looks_at_all_its_words_first(run):
 def test_pin_ends_with_the_next_command(run):
     fakes.write_wheel(run.project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
     code, out, _ = run("pin", "9.9.2", "--from", str(run.project.wheels))
-    assert code == 0 and out.startswith("v9.9.2: 1 wheel with") and out.splitlines()[-1].startswith("next: `nox -s rebase -- 9.9.2`")
+    assert code == 0 and out.startswith("v9.9.2: 1 wheel with") and out.splitlines()[-1].startswith("next: `scripts/nox rebase 9.9.2`")
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -251,7 +272,7 @@ def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
     monkeypatch.setattr(cli.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
     monkeypatch.setattr(cli, "new", lambda root, pin, name, say: root / "patches/steps/go-on.patch")
     code, out, _ = run("new", TAG, "steps/go-on")
-    quilt = "  quilt" if there else "  nox -s quilt -- v9.9.1"
+    quilt = "  quilt" if there else "  scripts/nox quilt v9.9.1"
     assert code == 0 and f"{quilt} add python/sglang/…  before" in out and f"{quilt} header -e" in out
 
 

@@ -245,13 +245,13 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
-    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
+    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`scripts/nox status` writes it"
 
 
 def test_the_page_of_patches_has_those_of_each_release(queue):
     text = (ROOT / status.PATCHES).read_text(encoding="utf-8")
     made = status.by_release(queue, PINS)
-    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, "`nox -s status` writes it"
+    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, "`scripts/nox status` writes it"
     row = next(line for line in made.splitlines() if line.startswith("| 0.5.23 |"))
     assert f"| {len(queue.select(PINS.find('v0.5.23').version))} |" in row and "keep-break-tensors" in row and "scan-in-place" not in row
 

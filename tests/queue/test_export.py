@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -203,6 +204,8 @@ def test_the_command_writes_text_and_mails(sent, tmp_path, capsys):
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     assert f"HEAD, at {git(sent, 'rev-parse', 'HEAD')[:12]}, is {fakes.TAG}" in said and "prefill-graph/steps made" in said
+    shown = re.match(r"next: `git -C \S+ (log -p \S+\.\.prefill-graph/steps)`", said.splitlines()[-1])[1]
+    assert "Count the steps once more" in git(sent, *shown.split())
     assert sorted(file.name[:4] for file in (tmp_path / "out/steps").iterdir()) == ["0001", "0002", "body"]
     assert cli.main([*words, "nothing"]) == 1
 

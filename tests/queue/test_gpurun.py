@@ -65,7 +65,7 @@ def test_without_a_gpu_nothing_is_built(host, tmp_path, monkeypatch, smi, here):
     if smi is None:
         monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     before = fakes.snapshot(host.root)
-    with pytest.raises(Refused, match=r"no-gpu\]\n +next: .*nox -s test -- v9.9.1"):
+    with pytest.raises(Refused, match=r"no-gpu\]\n +next: .*scripts/nox test v9.9.1"):
         run(host, here=here)
     assert fakes.snapshot(host.root) == before
 

@@ -91,7 +91,7 @@ def test_finds(project, name):
 @pytest.mark.parametrize("name", ["9.9.2", "v9.9", "main", "", "../v9.9.1"])
 def test_unknown_revision_names_the_known(project, name):
     problem, text = refusal(pins.load(project.root).find, name)
-    assert problem == "unknown-revision" and repr(name) in text and "pinned are v9.9.1" in text and "nox -s pin" not in text
+    assert problem == "unknown-revision" and repr(name) in text and "pinned are v9.9.1" in text and "scripts/nox pin" not in text
 
 
 @pytest.mark.parametrize("name", ["9.9", "v9.9", "9.9.0.post1"])

@@ -220,7 +220,7 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
     assert (project.root / VARIANT).read_text() == f"Variant-Of: {COUNT}\n\n" + fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
     assert guards_of(project) == {COUNT: ">=9.9,<9.9.2", "steps/count-once-more@9.9.2.patch": ">=9.9.2,<10", CUT: ">=9.9.1,<9.9.3"}
     said = capsys.readouterr().out
-    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo conflict is left. Next: `nox -s pin -- 9.9.2`, `nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`." in said
+    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo conflict is left. Next: `scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`." in said
     assert not conflict.exists()
     applies(project, runner=RIVAL)
 
@@ -228,7 +228,7 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
 def test_a_rebase_that_is_finished_says_what_comes_next(project, conflict, capsys):
     (conflict / fakes.RUNNER).write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0
-    for done, following in (("", "`nox -s pin -- 9.9.2`, `nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`"), ("pin", "`nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`"), ("lock", "`nox -s check -- v9.9.2`")):
+    for done, following in (("", "`scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"), ("pin", "`scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"), ("lock", "`scripts/nox check v9.9.2`")):
         if done == "pin":
             applies(project, runner=RIVAL)
         elif done == "lock":
@@ -322,7 +322,7 @@ def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, 
 def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     next_release(project, runner="# new\n" + fakes.numbered(40))
     assert run(project, NEXT) == 0
-    assert "No patch conflicts: `nox -s rebase -- 9.9.2 --continue` writes the variants and guards." in capsys.readouterr().out
+    assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue` writes the variants and guards." in capsys.readouterr().out
     assert not (project.root / f"work/rebase-{NEXT}").exists()
     assert run(project, NEXT, "--continue") == 0
     assert f"{VARIANT}: for 9.9.2: 1 hunk moved" in capsys.readouterr().out

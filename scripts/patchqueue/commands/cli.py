@@ -19,6 +19,7 @@ from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
 from ..environments.testing import has_environment, is_built, lock_file, test_revision
 from ..files.gitrun import GitFailed
+from ..hint import to_type
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
 from ..laying.check import CheckReport, check
@@ -119,6 +120,8 @@ def _apply(options: argparse.Namespace) -> int:
             _show_apply(report, options.root, seconds)
         else:
             _show_summary(report, options.root, seconds)
+    if len(chosen) > 1:
+        OUT.print(f"next: {to_type('build', *(pin.tag for pin in chosen))} makes their wheels", soft_wrap=True)
     return 0
 
 
@@ -128,15 +131,19 @@ def _unapply(options: argparse.Namespace) -> int:
         report = unapply(options.root, pin, _say)
         done = "was pristine already" if report.outcome is Outcome.ALREADY_APPLIED else "is pristine again"
         OUT.print(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}", soft_wrap=True)
+        OUT.print(f"next: {to_type('apply', pin.tag)} lays the queue on it again")
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
-    report = check(options.root, _chosen(options, pins, pins.all), options.origin, _say)
+    chosen = _chosen(options, pins, pins.all)
+    report = check(options.root, chosen, options.origin, _say)
     _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
+    if not report.all_problems:
+        OUT.print(f"next: {to_type('test', *(pin.tag for pin in chosen if options.words))} runs the tests", soft_wrap=True)
     return 1 if report.all_problems else 0
 
 
@@ -145,7 +152,7 @@ def _test(options: argparse.Namespace) -> int:
     chosen = _chosen(options, pins, pins.tested or [pins.default])
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
-        raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"`nox -s lock -- {pin.tag}` makes one") for pin in without])
+        raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"{to_type('lock', pin.tag)} makes one") for pin in without])
     if options.plan:
         _show_plan(options.root, [pin for pin in chosen if pin not in without])
         return 0
@@ -179,7 +186,8 @@ def _refresh(options: argparse.Namespace) -> int:
         if not written:
             OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
         if report is None:
-            raise Refused(Problem("unfinished", "the queue", "was written, but is not complete yet (see above)", f"fill in the header in patches/, then `nox -s refresh -- {pin.tag}` again"))
+            raise Refused(Problem("unfinished", "the queue", "was written, but is not complete yet (see above)", f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again"))
+    OUT.print(f"next: {to_type('check')} replays the queue on every release")
     return 0
 
 
@@ -187,28 +195,28 @@ def _new(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     names = [word for word in options.words if "/" in word]
     if len(names) != 1 or len(options.words) > 2:
-        raise Refused(Problem("bad-words", "new", "takes one name with a slash, and at most one revision", "`nox -s new -- v0.5.9 topic/verb-object`"))
+        raise Refused(Problem("bad-words", "new", "takes one name with a slash, and at most one revision", to_type("new", "v0.5.9 topic/verb-object")))
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
     file = new(options.root, revisions[0], names[0], _say)
     tree = f"work/{revisions[0].tag}"
     OUT.print(f"{_relative(file, options.root)} is the top patch of {tree} now. In {tree}:")
-    quilt = "quilt" if shutil.which("quilt") else f"nox -s quilt -- {revisions[0].tag}"
+    quilt = "quilt" if shutil.which("quilt") else to_type("quilt", revisions[0].tag).strip("`")
     for words, why in (("add python/sglang/…", "before you edit a file"), ("header -e", "to fill in its header")):
         OUT.print(f"  {f'{quilt} {words}':<{len(quilt) + 20}}  {why}")
-    OUT.print(f"then `nox -s refresh -- {revisions[0].tag}` writes it to patches/ and series.")
+    OUT.print(f"next: {to_type('refresh', revisions[0].tag)} then writes it to patches/ and series")
     return 0
 
 
 def _pin(options: argparse.Namespace) -> int:
     if not options.words:
-        raise Refused(Problem("bad-words", "pin", "which release?", "`nox -s pin -- 0.5.24`"))
+        raise Refused(Problem("bad-words", "pin", "which release?", to_type("pin", "0.5.24")))
     for word in options.words:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin, _say)
         wheels = f"{len(pin.wheels)} wheel{'s' if len(pin.wheels) != 1 else ''}"
         OUT.print(f"{pin.tag}: {wheels} with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
-        OUT.print(f"next: `nox -s rebase -- {pin.version}` carries the queue to it")
+        OUT.print(f"next: {to_type('rebase', pin.version)} carries the queue to it")
     return 0
 
 
@@ -222,6 +230,7 @@ def _lock(options: argparse.Namespace) -> int:
         except LockFailed as failure:
             raise Refused(Problem("no-lock", pin.tag, failure.what, failure.next_step)) from None
         OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
+        OUT.print(f"next: {to_type('test', pin.tag)} builds the environment and runs the tests in it")
     return 0
 
 
@@ -229,7 +238,7 @@ def _quilt(options: argparse.Namespace) -> int:
     pin = pinning.load(options.root).find(options.revision)
     tree = WorkTree(options.root, pin.tag)
     if tree.inspect().state is State.ABSENT:
-        raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"`nox -s apply -- {pin.tag}` makes it"))
+        raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"{to_type('apply', pin.tag)} makes it"))
     engine = quilts.find(cache_folder(), _say)
     with tree.locked(_say):
         return subprocess.run([engine.command, *(options.arguments or ["--help"])], cwd=tree.path, env=engine.environment()).returncode
@@ -272,8 +281,7 @@ def _show_apply(report: Report, root: Path, seconds: float) -> None:
     record = report.record
     OUT.print(f"from {record['source']['name']}", soft_wrap=True)
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)
-    OUT.print(f"next: `nox -s build -- {report.pin.tag}` makes its wheel;")
-    OUT.print("      `nox -s install -- --site-packages DIR` patches an installed sglang")
+    OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
 
 
 def _show_summary(report: Report, root: Path, seconds: float) -> None:

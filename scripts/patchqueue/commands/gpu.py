@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..environments.testing import has_environment
+from ..hint import to_type
 from ..outcome import Problem, Refused
 from ..proofs import benchpage, evidence, figurespage, fleet, gpurun, merge, status
 from ..upstream import pins as pinning
@@ -30,6 +32,7 @@ def add(commands) -> None:
     made = _command(commands, "build", _build, "repack a release's official wheel with the queue on it: dist/*.whl")
     made.add_argument("--python", type=_python, default=f"{sys.version_info.major}.{sys.version_info.minor}", help="as 3.12 (default: this one's)")
     made.add_argument("--machine", type=_machine, default=platform.machine(), help="as x86_64 or aarch64 (default: this one)")
+    made.add_argument("--verbose", action="store_true", help="list the files that were added, changed and removed")
     packed = _command(commands, "bundle", _bundle, "pack a patched release for a GPU host without a package index: dist/bundle/TAG/")
     packed.add_argument("--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})")
     packed.add_argument("--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)")
@@ -43,7 +46,7 @@ def add(commands) -> None:
         ran = _command(commands, name, run, text)
         ran.add_argument("--here", action="store_true", help="in this interpreter, with --site, not in an environment of the release's own")
         ran.add_argument("--python", type=paths.program, metavar="PATH", help="with --here: in this interpreter instead, as /usr/bin/python3")
-        ran.add_argument("--out", type=paths.path, metavar="FOLDER", help="leave the result in this new folder and evidence/ alone: `nox -s status -- --merge` gathers such folders")
+        ran.add_argument("--out", type=paths.path, metavar="FOLDER", help=f"leave the result in this new folder and evidence/ alone: {to_type('status', '--merge')} gathers such folders")
         ran.add_argument("--site", type=paths.path, action="append", default=[], help="a folder of packages, or an unpacked bundle; may be given again")
         if name != "sweep":
             ran.add_argument("--take", type=paths.path, nargs="+", metavar="FILE", help="run nothing: keep results that another host wrote")
@@ -61,7 +64,7 @@ def add(commands) -> None:
     text = f"make {figurespage.PAGE} and its plots from evidence/"
     drawn = commands.add_parser("figures", help=text, description=text)
     drawn.set_defaults(run=_figures)
-    drawn.add_argument("--page", action="store_true", help="what it does anyway; `nox -s figures` without it measures")
+    drawn.add_argument("--page", action="store_true", help=f"what it does anyway; {to_type('figures')} without it measures")
     text = "print which proofs a fleet has to run, release by GPU by model, as JSON: {\"include\": [...]}, as GitHub's strategy.matrix takes it"
     listed = commands.add_parser("matrix", help=text, description=text)
     listed.set_defaults(run=_matrix)
@@ -107,12 +110,13 @@ def _build(options: argparse.Namespace) -> int:
         started = time.monotonic()
         made = build.build(options.root, pin, build.Target(options.python, options.machine), options.origin, options.root / "dist", _say)
         OUT.print(f"{_shown(options, made.path)}: version {made.version}, {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}")
-        for what, names in (("added", made.added), ("changed", made.changed), ("removed", made.removed)):
-            OUT.print(f"{len(names)} {what}")
-            for name in names:
-                OUT.print(f"  {name}")
-        wheel = _shown(options, made.path)
-        OUT.print(f"over the release's own: pip install --no-deps {wheel}\nfrom nothing: uv pip install --exclude-newer {pin.resolve_as_of} --prerelease=allow {wheel}")
+        kinds = (("added", made.added), ("changed", made.changed), ("removed", made.removed))
+        for name in (f"{what}: {name}" for what, names in kinds if options.verbose for name in names):
+            OUT.print(f"  {name}")
+        OUT.print(f"files: {', '.join(f'{len(names)} {what}' for what, names in kinds)}{'' if options.verbose else ' (--verbose lists them)'}")
+        wheel = shlex.quote(_shown(options, made.path))
+        OUT.print(f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of} --prerelease=allow {wheel}`")
+        OUT.print(f"next: `pip install --no-deps {wheel}`, over an installed sglang {pin.version}")
     return 0
 
 
@@ -123,7 +127,7 @@ def _bundle(options: argparse.Namespace) -> int:
         made = bundle.pack(options.root, pins, pin, description, options.sm, round(options.part_size * MIB), options.origin, _say)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(f"{_shown(options, made.path)}: {sizes}, {len(made.manifest['packages'])} packages, {len(made.manifest['parts'])} parts")
-        OUT.print("on the host: ./unpack FOLDER && python3 FOLDER/tests/gpu/run.py --out RESULTS")
+        OUT.print("next: copy that folder to the host; there `./unpack FOLDER && python3 FOLDER/tests/gpu/run.py --out RESULTS`")
     return 0
 
 
@@ -149,7 +153,7 @@ def _unkept(options: argparse.Namespace, script: str) -> int:
 def _here(options: argparse.Namespace) -> str:
     """The interpreter that --here and --python name; empty for one of the release's own. Raises Refused."""
     if options.python and not options.here:
-        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", f"`nox -s gpu -- --here --python {options.python}`"))
+        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", to_type("gpu", "--here --python", options.python)))
     return (options.python or sys.executable) if options.here else ""
 
 
@@ -162,13 +166,14 @@ def _bench(options: argparse.Namespace) -> int:
     code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
     drawn = benchpage.write(options.root)
     OUT.print(f"{benchpage.PAGE} written{', its plots drawn' if drawn else '; no plot: matplotlib is not installed, or nothing was measured'}")
+    OUT.print(f"next: `git diff {benchpage.PAGE}` shows what is new on it")
     return code
 
 
 def _run(options: argparse.Namespace, script: str) -> int:
     pins, chosen = _chosen(options)
     if options.out and (options.take or len(chosen) > 1):
-        raise Refused(Problem("bad-words", "--out", "is for one run of one release", f"`nox -s gpu -- {chosen[0].tag} --out FOLDER`"))
+        raise Refused(Problem("bad-words", "--out", "is for one run of one release", to_type("gpu", f"{chosen[0].tag} --out FOLDER")))
     here, words = _here(options), _words(options)
     files, codes = list(options.take or []), []
     for pin in [] if options.take else chosen:
@@ -176,11 +181,13 @@ def _run(options: argparse.Namespace, script: str) -> int:
         codes.append(ran.code)
         files += [ran.result] if ran.result and not options.out else []
         if ran.result and options.out:
-            OUT.print(f"{ran.result}: gathered by `nox -s status -- --merge {options.out}`, or by that of a folder around it")
+            OUT.print(f"next: {to_type('status', '--merge', options.out)} gathers it; so does that of a folder around it")
     for file in files:
         taken = evidence.take(options.root, pins, file, _say, options.stale)
         kept = f", {taken.kept} kept from before" if taken.kept else ""
         OUT.print(f"{taken.path.relative_to(options.root)}: {taken.runs} runs{kept}; {'all passed' if taken.passed else 'not all passed'}")
+    if files and script == "run":
+        OUT.print(f"next: {to_type('status')} makes the tables from evidence/")
     return max(codes, default=0)
 
 
@@ -195,13 +202,15 @@ def _status(options: argparse.Namespace) -> int:
         OUT.print(f"{one.file}: {one.fate}{f' into {one.kept.relative_to(options.root)}' if one.fate is merge.Fate.TAKEN else ''}: {one.why}")
     if gathered:
         fates = [one.fate for one in gathered]
-        OUT.print(f"{len(fates)} results: " + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates))
+        OUT.print(f"{len(fates)} result{'s' if len(fates) > 1 else ''}: " + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates))
+    OUT.print(f"next: {to_type('matrix', '--stale')} says what is left to run")
     return 1 if any(one.fate is merge.Fate.REFUSED for one in gathered) else 0
 
 
 def _figures(options: argparse.Namespace) -> int:
     drawn = figurespage.write(options.root)
     OUT.print(f"{figurespage.PAGE} written; " + (", ".join(str(file.relative_to(options.root)) for file in drawn) + " drawn" if drawn else "no plot: matplotlib is not installed, or nothing was measured"))
+    OUT.print(f"next: `git diff {figurespage.PAGE}` shows what is new on it")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -46,6 +47,7 @@ def _backport(options: argparse.Namespace) -> int:
     OUT.print(f"{options.onto}: {made.name} {_done(made.outcome)}, at {made.commits[-1]}")
     if made.mails:
         OUT.print(f"{options.mails}: {len(made.mails)} mails for `git am`")
+    OUT.print(f"next: `git -C {shlex.quote(options.onto)} switch {made.name}`")
     return 0
 
 
@@ -72,6 +74,9 @@ def _export(options: argparse.Namespace) -> int:
             OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
     if bad:
         raise Refused(bad)
+    if done.requests:
+        first = done.requests[0]
+        OUT.print(f"next: `git -C {shlex.quote(options.onto)} log -p {done.base[:12]}..{first.branch}`, and read the texts, before you push")
     return 0
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..environments.testing import has_environment
+from ..hint import to_type
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..rebasing import rebase
@@ -53,7 +54,7 @@ def _rebase(options: argparse.Namespace) -> int:
     root, pins = options.root, pinning.load(options.root)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
-            raise Refused(Problem("bad-words", "rebase", "which release?", "`nox -s rebase -- 0.5.24`"))
+            raise Refused(Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24")))
         with find(pins, options.release, options.origin, _say) as release:
             progress = rebase.begin(root, pins, release, _say, lambda found: _show_forecast(found, time.monotonic() - started))
         _show_next(root, pins, progress, begun=True)
@@ -83,7 +84,7 @@ def _version(root: Path, word: str | None) -> Version:
     if len(under_way) == 1:
         return under_way[0]
     which = f"several rebases are under way: {' '.join(map(str, under_way))}" if under_way else "no rebase is under way"
-    raise Refused(Problem("nothing-to-continue", "work/", which, "name the release: `nox -s rebase -- 0.5.24 --continue`"))
+    raise Refused(Problem("nothing-to-continue", "work/", which, f"name the release: {to_type('rebase', '0.5.24 --continue')}"))
 
 
 @contextmanager
@@ -131,7 +132,7 @@ def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
     """What is to be done now, and the command to type."""
     version, row = progress.found.version, progress.found.conflict
     if row is None and begun and progress.to_write:
-        OUT.print(f"No patch conflicts: `nox -s rebase -- {version} --continue` writes the variants and guards.", soft_wrap=True)
+        OUT.print(f"No patch conflicts: {to_type('rebase', f'{version} --continue')} writes the variants and guards.", soft_wrap=True)
     elif row is None:
         state = "No patch conflicts, and the queue holds it all." if begun else "No conflict is left."
         OUT.print(f"{state} Next: {_after(root, pins, version)}.", soft_wrap=True)
@@ -144,16 +145,16 @@ def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
         if not progress.regions:
             OUT.print(f"  git left no markers; `git diff HEAD` there shows what it made of patches/{row.patch}", soft_wrap=True)
         OUT.print(f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p {tag}..queue-on-{tag}` what the queue does.", soft_wrap=True)
-        OUT.print(f"Edit, then `nox -s rebase -- {version} --continue`; --skip \"REASON\" leaves the patch out, --abort drops all this.", soft_wrap=True)
+        OUT.print(f"Edit, then {to_type('rebase', f'{version} --continue')}; --skip \"REASON\" leaves the patch out, --abort drops all this.", soft_wrap=True)
 
 
 def _after(root: Path, pins: Pins, version: Version) -> str:
     """The commands that a finished rebase leaves to be typed."""
     pin = next((pin for pin in pins.all if pin.version == version), None)
-    steps = [] if pin else [f"pin -- {version}"]
-    steps += [f"check -- v{version}"]
-    steps += [] if pin and has_environment(root, pin) else [f"lock -- v{version}"]
-    return ", ".join(f"`nox -s {step}`" for step in steps)
+    steps = [] if pin else [to_type("pin", version)]
+    steps += [to_type("check", f"v{version}")]
+    steps += [] if pin and has_environment(root, pin) else [to_type("lock", f"v{version}")]
+    return ", ".join(steps)
 
 
 def _say(text: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..files.tree import differing, list_folder, sha256
+from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import patchfile, series
 from ..queue.patchfile import Patch
@@ -53,7 +54,7 @@ def new(root: Path, pin: Pin, name: str, say: Say) -> Path:
     if patch in (entry.name for entry in entries):
         raise Refused(Problem("duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"))
     if "@" in patch or series.parse(f"{patch}  # >=0")[1]:
-        raise Refused(Problem("bad-path", repr(name), "is not like topic/verb-object, in small letters", "for example: `nox -s new -- nsa/skip-pointer-check`"))
+        raise Refused(Problem("bad-path", repr(name), "is not like topic/verb-object, in small letters", f"for example: {to_type('new', 'nsa/skip-pointer-check')}"))
     tree = WorkTree(root, pin.tag)
     if tree.inspect().state in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None, say)
@@ -87,7 +88,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
             recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
             stray = _take_off(aside, quilt, lock, pristine)
             if stray and not add:
-                raise Refused(Problem("stray-edits", f"work/{pin.tag}", f"edited, but in no patch: {' '.join(stray)}", f"`quilt add FILE` comes before an edit; `nox -s refresh -- {pin.tag} --add` takes these into the top patch"))
+                raise Refused(Problem("stray-edits", f"work/{pin.tag}", f"edited, but in no patch: {' '.join(stray)}", f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch; {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"))
             _lay(aside, quilt, lock, stray)
         else:
             recorded = {}
@@ -106,7 +107,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
     kept = pristine.listing() | {path: sha256(content) for path, content in laid.files.items()}
     lost = [path for path in differing(kept, wanted) if path in wanted and path not in _moved_on(complete, select(complete, pin), recorded)]
     if lost:  # the tree is about to be built anew from the queue: never when that would lose an edit
-        raise Refused([*laid.problems, Problem("edits-not-kept", f"work/{pin.tag}", f"the queue does not make the tree's own {' '.join(lost[:5])}", "the tree stays as it is; say which patch should have the edit: quilt add, then refresh")])
+        raise Refused([*laid.problems, Problem("edits-not-kept", f"work/{pin.tag}", f"the queue does not make the tree's own {' '.join(lost[:5])}", "the tree stays as it is; say which patch should have the edit: " + to_type("quilt", pin.tag, "add FILE"))])
     return written, apply(root, pin, None, say, discard=True)
 
 

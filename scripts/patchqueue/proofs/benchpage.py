@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ..hint import to_type
 from ..upstream import pins as pinning
 from . import gainpage
 from .evidence import FIRST_SUBJECT, FOLDER, today
@@ -29,9 +30,9 @@ REPORTED = {"piecewise": 1.4, "piecewise-inductor": 10.5}  # sglang#19903's own 
 SURE = 0.95  # how often an interval holds the median that it is about
 COLORS = {"eager": "0.4", "piecewise": "tab:orange", "piecewise-inductor": "tab:green", "breakable": "tab:blue"}
 LOADS, FIRST = "loads", "first_token_ms"
-INTRO = """# What the queue is worth
+INTRO = f"""# What the queue is worth
 
-Made by `nox -s bench -- --page` from `evidence/*/*.gain.json` and `*.bench.json`; not to be edited.
+Made by {to_type("bench", "--page")} from `evidence/*/*.gain.json` and `*.bench.json`; not to be edited.
 """
 HOW = f"""## Graph modes beside each other
 

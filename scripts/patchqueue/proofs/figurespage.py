@@ -1,6 +1,6 @@
 """Make docs/figures.md and its plots from what was measured: every number comes from a file of evidence/.
 
-evidence/figures.json is what `nox -s figures` wrote about the tool; the proofs and benches of evidence/<version>/ are the rest.
+evidence/figures.json is what `scripts/nox figures` wrote about the tool; the proofs and benches of evidence/<version>/ are the rest.
 The plots need matplotlib, which nothing else here does: they are drawn where matplotlib is, and left as they were elsewhere.
 """
 
@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..hint import to_type
 from ..outcome import Problem, Refused
 from ..upstream import pins as pinning
 from . import benchpage, evidence, status
 
 PAGE, PLOTS = Path("docs/figures.md"), Path("docs")
 TOOL = evidence.FOLDER / "figures.json"
-INTRO = """# Figures
+INTRO = f"""# Figures
 
-Made by `nox -s figures -- --page` from the files of `evidence/`; not to be edited. `nox -s figures -- --out evidence/figures.json`
-measures the tool again, `nox -s gpu` and `nox -s bench` the rest.
+Made by {to_type("figures", "--page")} from the files of `evidence/`; not to be edited. {to_type("figures", "--out", TOOL)}
+measures the tool again, {to_type("gpu")} and {to_type("bench")} the rest.
 """
 REFERENCES = ("reference", "reference-breakable")
 MODES = ("breakable", "piecewise", "piecewise-inductor")
@@ -57,7 +58,7 @@ def _tool(file: Path) -> dict | None:
         found = json.loads(file.read_text(encoding="utf-8"))
         return found | {"figures": [one for one in found["figures"] if one["name"] and one["shown"] and one["limit"]]}
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused(Problem("bad-figures", str(TOOL), f"is not as the measuring script writes it ({error!r})", f"`nox -s figures -- --out {TOOL}`")) from None
+        raise Refused(Problem("bad-figures", str(TOOL), f"is not as the measuring script writes it ({error!r})", to_type("figures", f"--out {TOOL}"))) from None
 
 
 def write(root: Path) -> tuple[Path, ...]:
@@ -89,7 +90,7 @@ def page(measured: Measured, plots: set[str]) -> str:
 def tool_table(tool: dict | None) -> str:
     """What was promised and measured, as Markdown; a figure that misses its limit says so."""
     if not tool:
-        return f"Nothing was measured yet: `nox -s figures -- --out {TOOL}`.\n"
+        return f"Nothing was measured yet: {to_type('figures', f'--out {TOOL}')}.\n"
     rows = [[one["name"], one["shown"] + ("" if one["met"] else ", **missed**"), one["limit"]] for one in tool["figures"]]
     return benchpage.table(["figure", "measured", "limit"], rows)
 

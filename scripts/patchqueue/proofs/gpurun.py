@@ -13,6 +13,7 @@ from shutil import rmtree
 
 from ..environments.lock import LockFailed, find_uv, quiet_uv, until
 from ..files.locking import locked
+from ..hint import to_type
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin
 from ..wheels import build, untouched
@@ -70,7 +71,7 @@ def look_for_gpu(pin: Pin) -> None:
     except OSError as error:
         why = f"nvidia-smi cannot be run ({error.strerror})"
     if why:
-        step = f"run it on a host with an NVIDIA GPU; without one, `nox -s test -- {pin.tag}` tests the release"
+        step = f"run it on a host with an NVIDIA GPU; without one, {to_type('test', pin.tag)} tests the release"
         raise Refused(Problem("no-gpu", pin.tag, f"{why}; nothing was built", step))
 
 
@@ -107,4 +108,4 @@ def _uv(*words: str) -> None:
     except LockFailed as failure:
         raise Refused(Problem("no-uv", "gpu", failure.what, failure.next_step)) from None
     if done.returncode:
-        raise Refused(Problem("no-environment", "gpu", done.stderr.strip()[-1500:], "`--here --site FOLDER` runs in the interpreter at hand; see `nox -s bundle`"))
+        raise Refused(Problem("no-environment", "gpu", done.stderr.strip()[-1500:], f"`--here --site FOLDER` runs in the interpreter at hand; see {to_type('bundle')}"))

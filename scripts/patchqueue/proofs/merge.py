@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from ..files.locking import locked
+from ..hint import to_type
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin, Pins
 from . import evidence
@@ -157,7 +158,7 @@ def usable(found: dict, name: str) -> dict:
     elif alone:
         wrong = f"says that {alone[0]['model']} passed in {alone[0]['mode']}, and holds no run that it was held against"
     if wrong:
-        raise Refused(Problem("bad-evidence", name, wrong, "`nox -s gpu -- --take FILE` keeps a bench; of a proof give the file that tests/gpu/run.py wrote"))
+        raise Refused(Problem("bad-evidence", name, wrong, f"{to_type('gpu', '--take FILE')} keeps a bench; of a proof give the file that tests/gpu/run.py wrote"))
     bad = {run["model"]: run.get("why", "") for run in references if run["verdict"] == "failed"}
     late = {id(run): {"verdict": evidence.NOT_RUN, "why": f"its reference failed: {bad[run['model']]}"} for run in held if run["model"] in bad}
     return found | {"runs": [run | late.get(id(run), {}) for run in found["runs"]]}

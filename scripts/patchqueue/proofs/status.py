@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from ..hint import to_type
 from ..laying.apply import changes, load_queue
 from ..outcome import Problem, Refused
 from ..queue.series import Queue
@@ -181,7 +182,7 @@ def place(found: dict) -> str:
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
     selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    proof = f"`nox -s gpu -- {pin.tag}` on a GPU would prove it"
+    proof = f"{to_type('gpu', pin.tag)} on a GPU would prove it"
     if selected.intersection(feature.brings):
         return Cell(State.NOT_RUN, f"the queue brings it; {proof}")
     reasons = [reason for specifier, reason in feature.never.items() if SpecifierSet(specifier).contains(pin.version, prereleases=True)]
@@ -203,7 +204,7 @@ def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
     reasons: list[Cell] = []
 
     def shown(pin: Pin, cell: Cell) -> str:
-        told = Cell(cell.state, cell.reason.replace(f"-- {pin.tag}", "-- RELEASE"))
+        told = Cell(cell.state, cell.reason.replace(to_type("gpu", pin.tag), to_type("gpu", "RELEASE")))
         if told not in reasons:
             reasons.append(told)
         return f"{cell.state} ({reasons.index(told) + 1})"
@@ -237,7 +238,7 @@ def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: st
     before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not opened or not closed:
-        raise Refused(Problem("no-markers", str(page), "has no place for what `nox -s status` makes", f"put {begin.strip()} and {end} where it belongs"))
+        raise Refused(Problem("no-markers", str(page), f"has no place for what {to_type('status')} makes", f"put {begin.strip()} and {end} where it belongs"))
     return before + begin + made + end + after
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from packaging.version import Version
 
 from ..files import gitrun
+from ..hint import to_type
 from ..laying.probe import Read, passes
 from ..laying.replay import apply_to_text, find_text, split_lines
 from ..outcome import Outcome, Problem, Refused
@@ -83,7 +84,7 @@ class Stages:
         for patch in self.queue.select(self.pin.version):
             row = lay(patch, lambda path: files[path] if path in files else self.pristine.read(path))
             if row.outcome is not Outcome.APPLIED:
-                raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", f"does not apply on {self.pin.tag} itself", f"`nox -s check -- {self.pin.tag}` says why"))
+                raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", f"does not apply on {self.pin.tag} itself", f"{to_type('check', self.pin.tag)} says why"))
             found[self.queue.base(patch.name)] = row.before, row.after
             files |= row.after
         return found

@@ -13,6 +13,7 @@ import tomlkit
 from packaging.version import InvalidVersion, Version
 
 from ..files.tree import hash_listing, python_part, sha256
+from ..hint import to_type
 from ..outcome import Problem, Refused
 from . import pins, source
 
@@ -20,7 +21,7 @@ DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by 
 PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = 34  # manylinux_2_34, as every wheel since 0.5.11 has it
-HEAD = "# The pinned releases of sglang. `nox -s pin -- VERSION` adds one; no other file names a version (series guards aside).\n"
+HEAD = f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a version (series guards aside).\n"
 
 
 def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -> pins.Pin:
@@ -55,7 +56,7 @@ def version_of(name: str) -> Version:
     try:
         return Version(name)
     except InvalidVersion:
-        problem = Problem("unknown-revision", repr(name), "is no version", "name one as in `nox -s pin -- 0.5.24`")
+        problem = Problem("unknown-revision", repr(name), "is no version", f"name one as in {to_type('pin', '0.5.24')}")
         raise Refused(problem) from None
 
 
