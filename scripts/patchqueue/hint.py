@@ -1,4 +1,4 @@
-"""How a command of this project is written for a user: the one place that knows."""
+"""How a command of this project, and a number of things, is written for a user: the one place that knows."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def to_type(name: str, *words: object) -> str:
     """
     shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)
     return f"`{' '.join(['scripts/nox', name, *shown])}`"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of things: `1 file`, `2 files`. many: a plural that does not end in a mere s."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"

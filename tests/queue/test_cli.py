@@ -39,7 +39,7 @@ def run(applied, capsys):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(run, command):
     code, out, _ = run(command, "--help")
-    assert code == 0 and out.startswith(f"usage: patchqueue {command}") and "--help" in out
+    assert code == 0 and out.startswith(f"usage: scripts/nox {command}") and "--help" in out
 
 
 def test_help_names_every_command(run):
@@ -51,7 +51,22 @@ def test_help_names_every_command(run):
 @pytest.mark.parametrize("words", [(), ("aply",), ("apply", "--discrad"), ("apply", "--from")])
 def test_wrong_words(run, words):
     code, _, err = run(*words)
-    assert code == 2 and "usage: patchqueue" in err
+    assert code == 2 and f"usage: scripts/nox{' apply' if words[:1] == ('apply',) else ''} " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("install", "--sitepackages", "x"), "there is no option --sitepackages; did you mean --site-packages?"),
+        (("rebase", "9.9.2", "--contine"), "there is no option --contine; did you mean --continue?"),
+        (("apply", "--frobnicate"), "there is no option --frobnicate\n"),
+        (("install",), "required: --site-packages"),
+        (("status", "v9.9.1"), "scripts/nox status: error: unrecognized arguments: v9.9.1"),
+    ],
+)
+def test_a_misspelt_option_is_named(run, words, says):
+    code, _, err = run(*words)
+    assert code == 2 and says in err and f"usage: scripts/nox {words[0]} " in err
 
 
 @pytest.mark.parametrize("words", [("check", "--discard"), ("refresh", "--discard"), ("pin", "--all"), ("new", "--from", "x"), ("unapply", "--from", "x"), ("build", "--python", "312")])
@@ -117,7 +132,7 @@ def test_apply_of_several_releases_prints_a_line_for_each(run):
     code, out, _ = run("apply", "--all")
     laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
     assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
-    assert out.splitlines()[-1] == "next: `scripts/nox build v9.9.1 v9.9.2` makes their wheels"
+    assert out.splitlines()[-1] == "next: `scripts/nox build v9.9.1` makes the wheel of one"
     assert run("apply", "--all", "--verbose")[1].count("tree sha256:") == 2
 
 
@@ -196,7 +211,7 @@ def test_check_says_how_much_it_fetches(run):
         run.project.release(version)
     run.project.edit("series", "==9.9.1", ">=9.9")
     code, _, err = run("check")
-    assert code == 0 and "2 releases are fetched first, once: about 30 MB" in err and "another run" not in err
+    assert code == 0 and "2 releases to fetch first, once: about 30 MB" in err and "another run" not in err
     assert "fetched first" not in run("check")[2]
 
 
@@ -290,7 +305,7 @@ def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):
     assert fakes.snapshot(run.project.root) == before
 
 
-@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: patchqueue test"), ("--plan", 0, "to be tested: v")])
+@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: scripts/nox test"), ("--plan", 0, "to be tested: v")])
 def test_the_session_test_looks_at_its_words_first(word, code, says):
     done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", "test", "--", word], capture_output=True, text=True)
     said = done.stdout + done.stderr

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from patchqueue.hint import to_type
+from patchqueue.hint import counted, to_type
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = sorted((ROOT / "scripts/patchqueue").rglob("*.py"))
@@ -58,3 +58,16 @@ def test_every_command_in_a_hint_exists(path):
     calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     names = {call.args[0].value for call in calls if isinstance(call.func, ast.Name) and call.func.id == "to_type" and isinstance(call.args[0], ast.Constant)}
     assert names <= sessions()
+
+
+def test_one_thing_is_no_plural():
+    said = [counted(number, "patch", "patches") for number in (0, 1, 2)]
+    assert said == ["0 patches", "1 patch", "2 patches"] and counted(2, "file") == "2 files"
+
+
+@pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT / "scripts")))
+def test_one_place_makes_plurals(path):
+    """No `1 files`: a number before a noun in the plural is counted."""
+    nouns = "files|patches|packages|parts|mails|releases|problems|wheels|hunks|regions|lines|results|threads"
+    found = re.findall(rf"(?<!of )\{{[^{{}}]*\b(?:len|count|number)\b[^{{}}]*\}} (?:{nouns})\b", path.read_text(encoding="utf-8"))
+    assert not found, f"use counted: {found}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.padding import Padding
@@ -19,7 +22,7 @@ from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
 from ..environments.testing import has_environment, is_built, lock_file, test_revision
 from ..files.gitrun import GitFailed
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
 from ..laying.check import CheckReport, check
@@ -42,7 +45,9 @@ ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 refused or problems found, 2 wrong words."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return options.run(options)
     except Refused as refusal:
@@ -56,8 +61,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """One that names a misspelt option before it asks for one that is missing."""
+
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args=None, namespace=None):
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        options = [option for action in self._actions for option in action.option_strings]
+        given = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
+        unknown = next((word for word in given if not any(option.startswith(word) for option in options)), "")
+        if unknown:
+            alike = difflib.get_close_matches(unknown, options, 1)
+            message = f"there is no option {unknown}" + (f"; did you mean {alike[0]}?" if alike else "")
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="patchqueue", description="Lay the patch queue on pinned sglang releases.")
+    parser = _Parser(prog="scripts/nox", description="Lay the patch queue on pinned sglang releases.")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the project's folder (default: this one)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -93,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …")
     rebase.add(commands)
     commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)
+    for each in commands.choices.values():
+        each.set_defaults(parser=each)
     return parser
 
 
@@ -121,7 +147,7 @@ def _apply(options: argparse.Namespace) -> int:
         else:
             _show_summary(report, options.root, seconds)
     if len(chosen) > 1:
-        OUT.print(f"next: {to_type('build', *(pin.tag for pin in chosen))} makes their wheels", soft_wrap=True)
+        OUT.print(f"next: {to_type('build', (chosen[0] if options.words else pins.default).tag)} makes the wheel of one")
     return 0
 
 
@@ -214,8 +240,7 @@ def _pin(options: argparse.Namespace) -> int:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin, _say)
-        wheels = f"{len(pin.wheels)} wheel{'s' if len(pin.wheels) != 1 else ''}"
-        OUT.print(f"{pin.tag}: {wheels} with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
+        OUT.print(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
         OUT.print(f"next: {to_type('rebase', pin.version)} carries the queue to it")
     return 0
 
@@ -286,9 +311,8 @@ def _show_apply(report: Report, root: Path, seconds: float) -> None:
 
 def _show_summary(report: Report, root: Path, seconds: float) -> None:
     record = report.record
-    files = len(record["overlay"])
     again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
-    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {counted(len(record['overlay']), 'overlay file')}"
     OUT.print(f"{_relative(report.path, root)}: {again}{counts}, {seconds:.1f} s", soft_wrap=True)
 
 
@@ -309,7 +333,7 @@ def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> Non
     if with_needless:
         left_out = [found for found in findings if found.outcome is Outcome.NOT_SELECTED and not found.is_gap]
         _show_gaps("Not needed: releases that do without a change", left_out)
-    OUT.print(f"\n{len(report.pins)} revisions, {len(report.all_problems)} problems, {seconds:.1f} s")
+    OUT.print(f"\n{counted(len(report.pins), 'release')}, {counted(len(report.all_problems), 'problem')}, {seconds:.1f} s")
 
 
 def _show_gaps(title: str, findings: Sequence[Finding]) -> None:

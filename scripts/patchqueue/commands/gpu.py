@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..environments.testing import has_environment
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..proofs import benchpage, evidence, figurespage, fleet, gpurun, merge, status
 from ..upstream import pins as pinning
@@ -126,7 +126,7 @@ def _bundle(options: argparse.Namespace) -> int:
     for pin in chosen:
         made = bundle.pack(options.root, pins, pin, description, options.sm, round(options.part_size * MIB), options.origin, _say)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
-        OUT.print(f"{_shown(options, made.path)}: {sizes}, {len(made.manifest['packages'])} packages, {len(made.manifest['parts'])} parts")
+        OUT.print(f"{_shown(options, made.path)}: {sizes}, {counted(len(made.manifest['packages']), 'package')}, {counted(len(made.manifest['parts']), 'part')}")
         OUT.print("next: copy that folder to the host; there `./unpack FOLDER && python3 FOLDER/tests/gpu/run.py --out RESULTS`")
     return 0
 
@@ -185,7 +185,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
     for file in files:
         taken = evidence.take(options.root, pins, file, _say, options.stale)
         kept = f", {taken.kept} kept from before" if taken.kept else ""
-        OUT.print(f"{taken.path.relative_to(options.root)}: {taken.runs} runs{kept}; {'all passed' if taken.passed else 'not all passed'}")
+        OUT.print(f"{taken.path.relative_to(options.root)}: {counted(taken.runs, 'run')}{kept}; {'all passed' if taken.passed else 'not all passed'}")
     if files and script == "run":
         OUT.print(f"next: {to_type('status')} makes the tables from evidence/")
     return max(codes, default=0)
@@ -202,7 +202,7 @@ def _status(options: argparse.Namespace) -> int:
         OUT.print(f"{one.file}: {one.fate}{f' into {one.kept.relative_to(options.root)}' if one.fate is merge.Fate.TAKEN else ''}: {one.why}")
     if gathered:
         fates = [one.fate for one in gathered]
-        OUT.print(f"{len(fates)} result{'s' if len(fates) > 1 else ''}: " + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates))
+        OUT.print(f"{counted(len(fates), 'result')}: " + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates))
     OUT.print(f"next: {to_type('matrix', '--stale')} says what is left to run")
     return 1 if any(one.fate is merge.Fate.REFUSED for one in gathered) else 0
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ..handover import backport, export, prbody, prtest
 from ..handover.repository import open_repository
+from ..hint import counted
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import pins as pinning
@@ -46,7 +47,7 @@ def _backport(options: argparse.Namespace) -> int:
         OUT.print(f"  {commit[:12]} {subject}")
     OUT.print(f"{options.onto}: {made.name} {_done(made.outcome)}, at {made.commits[-1]}")
     if made.mails:
-        OUT.print(f"{options.mails}: {len(made.mails)} mails for `git am`")
+        OUT.print(f"{options.mails}: {counted(len(made.mails), 'mail')} for `git am`")
     OUT.print(f"next: `git -C {shlex.quote(options.onto)} switch {made.name}`")
     return 0
 
@@ -66,10 +67,10 @@ def _export(options: argparse.Namespace) -> int:
         tried = prtest.try_tests(options.root, open_repository(options.onto), done, request, _say) if options.test else []
         bad += [Problem("test", one.path, f"with the change: {one.said[0]}; without it: {one.said[1]}", f"correct pull-requests/{one.patch}/") for one in tried if not one.good]
         written = export.write(request, prbody.body(options.root, queue, done, request, tried), options.out)
-        OUT.print(f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]}; {paths.shown(written[0])}, {len(written) - 1} mails")
+        OUT.print(f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]}; {paths.shown(written[0])}, {counted(len(written) - 1, 'mail')}")
         for part in request.parts:
             moved = f" ({part.row.why})" if part.row.outcome is Outcome.NEEDS_REFRESH else ""
-            OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}: {len(part.tests)} test file{'' if len(part.tests) == 1 else 's'}")
+            OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}: {counted(len(part.tests), 'test file')}")
         for one in tried:
             OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
     if bad:

@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..install import inplace
 from ..install.inplace import Report
 from ..outcome import Outcome
@@ -43,7 +43,7 @@ def _install(options: argparse.Namespace) -> int:
     if report.outcome is Outcome.ALREADY_APPLIED:
         OUT.print(f"already applied: sglang {record['version']} in {report.site} has this queue")
     else:
-        OUT.print(f"sglang {record['version']} in {report.site}: {len(record['patches']) - bool(record['overlay'])} patches, {report.changed} files changed, {report.added} added, {time.monotonic() - started:.1f} s")
+        OUT.print(f"sglang {record['version']} in {report.site}: {counted(len(record['patches']) - bool(record['overlay']), 'patch', 'patches')}, {counted(report.changed, 'file')} changed, {report.added} added, {time.monotonic() - started:.1f} s")
     _show_trees(record)
     OUT.print(f"next: start the server anew; {to_type('install', '--site-packages', report.site, '--verify')} compares every file")
     return 0
@@ -57,7 +57,7 @@ def _uninstall(options: argparse.Namespace) -> int:
         _show_next_install(report)
         return 0
     state = "has its own files again, but not all" if report.faults else "is as it was"
-    OUT.print(f"sglang {report.record['version']} in {report.site} {state}: {report.changed} files restored, {report.added} removed, {time.monotonic() - started:.1f} s")
+    OUT.print(f"sglang {report.record['version']} in {report.site} {state}: {counted(report.changed, 'file')} restored, {report.added} removed, {time.monotonic() - started:.1f} s")
     _show_faults(report)
     if report.faults:
         release = f"sglang=={report.record['version']}"

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..environments.testing import has_environment
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..rebasing import rebase
@@ -140,7 +140,7 @@ def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
         tag, folder = progress.found.nearest.tag, os.path.relpath(progress.folder, root)
         OUT.print(f"\n{folder} shows the first conflict, {row.patch.removesuffix('.patch')}:" if begun else f"\nNext conflict in {folder}, {row.patch.removesuffix('.patch')}:", soft_wrap=True)
         for region in progress.regions:
-            what = f"{region.count} region{'s' if region.count > 1 else ''} between markers" if region.count else "changed by the patch, and gone in the release"
+            what = f"{counted(region.count, 'region')} between markers" if region.count else "changed by the patch, and gone in the release"
             OUT.print(f"  {region.path}:{region.line}: {what}", soft_wrap=True)
         if not progress.regions:
             OUT.print(f"  git left no markers; `git diff HEAD` there shows what it made of patches/{row.patch}", soft_wrap=True)

@@ -172,7 +172,7 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
         raise Refused(Problem("foreign-tree", where, "is there, but this tool did not make it", f"move it away, or {to_type('apply', tree.tag, '--discard')} replaces it"))
     popped = len(found.record["patches"]) - len(quilts.applied(tree.path)) if found.record else 0
     if found.state is State.CHANGED and popped and not found.edited_patches:
-        raise Refused(Problem("popped-tree", where, f"{popped} of its {len(found.record['patches'])} patches are popped", f"{to_type('quilt', tree.tag, 'push -a')}, or {to_type('apply', f'{tree.tag} --discard')}"))
+        raise Refused(Problem("popped-tree", where, f"misses patches that were popped: {popped} of {len(found.record['patches'])}", f"{to_type('quilt', tree.tag, 'push -a')}, or {to_type('apply', f'{tree.tag} --discard')}"))
     if found.state is State.CHANGED:
         files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
         shown = " ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")

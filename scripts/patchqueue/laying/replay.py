@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..outcome import Outcome, Problem
 from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Patch
 
@@ -107,13 +107,13 @@ def _misfit(lines: list[str], start: int, hunk: Hunk, number: int, where: str, t
     old = hunk.old
     if lines[start : start + len(old)] == old:
         if hunk.trailing < CONTEXT and start + len(old) != len(lines):
-            return Outcome.CORRUPT, Problem("unequal-context", at, f"{hunk.trailing} lines of context after it, though the file goes on; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
+            return Outcome.CORRUPT, Problem("unequal-context", at, f"{counted(hunk.trailing, 'line')} of context after it, though the file goes on; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
         return None
     elsewhere = find_text(lines, old)
     if elsewhere:
         nearest = min(elsewhere, key=lambda found: abs(found - start))
         offset = nearest - start
-        what = f"its text is at line {nearest + 1}, {abs(offset)} line{'' if abs(offset) == 1 else 's'} {'later' if offset > 0 else 'earlier'}"
+        what = f"its text is at line {nearest + 1}, {counted(abs(offset), 'line')} {'later' if offset > 0 else 'earlier'}"
         what += f" (and at {len(elsewhere) - 1} other places)" if len(elsewhere) > 1 else ""
         return Outcome.NEEDS_REFRESH, Problem(str(Outcome.NEEDS_REFRESH), at, what, f"{to_type('rebase', tag)} makes a variant for this release")
     if hunk.new != old and find_text(lines, hunk.new):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..upstream import pins as pinning
 from . import gainpage
 from .evidence import FIRST_SUBJECT, FOLDER, today
@@ -302,7 +302,7 @@ def notes(bench: dict) -> str:
     said = [f"Each engine ran at most {' or '.join(map(str, running))} requests at once."] if running else []
     said += [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
     if cpus := bench.get("cpus"):
-        said.append(f"The bench and its engines had {cpus} hardware thread{'s' if cpus > 1 else ''}.")
+        said.append(f"The bench and its engines had {counted(cpus, 'hardware thread')}.")
     if bench.get("earlier_queue"):
         said.append("The queue has changed since.")
     if not str(bench.get("idle")).startswith("stopped") and paired(bench):

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from ..files.locking import locked
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin, Pins
 from . import evidence
@@ -198,6 +198,6 @@ def _fate(mine: list[Run], stays: dict[tuple, Run]) -> tuple[Fate, str]:
         return Fate.TAKEN, f"{len(new)} of {len(mine)} runs"
     outdone = [run for run in mine if stays[evidence.key(run.entry)].text != run.text]
     if not outdone:
-        return Fate.THERE, f"{len(mine)} runs"
+        return Fate.THERE, counted(len(mine), "run")
     one, other = outdone[0], stays[evidence.key(outdone[0].entry)]
     return Fate.OUTDONE, f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}: {other.entry['verdict']} on {other.facts.get('date')} rather than {one.entry['verdict']} on {one.facts.get('date')}"

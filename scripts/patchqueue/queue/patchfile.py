@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from unidiff import PatchSet
 from unidiff.errors import UnidiffParseError
 
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..outcome import Problem
 from . import header as headers
 
@@ -222,9 +222,9 @@ def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
             elif all(line.kind == " " for line in hunk.lines):
                 yield Problem("empty-hunk", at, "a hunk that changes nothing")
             elif hunk.leading > CONTEXT or hunk.trailing > CONTEXT:
-                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
+                yield Problem("unequal-context", at, f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
             elif hunk.leading < CONTEXT and hunk.old_start != 1:
-                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
+                yield Problem("unequal-context", at, f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
 
 
 def _path(at: str, path: str, prefix: str) -> Iterator[Problem]:

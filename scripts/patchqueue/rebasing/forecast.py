@@ -14,7 +14,7 @@ from functools import cached_property
 from packaging.version import Version
 
 from ..files import gitrun
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..laying.probe import Read, passes
 from ..laying.replay import apply_to_text, find_text, split_lines
 from ..outcome import Outcome, Problem, Refused
@@ -161,7 +161,7 @@ def lay(patch: Patch, read: Read) -> Row:
             moved += len(problems)
         before[file.path], after[file.path] = content, result.encode("utf-8", "surrogateescape")
     if moved:
-        return Row(patch.name, Outcome.NEEDS_REFRESH, f"{moved} hunk{'s' if moved > 1 else ''} moved", before, after)
+        return Row(patch.name, Outcome.NEEDS_REFRESH, f"{counted(moved, 'hunk')} moved", before, after)
     return Row(patch.name, Outcome.APPLIED, "", before, after)
 
 
@@ -174,7 +174,7 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
     merged = {path: gitrun.merge(base[path], before[path], theirs[path], names) for path in theirs}
     left = sum(each.regions for each in merged.values())
     if left:
-        return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {left} region{'s' if left > 1 else ''} to solve")
+        return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {counted(left, 'region')} to solve")
     after = {path: each.text for path, each in merged.items()}
     if after == before:
         return Row(row.patch, Outcome.CONFLICT, "changes nothing there, though no Probe of it finds the change")

@@ -109,9 +109,11 @@ def wheel_of(version: Version, folder: Path, say: Callable[[str], None]) -> Path
 def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """The release's wheels as they come. pip lists no files, so each is asked for by name.
 
-    Where the index cannot be reached, it is asked once, and folders of wheels for the rest. Raises Refused with the cause
-    where these have none.
+    Before that the index is asked once whether it has the release. Where it cannot be reached, folders of wheels are asked that
+    pip is configured for. Raises Refused with the cause.
     """
+    if not source.has_folders(folder):
+        _refuse_unpublished(version, folder)
     names = [f"sglang-{version}-py3-none-any.whl"]
     names += [f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl" for python in PYTHONS for machine in MACHINES]
     broken, had = "", False
@@ -126,6 +128,15 @@ def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iter
     if broken and not had:
         step = "check `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused(Problem("not-fetched", f"sglang {version}", broken, step))
+
+
+def _refuse_unpublished(version: Version, folder: Path) -> None:
+    """Raise Refused where the package index cannot be reached, or has no such release."""
+    versions = sorted(map(Version, source.published(folder, "--pre")))
+    if version not in versions:
+        what = f"the package index has no such release; its newest is {versions[-1]}" if versions else "the package index has none"
+        step = "name another, or give a wheel or checkout: --from PATH"
+        raise Refused(Problem("not-fetched", f"sglang {version}", what, step))
 
 
 def _empty(version: Version) -> tomlkit.TOMLDocument:
