@@ -118,7 +118,7 @@ def test_the_command_prints_a_table_and_counts(project, capsys):
     assert cli.main(["--root", str(project.root), "rebase", NEXT]) == 0
     said = capsys.readouterr().out
     assert "steps/name-the-cut" in said and "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere" in said
-    assert f"sglang {NEXT}, with what {fakes.TAG} gets: 1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict" in said
+    assert f"sglang {NEXT}, with the patches of {fakes.TAG}: 1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict" in said
     assert "work/rebase-9.9.2 shows the first conflict, steps/count-once-more:\n  python/sglang/srt/runner.py:1: 1 region between markers" in said
     assert max(len(line) for line in said.splitlines() if line.startswith("steps/") and "see below" in line) <= 80
     assert cli.main(["--root", str(project.root), "rebase"]) == 1
@@ -134,7 +134,8 @@ def test_the_watch_tells_of_newer_releases_only(project, capsys):
     assert [str(version) for version in newer(pins.load(project.root))] == [NEXT, "10.0"]
     assert cli.main(["--root", str(project.root), "watch"]) == 0
     said = capsys.readouterr().out
-    assert said.index(f"sglang {NEXT}, with what") < said.index("sglang 10.0, with what")
+    assert said.index(f"sglang {NEXT}, with the") < said.index("sglang 10.0, with the")
+    assert said.splitlines()[-1].startswith(f"next: `scripts/nox rebase {NEXT}`")
 
 
 def test_an_index_that_does_not_answer_is_said(project, monkeypatch):
@@ -403,7 +404,8 @@ def test_a_file_that_is_gone_must_not_come_back(project, capsys):
 )  # fmt: skip
 def test_nothing_to_go_on_with_is_said(project, capsys, words, what):
     next_release(project, runner=RIVAL)
-    assert what in refused(project, capsys, *words)
+    said = refused(project, capsys, *words)
+    assert what in said and (words[0] == "next" or "begins" in said)
 
 
 def test_abort_throws_the_repository_away_and_nothing_else(project, conflict):
@@ -506,10 +508,11 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
     assert "[not-proved]" in refused(project, capsys, NEXT, "--continue")
 
 
-def test_a_pinned_release_is_carried_too(project):
+def test_a_pinned_release_is_carried_too(project, capsys):
     project.release(NEXT, {**fakes.release_of(NEXT), "sglang/srt/runner.py": RIVAL})
     source.fetch(pins.load(project.root).find(NEXT), str(project.wheels), fakes.quiet)
     assert run(project, NEXT) == 0
+    assert f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: " in capsys.readouterr().out
     (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0
     assert guards_of(project)[COUNT] == ">=9.9,<9.9.2"

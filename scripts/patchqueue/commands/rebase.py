@@ -56,7 +56,7 @@ def _rebase(options: argparse.Namespace) -> int:
         if not options.release:
             raise Refused(Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24")))
         with find(pins, options.release, options.origin, _say) as release:
-            progress = rebase.begin(root, pins, release, _say, lambda found: _show_forecast(found, time.monotonic() - started))
+            progress = rebase.begin(root, pins, release, _say, lambda found: _show_forecast(pins, found, time.monotonic() - started))
         _show_next(root, pins, progress, begun=True)
         return 0
     version = _version(root, options.release)
@@ -84,7 +84,8 @@ def _version(root: Path, word: str | None) -> Version:
     if len(under_way) == 1:
         return under_way[0]
     which = f"several rebases are under way: {' '.join(map(str, under_way))}" if under_way else "no rebase is under way"
-    raise Refused(Problem("nothing-to-continue", "work/", which, f"name the release: {to_type('rebase', '0.5.24 --continue')}"))
+    hint = f"name the release: {to_type('rebase', under_way[0], '--continue')}" if under_way else f"{to_type('rebase', '0.5.24')} begins one"
+    raise Refused(Problem("nothing-to-continue", "work/", which, hint))
 
 
 @contextmanager
@@ -105,11 +106,13 @@ def _watch(options: argparse.Namespace) -> int:
     for version in found:
         started = time.monotonic()
         with find(pins, str(version), None, _say) as release:
-            _show_forecast(forecast(load_queue(options.root), pins, release, _say), time.monotonic() - started)
+            _show_forecast(pins, forecast(load_queue(options.root), pins, release, _say), time.monotonic() - started)
+    if found:
+        OUT.print(f"next: {to_type('rebase', found[0])} lays out the first conflict")
     return 0
 
 
-def _show_forecast(found: Forecast, seconds: float) -> None:
+def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("patch", "outcome", "why"):
         table.add_column(name, no_wrap=name != "why", overflow="fold")
@@ -125,7 +128,9 @@ def _show_forecast(found: Forecast, seconds: float) -> None:
             OUT.print(f"{row.patch.removesuffix('.patch')}: merged without markers, which is no proof of meaning: read it", soft_wrap=True)
     left_out = f", {found.count(Outcome.NOT_SELECTED)} left out" if found.count(Outcome.NOT_SELECTED) else ""
     counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in KINDS)
-    OUT.print(f"sglang {found.version}, with what {found.nearest.tag} gets: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True)
+    pinned = any(pin.version == found.version for pin in pins.all)
+    tried = f"which is pinned, with its own patches and those of {found.nearest.tag}" if pinned else f"with the patches of {found.nearest.tag}"
+    OUT.print(f"sglang {found.version}, {tried}: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True)
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
