@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..hint import to_type
+from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..upstream import pins as pinning
 from . import benchpage, evidence, status
@@ -102,11 +102,11 @@ def tool_text(measured: Measured) -> str:
     for one in measured.tool["figures"]:
         details = one["details"]
         if "median" in details:
-            said.append(f"{one['name']}: median of {len(details['seconds'])}, {details['cpu seconds of one']} s of them the processor's; {details['load']} processes wanted to run meanwhile.")
+            said.append(f"`{one['name']}`: median of {len(details['seconds'])}, of which the processor took {details['cpu seconds of one']} s. {details['load']} processes wanted to run meanwhile.")
         if "hit" in details:
-            said.append(f"{one['name']}: {details['hit']} of the {len(details['moments'])} kills came while it ran.")
-    about = f"Release {measured.tool['revision']}, {machine['cpus']} hardware threads, Python {machine['python']}. "
-    return tool_table(measured.tool) + "\n" + about + " ".join(said) + "\n"
+            said.append(f"`{one['name']}`: {details['hit']} of the {len(details['moments'])} kills came while it ran.")
+    about = f"Release {measured.tool['revision']}, {counted(machine['cpus'], 'hardware thread')}, Python {machine['python']}:\n\n"
+    return tool_table(measured.tool) + "\n" + about + "".join(f"- {one}\n" for one in said)
 
 
 def draw_tool(pyplot, measured: Measured):
@@ -224,7 +224,7 @@ def first_token_text(measured: Measured) -> str:
     found = timed_benches(measured)
     if not found:
         return ""
-    said = " ".join(f"{benchpage.title(bench)}, {bench['model']}: {benchpage.first_token_meaning(bench)}" for bench in found)
+    said = "\n".join(f"- {benchpage.title(bench)}, {bench['model']}. {benchpage.first_token_meaning(bench)}" for bench in found)
     return f"{said}\n\nHow they were timed, each number, and throughput: [bench.md](bench.md).\n"
 
 
