@@ -60,10 +60,10 @@ def test_a_room_itself_does_nothing(room):
     assert [type(node) for node in ast.parse((FOLDER / room / "__init__.py").read_text(encoding="utf-8")).body] == [ast.Expr], "a docstring, no re-exports"
 
 
-def test_a_page_lists_the_rooms():
+def test_a_page_lists_the_packages():
     page = (FOLDER.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [f"| `{room}/` | {docstring(FOLDER / room).splitlines()[0]} |" for room in ROOMS]
-    assert "\n".join(["<!-- rooms -->", "| room | what it is for |", "| --- | --- |", *rows, "<!-- /rooms -->"]) in page
+    assert "\n".join(["<!-- packages -->", "| package | what it is for |", "| --- | --- |", *rows, "<!-- /packages -->"]) in page
 
 
 OVERLAY = FOLDER.parents[1] / "overlay/python/sglang/srt/prefill_graph"
