@@ -1,13 +1,15 @@
-"""Pages, help and messages: one way of writing a command."""
+"""Pages, help and messages: one way of writing a command, short sentences, no private nouns."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from patchqueue.commands import cli
 from patchqueue.hint import counted, to_type
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,3 +73,86 @@ def test_one_place_makes_plurals(path):
     nouns = "files|patches|packages|parts|mails|releases|problems|wheels|hunks|regions|lines|results|threads"
     found = re.findall(rf"(?<!of )\{{[^{{}}]*\b(?:len|count|number)\b[^{{}}]*\}} (?:{nouns})\b", path.read_text(encoding="utf-8"))
     assert not found, f"use counted: {found}"
+
+
+# Help: an example that is right, short sentences, lines that fit.
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    commands = next(action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+@pytest.mark.parametrize("name", [*cli.EXAMPLES])
+def test_the_example_of_a_command_is_one(name):
+    words = [word for text in cli.EXAMPLES[name] for word in text.split()]
+    options, unknown = cli._parser().parse_known_args([name, *words])
+    assert not unknown and options.run and to_type(name, *words).strip("`") in parsers()[name].format_help()
+
+
+def test_every_command_has_an_example():
+    assert parsers().keys() - {"fields", "test", "watch"} == cli.EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", [*parsers()])
+def test_help_is_short_sentences_that_fit(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    made = parsers()[name]
+    assert re.fullmatch(r"[A-Z].*\.", made.description, re.DOTALL) and max(map(len, made.format_help().splitlines())) <= 80
+    texts = [made.description, *(action.help for action in made._actions)]
+    assert [text for text in texts if too_long(text) or banned(text)] == []
+
+
+# Pages: short sentences, no private nouns.
+
+
+LONGEST = 24  # words in a sentence
+GENERATED = re.compile(r"<!-- (status|releases|fields|packages) -->.*?<!-- /\1 -->", re.DOTALL)
+PRIVATE = re.compile(r"\b(house|rooms?|shelf|shelves|strangers?|riddles?|personas?|the watch)\b", re.IGNORECASE)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def blocks(page: str) -> list[str]:
+    """The paragraphs and list items of a page, each in a line: no code, no tables, no headings, nothing that is generated as a list."""
+    text = GENERATED.sub("\n\n", re.sub(r"(?ms)^[ \t]*```.*?^[ \t]*```[ \t]*$", "\n\n", page))
+    found: list[list[str]] = [[]]
+    for line in map(str.strip, text.splitlines()):
+        item = re.match(r"(?:[-*]|\d+\.) +(.*)", line)
+        if not line or line.startswith(("|", "#", "<!--", "![")):
+            found.append([])
+        elif item:
+            found.append([item[1]])
+        else:
+            found[-1].append(line)
+    return [" ".join(lines) for lines in found if lines]
+
+
+def sentences(text: str) -> list[str]:
+    """A link counts with its text, code as one word; a colon before a capital ends a sentence."""
+    plain = re.sub(r"`[^`]*`", "Code", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(text.split())))
+    return re.split(r"(?<=[.!?])[*)\"]* +|(?<=:) +(?=[A-Z])", plain)
+
+
+def too_long(text: str) -> list[str]:
+    return [one for one in sentences(text) if len(re.findall(r"\S*\w\S*", one)) > LONGEST]
+
+
+def banned(text: str) -> list[str]:
+    return [found[0] for found in PRIVATE.finditer(text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_short_sentences(page):
+    assert [one for block in blocks(page.read_text(encoding="utf-8")) for one in too_long(block)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_no_private_nouns(page):
+    assert banned(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_long_sentence_is_found_and_a_table_is_none():
+    long = " ".join(["word"] * 25)
+    page = f"# {long}\n\nShort. {long}\nend.\n\n- {long}.\n\n| {long} |\n\n```\n{long}\n```\n\nSo {' '.join(['`a b c`'] * 24)}.\n"
+    assert [len(one.split()) for block in blocks(page) for one in too_long(block)] == [26, 25, 25]
+    assert banned("The house and the rooms, but no household.") == ["house", "rooms"]

@@ -38,6 +38,29 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
 from . import gpu, handover, install, paths, rebase
 
+EXAMPLES = {  # by command: what a user types behind it
+    "apply": ["v0.5.12.post1"],
+    "backport": ["--onto ~/sglang --base v0.5.9 graphs-on-0.5.9"],
+    "bench": ["v0.5.9 --gain"],
+    "build": ["v0.5.12.post1 --python 3.12"],
+    "bundle": ["v0.5.9"],
+    "check": ["v0.5.9"],
+    "export": ["--onto ~/sglang --base origin/main breakable"],
+    "figures": ["--page"],
+    "gpu": ["v0.5.9 --model llama"],
+    "install": ["--site-packages /sgl-workspace/sglang/python"],
+    "lock": ["v0.5.9"],
+    "matrix": ["--stale --gpu H200"],
+    "new": ["v0.5.9 nsa/skip-pointer-check"],
+    "pin": ["0.5.24"],
+    "quilt": ["v0.5.9 add python/sglang/srt/server_args.py"],
+    "rebase": ["0.5.24"],
+    "refresh": ["v0.5.9"],
+    "status": ["--merge results"],
+    "sweep": ["v0.5.9"],
+    "unapply": ["v0.5.9"],
+    "uninstall": ["--site-packages /sgl-workspace/sglang/python"],
+}
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
 OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -86,40 +109,47 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run, text: str, default: str, *takes: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
+        added = commands.add_parser(name, help=text)
         added.set_defaults(run=run)
-        added.add_argument("words", nargs="*", metavar="REVISION", help=f"v0.5.9 or 0.5.9 (default: {default})")
+        added.add_argument("words", nargs="*", metavar="RELEASE", help=f"v0.5.9 or 0.5.9 (default: {default})")
         if "--all" in takes:
-            added.add_argument("--all", action="store_true", help="every pinned revision")
+            added.add_argument("--all", action="store_true", help="every pinned release")
         if "--from" in takes:
             added.add_argument("--from", dest="origin", type=paths.place, metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
         return added
 
-    applied = command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin", "--all", "--from")
-    applied.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
-    applied.add_argument("--verbose", action="store_true", help="list every patch of the queue, and why it is not for the release")
-    command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin", "--all")
-    checked = command("check", _check, "lint the queue and replay it in memory on each revision", "every pin", "--all", "--from")
-    checked.add_argument("--gaps", action="store_true", help="say too why a release does without a patch that is not for it")
+    applied = command("apply", _apply, "lay the queue on a release, in work/TAG/", paths.DEFAULT, "--all", "--from")
+    applied.add_argument("--discard", action="store_true", help="throw away edits of the work tree that no patch holds")
+    applied.add_argument("--verbose", action="store_true", help="list all patches of the queue, and say why one is not for the release")
+    command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", paths.DEFAULT, "--all")
+    checked = command("check", _check, "lint the queue, and replay it in memory on each release", "every pinned release", "--all", "--from")
+    checked.add_argument("--gaps", action="store_true", help="also list the patches that a release does not need, and why")
     tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested", "--all", "--from")
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
     tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
-    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", "the default pin", "--all").add_argument("--add", action="store_true", help="take edits of files that are in no patch into the top one")
-    command("new", _new, "start an empty patch topic/verb-object on top of work/TAG/", "the default pin")
-    command("pin", _pin, "add a release to upstream/pins.toml", "none; name one, as 0.5.24", "--from")
-    command("lock", _lock, "resolve a release's environment anew as of its pinned day", "the default pin", "--all")
+    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", paths.DEFAULT, "--all").add_argument("--add", action="store_true", help="put edits of files that are in no patch into the top one")
+    command("new", _new, "start an empty patch on top of work/TAG/; name it topic/verb-object", paths.DEFAULT)
+    command("pin", _pin, "add a release to upstream/pins.toml", "none", "--from")
+    command("lock", _lock, "resolve a release's test environment as of its release day", paths.DEFAULT, "--all")
     gpu.add(commands)
     handover.add(commands)
     install.add(commands)
-    own = commands.add_parser("quilt", help="run quilt in work/TAG/, as apply does (for hosts without one)", description="Run quilt in work/TAG/.")
+    own = commands.add_parser("quilt", help="run quilt in work/TAG/, with the quilt that apply uses")
     own.set_defaults(run=_quilt)
-    own.add_argument("revision", metavar="REVISION")
-    own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …")
+    own.add_argument("revision", metavar="RELEASE", help="v0.5.9 or 0.5.9")
+    own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …", help="what quilt is to do, and its options")
     rebase.add(commands)
     commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)
-    for each in commands.choices.values():
+    texts = {action.dest: action.help or "" for action in commands._choices_actions}
+    for name, each in commands.choices.items():
         each.set_defaults(parser=each)
+        each.description = each.description or sentence(texts[name])
+        each.epilog = f"Example: {to_type(name, *EXAMPLES[name]).strip('`')}" if name in EXAMPLES else None
     return parser
+
+
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> list[Pin]:

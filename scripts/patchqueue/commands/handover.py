@@ -23,20 +23,20 @@ OUTPUT = Path("dist/pull-requests")
 
 def add(commands) -> None:
     """Add this module's commands to the parser's."""
-    made = _command(commands, "backport", _backport, "make a release branch in a git checkout of sglang: one commit for each patch")
-    made.add_argument("branch", metavar="BRANCH", help="the new branch's name, as release/0.5.9-graphs; one that is there is never moved")
+    made = _command(commands, "backport", _backport, "make a release branch in a git checkout of sglang, with a commit for each patch")
+    made.add_argument("branch", metavar="BRANCH", help="the new branch's name, as release/0.5.9-graphs; an existing branch is never moved")
     made.add_argument("--mails", type=paths.path, metavar="DIR", help="write the commits as mails for `git am` as well")
-    sent = _command(commands, "export", _export, "make pull requests in a git checkout of sglang from the patches that are Pending")
-    sent.add_argument("topics", nargs="*", metavar="TOPIC", help="as breakable, or one patch of it: breakable/keep-break-tensors (default: every topic)")
-    sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=f"where each one's text and mails go (default: {OUTPUT}/)")
-    sent.add_argument("--test", action="store_true", help="run each one's tests in the release's environment, with its changes and without")
+    sent = _command(commands, "export", _export, "make branches and texts for pull requests from the patches that are Pending")
+    sent.add_argument("topics", nargs="*", metavar="TOPIC", help="a topic, as breakable, or a patch, as breakable/keep-break-tensors (default: every topic)")
+    sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=f"write each one's text and mails here (default: {OUTPUT}/)")
+    sent.add_argument("--test", action="store_true", help="run each one's tests in the release's environment, with and without its changes")
 
 
 def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
-    added = commands.add_parser(name, help=text, description=f"{text}. The files, index and HEAD of the checkout are left alone.")
+    added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. The files, index and HEAD of the checkout are left alone.")
     added.set_defaults(run=run)
     added.add_argument("--onto", type=paths.place, required=True, metavar="REPO", help="a git checkout or repository of sglang")
-    added.add_argument("--base", default="HEAD", metavar="COMMIT", help="what the branch begins from: a tag, branch or hash (default: the checkout's HEAD)")
+    added.add_argument("--base", default="HEAD", metavar="COMMIT", help="begin the branch here: a tag, branch or hash (default: the checkout's HEAD)")
     return added
 
 

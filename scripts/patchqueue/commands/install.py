@@ -19,16 +19,16 @@ ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 def add(commands) -> None:
     """Add this module's commands to the parser's."""
-    made = _command(commands, "install", _install, "lay the queue on an installed sglang, in place and reversibly; it must be a pinned release in every byte")
-    made.add_argument("--verify", action="store_true", help="install nothing: finish what a killed call began, then compare every file")
-    _command(commands, "uninstall", _uninstall, "take it off again: every byte, mode and time as before, byte code and RECORD included")
+    made = _command(commands, "install", _install, "patch an installed sglang in place; it must be a pinned release, unchanged")
+    made.add_argument("--verify", action="store_true", help="install nothing; finish what a killed call began, then compare every file")
+    _command(commands, "uninstall", _uninstall, "take the patches off again: every file as it was")
 
 
 def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
-    made = commands.add_parser(name, help=text, description=text)
+    made = commands.add_parser(name, help=text)
     made.set_defaults(run=run)
-    made.add_argument("--site-packages", dest="site", type=paths.path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of a checkout that is installed editable")
-    made.add_argument("--discard", action="store_true", help="throw away edits of the files that the install made or changed")
+    made.add_argument("--site-packages", dest="site", type=paths.path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of an editable checkout")
+    made.add_argument("--discard", action="store_true", help="throw away edits of the files that install made or changed")
     return made
 
 

@@ -31,22 +31,22 @@ KINDS = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "to refresh")
 OUT = Console(highlight=False, soft_wrap=False, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 REBASE = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
-The first conflict is laid out in work/rebase-VERSION/, a git repository with the release, the nearest pin and its patches;
-nothing is written to the queue. Solve it there, then --continue writes the variants and guards and lays out the next one."""
+The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
+there; then --continue writes the variants and guards, and lays out the next one."""
 
 
 def add(commands) -> None:
     """Add this module's commands to the parser's."""
     made = commands.add_parser("rebase", help="say what the queue does on another release, and carry it there", description=REBASE)
     made.set_defaults(run=_rebase)
-    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="as 0.5.24 (its wheel is fetched from the package index), a wheel, or a checkout of sglang; not needed where one rebase is under way")
-    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel, or from this folder that holds python/sglang")
+    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="a version as 0.5.24, a wheel, or a checkout of sglang; not needed while one rebase is under way")
+    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel, or this folder that holds python/sglang")
     step = made.add_mutually_exclusive_group()
-    step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved and what needs no hand, and go on to the next conflict")
-    step.add_argument("--skip", metavar="REASON", help="leave the patch that conflicts out of this release; REASON goes into its header, as a Gap")
-    step.add_argument("--abort", action="store_true", help="throw work/rebase-VERSION/ away; what was written to the queue stays")
-    text = "say which releases are newer than the newest pin, and what the queue would do there; nothing is written"
-    commands.add_parser("watch", help=text, description=text).set_defaults(run=_watch)
+    step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved, and go on to the next conflict")
+    step.add_argument("--skip", metavar="REASON", help="leave this patch out of the release; REASON goes into its header, as a Gap")
+    step.add_argument("--abort", action="store_true", help="delete work/rebase-VERSION/; what was written to the queue stays")
+    text = "say which releases are newer than the newest pinned one, and what the queue would do there"
+    commands.add_parser("watch", help=text).set_defaults(run=_watch)
 
 
 def _rebase(options: argparse.Namespace) -> int:
