@@ -370,7 +370,7 @@ def test_strangers_in_the_queues_own_folder_are_not_removed(site, do):
     (site / "sglang/srt/steps/mine.txt").write_text("mine\n")
     before = exactly(site)
     name, text = refused(do["uninstall"], discard=True)
-    assert name == "strangers" and "sglang/srt/steps/mine.txt" in text and exactly(site) == before
+    assert name == "unknown-files" and "sglang/srt/steps/mine.txt" in text and exactly(site) == before
 
 
 @pytest.mark.parametrize("damaged", ["links", "before"])

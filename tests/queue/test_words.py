@@ -156,3 +156,25 @@ def test_a_long_sentence_is_found_and_a_table_is_none():
     page = f"# {long}\n\nShort. {long}\nend.\n\n- {long}.\n\n| {long} |\n\n```\n{long}\n```\n\nSo {' '.join(['`a b c`'] * 24)}.\n"
     assert [len(one.split()) for block in blocks(page) for one in too_long(block)] == [26, 25, 25]
     assert banned("The house and the rooms, but no household.") == ["house", "rooms"]
+
+
+# Messages: the same.
+
+
+def messages(path: Path) -> list[str]:
+    """The strings of a module without docstrings and code; what is put into an f-string counts as one word."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    parts = {id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in node.values}
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(str(value.value) if isinstance(value, ast.Constant) else "X" for value in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts | docs:
+            found.append(node.value)
+    return [text for text in found if "\ndef " not in text]
+
+
+@pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT / "scripts")))
+def test_messages_are_short_sentences_without_private_nouns(path):
+    assert [one for text in messages(path) for block in blocks(text) for one in too_long(block) + banned(block)] == []

@@ -27,8 +27,8 @@ from ..outcome import Problem, Refused
 FOLDER = "sglang.patch-queue"  # beside sglang/; the dot keeps Python from importing it, and a person finds it
 _PREPARING = f".{FOLDER}.preparing"
 RECORD, STATE, README, BEFORE, LINKS, AFTER = "journal.json", "state", "README", "before", "links", "after"
-ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back:
-before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256), state how far it got.
+ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back.
+before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256). state says how far it got.
     {uninstall}
 Deleting this folder makes the patches permanent; reinstalling sglang also removes them.
 """
@@ -244,7 +244,7 @@ def _refuse_to_lose(journal: Journal, discard: bool) -> None:
     if edited and not discard:
         raise Refused(Problem("edited-install", str(journal.site), f"has edits that would be lost: {_some(edited)}", "keep a copy of them, then the same again with --discard"))
     if journal.strangers():
-        raise Refused(Problem("strangers", str(journal.site), f"holds files of yours where a folder must go: {_some(journal.strangers())}", "move them away"))
+        raise Refused(Problem("unknown-files", str(journal.site), f"holds files of yours where a folder must go: {_some(journal.strangers())}", "move them away"))
 
 
 def _set_state(journal: Journal, state: State) -> Journal:

@@ -165,7 +165,7 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
     """Raise Refused where replacing the tree would lose what the user has in it, unless told to discard that."""
     where = f"work/{tree.tag}"
     if found.strangers:
-        raise Refused(Problem("strangers", where, f"holds files of yours: {' '.join(found.strangers[:5])}", "move them out of the tree"))
+        raise Refused(Problem("unknown-files", where, f"holds files of yours: {' '.join(found.strangers[:5])}", "move them out of the tree"))
     if discard:
         return
     if found.state is State.FOREIGN:

@@ -23,6 +23,7 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
 from . import quilt as quilts
 from .apply import Report, apply, load_queue, replay_on, select, stack
+from .replay import replay
 from .worktree import State, WorkTree, write_patches
 
 Say = Callable[[str], None]
@@ -182,10 +183,29 @@ def _write_back(root: Path, pins: Pins, pin: Pin, queue: Queue, aside: Path, rec
             content = _join(head, diff)
             if recorded.get(name) == sha256(content):
                 continue  # not edited in the tree: what the queue has by now stands
+            if _make_the_same(name, old, content, aside / ".pc" / name, pin.tag):
+                continue  # an insertion can begin at either of two equal lines: which one is diff's choice, and differs by its version
             if old != content and recorded.get(name, sha256(old)) != sha256(old):
                 raise Refused(Problem("changed-twice", f"patches/{name}", f"was changed in the queue and in work/{pin.tag}", "keep one of the two: put the other aside, then refresh again"))
             if old != content:
                 yield from _write_patch(root, pins, pin, queue, name, content, say)
+
+
+def _make_the_same(name: str, old: bytes, new: bytes, before: Path, tag: str) -> bool:
+    """Whether two texts of a patch have one header and, both strictly laid on the files in `before`, give the same files."""
+
+    def read(path: str) -> bytes | None:
+        return (before / path).read_bytes() if (before / path).is_file() else None
+
+    heads, results = [], []
+    for text in (old, new):
+        patch, problems = patchfile.read(name, text)
+        laid = replay([patch], {}, read, tag) if patch and not problems else None
+        if laid is None or laid.problems:
+            return False
+        heads.append(patchfile.split(text.decode())[0].strip())
+        results.append(laid.files)
+    return heads[0] == heads[1] and results[0] == results[1]
 
 
 def _join(head: str, diff: str) -> bytes:
