@@ -310,3 +310,12 @@ def test_the_session_test_looks_at_its_words_first(word, code, says):
     done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", "test", "--", word], capture_output=True, text=True)
     said = done.stdout + done.stderr
     assert done.returncode == code and says in said and "problems, " not in said and "pytest tests/queue" not in said
+
+
+@pytest.mark.parametrize(("words", "code"), [(["install"], 2), (["apply", "v0.5.99"], 1), (["matrix", "--cpu"], 0)])
+def test_nox_adds_nothing_to_a_failure(words, code):
+    session, *rest = words
+    done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", session, "--", *rest], capture_output=True, text=True)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("nox > ")]
+    assert done.returncode == code
+    assert said == [f"nox > Running session {session}", *([f"nox > Session {session} was successful."] if code == 0 else [])]
