@@ -69,7 +69,7 @@ def test_a_misspelt_option_is_named(run, words, says):
     assert code == 2 and says in err and f"usage: scripts/nox {words[0]} " in err
 
 
-@pytest.mark.parametrize("words", [("check", "--discard"), ("refresh", "--discard"), ("pin", "--all"), ("new", "--from", "x"), ("unapply", "--from", "x"), ("build", "--python", "312")])
+@pytest.mark.parametrize("words", [("check", "--discard"), ("refresh", "--discard"), ("pin", "--all"), ("new", "--from", "x"), ("unapply", "--from", "x"), ("build", "--python", "312"), ("bundle", "--part-size", "0"), ("bundle", "--part-size", "x")])
 def test_no_command_takes_an_option_that_does_nothing(run, words):
     code, _, err = run(*words)
     assert code == 2 and words[1] in err

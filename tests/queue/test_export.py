@@ -210,6 +210,13 @@ def test_the_command_writes_text_and_mails(sent, tmp_path, capsys):
     assert cli.main([*words, "nothing"]) == 1
 
 
+def test_a_repository_of_something_else_is_named(sent, tmp_path, capsys):
+    fakes.git(tmp_path / "other", "init", "-q")
+    fakes.git(tmp_path / "other", "commit", "--allow-empty", "-q", "-m", "nothing")
+    assert cli.main(["--root", str(sent.root), "export", "--onto", str(tmp_path / "other")]) == 1
+    assert "holds no python/sglang at HEAD [no-sglang]" in capsys.readouterr().err
+
+
 def test_the_projects_own_additions_belong_to_pending_patches():
     """Each Pending patch of the newest pin brings a test upstream would take, and nothing else lies in pull-requests/."""
     queue, newest = load_queue(ROOT), pins.load(ROOT).all[-1]

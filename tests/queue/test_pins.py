@@ -192,3 +192,13 @@ def test_add_makes_the_first_pin(tmp_path):
     (tmp_path / "new").mkdir()
     pin.add(tmp_path / "new", "9.9.1", str(wheels), quiet)
     assert pins.load(tmp_path / "new").default.tag == "v9.9.1"
+
+
+def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
+    name, text = refusal(pin.add, project.root, "9.9.2", str(tmp_path / "nowhere"), quiet)
+    assert name == "not-fetched" and f"{tmp_path}/nowhere: is no folder" in text and "pip config" not in text
+
+
+def test_a_release_that_is_pinned_already_is_answered_with_what_comes_next(project):
+    name, text = refusal(pin.add, project.root, "9.9.1", None, quiet)
+    assert name == "duplicate-pin" and "next: `scripts/nox rebase 9.9.1`" in text

@@ -328,7 +328,9 @@ def test_a_tag_that_was_moved_is_refused(project, checkout):
 
 @pytest.mark.parametrize("given", ["nothing/there", "https://127.0.0.1:1/sglang.git", "--upload-pack=evil"])
 def test_from_nowhere(project, given):
-    assert refusal(source.fetch, project.pin, given, quiet)[0] == "not-fetched"
+    said: list[str] = []
+    name, text = refusal(source.fetch, project.pin, given, said.append)
+    assert name == "not-fetched" and (":" in given or ("is no file and no folder" in text and not said))
 
 
 def test_a_folder_that_is_no_repository(project, tmp_path):

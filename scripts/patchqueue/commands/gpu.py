@@ -36,7 +36,7 @@ def add(commands) -> None:
     packed = _command(commands, "bundle", _bundle, "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/")
     packed.add_argument("--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})")
     packed.add_argument("--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)")
-    packed.add_argument("--part-size", type=float, default=60, metavar="MIB", help="the largest size of one part (default 60)")
+    packed.add_argument("--part-size", type=_size, default=60, metavar="MIB", help="the largest size of one part (default 60)")
     sessions = (
         ("sweep", _sweep, "find tiles for Mamba2's prefill kernels on this host's GPU, and print them"),
         ("gpu", _gpu, "test a release on this host's GPU, and keep the results in evidence/"),
@@ -81,6 +81,16 @@ def _python(text: str) -> str:
     if not re.fullmatch(r"3\.\d+", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no version of Python such as 3.12")
     return text
+
+
+def _size(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size in MiB such as 60")
+    return size
 
 
 def _machine(text: str) -> str:
@@ -132,6 +142,7 @@ def _bundle(options: argparse.Namespace) -> int:
 
 
 def _gpu(options: argparse.Namespace) -> int:
+    gpurun.refuse_unknown(options.root, options.model, options.mode)
     return _unkept(options, "agree") if options.agree else _run(options, "run")
 
 

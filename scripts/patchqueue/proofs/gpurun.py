@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -61,6 +62,15 @@ def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], ori
     code = subprocess.run([*command, *words]).returncode
     result = out / RESULTS[script]
     return Ran(pin, code, result if result.is_file() else None)
+
+
+def refuse_unknown(root: Path, models: Sequence[str], modes: Sequence[str]) -> None:
+    """Raise Refused for a model or graph mode that tests/gpu does not know: its own refusal comes after gigabytes were built."""
+    for given, file, name, what in ((models, "models.py", "MODELS", "no-model"), (modes, "modes.py", "ALL", "no-mode")):
+        path = root / TESTS / file
+        known = list(runpy.run_path(str(path))[name]) if given and path.is_file() else list(given)
+        if unknown := [word for word in given if word not in known]:
+            raise Refused(Problem(what, repr(unknown[0]), f"is not in {TESTS / file}", f"name one of {' '.join(known)}"))
 
 
 def look_for_gpu(pin: Pin) -> None:

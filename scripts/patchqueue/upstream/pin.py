@@ -36,7 +36,9 @@ def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -
         pins.load(root)  # a file that is broken already is named, and left alone
     document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
     if any(entry["version"] == str(version) for entry in document["revision"]):
-        raise Refused(Problem("duplicate-pin", str(pins.FILE), f"{version} is pinned already"))
+        raise Refused(Problem("duplicate-pin", str(pins.FILE), f"{version} is pinned already", f"{to_type('rebase', version)} says what the queue does on it"))
+    if origin and not Path(origin).is_dir():
+        raise Refused(Problem("not-fetched", origin, "is no folder", f"name the folder that holds the wheels of sglang {version}"))
     with tempfile.TemporaryDirectory() as space:
         wheels = sorted(Path(origin).glob(f"sglang-{version}-*.whl")) if origin else _download_all(version, Path(space), say)
         if not wheels:

@@ -267,6 +267,8 @@ def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
     with _workspace(cache, say) as space:
         repository = Path(origin)
+        if not repository.is_dir() and ":" not in origin:
+            raise Refused(Problem("not-fetched", origin, "is no file and no folder", "name a wheel, a folder of wheels, or a git repository"))
         if not repository.is_dir():
             say(f"cloning {pin.tag} of {origin}")
             repository = space / "clone"
