@@ -151,6 +151,12 @@ def test_a_page_has_no_private_nouns(page):
     assert banned(page.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_comment_pushes_no_command_over_80_columns(page):
+    commands = re.findall(r"(?ms)^ *```sh\n(.*?)^ *```$", page.read_text(encoding="utf-8"))
+    assert [line for block in commands for line in block.splitlines() if "# " in line and len(line) > 80] == []
+
+
 def test_a_long_sentence_is_found_and_a_table_is_none():
     long = " ".join(["word"] * 25)
     page = f"# {long}\n\nShort. {long}\nend.\n\n- {long}.\n\n| {long} |\n\n```\n{long}\n```\n\nSo {' '.join(['`a b c`'] * 24)}.\n"
