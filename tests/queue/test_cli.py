@@ -289,6 +289,7 @@ def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
     code, out, _ = run("new", TAG, "steps/go-on")
     quilt = "  quilt" if there else "  scripts/nox quilt v9.9.1"
     assert code == 0 and f"{quilt} add python/sglang/…  before" in out and f"{quilt} header -e" in out
+    assert ("; in work/v9.9.1:\n" in out) == there, "scripts/nox is typed in the queue's folder"
 
 
 @pytest.mark.parametrize("words", [("BadName",), (TAG, "BadName"), (TAG,), (), (TAG, TAG, "a/b"), ("a/b", "c/d")])

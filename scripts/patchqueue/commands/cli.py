@@ -255,8 +255,9 @@ def _new(options: argparse.Namespace) -> int:
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
     file = new(options.root, revisions[0], names[0], _say)
     tree = f"work/{revisions[0].tag}"
-    OUT.print(f"{_relative(file, options.root)} is the top patch of {tree} now. In {tree}:")
-    quilt = "quilt" if shutil.which("quilt") else to_type("quilt", revisions[0].tag).strip("`")
+    own = shutil.which("quilt")
+    OUT.print(f"{_relative(file, options.root)} is the top patch now{f'; in {tree}:' if own else ':'}")
+    quilt = "quilt" if own else to_type("quilt", revisions[0].tag).strip("`")
     for words, why in (("add python/sglang/…", "before you edit a file"), ("header -e", "to fill in its header")):
         OUT.print(f"  {f'{quilt} {words}':<{len(quilt) + 20}}  {why}")
     OUT.print(f"next: {to_type('refresh', revisions[0].tag)} then writes it to patches/ and series")
