@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run, text: str, default: str, *takes: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text)
         added.set_defaults(run=run)
-        added.add_argument("words", nargs="*", metavar="RELEASE", help=f"v0.5.9 or 0.5.9 (default: {default})")
+        added.add_argument("words", nargs="*", metavar="VERSION", help=f"v0.5.9 or 0.5.9 (default: {default})")
         if "--all" in takes:
             added.add_argument("--all", action="store_true", help="every pinned release")
         if "--from" in takes:
@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     install.add(commands)
     own = commands.add_parser("quilt", help="run quilt in work/TAG/, with the quilt that apply uses")
     own.set_defaults(run=_quilt)
-    own.add_argument("revision", metavar="RELEASE", help="v0.5.9 or 0.5.9")
+    own.add_argument("revision", metavar="VERSION", help="v0.5.9 or 0.5.9")
     own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …", help="what quilt is to do, and its options")
     rebase.add(commands)
     commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)

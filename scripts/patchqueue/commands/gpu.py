@@ -68,8 +68,8 @@ def add(commands) -> None:
     text = "print the GPU runs that are to be made, by release, GPU and model, as JSON for GitHub's strategy.matrix"
     listed = commands.add_parser("matrix", help=text)
     listed.set_defaults(run=_matrix)
-    listed.add_argument("revisions", nargs="*", metavar="RELEASE", help="v0.5.9 or 0.5.9 (default: every pinned release)")
-    listed.add_argument("--revision", dest="more", action="append", default=[], metavar="RELEASE", help="the same as RELEASE alone")
+    listed.add_argument("revisions", nargs="*", metavar="VERSION", help="v0.5.9 or 0.5.9 (default: every pinned release)")
+    listed.add_argument("--revision", dest="more", action="append", default=[], metavar="VERSION", help="the same as RELEASE alone")
     listed.add_argument("--gpu", action="append", default=[], metavar="NAME", help="only this kind, as H200; may be repeated (default: every kind in evidence/)")
     listed.add_argument("--model", action="append", default=[], help="only this model; may be repeated")
     listed.add_argument("--stale", action="store_true", help="only runs without evidence about today's queue")
@@ -101,7 +101,7 @@ def _machine(text: str) -> str:
 def _command(commands, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
     made = commands.add_parser(name, help=text)
     made.set_defaults(run=run)
-    made.add_argument("revisions", nargs="*", metavar="RELEASE", help=f"v0.5.9 or 0.5.9 (default: {paths.DEFAULT})")
+    made.add_argument("revisions", nargs="*", metavar="VERSION", help=f"v0.5.9 or 0.5.9 (default: {paths.DEFAULT})")
     made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel or folder of wheels")
     return made
 
