@@ -22,9 +22,12 @@ Several sessions in one call, with the same words, as nox has it:
     scripts/nox -s apply test -- v0.5.9
 """
 
+import logging
+import re
 import sys
 
 import nox
+import nox.command
 
 # scripts/requirements.txt is the list above, locked. After a change to it:
 # uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate noxfile.py -o scripts/requirements.txt
@@ -40,7 +43,20 @@ def called_from(session: nox.Session) -> dict[str, str]:
 
 
 def patchqueue(session: nox.Session, command: str, *words: str) -> None:
-    session.run(sys.executable, "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True)
+    """Run the tool. Where it fails it has said why: nox adds nothing, and ends with its exit code."""
+    run = [sys.executable, "-m", "patchqueue", command, *words]
+    try:
+        session.run(*run, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True, log=False)
+    except nox.command.CommandFailed as failed:
+        raise SystemExit(failed.return_code or 1) from None
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether nox's line is more than the tool's command line again."""
+    return not re.match(r"Command .* -m patchqueue .* failed with exit code", record.getMessage())
+
+
+logging.getLogger("nox").addFilter(_is_news)
 
 
 def with_matplotlib(session: nox.Session, command: str, *words: str) -> None:

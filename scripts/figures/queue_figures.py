@@ -156,7 +156,7 @@ def nox_time(copy: Copy, options: argparse.Namespace) -> Figure:
             raise RuntimeError(done.stdout + done.stderr)
         return time.monotonic() - started
 
-    return seconds(f"nox -s apply -- {copy.tag}", 5, once)
+    return seconds(f"scripts/nox apply {copy.tag}", 5, once)
 
 
 def check_time(copy: Copy, options: argparse.Namespace) -> Figure:

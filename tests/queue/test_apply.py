@@ -135,7 +135,7 @@ def test_strangers_in_the_tree_are_kept(applied, stranger, discard):
     path.write_text("mine\n")
     applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
     before = fakes.snapshot(applied.root)
-    assert names(applied.apply, discard=discard) == ["strangers"] and fakes.snapshot(applied.root) == before
+    assert names(applied.apply, discard=discard) == ["unknown-files"] and fakes.snapshot(applied.root) == before
 
 
 def test_what_running_the_tree_leaves_behind_is_no_edit(applied):
@@ -407,5 +407,5 @@ def test_a_compiled_extension_of_the_users_is_never_lost(applied):
     extension = applied.tree / "python/sglang/srt/mine.cpython-311-x86_64-linux-gnu.so"
     extension.write_bytes(b"mine")
     applied.edit("patches/steps/name-the-cut.patch", "+six = 6", "+six = 66")
-    assert names(applied.apply, discard=True) == ["strangers"]
+    assert names(applied.apply, discard=True) == ["unknown-files"]
     assert extension.read_bytes() == b"mine"

@@ -277,7 +277,9 @@ def test_the_command_says_what_it_did(project, checkout, capsys):
     said = capsys.readouterr().out
     assert f"HEAD is {fakes.TAG}" in said and "Count the steps once more" in said and f"{BRANCH} made, at " in said
     assert cli.main(words) == 0
-    assert f"{BRANCH} is there already" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{BRANCH} is there already" in said and said.splitlines()[-1] == f"next: `git -C {checkout} switch {BRANCH}`"
+    git(checkout, "switch", "-q", BRANCH)
     assert cli.main([*words[:-1], "no..branch"]) == 1
     assert "next: " in capsys.readouterr().err
 

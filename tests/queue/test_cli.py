@@ -39,7 +39,7 @@ def run(applied, capsys):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(run, command):
     code, out, _ = run(command, "--help")
-    assert code == 0 and out.startswith(f"usage: patchqueue {command}") and "--help" in out
+    assert code == 0 and out.startswith(f"usage: scripts/nox {command}") and "--help" in out
 
 
 def test_help_names_every_command(run):
@@ -51,10 +51,25 @@ def test_help_names_every_command(run):
 @pytest.mark.parametrize("words", [(), ("aply",), ("apply", "--discrad"), ("apply", "--from")])
 def test_wrong_words(run, words):
     code, _, err = run(*words)
-    assert code == 2 and "usage: patchqueue" in err
+    assert code == 2 and f"usage: scripts/nox{' apply' if words[:1] == ('apply',) else ''} " in err
 
 
-@pytest.mark.parametrize("words", [("check", "--discard"), ("refresh", "--discard"), ("pin", "--all"), ("new", "--from", "x"), ("unapply", "--from", "x"), ("build", "--python", "312")])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("install", "--sitepackages", "x"), "there is no option --sitepackages; did you mean --site-packages?"),
+        (("rebase", "9.9.2", "--contine"), "there is no option --contine; did you mean --continue?"),
+        (("apply", "--frobnicate"), "there is no option --frobnicate\n"),
+        (("install",), "required: --site-packages"),
+        (("status", "v9.9.1"), "scripts/nox status: error: unrecognized arguments: v9.9.1"),
+    ],
+)
+def test_a_misspelt_option_is_named(run, words, says):
+    code, _, err = run(*words)
+    assert code == 2 and says in err and f"usage: scripts/nox {words[0]} " in err
+
+
+@pytest.mark.parametrize("words", [("check", "--discard"), ("refresh", "--discard"), ("pin", "--all"), ("new", "--from", "x"), ("unapply", "--from", "x"), ("build", "--python", "312"), ("bundle", "--part-size", "0"), ("bundle", "--part-size", "x")])
 def test_no_command_takes_an_option_that_does_nothing(run, words):
     code, _, err = run(*words)
     assert code == 2 and words[1] in err
@@ -115,7 +130,9 @@ def test_apply_of_several_releases_prints_a_line_for_each(run):
     run.project.warm()
     run.project.edit("series", "==9.9.1", ">=9.9")
     code, out, _ = run("apply", "--all")
-    assert code == 0 and [line.partition(",")[0] for line in out.splitlines()] == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+    laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
+    assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+    assert out.splitlines()[-1] == "next: `scripts/nox build v9.9.1` makes the wheel of one"
     assert run("apply", "--all", "--verbose")[1].count("tree sha256:") == 2
 
 
@@ -125,10 +142,29 @@ def test_the_real_queues_apply_is_one_screen():
         assert len(queue.select(pin.version)) + 7 <= 40, "the lines below them, and a screen"
 
 
-def test_apply_ends_with_the_next_command(run):
-    for _ in range(2):
-        code, out, _ = run("apply")
-        assert code == 0 and "next: `nox -s build -- v9.9.1`" in out.splitlines()[-2] and "install" in out.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("words", "following"),
+    [
+        (("apply",), "`scripts/nox build v9.9.1` makes its wheel"),
+        (("apply", "--all"), "`scripts/nox build v9.9.1` makes its wheel"),
+        (("unapply",), "`scripts/nox apply v9.9.1` lays the queue on it again"),
+        (("check",), "`scripts/nox test` runs the tests"),
+        (("check", TAG), "`scripts/nox test v9.9.1` runs the tests"),
+        (("refresh",), "`scripts/nox check` replays the queue on every release"),
+        (("new", "steps/go-on"), "`scripts/nox refresh v9.9.1` then writes it to patches/ and series"),
+        (("build",), "`pip install --no-deps dist/sglang-9.9.1+pcg.1-py3-none-any.whl`, over an installed sglang 9.9.1"),
+    ],
+)
+def test_success_ends_with_the_next_command(run, words, following):
+    for _ in range(1 if words[0] == "new" else 2):
+        code, out, err = run(*words)
+        assert (code, out.splitlines()[-1]) == (0, f"next: {following}"), err
+
+
+def test_build_lists_its_files_where_asked(run):
+    files = ["  added: .dist-info/patch_queue.json", "  added: sglang/srt/steps/__init__.py"]
+    assert not set(files) & set(run("build")[1].splitlines())
+    assert set(files) <= set(run("build", "--verbose")[1].splitlines())
 
 
 def test_apply_of_a_release_without_patches_says_so(run):
@@ -175,7 +211,7 @@ def test_check_says_how_much_it_fetches(run):
         run.project.release(version)
     run.project.edit("series", "==9.9.1", ">=9.9")
     code, _, err = run("check")
-    assert code == 0 and "2 releases are fetched first, once: about 30 MB" in err and "another run" not in err
+    assert code == 0 and "2 releases to fetch first, once: about 30 MB" in err and "another run" not in err
     assert "fetched first" not in run("check")[2]
 
 
@@ -185,7 +221,7 @@ def test_a_patch_that_does_not_fit_is_answered_with_rebase(run, line):
     if line:
         run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18\n", line)
     code, _, err = run("check")
-    assert code == 1 and f"`nox -s rebase -- {TAG}`" in err and "REVISION" not in err
+    assert code == 1 and f"`scripts/nox rebase {TAG}`" in err and "REVISION" not in err
 
 
 def test_check_goes_on_after_a_problem(run):
@@ -243,7 +279,7 @@ def test_pin_looks_at_all_its_words_first(run):
 def test_pin_ends_with_the_next_command(run):
     fakes.write_wheel(run.project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
     code, out, _ = run("pin", "9.9.2", "--from", str(run.project.wheels))
-    assert code == 0 and out.startswith("v9.9.2: 1 wheel with") and out.splitlines()[-1].startswith("next: `nox -s rebase -- 9.9.2`")
+    assert code == 0 and out.startswith("v9.9.2: 1 wheel with") and out.splitlines()[-1].startswith("next: `scripts/nox rebase 9.9.2`")
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -251,8 +287,9 @@ def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
     monkeypatch.setattr(cli.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
     monkeypatch.setattr(cli, "new", lambda root, pin, name, say: root / "patches/steps/go-on.patch")
     code, out, _ = run("new", TAG, "steps/go-on")
-    quilt = "  quilt" if there else "  nox -s quilt -- v9.9.1"
+    quilt = "  quilt" if there else "  scripts/nox quilt v9.9.1"
     assert code == 0 and f"{quilt} add python/sglang/…  before" in out and f"{quilt} header -e" in out
+    assert ("; in work/v9.9.1:\n" in out) == there, "scripts/nox is typed in the queue's folder"
 
 
 @pytest.mark.parametrize("words", [("BadName",), (TAG, "BadName"), (TAG,), (), (TAG, TAG, "a/b"), ("a/b", "c/d")])
@@ -269,8 +306,17 @@ def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):
     assert fakes.snapshot(run.project.root) == before
 
 
-@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: patchqueue test"), ("--plan", 0, "to be tested: v")])
+@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: scripts/nox test"), ("--plan", 0, "to be tested: v")])
 def test_the_session_test_looks_at_its_words_first(word, code, says):
     done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", "test", "--", word], capture_output=True, text=True)
     said = done.stdout + done.stderr
     assert done.returncode == code and says in said and "problems, " not in said and "pytest tests/queue" not in said
+
+
+@pytest.mark.parametrize(("words", "code"), [(["install"], 2), (["apply", "v0.5.99"], 1), (["matrix", "--cpu"], 0)])
+def test_nox_adds_nothing_to_a_failure(words, code):
+    session, *rest = words
+    done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", session, "--", *rest], capture_output=True, text=True)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("nox > ")]
+    assert done.returncode == code
+    assert said == [f"nox > Running session {session}", *([f"nox > Session {session} was successful."] if code == 0 else [])]

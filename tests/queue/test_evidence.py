@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -245,13 +246,13 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
-    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`nox -s status` writes it"
+    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`scripts/nox status` writes it"
 
 
 def test_the_page_of_patches_has_those_of_each_release(queue):
     text = (ROOT / status.PATCHES).read_text(encoding="utf-8")
     made = status.by_release(queue, PINS)
-    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, "`nox -s status` writes it"
+    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, "`scripts/nox status` writes it"
     row = next(line for line in made.splitlines() if line.startswith("| 0.5.23 |"))
     assert f"| {len(queue.select(PINS.find('v0.5.23').version))} |" in row and "keep-break-tensors" in row and "scan-in-place" not in row
 
@@ -267,7 +268,7 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
     shown = {tag: status.expected(queue, PINS.find(tag), feature) for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")}
     assert [cell.state.name for cell in shown.values()] == ["NOT_APPLICABLE", "NOT_APPLICABLE", "NOT_RUN", "UPSTREAM", "NOT_RUN"]
     assert shown["v0.5.7"].reason == "no such graph" and shown["v0.5.9"].reason.startswith("the queue brings it")
-    assert shown["v0.5.13.post1"].reason.startswith("the queue repairs it")
+    assert shown["v0.5.13.post1"].reason == "the queue repairs it with `breakable/pass-embeds-by-name`"
 
 
 TOPICS = {"piecewise": ("piecewise",), "piecewise-inductor": ("piecewise", "compile"), "breakable": ("breakable", "piecewise")}
@@ -298,6 +299,17 @@ def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(q
     for tag in ("v0.5.14", "v0.5.18", "v0.5.20", "v0.5.23"):
         for feature in (one for one in status.FEATURES if one.mode == "breakable"):
             assert status.expected(queue, PINS.find(tag), feature).reason.startswith("the queue repairs it")
+
+
+@pytest.mark.parametrize("pin", PINS.all, ids=lambda pin: pin.tag)
+def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue, pin):
+    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    for feature in status.FEATURES:
+        cell = status.expected(queue, pin, feature)
+        if cell.state is status.State.NOT_RUN:
+            brings = selected & set(feature.brings)
+            named = {f"{name}.patch" for name in re.findall(r"`([a-z0-9./-]+)`", cell.reason)}
+            assert named == (brings or selected & set(feature.repairs)) and named
 
 
 def test_the_tables_are_readable_as_plain_text():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -203,8 +204,17 @@ def test_the_command_writes_text_and_mails(sent, tmp_path, capsys):
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     assert f"HEAD, at {git(sent, 'rev-parse', 'HEAD')[:12]}, is {fakes.TAG}" in said and "prefill-graph/steps made" in said
+    shown = re.match(r"next: `git -C \S+ (log -p \S+\.\.prefill-graph/steps)`", said.splitlines()[-1])[1]
+    assert "Count the steps once more" in git(sent, *shown.split())
     assert sorted(file.name[:4] for file in (tmp_path / "out/steps").iterdir()) == ["0001", "0002", "body"]
     assert cli.main([*words, "nothing"]) == 1
+
+
+def test_a_repository_of_something_else_is_named(sent, tmp_path, capsys):
+    fakes.git(tmp_path / "other", "init", "-q")
+    fakes.git(tmp_path / "other", "commit", "--allow-empty", "-q", "-m", "nothing")
+    assert cli.main(["--root", str(sent.root), "export", "--onto", str(tmp_path / "other")]) == 1
+    assert "holds no python/sglang at HEAD [no-sglang]" in capsys.readouterr().err
 
 
 def test_the_projects_own_additions_belong_to_pending_patches():

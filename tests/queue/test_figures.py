@@ -90,7 +90,7 @@ def test_the_plots_are_drawn(tmp_path):
 
 def test_the_page_is_that_of_today():
     now = figurespage.load(ROOT)
-    assert (ROOT / figurespage.PAGE).read_text(encoding="utf-8") == figurespage.page(now, set(figurespage.DRAWN)), "`nox -s figures -- --page` writes it"
+    assert (ROOT / figurespage.PAGE).read_text(encoding="utf-8") == figurespage.page(now, set(figurespage.DRAWN)), "`scripts/nox figures --page` writes it"
 
 
 def test_every_proof_and_bench_is_on_the_page():

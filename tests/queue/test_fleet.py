@@ -209,7 +209,7 @@ def test_a_task_runs_its_job_of_the_matrix(checkout):
     for number, job in enumerate(jobs(tags=("v0.5.9",))):
         done = batch(checkout, "matrix.json", "results", SLURM_ARRAY_TASK_ID=str(number), SLURM_ARRAY_JOB_ID="7")
         words = done.stdout.splitlines()[1:]
-        assert done.returncode == 0 and words[:4] == ["-s", "gpu", "--", job.revision]
+        assert done.returncode == 0 and words[:2] == ["gpu", job.revision]
         assert f"--model={job.model}" in words and [word for word in words if word.startswith("--mode=")] == [f"--mode={mode}" for mode in job.modes]
         assert f"--out=results/v0.5.9.H200.{job.model}.7-0" in words and f"--pass={21000 + 200 * number}" in words and "--here" not in words
 

@@ -25,7 +25,7 @@ def floors(package: Path) -> list[list[str]]:
 ROOMS = [room for floor in floors(FOLDER) for room in floor]
 PLACE = {f"{room}.{module}": (number, floor) for number, room in enumerate(ROOMS) for floor, names in enumerate(floors(FOLDER / room)) for module in names}
 PLACE |= {room: (number, len(PLACE)) for number, room in enumerate(ROOMS)}  # a whole room, taken by name: above all that is in it
-PLACE |= {"outcome": (-1, 0), "__main__": (len(ROOMS), 0)}
+PLACE |= {"hint": (-1, 0), "outcome": (-1, 0), "__main__": (len(ROOMS), 0)}
 
 
 def imports(module: str) -> set[str]:
@@ -46,7 +46,7 @@ def test_each_room_lists_its_modules_and_no_others():
     there = {name for name in MODULES if "." in name and not name.endswith(".__init__")}
     assert not there ^ {name for name in PLACE if "." in name}
     assert not set(ROOMS) ^ {name.split(".")[0] for name in there}
-    assert set(MODULES) - there - {f"{room}.__init__" for room in ROOMS} == {"__init__", "__main__", "outcome"}
+    assert set(MODULES) - there - {f"{room}.__init__" for room in ROOMS} == {"__init__", "__main__", "hint", "outcome"}
 
 
 @pytest.mark.parametrize("module", sorted(PLACE.keys() - set(ROOMS)))
@@ -60,10 +60,10 @@ def test_a_room_itself_does_nothing(room):
     assert [type(node) for node in ast.parse((FOLDER / room / "__init__.py").read_text(encoding="utf-8")).body] == [ast.Expr], "a docstring, no re-exports"
 
 
-def test_a_page_lists_the_rooms():
+def test_a_page_lists_the_packages():
     page = (FOLDER.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [f"| `{room}/` | {docstring(FOLDER / room).splitlines()[0]} |" for room in ROOMS]
-    assert "\n".join(["<!-- rooms -->", "| room | what it is for |", "| --- | --- |", *rows, "<!-- /rooms -->"]) in page
+    assert "\n".join(["<!-- packages -->", "| package | what it is for |", "| --- | --- |", *rows, "<!-- /packages -->"]) in page
 
 
 OVERLAY = FOLDER.parents[1] / "overlay/python/sglang/srt/prefill_graph"

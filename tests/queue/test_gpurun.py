@@ -14,6 +14,8 @@ from patchqueue.commands import cli
 from patchqueue.outcome import Refused
 from patchqueue.proofs import gpurun
 
+ROOT = Path(__file__).resolve().parents[2]
+
 SCRIPT = """import json, pathlib, sys
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)
@@ -65,7 +67,7 @@ def test_without_a_gpu_nothing_is_built(host, tmp_path, monkeypatch, smi, here):
     if smi is None:
         monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     before = fakes.snapshot(host.root)
-    with pytest.raises(Refused, match=r"no-gpu\]\n +next: .*nox -s test -- v9.9.1"):
+    with pytest.raises(Refused, match=r"no-gpu\]\n +next: .*scripts/nox test v9.9.1"):
         run(host, here=here)
     assert fakes.snapshot(host.root) == before
 
@@ -76,6 +78,16 @@ def test_every_command_of_a_gpu_host_looks_for_one_first(host, tmp_path, capsys,
     before = fakes.snapshot(host.root)
     assert cli.main(["--root", str(host.root), *words]) == 1 and "[no-gpu]" in capsys.readouterr().err
     assert fakes.snapshot(host.root) == before
+
+
+@pytest.mark.parametrize(("words", "says"), [(("--model", "lama"), "'lama': is not in tests/gpu/models.py"), (("--mode", "fast"), "'fast': is not in tests/gpu/modes.py"), (("--agree", "--model", "lama"), "'lama'")])
+def test_a_model_or_mode_that_is_none_is_refused_first(host, capsys, words, says):
+    for file in ("models.py", "modes.py"):
+        host.write(f"tests/gpu/{file}", (ROOT / "tests/gpu" / file).read_bytes())
+    before = fakes.snapshot(host.root)
+    assert cli.main(["--root", str(host.root), "gpu", *words]) == 1
+    said = capsys.readouterr().err
+    assert says in said and "name one of " in said and fakes.snapshot(host.root) == before
 
 
 def test_a_result_of_another_host_needs_no_gpu(host, tmp_path, capsys):

@@ -232,7 +232,7 @@ def test_another_version_file_is_the_installers_own(site, do):
     assert exactly(site) == before
 
 
-@pytest.mark.parametrize("version, step", [("9.9.2", "nox -s pin -- 9.9.2`, then `nox -s rebase -- 9.9.2"), ("0.0.0.dev1+gdce8b0606", "use an image or wheel of a pinned release"), ("", "use an image")])
+@pytest.mark.parametrize("version, step", [("9.9.2", "scripts/nox pin 9.9.2`, then `scripts/nox rebase 9.9.2"), ("0.0.0.dev1+gdce8b0606", "use an image or wheel of a pinned release"), ("", "use an image")])
 def test_an_unknown_release_is_refused(site, do, version, step):
     (site / PATCHED).write_text("other = 1\n")
     if version:
@@ -307,7 +307,7 @@ BAD = {
     "a missing file": (gone("sglang/srt/page.py"), "tree mismatch", "sglang/srt/page.py differs"),
     "a link for a file": (link_file, "linked-install", "--link-mode=copy"),
     "a link for the package": (link_package, "linked-install", "--site-packages"),
-    "an editable install": (editable, "editable", "--site-packages /sgl-workspace/my sglang/python"),
+    "an editable install": (editable, "editable", "--site-packages '/sgl-workspace/my sglang/python'"),
     "what is left of an editable install": (editable_without_url, "editable", "no sglang/ is in it"),
     "two installs": (two, "two-installs", "sglang-9.8.dist-info and sglang-9.9.1.dist-info"),
     "no METADATA": (gone(f"{INFO}/METADATA"), "bad-metadata", "cannot be read"),
@@ -370,7 +370,7 @@ def test_strangers_in_the_queues_own_folder_are_not_removed(site, do):
     (site / "sglang/srt/steps/mine.txt").write_text("mine\n")
     before = exactly(site)
     name, text = refused(do["uninstall"], discard=True)
-    assert name == "strangers" and "sglang/srt/steps/mine.txt" in text and exactly(site) == before
+    assert name == "unknown-files" and "sglang/srt/steps/mine.txt" in text and exactly(site) == before
 
 
 @pytest.mark.parametrize("damaged", ["links", "before"])
@@ -500,7 +500,7 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
     words = ["--root", str(project.root), "install", "--verify", "--site-packages", str(here)]
     assert cli.main(words) == 1
     said = capsys.readouterr().out
-    assert "  sglang/srt/mine.py\n  sglang/srt/page.py\nnext: `nox -s build -- v9.9.1`" in said and "not the release" not in said
+    assert "  sglang/srt/mine.py\n  sglang/srt/page.py\nnext: `scripts/nox build v9.9.1`" in said and "not the release" not in said
     (here / made.version.join(["sglang-", ".dist-info"]) / "RECORD").unlink()
     assert inplace.verify(project.root, here, quiet).faults == ("sglang-9.9.1+pcg.1.dist-info/RECORD",)
 
@@ -651,7 +651,7 @@ def test_byte_code_that_was_written_before_the_recovery_goes(site, do, underway)
 def test_a_damaged_new_file_is_not_put_in_place(site, do, underway):
     (site / journal.FOLDER / "after" / PATCHED).write_text("damaged\n")
     name, text = refused(do["install"])
-    assert name == "bad-journal" and "nox -s uninstall" in text
+    assert name == "bad-journal" and "scripts/nox uninstall" in text
     do["uninstall"]()
     assert do["verify"]().outcome is Outcome.EMPTY and not (site / journal.FOLDER).exists()
 
@@ -743,6 +743,10 @@ def _provenance(site: Path, monkeypatch):
     return module
 
 
+def last(said: str) -> str:
+    return said.splitlines()[-1]
+
+
 def test_the_command_line(project, site, capsys):
     def run(*words):
         code = cli.main(["--root", str(project.root), *words, "--site-packages", str(site)])
@@ -750,13 +754,20 @@ def test_the_command_line(project, site, capsys):
 
     code, said = run("install")
     assert code == 0 and "2 patches, 2 files changed, 1 added" in said and "next: start the server anew" in said
-    assert run("install")[1].startswith("already applied")
-    assert "is patched, every file as the queue made it" in run("install", "--verify")[1]
+    code, said = run("install")
+    assert said.startswith("already applied") and last(said).startswith("next: start the server anew; `scripts/nox install")
+    code, said = run("install", "--verify")
+    assert "is patched, every file as the queue made it" in said and last(said) == "next: start the server; its first lines name the queue"
     (site / "sglang/srt/page.py").write_text("mine\n")
     code, said = run("install", "--verify")
-    assert code == 1 and f"  sglang/srt/page.py\nnext: `nox -s install -- --site-packages {site} --discard`" in said
+    assert code == 1 and f"  sglang/srt/page.py\nnext: `scripts/nox install --site-packages {site} --discard`" in said
     code, said = run("uninstall")
     assert code == 0 and "is as it was" not in said and "2 files restored, 1 removed" in said and "left alone:\n  sglang/srt/page.py" in said
+    assert last(said).startswith("next: `pip install --force-reinstall --no-deps sglang==9.9.1`")
     code, said = run("install")
     assert code == 1 and "sglang/srt/page.py differs" in said
     assert installed.find(site).version == "9.9.1"
+    (site / "sglang/srt/page.py").write_text(fakes.RELEASE["sglang/srt/page.py"])
+    again = f"`scripts/nox install --site-packages {site}` patches it"
+    assert last(run("install", "--verify")[1]) == f"next: {again}"
+    assert last(run("uninstall")[1]) == f"next: start the server anew; {again} again"

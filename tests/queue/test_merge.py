@@ -362,7 +362,7 @@ def test_status_merge_reports_each_file(fleet, capsys, monkeypatch):
     words = ["--root", str(fleet.root), "status", "--merge", str(fleet.results)]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "good/evidence.json: taken into evidence/9.9.1/nvidia-fake-1.json: 2 of 2 runs" in out and "1 results: 1 taken" in out
+    assert "good/evidence.json: taken into evidence/9.9.1/nvidia-fake-1.json: 2 of 2 runs" in out and "1 result: 1 taken" in out
     fleet.lay("touched", ran("one"), tree_untouched=False)
     assert main(words) == 1
     out = capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_finds(project, name):
 @pytest.mark.parametrize("name", ["9.9.2", "v9.9", "main", "", "../v9.9.1"])
 def test_unknown_revision_names_the_known(project, name):
     problem, text = refusal(pins.load(project.root).find, name)
-    assert problem == "unknown-revision" and repr(name) in text and "pinned are v9.9.1" in text and "nox -s pin" not in text
+    assert problem == "unknown-revision" and repr(name) in text and "pinned are v9.9.1" in text and "scripts/nox pin" not in text
 
 
 @pytest.mark.parametrize("name", ["9.9", "v9.9", "9.9.0.post1"])
@@ -192,3 +192,13 @@ def test_add_makes_the_first_pin(tmp_path):
     (tmp_path / "new").mkdir()
     pin.add(tmp_path / "new", "9.9.1", str(wheels), quiet)
     assert pins.load(tmp_path / "new").default.tag == "v9.9.1"
+
+
+def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
+    name, text = refusal(pin.add, project.root, "9.9.2", str(tmp_path / "nowhere"), quiet)
+    assert name == "not-fetched" and f"{tmp_path}/nowhere: is no folder" in text and "pip config" not in text
+
+
+def test_a_release_that_is_pinned_already_is_answered_with_what_comes_next(project):
+    name, text = refusal(pin.add, project.root, "9.9.1", None, quiet)
+    assert name == "duplicate-pin" and "next: `scripts/nox rebase 9.9.1`" in text

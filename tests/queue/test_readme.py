@@ -11,7 +11,7 @@ from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-SESSIONS = sorted({name for page in PAGES for name in re.findall(r"nox -s ([a-z]+)", page.read_text(encoding="utf-8"))})
+SESSIONS = sorted({name for page in PAGES for name in re.findall(r"(?:scripts/nox|nox -s) ([a-z]+)", page.read_text(encoding="utf-8"))})
 
 
 def text_of(name: str) -> str:

@@ -118,7 +118,7 @@ def test_the_command_prints_a_table_and_counts(project, capsys):
     assert cli.main(["--root", str(project.root), "rebase", NEXT]) == 0
     said = capsys.readouterr().out
     assert "steps/name-the-cut" in said and "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere" in said
-    assert f"sglang {NEXT}, with what {fakes.TAG} gets: 1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict" in said
+    assert f"sglang {NEXT}, with the patches of {fakes.TAG}: 1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict" in said
     assert "work/rebase-9.9.2 shows the first conflict, steps/count-once-more:\n  python/sglang/srt/runner.py:1: 1 region between markers" in said
     assert max(len(line) for line in said.splitlines() if line.startswith("steps/") and "see below" in line) <= 80
     assert cli.main(["--root", str(project.root), "rebase"]) == 1
@@ -134,7 +134,8 @@ def test_the_watch_tells_of_newer_releases_only(project, capsys):
     assert [str(version) for version in newer(pins.load(project.root))] == [NEXT, "10.0"]
     assert cli.main(["--root", str(project.root), "watch"]) == 0
     said = capsys.readouterr().out
-    assert said.index(f"sglang {NEXT}, with what") < said.index("sglang 10.0, with what")
+    assert said.index(f"sglang {NEXT}, with the") < said.index("sglang 10.0, with the")
+    assert said.splitlines()[-1].startswith(f"next: `scripts/nox rebase {NEXT}`")
 
 
 def test_an_index_that_does_not_answer_is_said(project, monkeypatch):
@@ -220,7 +221,7 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
     assert (project.root / VARIANT).read_text() == f"Variant-Of: {COUNT}\n\n" + fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
     assert guards_of(project) == {COUNT: ">=9.9,<9.9.2", "steps/count-once-more@9.9.2.patch": ">=9.9.2,<10", CUT: ">=9.9.1,<9.9.3"}
     said = capsys.readouterr().out
-    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo conflict is left. Next: `nox -s pin -- 9.9.2`, `nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`." in said
+    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo conflict is left. Next: `scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`." in said
     assert not conflict.exists()
     applies(project, runner=RIVAL)
 
@@ -228,7 +229,7 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
 def test_a_rebase_that_is_finished_says_what_comes_next(project, conflict, capsys):
     (conflict / fakes.RUNNER).write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0
-    for done, following in (("", "`nox -s pin -- 9.9.2`, `nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`"), ("pin", "`nox -s check -- v9.9.2`, `nox -s lock -- v9.9.2`"), ("lock", "`nox -s check -- v9.9.2`")):
+    for done, following in (("", "`scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"), ("pin", "`scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"), ("lock", "`scripts/nox check v9.9.2`")):
         if done == "pin":
             applies(project, runner=RIVAL)
         elif done == "lock":
@@ -322,7 +323,7 @@ def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, 
 def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     next_release(project, runner="# new\n" + fakes.numbered(40))
     assert run(project, NEXT) == 0
-    assert "No patch conflicts: `nox -s rebase -- 9.9.2 --continue` writes the variants and guards." in capsys.readouterr().out
+    assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue` writes the variants and guards." in capsys.readouterr().out
     assert not (project.root / f"work/rebase-{NEXT}").exists()
     assert run(project, NEXT, "--continue") == 0
     assert f"{VARIANT}: for 9.9.2: 1 hunk moved" in capsys.readouterr().out
@@ -403,7 +404,8 @@ def test_a_file_that_is_gone_must_not_come_back(project, capsys):
 )  # fmt: skip
 def test_nothing_to_go_on_with_is_said(project, capsys, words, what):
     next_release(project, runner=RIVAL)
-    assert what in refused(project, capsys, *words)
+    said = refused(project, capsys, *words)
+    assert what in said and (words[0] == "next" or "begins" in said)
 
 
 def test_abort_throws_the_repository_away_and_nothing_else(project, conflict):
@@ -506,10 +508,11 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
     assert "[not-proved]" in refused(project, capsys, NEXT, "--continue")
 
 
-def test_a_pinned_release_is_carried_too(project):
+def test_a_pinned_release_is_carried_too(project, capsys):
     project.release(NEXT, {**fakes.release_of(NEXT), "sglang/srt/runner.py": RIVAL})
     source.fetch(pins.load(project.root).find(NEXT), str(project.wheels), fakes.quiet)
     assert run(project, NEXT) == 0
+    assert f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: " in capsys.readouterr().out
     (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0
     assert guards_of(project)[COUNT] == ">=9.9,<9.9.2"

@@ -1,6 +1,6 @@
 """The real queue on real releases: carried from 0.5.18 to 0.5.20 once more, it must come out as it was written by hand.
 
-Takes the releases from the machine's own cache (`nox -s check` fills it), and is skipped where that has none.
+Takes the releases from the machine's own cache (`scripts/nox check` fills it), and is skipped where that has none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATER = ("nemotron-h/capture-layers-without-state.patch",)  # begins with 0.5.20
 def real_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [wheel.sha256 for pin in pins.load(ROOT).all for wheel in pin.wheels]
     if sum((CACHE / "archives" / digest).is_dir() for digest in wanted) < len(pins.load(ROOT).all):
-        pytest.skip(f"{CACHE} does not hold every pinned release; `nox -s check` fetches them")
+        pytest.skip(f"{CACHE} does not hold every pinned release; `scripts/nox check` fetches them")
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(CACHE))
 
 

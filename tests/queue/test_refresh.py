@@ -185,3 +185,17 @@ def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):
     project.write(f"work/{TAG}/mine.py", "x = 1\n")
     assert refused(project) == ["foreign-tree"]
     assert (project.tree / "mine.py").read_text() == "x = 1\n"
+
+
+@pytest.mark.parametrize("first", [17, 18])
+def test_an_insertion_that_can_begin_at_two_places_stays_where_it_is(project, first):
+    """Diff programs choose differently between two equal lines; neither choice is an edit."""
+    lines = [f" step_{number} = {number}\n" for number in range(1, 41)]
+    added = ["+step_20 = 20\n", "+added_step = 20\n"] if first == 17 else ["+added_step = 20\n", "+step_20 = 20\n"]
+    hunk = [*lines[first - 1 : first + 2], *added, *lines[first + 2 : first + 5]]
+    text = f"{fakes.header(Overlay='python/sglang/srt/steps/')}\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -{first},6 +{first},8 @@\n{''.join(hunk)}"
+    project.write(COUNT, text)
+    project.apply()
+    assert run(project)[0] == [] and (project.root / COUNT).read_text() == text
+    edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
+    assert [file.path for file in run(project)[0]] == [COUNT] and "added_step = 21" in (project.root / COUNT).read_text()

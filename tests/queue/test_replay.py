@@ -58,7 +58,7 @@ def test_offset_needs_refresh(offset, says):
     moved = "new\n" * offset + BASE if offset > 0 else "".join(BASE.splitlines(True)[-offset:])
     outcome, names, problem = one(moved, diff(RUNNER, BASE, EDITED))
     assert (outcome, names) == (Outcome.NEEDS_REFRESH, ["needs refresh"])
-    assert says in problem.what and problem.where == f"patches/a/0.patch on v9.9.1: {RUNNER}: hunk 1, line 18" and "nox -s rebase -- v9.9.1" in problem.hint
+    assert says in problem.what and problem.where == f"patches/a/0.patch on v9.9.1: {RUNNER}: hunk 1, line 18" and "scripts/nox rebase v9.9.1" in problem.hint
 
 
 def test_offset_names_the_nearest_of_many():

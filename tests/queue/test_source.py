@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import io
 import os
 import shutil
 import stat
 import subprocess
+import threading
+import time
 import zipfile
 
 import fakes
@@ -144,6 +147,53 @@ def test_an_index_that_cannot_be_reached_is_asked_once(project, offline):
     assert pin.add(project.root, "9.9.3", None, quiet).tag == "v9.9.3"
 
 
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A package index on this host that has sglang 9.9.2, and counts how often it is asked."""
+    asked: list[str] = []
+    wheel = fakes.write_wheel(tmp_path / "index/sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
+
+    class Index(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            body = wheel.read_bytes() if self.path.endswith(".whl") else f'<a href="/{wheel.name}">{wheel.name}</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/zip" if self.path.endswith(".whl") else "text/html")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        yield asked
+        server.shutdown()
+
+
+def test_a_release_that_the_index_lacks_is_asked_for_once(project, index):
+    said: list[str] = []
+    name, text = refusal(pin.add, project.root, "9.9.7", None, said.append)
+    assert name == "not-fetched" and "has no such release; its newest is 9.9.2" in text
+    assert (len(index), said) == (1, [])
+    assert pin.add(project.root, "9.9.2", None, quiet).tag == "v9.9.2"
+
+
+def test_without_network_and_folders_the_cause_comes_at_once(project, offline, monkeypatch):
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.delenv("PIP_RETRIES")
+    asked: list[list[str]] = []
+    run = source.subprocess.run
+    monkeypatch.setattr(source.subprocess, "run", lambda command, **how: asked.append(command) or run(command, **how))
+    started = time.monotonic()
+    name, text = refusal(pin.add, project.root, "9.9.2", None, quiet)
+    assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text
+    assert len(asked) == 2 and time.monotonic() - started < 6, "pip's own five tries alone wait for 7.75 s"
+
+
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
@@ -278,7 +328,9 @@ def test_a_tag_that_was_moved_is_refused(project, checkout):
 
 @pytest.mark.parametrize("given", ["nothing/there", "https://127.0.0.1:1/sglang.git", "--upload-pack=evil"])
 def test_from_nowhere(project, given):
-    assert refusal(source.fetch, project.pin, given, quiet)[0] == "not-fetched"
+    said: list[str] = []
+    name, text = refusal(source.fetch, project.pin, given, said.append)
+    assert name == "not-fetched" and (":" in given or ("is no file and no folder" in text and not said))
 
 
 def test_a_folder_that_is_no_repository(project, tmp_path):

@@ -97,7 +97,7 @@ def test_an_environment_counts_only_with_its_own_locks_mark(tmp_path):
 
 
 def test_no_lock_no_environment(tmp_path):
-    with pytest.raises(environment.EnvironmentFailed, match="nox -s lock"):
+    with pytest.raises(environment.EnvironmentFailed, match="scripts/nox lock"):
         environment.build("9.9.9", tmp_path / "9.9.9.txt", tmp_path)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.padding import Padding
@@ -19,6 +22,7 @@ from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
 from ..environments.testing import has_environment, is_built, lock_file, test_revision
 from ..files.gitrun import GitFailed
+from ..hint import counted, to_type
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
 from ..laying.check import CheckReport, check
@@ -34,6 +38,29 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
 from . import gpu, handover, install, paths, rebase
 
+EXAMPLES = {  # by command: what a user types behind it
+    "apply": ["v0.5.12.post1"],
+    "backport": ["--onto ~/sglang --base v0.5.9 graphs-on-0.5.9"],
+    "bench": ["v0.5.9 --gain"],
+    "build": ["v0.5.12.post1 --python 3.12"],
+    "bundle": ["v0.5.9"],
+    "check": ["v0.5.9"],
+    "export": ["--onto ~/sglang --base origin/main breakable"],
+    "figures": ["--page"],
+    "gpu": ["v0.5.9 --model llama"],
+    "install": ["--site-packages /sgl-workspace/sglang/python"],
+    "lock": ["v0.5.9"],
+    "matrix": ["--stale --gpu H200"],
+    "new": ["v0.5.9 nsa/skip-pointer-check"],
+    "pin": ["0.5.24"],
+    "quilt": ["v0.5.9 add python/sglang/srt/server_args.py"],
+    "rebase": ["0.5.24"],
+    "refresh": ["v0.5.9"],
+    "status": ["--merge results"],
+    "sweep": ["v0.5.9"],
+    "unapply": ["v0.5.9"],
+    "uninstall": ["--site-packages /sgl-workspace/sglang/python"],
+}
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
 OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -41,7 +68,9 @@ ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 refused or problems found, 2 wrong words."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return options.run(options)
     except Refused as refusal:
@@ -55,44 +84,72 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """One that names a misspelt option before it asks for one that is missing."""
+
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args=None, namespace=None):
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        options = [option for action in self._actions for option in action.option_strings]
+        given = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
+        unknown = next((word for word in given if not any(option.startswith(word) for option in options)), "")
+        if unknown:
+            alike = difflib.get_close_matches(unknown, options, 1)
+            message = f"there is no option {unknown}" + (f"; did you mean {alike[0]}?" if alike else "")
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="patchqueue", description="Lay the patch queue on pinned sglang releases.")
+    parser = _Parser(prog="scripts/nox", description="Lay the patch queue on pinned sglang releases.")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the project's folder (default: this one)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run, text: str, default: str, *takes: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
+        added = commands.add_parser(name, help=text)
         added.set_defaults(run=run)
-        added.add_argument("words", nargs="*", metavar="REVISION", help=f"v0.5.9 or 0.5.9 (default: {default})")
+        added.add_argument("words", nargs="*", metavar="VERSION", help=f"v0.5.9 or 0.5.9 (default: {default})")
         if "--all" in takes:
-            added.add_argument("--all", action="store_true", help="every pinned revision")
+            added.add_argument("--all", action="store_true", help="every pinned release")
         if "--from" in takes:
             added.add_argument("--from", dest="origin", type=paths.place, metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
         return added
 
-    applied = command("apply", _apply, "make work/TAG/: the release with its patches and overlay files", "the default pin", "--all", "--from")
-    applied.add_argument("--discard", action="store_true", help="throw away edits in the work tree that no patch holds")
-    applied.add_argument("--verbose", action="store_true", help="list every patch of the queue, and why it is not for the release")
-    command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin", "--all")
-    checked = command("check", _check, "lint the queue and replay it in memory on each revision", "every pin", "--all", "--from")
-    checked.add_argument("--gaps", action="store_true", help="say too why a release does without a patch that is not for it")
+    applied = command("apply", _apply, "lay the queue on a release, in work/TAG/", paths.DEFAULT, "--all", "--from")
+    applied.add_argument("--discard", action="store_true", help="throw away edits of the work tree that no patch holds")
+    applied.add_argument("--verbose", action="store_true", help="list all patches of the queue, and say why one is not for the release")
+    command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", paths.DEFAULT, "--all")
+    checked = command("check", _check, "lint the queue, and replay it in memory on each release", "every pinned release", "--all", "--from")
+    checked.add_argument("--gaps", action="store_true", help="also list the patches that a release does not need, and why")
     tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested", "--all", "--from")
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
     tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
-    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", "the default pin", "--all").add_argument("--add", action="store_true", help="take edits of files that are in no patch into the top one")
-    command("new", _new, "start an empty patch topic/verb-object on top of work/TAG/", "the default pin")
-    command("pin", _pin, "add a release to upstream/pins.toml", "none; name one, as 0.5.24", "--from")
-    command("lock", _lock, "resolve a release's environment anew as of its pinned day", "the default pin", "--all")
+    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", paths.DEFAULT, "--all").add_argument("--add", action="store_true", help="put edits of files that are in no patch into the top one")
+    command("new", _new, "start an empty patch on top of work/TAG/; name it topic/verb-object", paths.DEFAULT)
+    command("pin", _pin, "add a release to upstream/pins.toml", "none", "--from")
+    command("lock", _lock, "resolve a release's test environment as of its release day", paths.DEFAULT, "--all")
     gpu.add(commands)
     handover.add(commands)
     install.add(commands)
-    own = commands.add_parser("quilt", help="run quilt in work/TAG/, as apply does (for hosts without one)", description="Run quilt in work/TAG/.")
+    own = commands.add_parser("quilt", help="run quilt in work/TAG/, with the quilt that apply uses")
     own.set_defaults(run=_quilt)
-    own.add_argument("revision", metavar="REVISION")
-    own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …")
+    own.add_argument("revision", metavar="VERSION", help="v0.5.9 or 0.5.9")
+    own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …", help="what quilt is to do, and its options")
     rebase.add(commands)
     commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)
+    texts = {action.dest: action.help or "" for action in commands._choices_actions}
+    for name, each in commands.choices.items():
+        each.set_defaults(parser=each)
+        each.description = each.description or sentence(texts[name])
+        each.epilog = f"Example: {to_type(name, *EXAMPLES[name]).strip('`')}" if name in EXAMPLES else None
     return parser
+
+
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> list[Pin]:
@@ -119,6 +176,8 @@ def _apply(options: argparse.Namespace) -> int:
             _show_apply(report, options.root, seconds)
         else:
             _show_summary(report, options.root, seconds)
+    if len(chosen) > 1:
+        OUT.print(f"next: {to_type('build', (chosen[0] if options.words else pins.default).tag)} makes the wheel of one")
     return 0
 
 
@@ -128,15 +187,19 @@ def _unapply(options: argparse.Namespace) -> int:
         report = unapply(options.root, pin, _say)
         done = "was pristine already" if report.outcome is Outcome.ALREADY_APPLIED else "is pristine again"
         OUT.print(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}", soft_wrap=True)
+        OUT.print(f"next: {to_type('apply', pin.tag)} lays the queue on it again")
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
-    report = check(options.root, _chosen(options, pins, pins.all), options.origin, _say)
+    chosen = _chosen(options, pins, pins.all)
+    report = check(options.root, chosen, options.origin, _say)
     _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
+    if not report.all_problems:
+        OUT.print(f"next: {to_type('test', *(pin.tag for pin in chosen if options.words))} runs the tests", soft_wrap=True)
     return 1 if report.all_problems else 0
 
 
@@ -145,7 +208,7 @@ def _test(options: argparse.Namespace) -> int:
     chosen = _chosen(options, pins, pins.tested or [pins.default])
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
-        raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"`nox -s lock -- {pin.tag}` makes one") for pin in without])
+        raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"{to_type('lock', pin.tag)} makes one") for pin in without])
     if options.plan:
         _show_plan(options.root, [pin for pin in chosen if pin not in without])
         return 0
@@ -179,7 +242,8 @@ def _refresh(options: argparse.Namespace) -> int:
         if not written:
             OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
         if report is None:
-            raise Refused(Problem("unfinished", "the queue", "was written, but is not complete yet (see above)", f"fill in the header in patches/, then `nox -s refresh -- {pin.tag}` again"))
+            raise Refused(Problem("unfinished", "the queue", "was written, but is not complete yet (see above)", f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again"))
+    OUT.print(f"next: {to_type('check')} replays the queue on every release")
     return 0
 
 
@@ -187,28 +251,28 @@ def _new(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     names = [word for word in options.words if "/" in word]
     if len(names) != 1 or len(options.words) > 2:
-        raise Refused(Problem("bad-words", "new", "takes one name with a slash, and at most one revision", "`nox -s new -- v0.5.9 topic/verb-object`"))
+        raise Refused(Problem("bad-words", "new", "takes one name with a slash, and at most one revision", to_type("new", "v0.5.9 topic/verb-object")))
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
     file = new(options.root, revisions[0], names[0], _say)
     tree = f"work/{revisions[0].tag}"
-    OUT.print(f"{_relative(file, options.root)} is the top patch of {tree} now. In {tree}:")
-    quilt = "quilt" if shutil.which("quilt") else f"nox -s quilt -- {revisions[0].tag}"
+    own = shutil.which("quilt")
+    OUT.print(f"{_relative(file, options.root)} is the top patch now{f'; in {tree}:' if own else ':'}")
+    quilt = "quilt" if own else to_type("quilt", revisions[0].tag).strip("`")
     for words, why in (("add python/sglang/…", "before you edit a file"), ("header -e", "to fill in its header")):
         OUT.print(f"  {f'{quilt} {words}':<{len(quilt) + 20}}  {why}")
-    OUT.print(f"then `nox -s refresh -- {revisions[0].tag}` writes it to patches/ and series.")
+    OUT.print(f"next: {to_type('refresh', revisions[0].tag)} then writes it to patches/ and series")
     return 0
 
 
 def _pin(options: argparse.Namespace) -> int:
     if not options.words:
-        raise Refused(Problem("bad-words", "pin", "which release?", "`nox -s pin -- 0.5.24`"))
+        raise Refused(Problem("bad-words", "pin", "which release?", to_type("pin", "0.5.24")))
     for word in options.words:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin, _say)
-        wheels = f"{len(pin.wheels)} wheel{'s' if len(pin.wheels) != 1 else ''}"
-        OUT.print(f"{pin.tag}: {wheels} with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
-        OUT.print(f"next: `nox -s rebase -- {pin.version}` carries the queue to it")
+        OUT.print(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
+        OUT.print(f"next: {to_type('rebase', pin.version)} carries the queue to it")
     return 0
 
 
@@ -222,6 +286,7 @@ def _lock(options: argparse.Namespace) -> int:
         except LockFailed as failure:
             raise Refused(Problem("no-lock", pin.tag, failure.what, failure.next_step)) from None
         OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
+        OUT.print(f"next: {to_type('test', pin.tag)} builds the environment and runs the tests in it")
     return 0
 
 
@@ -229,7 +294,7 @@ def _quilt(options: argparse.Namespace) -> int:
     pin = pinning.load(options.root).find(options.revision)
     tree = WorkTree(options.root, pin.tag)
     if tree.inspect().state is State.ABSENT:
-        raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"`nox -s apply -- {pin.tag}` makes it"))
+        raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"{to_type('apply', pin.tag)} makes it"))
     engine = quilts.find(cache_folder(), _say)
     with tree.locked(_say):
         return subprocess.run([engine.command, *(options.arguments or ["--help"])], cwd=tree.path, env=engine.environment()).returncode
@@ -272,15 +337,13 @@ def _show_apply(report: Report, root: Path, seconds: float) -> None:
     record = report.record
     OUT.print(f"from {record['source']['name']}", soft_wrap=True)
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)
-    OUT.print(f"next: `nox -s build -- {report.pin.tag}` makes its wheel;")
-    OUT.print("      `nox -s install -- --site-packages DIR` patches an installed sglang")
+    OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
 
 
 def _show_summary(report: Report, root: Path, seconds: float) -> None:
     record = report.record
-    files = len(record["overlay"])
     again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
-    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {files} overlay file{'s' if files != 1 else ''}"
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {counted(len(record['overlay']), 'overlay file')}"
     OUT.print(f"{_relative(report.path, root)}: {again}{counts}, {seconds:.1f} s", soft_wrap=True)
 
 
@@ -301,7 +364,7 @@ def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> Non
     if with_needless:
         left_out = [found for found in findings if found.outcome is Outcome.NOT_SELECTED and not found.is_gap]
         _show_gaps("Not needed: releases that do without a change", left_out)
-    OUT.print(f"\n{len(report.pins)} revisions, {len(report.all_problems)} problems, {seconds:.1f} s")
+    OUT.print(f"\n{counted(len(report.pins), 'release')}, {counted(len(report.all_problems), 'problem')}, {seconds:.1f} s")
 
 
 def _show_gaps(title: str, findings: Sequence[Finding]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..environments.testing import has_environment
+from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..proofs import benchpage, evidence, figurespage, fleet, gpurun, merge, status
 from ..upstream import pins as pinning
@@ -27,51 +29,52 @@ MIB = 2**20
 
 def add(commands) -> None:
     """Add this module's commands to the parser's."""
-    made = _command(commands, "build", _build, "repack a release's official wheel with the queue on it: dist/*.whl")
-    made.add_argument("--python", type=_python, default=f"{sys.version_info.major}.{sys.version_info.minor}", help="as 3.12 (default: this one's)")
-    made.add_argument("--machine", type=_machine, default=platform.machine(), help="as x86_64 or aarch64 (default: this one)")
-    packed = _command(commands, "bundle", _bundle, "pack a patched release for a GPU host without a package index: dist/bundle/TAG/")
+    made = _command(commands, "build", _build, "write a release's wheel with the queue on it to dist/")
+    made.add_argument("--python", type=_python, default=f"{sys.version_info.major}.{sys.version_info.minor}", help="for this Python, as 3.12 (default: the one that runs this)")
+    made.add_argument("--machine", type=_machine, default=platform.machine(), help="for this machine, x86_64 or aarch64 (default: this host's)")
+    made.add_argument("--verbose", action="store_true", help="list the files that were added, changed and removed")
+    packed = _command(commands, "bundle", _bundle, "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/")
     packed.add_argument("--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})")
     packed.add_argument("--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)")
-    packed.add_argument("--part-size", type=float, default=60, metavar="MIB", help="what one part may have (default 60)")
+    packed.add_argument("--part-size", type=_size, default=60, metavar="MIB", help="the largest size of one part (default 60)")
     sessions = (
         ("sweep", _sweep, "find tiles for Mamba2's prefill kernels on this host's GPU, and print them"),
-        ("gpu", _gpu, "prove a release on this host's GPU; keep what was found in evidence/"),
-        ("bench", _bench, "time a release on this host's GPU; keep the figures in evidence/, make docs/bench.md"),
+        ("gpu", _gpu, "test a release on this host's GPU, and keep the results in evidence/"),
+        ("bench", _bench, "time a release on this host's GPU, keep the figures in evidence/, and make docs/bench.md"),
     )
     for name, run, text in sessions:
         ran = _command(commands, name, run, text)
-        ran.add_argument("--here", action="store_true", help="in this interpreter, with --site, not in an environment of the release's own")
-        ran.add_argument("--python", type=paths.program, metavar="PATH", help="with --here: in this interpreter instead, as /usr/bin/python3")
-        ran.add_argument("--out", type=paths.path, metavar="FOLDER", help="leave the result in this new folder and evidence/ alone: `nox -s status -- --merge` gathers such folders")
-        ran.add_argument("--site", type=paths.path, action="append", default=[], help="a folder of packages, or an unpacked bundle; may be given again")
+        ran.add_argument("--here", action="store_true", help="run in this interpreter, with --site, not in an environment of the release's own")
+        ran.add_argument("--python", type=paths.program, metavar="PATH", help="with --here: run in this interpreter instead, as /usr/bin/python3")
+        ran.add_argument("--out", type=paths.path, metavar="FOLDER", help="write the result to this new folder, not to evidence/; status --merge gathers such folders")
+        ran.add_argument("--site", type=paths.path, action="append", default=[], help="a folder of packages, or an unpacked bundle; may be repeated")
         if name != "sweep":
-            ran.add_argument("--take", type=paths.path, nargs="+", metavar="FILE", help="run nothing: keep results that another host wrote")
-            ran.add_argument("--stale", action="store_true", help="with --take: also what is about an earlier queue")
-        ran.add_argument("--pass", dest="words", action="append", default=[], metavar="WORD", help="hand this on to tests/gpu, as --pass=--limit --pass=3000")
+            ran.add_argument("--take", type=paths.path, nargs="+", metavar="FILE", help="run nothing; keep results that another host wrote")
+            ran.add_argument("--stale", action="store_true", help="with --take: keep results about an earlier queue too")
+        ran.add_argument("--pass", dest="words", action="append", default=[], metavar="WORD", help="pass this on to the script in tests/gpu, as --pass=--limit --pass=3000")
         if name == "gpu":
-            ran.add_argument("--model", action="append", default=[], help="only this model of tests/gpu/models.py; may be given again")
-            ran.add_argument("--mode", action="append", default=[], help="only this mode, as breakable, and what it is held against; may be given again")
-            ran.add_argument("--agree", action="store_true", help="hold the answers against the untouched release's instead; evidence/ is left alone")
-    ran.add_argument("--gain", action="store_true", help="time the untouched release and the patched one in one run, instead of modes of the patched one")
-    ran.add_argument("--page", action="store_true", help="run nothing: make docs/bench.md from evidence/, and the plot where matplotlib is")
-    shown = commands.add_parser("status", help=f"make the support matrix in {status.PAGE}, and {status.PATCHES}'s patches by release", description=f"Make the support matrix in {status.PAGE}, and the patches by release in {status.PATCHES}.")
+            ran.add_argument("--model", action="append", default=[], help="only this model of tests/gpu/models.py; may be repeated")
+            ran.add_argument("--mode", action="append", default=[], help="only this mode, as breakable, and its reference; may be repeated")
+            ran.add_argument("--agree", action="store_true", help="compare answers with the untouched release's instead, and keep nothing in evidence/")
+    ran.add_argument("--gain", action="store_true", help="time the untouched and the patched release in one run, instead of graph modes")
+    ran.add_argument("--page", action="store_true", help="run nothing; make docs/bench.md and its plot from evidence/")
+    shown = commands.add_parser("status", help=f"make the support matrix in {status.PAGE}, and the list by release in {status.PATCHES}")
     shown.set_defaults(run=_status)
-    shown.add_argument("--merge", type=paths.path, metavar="DIR", help=f"first gather every {merge.RESULT} below DIR into evidence/, each checked as --take does, the weightier run of each model and mode kept")
+    shown.add_argument("--merge", type=paths.path, metavar="DIR", help=f"first check every {merge.RESULT} below DIR, as --take does, and keep the best run of each model and mode")
     text = f"make {figurespage.PAGE} and its plots from evidence/"
-    drawn = commands.add_parser("figures", help=text, description=text)
+    drawn = commands.add_parser("figures", help=text)
     drawn.set_defaults(run=_figures)
-    drawn.add_argument("--page", action="store_true", help="what it does anyway; `nox -s figures` without it measures")
-    text = "print which proofs a fleet has to run, release by GPU by model, as JSON: {\"include\": [...]}, as GitHub's strategy.matrix takes it"
-    listed = commands.add_parser("matrix", help=text, description=text)
+    drawn.add_argument("--page", action="store_true", help=f"make the page; without it {to_type('figures')} measures the tool")
+    text = "print the GPU runs that are to be made, by release, GPU and model, as JSON for GitHub's strategy.matrix"
+    listed = commands.add_parser("matrix", help=text)
     listed.set_defaults(run=_matrix)
-    listed.add_argument("revisions", nargs="*", metavar="REVISION", help="v0.5.9 or 0.5.9 (default: every pin)")
-    listed.add_argument("--revision", dest="more", action="append", default=[], metavar="REVISION", help="the same as a word")
-    listed.add_argument("--gpu", action="append", default=[], metavar="NAME", help="only this kind, as H200; may be given again, and need not be in evidence/ yet (default: every kind that is)")
-    listed.add_argument("--model", action="append", default=[], help="only this model; may be given again")
-    listed.add_argument("--stale", action="store_true", help="only what has no evidence about today's queue")
-    listed.add_argument("--host", type=paths.path, help=f"the description of hosts without an index (default: {host.DEFAULT})")
-    listed.add_argument("--cpu", action="store_true", help="instead: the releases that have an environment for tests/revision, which need no GPU")
+    listed.add_argument("revisions", nargs="*", metavar="VERSION", help="v0.5.9 or 0.5.9 (default: every pinned release)")
+    listed.add_argument("--revision", dest="more", action="append", default=[], metavar="VERSION", help="the same as RELEASE alone")
+    listed.add_argument("--gpu", action="append", default=[], metavar="NAME", help="only this kind, as H200; may be repeated (default: every kind in evidence/)")
+    listed.add_argument("--model", action="append", default=[], help="only this model; may be repeated")
+    listed.add_argument("--stale", action="store_true", help="only runs without evidence about today's queue")
+    listed.add_argument("--host", type=paths.path, help=f"the description of hosts without a package index (default: {host.DEFAULT})")
+    listed.add_argument("--cpu", action="store_true", help="list the releases that tests/revision can test without a GPU, instead")
 
 
 def _python(text: str) -> str:
@@ -80,15 +83,25 @@ def _python(text: str) -> str:
     return text
 
 
+def _size(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size in MiB such as 60")
+    return size
+
+
 def _machine(text: str) -> str:
     """As platform.machine() names it on Linux, whatever others call it."""
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(text.lower(), text)
 
 
 def _command(commands, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-    made = commands.add_parser(name, help=text, description=text)
+    made = commands.add_parser(name, help=text)
     made.set_defaults(run=run)
-    made.add_argument("revisions", nargs="*", metavar="REVISION", help="v0.5.9 or 0.5.9 (default: the default pin)")
+    made.add_argument("revisions", nargs="*", metavar="VERSION", help=f"v0.5.9 or 0.5.9 (default: {paths.DEFAULT})")
     made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel or folder of wheels")
     return made
 
@@ -107,12 +120,13 @@ def _build(options: argparse.Namespace) -> int:
         started = time.monotonic()
         made = build.build(options.root, pin, build.Target(options.python, options.machine), options.origin, options.root / "dist", _say)
         OUT.print(f"{_shown(options, made.path)}: version {made.version}, {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}")
-        for what, names in (("added", made.added), ("changed", made.changed), ("removed", made.removed)):
-            OUT.print(f"{len(names)} {what}")
-            for name in names:
-                OUT.print(f"  {name}")
-        wheel = _shown(options, made.path)
-        OUT.print(f"over the release's own: pip install --no-deps {wheel}\nfrom nothing: uv pip install --exclude-newer {pin.resolve_as_of} --prerelease=allow {wheel}")
+        kinds = (("added", made.added), ("changed", made.changed), ("removed", made.removed))
+        for name in (f"{what}: {name}" for what, names in kinds if options.verbose for name in names):
+            OUT.print(f"  {name}")
+        OUT.print(f"files: {', '.join(f'{len(names)} {what}' for what, names in kinds)}{'' if options.verbose else ' (--verbose lists them)'}")
+        wheel = shlex.quote(_shown(options, made.path))
+        OUT.print(f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of} --prerelease=allow {wheel}`")
+        OUT.print(f"next: `pip install --no-deps {wheel}`, over an installed sglang {pin.version}")
     return 0
 
 
@@ -122,12 +136,13 @@ def _bundle(options: argparse.Namespace) -> int:
     for pin in chosen:
         made = bundle.pack(options.root, pins, pin, description, options.sm, round(options.part_size * MIB), options.origin, _say)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
-        OUT.print(f"{_shown(options, made.path)}: {sizes}, {len(made.manifest['packages'])} packages, {len(made.manifest['parts'])} parts")
-        OUT.print("on the host: ./unpack FOLDER && python3 FOLDER/tests/gpu/run.py --out RESULTS")
+        OUT.print(f"{_shown(options, made.path)}: {sizes}, {counted(len(made.manifest['packages']), 'package')}, {counted(len(made.manifest['parts']), 'part')}")
+        OUT.print("next: copy that folder to the host; there `./unpack FOLDER && python3 FOLDER/tests/gpu/run.py --out RESULTS`")
     return 0
 
 
 def _gpu(options: argparse.Namespace) -> int:
+    gpurun.refuse_unknown(options.root, options.model, options.mode)
     return _unkept(options, "agree") if options.agree else _run(options, "run")
 
 
@@ -149,7 +164,7 @@ def _unkept(options: argparse.Namespace, script: str) -> int:
 def _here(options: argparse.Namespace) -> str:
     """The interpreter that --here and --python name; empty for one of the release's own. Raises Refused."""
     if options.python and not options.here:
-        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", f"`nox -s gpu -- --here --python {options.python}`"))
+        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", to_type("gpu", "--here --python", options.python)))
     return (options.python or sys.executable) if options.here else ""
 
 
@@ -162,13 +177,14 @@ def _bench(options: argparse.Namespace) -> int:
     code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
     drawn = benchpage.write(options.root)
     OUT.print(f"{benchpage.PAGE} written{', its plots drawn' if drawn else '; no plot: matplotlib is not installed, or nothing was measured'}")
+    OUT.print(f"next: `git diff {benchpage.PAGE}` shows what is new on it")
     return code
 
 
 def _run(options: argparse.Namespace, script: str) -> int:
     pins, chosen = _chosen(options)
     if options.out and (options.take or len(chosen) > 1):
-        raise Refused(Problem("bad-words", "--out", "is for one run of one release", f"`nox -s gpu -- {chosen[0].tag} --out FOLDER`"))
+        raise Refused(Problem("bad-words", "--out", "is for one run of one release", to_type("gpu", f"{chosen[0].tag} --out FOLDER")))
     here, words = _here(options), _words(options)
     files, codes = list(options.take or []), []
     for pin in [] if options.take else chosen:
@@ -176,11 +192,13 @@ def _run(options: argparse.Namespace, script: str) -> int:
         codes.append(ran.code)
         files += [ran.result] if ran.result and not options.out else []
         if ran.result and options.out:
-            OUT.print(f"{ran.result}: gathered by `nox -s status -- --merge {options.out}`, or by that of a folder around it")
+            OUT.print(f"next: {to_type('status', '--merge', options.out)} gathers it; so does that of a folder around it")
     for file in files:
         taken = evidence.take(options.root, pins, file, _say, options.stale)
         kept = f", {taken.kept} kept from before" if taken.kept else ""
-        OUT.print(f"{taken.path.relative_to(options.root)}: {taken.runs} runs{kept}; {'all passed' if taken.passed else 'not all passed'}")
+        OUT.print(f"{taken.path.relative_to(options.root)}: {counted(taken.runs, 'run')}{kept}; {'all passed' if taken.passed else 'not all passed'}")
+    if files and script == "run":
+        OUT.print(f"next: {to_type('status')} makes the tables from evidence/")
     return max(codes, default=0)
 
 
@@ -195,13 +213,15 @@ def _status(options: argparse.Namespace) -> int:
         OUT.print(f"{one.file}: {one.fate}{f' into {one.kept.relative_to(options.root)}' if one.fate is merge.Fate.TAKEN else ''}: {one.why}")
     if gathered:
         fates = [one.fate for one in gathered]
-        OUT.print(f"{len(fates)} results: " + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates))
+        OUT.print(f"{counted(len(fates), 'result')}: " + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates))
+    OUT.print(f"next: {to_type('matrix', '--stale')} says what is left to run")
     return 1 if any(one.fate is merge.Fate.REFUSED for one in gathered) else 0
 
 
 def _figures(options: argparse.Namespace) -> int:
     drawn = figurespage.write(options.root)
     OUT.print(f"{figurespage.PAGE} written; " + (", ".join(str(file.relative_to(options.root)) for file in drawn) + " drawn" if drawn else "no plot: matplotlib is not installed, or nothing was measured"))
+    OUT.print(f"next: `git diff {figurespage.PAGE}` shows what is new on it")
     return 0
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from rich.console import Console
 
 from ..handover import backport, export, prbody, prtest
 from ..handover.repository import open_repository
+from ..hint import counted
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import pins as pinning
@@ -21,20 +23,20 @@ OUTPUT = Path("dist/pull-requests")
 
 def add(commands) -> None:
     """Add this module's commands to the parser's."""
-    made = _command(commands, "backport", _backport, "make a release branch in a git checkout of sglang: one commit for each patch")
-    made.add_argument("branch", metavar="BRANCH", help="the new branch's name, as release/0.5.9-graphs; one that is there is never moved")
+    made = _command(commands, "backport", _backport, "make a release branch in a git checkout of sglang, with a commit for each patch")
+    made.add_argument("branch", metavar="BRANCH", help="the new branch's name, as release/0.5.9-graphs; an existing branch is never moved")
     made.add_argument("--mails", type=paths.path, metavar="DIR", help="write the commits as mails for `git am` as well")
-    sent = _command(commands, "export", _export, "make pull requests in a git checkout of sglang from the patches that are Pending")
-    sent.add_argument("topics", nargs="*", metavar="TOPIC", help="as breakable, or one patch of it: breakable/keep-break-tensors (default: every topic)")
-    sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=f"where each one's text and mails go (default: {OUTPUT}/)")
-    sent.add_argument("--test", action="store_true", help="run each one's tests in the release's environment, with its changes and without")
+    sent = _command(commands, "export", _export, "make branches and texts for pull requests from the patches that are Pending")
+    sent.add_argument("topics", nargs="*", metavar="TOPIC", help="a topic, as breakable, or a patch, as breakable/keep-break-tensors (default: every topic)")
+    sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=f"write each one's text and mails here (default: {OUTPUT}/)")
+    sent.add_argument("--test", action="store_true", help="run each one's tests in the release's environment, with and without its changes")
 
 
 def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
-    added = commands.add_parser(name, help=text, description=f"{text}. The files, index and HEAD of the checkout are left alone.")
+    added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. The files, index and HEAD of the checkout are left alone.")
     added.set_defaults(run=run)
     added.add_argument("--onto", type=paths.place, required=True, metavar="REPO", help="a git checkout or repository of sglang")
-    added.add_argument("--base", default="HEAD", metavar="COMMIT", help="what the branch begins from: a tag, branch or hash (default: the checkout's HEAD)")
+    added.add_argument("--base", default="HEAD", metavar="COMMIT", help="begin the branch here: a tag, branch or hash (default: the checkout's HEAD)")
     return added
 
 
@@ -45,7 +47,8 @@ def _backport(options: argparse.Namespace) -> int:
         OUT.print(f"  {commit[:12]} {subject}")
     OUT.print(f"{options.onto}: {made.name} {_done(made.outcome)}, at {made.commits[-1]}")
     if made.mails:
-        OUT.print(f"{options.mails}: {len(made.mails)} mails for `git am`")
+        OUT.print(f"{options.mails}: {counted(len(made.mails), 'mail')} for `git am`")
+    OUT.print(f"next: `git -C {shlex.quote(options.onto)} switch {made.name}`")
     return 0
 
 
@@ -64,14 +67,17 @@ def _export(options: argparse.Namespace) -> int:
         tried = prtest.try_tests(options.root, open_repository(options.onto), done, request, _say) if options.test else []
         bad += [Problem("test", one.path, f"with the change: {one.said[0]}; without it: {one.said[1]}", f"correct pull-requests/{one.patch}/") for one in tried if not one.good]
         written = export.write(request, prbody.body(options.root, queue, done, request, tried), options.out)
-        OUT.print(f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]}; {paths.shown(written[0])}, {len(written) - 1} mails")
+        OUT.print(f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]}; {paths.shown(written[0])}, {counted(len(written) - 1, 'mail')}")
         for part in request.parts:
             moved = f" ({part.row.why})" if part.row.outcome is Outcome.NEEDS_REFRESH else ""
-            OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}: {len(part.tests)} test file{'' if len(part.tests) == 1 else 's'}")
+            OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}: {counted(len(part.tests), 'test file')}")
         for one in tried:
             OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
     if bad:
         raise Refused(bad)
+    if done.requests:
+        first = done.requests[0]
+        OUT.print(f"next: `git -C {shlex.quote(options.onto)} log -p {done.base[:12]}..{first.branch}`, and read the texts, before you push")
     return 0
 
 

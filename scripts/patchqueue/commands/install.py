@@ -7,6 +7,7 @@ import time
 
 from rich.console import Console
 
+from ..hint import counted, to_type
 from ..install import inplace
 from ..install.inplace import Report
 from ..outcome import Outcome
@@ -18,16 +19,16 @@ ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 def add(commands) -> None:
     """Add this module's commands to the parser's."""
-    made = _command(commands, "install", _install, "lay the queue on an installed sglang, in place and reversibly; it must be a pinned release in every byte")
-    made.add_argument("--verify", action="store_true", help="install nothing: finish what a killed call began, then compare every file")
-    _command(commands, "uninstall", _uninstall, "take it off again: every byte, mode and time as before, byte code and RECORD included")
+    made = _command(commands, "install", _install, "patch an installed sglang in place; it must be a pinned release, unchanged")
+    made.add_argument("--verify", action="store_true", help="install nothing; finish what a killed call began, then compare every file")
+    _command(commands, "uninstall", _uninstall, "take the patches off again: every file as it was")
 
 
 def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
-    made = commands.add_parser(name, help=text, description=text)
+    made = commands.add_parser(name, help=text)
     made.set_defaults(run=run)
-    made.add_argument("--site-packages", dest="site", type=paths.path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of a checkout that is installed editable")
-    made.add_argument("--discard", action="store_true", help="throw away edits of the files that the install made or changed")
+    made.add_argument("--site-packages", dest="site", type=paths.path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of an editable checkout")
+    made.add_argument("--discard", action="store_true", help="throw away edits of the files that install made or changed")
     return made
 
 
@@ -42,9 +43,9 @@ def _install(options: argparse.Namespace) -> int:
     if report.outcome is Outcome.ALREADY_APPLIED:
         OUT.print(f"already applied: sglang {record['version']} in {report.site} has this queue")
     else:
-        OUT.print(f"sglang {record['version']} in {report.site}: {len(record['patches']) - bool(record['overlay'])} patches, {report.changed} files changed, {report.added} added, {time.monotonic() - started:.1f} s")
+        OUT.print(f"sglang {record['version']} in {report.site}: {counted(len(record['patches']) - bool(record['overlay']), 'patch', 'patches')}, {counted(report.changed, 'file')} changed, {report.added} added, {time.monotonic() - started:.1f} s")
     _show_trees(record)
-    OUT.print(f"next: start the server anew; `nox -s install -- --site-packages {report.site} --verify` compares every file")
+    OUT.print(f"next: start the server anew; {to_type('install', '--site-packages', report.site, '--verify')} compares every file")
     return 0
 
 
@@ -53,13 +54,22 @@ def _uninstall(options: argparse.Namespace) -> int:
     report = inplace.uninstall(options.root, options.site, _say, options.discard)
     if report.outcome is Outcome.ALREADY_APPLIED:
         OUT.print(f"{report.site}: {' '.join(report.notes)}")
+        _show_next_install(report)
         return 0
     state = "has its own files again, but not all" if report.faults else "is as it was"
-    OUT.print(f"sglang {report.record['version']} in {report.site} {state}: {report.changed} files restored, {report.added} removed, {time.monotonic() - started:.1f} s")
+    OUT.print(f"sglang {report.record['version']} in {report.site} {state}: {counted(report.changed, 'file')} restored, {report.added} removed, {time.monotonic() - started:.1f} s")
     _show_faults(report)
-    if not report.faults:
-        OUT.print(f"tree {report.record['tree']['before']}")
+    if report.faults:
+        release = f"sglang=={report.record['version']}"
+        OUT.print(f"next: `pip install --force-reinstall --no-deps {release}`, where the release's own are wanted")
+        return 0
+    OUT.print(f"tree {report.record['tree']['before']}")
+    _show_next_install(report)
     return 0
+
+
+def _show_next_install(report: Report) -> None:
+    OUT.print(f"next: start the server anew; {to_type('install', '--site-packages', report.site)} patches it again")
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -67,11 +77,14 @@ def _verify(options: argparse.Namespace) -> int:
     state = {Outcome.EMPTY: "is the pristine release", Outcome.APPLIED: "is patched, every file as the queue made it"}.get(report.outcome, "is patched, but not as the queue left it")
     OUT.print(f"sglang {report.record['version']} in {report.site} {state}")
     _show_faults(report)
-    if not report.faults:
-        OUT.print(f"tree {report.record['tree']['before' if report.outcome is Outcome.EMPTY else 'after']}")
-    else:
+    if report.faults:
         OUT.print(f"next: {report.next_step}")
-    return 1 if report.faults else 0
+        return 1
+    pristine = report.outcome is Outcome.EMPTY
+    OUT.print(f"tree {report.record['tree']['before' if pristine else 'after']}")
+    patch = f"{to_type('install', '--site-packages', report.site)} patches it"
+    OUT.print(f"next: {patch if pristine else 'start the server; its first lines name the queue'}")
+    return 0
 
 
 def _show_trees(record: dict) -> None:

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 CALLED_FROM = "PATCHQUEUE_CALLED_FROM"
+DEFAULT = "the one that upstream/pins.toml calls default"
 ADDRESS = re.compile(r"[^/]*:")  # as git tells them: a colon before the first slash, https://… or host:path
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..environments.testing import has_environment
+from ..hint import counted, to_type
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..rebasing import rebase
@@ -30,22 +31,22 @@ KINDS = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "to refresh")
 OUT = Console(highlight=False, soft_wrap=False, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 REBASE = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
-The first conflict is laid out in work/rebase-VERSION/, a git repository with the release, the nearest pin and its patches;
-nothing is written to the queue. Solve it there, then --continue writes the variants and guards and lays out the next one."""
+The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
+there; then --continue writes the variants and guards, and lays out the next one."""
 
 
 def add(commands) -> None:
     """Add this module's commands to the parser's."""
     made = commands.add_parser("rebase", help="say what the queue does on another release, and carry it there", description=REBASE)
     made.set_defaults(run=_rebase)
-    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="as 0.5.24 (its wheel is fetched from the package index), a wheel, or a checkout of sglang; not needed where one rebase is under way")
-    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel, or from this folder that holds python/sglang")
+    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="a version as 0.5.24, a wheel, or a checkout of sglang; not needed while one rebase is under way")
+    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel, or this folder that holds python/sglang")
     step = made.add_mutually_exclusive_group()
-    step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved and what needs no hand, and go on to the next conflict")
-    step.add_argument("--skip", metavar="REASON", help="leave the patch that conflicts out of this release; REASON goes into its header, as a Gap")
-    step.add_argument("--abort", action="store_true", help="throw work/rebase-VERSION/ away; what was written to the queue stays")
-    text = "say which releases are newer than the newest pin, and what the queue would do there; nothing is written"
-    commands.add_parser("watch", help=text, description=text).set_defaults(run=_watch)
+    step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved, and go on to the next conflict")
+    step.add_argument("--skip", metavar="REASON", help="leave this patch out of the release; REASON goes into its header, as a Gap")
+    step.add_argument("--abort", action="store_true", help="delete work/rebase-VERSION/; what was written to the queue stays")
+    text = "say which releases are newer than the newest pinned one, and what the queue would do there"
+    commands.add_parser("watch", help=text).set_defaults(run=_watch)
 
 
 def _rebase(options: argparse.Namespace) -> int:
@@ -53,9 +54,9 @@ def _rebase(options: argparse.Namespace) -> int:
     root, pins = options.root, pinning.load(options.root)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
-            raise Refused(Problem("bad-words", "rebase", "which release?", "`nox -s rebase -- 0.5.24`"))
+            raise Refused(Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24")))
         with find(pins, options.release, options.origin, _say) as release:
-            progress = rebase.begin(root, pins, release, _say, lambda found: _show_forecast(found, time.monotonic() - started))
+            progress = rebase.begin(root, pins, release, _say, lambda found: _show_forecast(pins, found, time.monotonic() - started))
         _show_next(root, pins, progress, begun=True)
         return 0
     version = _version(root, options.release)
@@ -83,7 +84,8 @@ def _version(root: Path, word: str | None) -> Version:
     if len(under_way) == 1:
         return under_way[0]
     which = f"several rebases are under way: {' '.join(map(str, under_way))}" if under_way else "no rebase is under way"
-    raise Refused(Problem("nothing-to-continue", "work/", which, "name the release: `nox -s rebase -- 0.5.24 --continue`"))
+    hint = f"name the release: {to_type('rebase', under_way[0], '--continue')}" if under_way else f"{to_type('rebase', '0.5.24')} begins one"
+    raise Refused(Problem("nothing-to-continue", "work/", which, hint))
 
 
 @contextmanager
@@ -104,11 +106,13 @@ def _watch(options: argparse.Namespace) -> int:
     for version in found:
         started = time.monotonic()
         with find(pins, str(version), None, _say) as release:
-            _show_forecast(forecast(load_queue(options.root), pins, release, _say), time.monotonic() - started)
+            _show_forecast(pins, forecast(load_queue(options.root), pins, release, _say), time.monotonic() - started)
+    if found:
+        OUT.print(f"next: {to_type('rebase', found[0])} lays out the first conflict")
     return 0
 
 
-def _show_forecast(found: Forecast, seconds: float) -> None:
+def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("patch", "outcome", "why"):
         table.add_column(name, no_wrap=name != "why", overflow="fold")
@@ -124,14 +128,16 @@ def _show_forecast(found: Forecast, seconds: float) -> None:
             OUT.print(f"{row.patch.removesuffix('.patch')}: merged without markers, which is no proof of meaning: read it", soft_wrap=True)
     left_out = f", {found.count(Outcome.NOT_SELECTED)} left out" if found.count(Outcome.NOT_SELECTED) else ""
     counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in KINDS)
-    OUT.print(f"sglang {found.version}, with what {found.nearest.tag} gets: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True)
+    pinned = any(pin.version == found.version for pin in pins.all)
+    tried = f"which is pinned, with its own patches and those of {found.nearest.tag}" if pinned else f"with the patches of {found.nearest.tag}"
+    OUT.print(f"sglang {found.version}, {tried}: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True)
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
     """What is to be done now, and the command to type."""
     version, row = progress.found.version, progress.found.conflict
     if row is None and begun and progress.to_write:
-        OUT.print(f"No patch conflicts: `nox -s rebase -- {version} --continue` writes the variants and guards.", soft_wrap=True)
+        OUT.print(f"No patch conflicts: {to_type('rebase', f'{version} --continue')} writes the variants and guards.", soft_wrap=True)
     elif row is None:
         state = "No patch conflicts, and the queue holds it all." if begun else "No conflict is left."
         OUT.print(f"{state} Next: {_after(root, pins, version)}.", soft_wrap=True)
@@ -139,21 +145,21 @@ def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
         tag, folder = progress.found.nearest.tag, os.path.relpath(progress.folder, root)
         OUT.print(f"\n{folder} shows the first conflict, {row.patch.removesuffix('.patch')}:" if begun else f"\nNext conflict in {folder}, {row.patch.removesuffix('.patch')}:", soft_wrap=True)
         for region in progress.regions:
-            what = f"{region.count} region{'s' if region.count > 1 else ''} between markers" if region.count else "changed by the patch, and gone in the release"
+            what = f"{counted(region.count, 'region')} between markers" if region.count else "changed by the patch, and gone in the release"
             OUT.print(f"  {region.path}:{region.line}: {what}", soft_wrap=True)
         if not progress.regions:
             OUT.print(f"  git left no markers; `git diff HEAD` there shows what it made of patches/{row.patch}", soft_wrap=True)
         OUT.print(f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p {tag}..queue-on-{tag}` what the queue does.", soft_wrap=True)
-        OUT.print(f"Edit, then `nox -s rebase -- {version} --continue`; --skip \"REASON\" leaves the patch out, --abort drops all this.", soft_wrap=True)
+        OUT.print(f"Edit, then {to_type('rebase', f'{version} --continue')}; --skip \"REASON\" leaves the patch out, --abort drops all this.", soft_wrap=True)
 
 
 def _after(root: Path, pins: Pins, version: Version) -> str:
     """The commands that a finished rebase leaves to be typed."""
     pin = next((pin for pin in pins.all if pin.version == version), None)
-    steps = [] if pin else [f"pin -- {version}"]
-    steps += [f"check -- v{version}"]
-    steps += [] if pin and has_environment(root, pin) else [f"lock -- v{version}"]
-    return ", ".join(f"`nox -s {step}`" for step in steps)
+    steps = [] if pin else [to_type("pin", version)]
+    steps += [to_type("check", f"v{version}")]
+    steps += [] if pin and has_environment(root, pin) else [to_type("lock", f"v{version}")]
+    return ", ".join(steps)
 
 
 def _say(text: str) -> None:

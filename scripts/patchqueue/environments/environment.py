@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.locking import locked
+from ..hint import to_type
 from . import standins
 from .lock import PYTHON, LockFailed, find_uv, quiet_uv
 
@@ -80,7 +81,7 @@ def build(version: str, lock: Path, home: Path, say: Callable[[str], None] = lam
     Raises EnvironmentFailed.
     """
     if not lock.is_file():
-        raise EnvironmentFailed(f"{version} has no environment: there is no {lock}", f"`nox -s lock -- {version}` makes one")
+        raise EnvironmentFailed(f"{version} has no environment: there is no {lock}", f"{to_type('lock', version)} makes one")
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise EnvironmentFailed(
             f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}", "run the tests there, or in CI"
@@ -119,7 +120,7 @@ def _uv(version: str, held: int, what: str, *arguments: str) -> None:
     if run.returncode:
         raise EnvironmentFailed(
             f"{version}: uv could not {what}:\n{textwrap.indent(run.stderr.strip(), '    ')}",
-            f"if the network or the disk failed, run it again; if a file is gone from the index, `nox -s lock -- {version}`",
+            f"if the network or the disk failed, run it again; if a file is gone from the index, {to_type('lock', version)}",
         )
 
 

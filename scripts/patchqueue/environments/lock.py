@@ -25,6 +25,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from ..hint import to_type
+
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_34"  # what sglang's own wheels ask for from 0.5.11 on
 TEST_TOOLS = ("pytest", "hypothesis", "packaging", "numpy")
@@ -119,7 +121,7 @@ def header(version: str, as_of: datetime.date) -> str:
     """The comment at the top of a lock: what it is for, how to remake it, what it lacks and why."""
     lines = [
         f"sglang {version} and what its CPU tests need: Python {PYTHON}, {PLATFORM}, resolved as of {as_of.isoformat()}.",
-        f"Made by `nox -s lock -- {version}`; not to be edited. Rules: scripts/patchqueue/environments/lock.py",
+        f"Made by {to_type('lock', version)}; not to be edited. Rules: scripts/patchqueue/environments/lock.py",
         "Asked for: " + " ".join(requirements(version)),
         "",
         "Left out where the release asks for them, with whatever only they need:",

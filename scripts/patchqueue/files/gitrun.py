@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..hint import to_type
 from ..outcome import Problem, Refused
 
 CONFIG = ("core.autocrlf=false", "core.eol=lf", "core.hooksPath=/dev/null", "core.attributesFile=/dev/null", "core.excludesFile=/dev/null",
@@ -52,7 +53,7 @@ def git(folder: Path, *arguments: str, stdin: bytes | None = None, check: bool =
     try:
         return run(folder, *(word for setting in CONFIG for word in ("-c", setting)), *arguments, stdin=stdin, more=more, check=check)
     except GitFailed as failure:
-        raise Refused(Problem("git-failed", f"git {arguments[0]} in {folder.name}", str(failure), "where it is a rebase's repository: `nox -s rebase -- VERSION --abort`, and begin again")) from None
+        raise Refused(Problem("git-failed", f"git {arguments[0]} in {folder.name}", str(failure), f"where it is a rebase's repository: {to_type('rebase', 'VERSION --abort')}, and begin again")) from None
 
 
 def merge(base: bytes, ours: bytes, theirs: bytes, names: tuple[str, str, str]) -> Merged:

@@ -92,6 +92,8 @@ def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, o
     exact = release_of(repository, start, pins)
     pin = exact or pins.all[-1]
     rules, read = formatting.rules(root, pin.version), _reader(repository, start)
+    if read("python/sglang/version.py") is None and read("python/sglang/__init__.py") is None:
+        raise Refused(Problem("no-sglang", repository.shown, f"holds no python/sglang at {base}", "give a git checkout of sglang: --onto PATH"))
     pending = [patch for patch in queue.select(pin.version) if queue.header(patch.name).get("Upstream-Status") == PENDING]
     merged = tuple(queue.base(patch.name) for patch in pending if any(passes(line, read) for line in queue.header(patch.name).probes))
     pending = [patch for patch in pending if queue.base(patch.name) not in merged]

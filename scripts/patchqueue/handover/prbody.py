@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..hint import counted
 from ..outcome import Outcome
 from ..proofs.evidence import BREAKABLE, FOLDER, MEASURED, facts
 from ..proofs.status import place
@@ -74,8 +75,8 @@ def _modifications(part: Part, exported: Exported) -> str:
 def _kind(path: str, part: Part) -> str:
     lines = part.files[path].count(b"\n")
     if path.startswith("test/"):
-        return f": new tests, {lines} lines"
-    return f": new, {lines} line{'s' if lines > 1 else ''}" if path in part.added else ""
+        return f": new tests, {counted(lines, 'line')}"
+    return f": new, {counted(lines, 'line')}" if path in part.added else ""
 
 
 def _tested(own: Iterable[Part], tried: Sequence[Tried]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from .. import RELEASE
 from ..files.locking import locked_folder
 from ..files.tree import LISTING, differing, hash_listing, list_package, listing_text, own_listing, sha256
+from ..hint import to_type
 from ..laying.apply import identity, load_queue, overlay_of, record_of, select
 from ..laying.replay import replay
 from ..outcome import Outcome, Problem, Refused
@@ -111,7 +112,7 @@ def verify(root: Path, site: Path, say: Say) -> Report:
         if found is None:
             return _verify_without_journal(installed.find(place), pins, say)
         faults = _faults(found)
-        step = f"`nox -s install -- --site-packages {site} --discard` makes the queue's files anew; put others back"
+        step = f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's files anew; put others back"
         state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
         return Report(place, state, found.record, *_counts(found), faults=faults, next_step=step)
 
@@ -120,8 +121,8 @@ def _verify_without_journal(here: Installed, pins: pinning.Pins, say: Say) -> Re
     """Of a patched wheel, which RECORD tells, or of the release itself."""
     record = _by_wheel(here)
     if record:
-        faults = installed.unlike_record(here)
-        step = f"`nox -s build -- v{record['version']}`, then `pip install --force-reinstall --no-deps` with that wheel"
+        faults, tag = installed.unlike_record(here), f"v{record['version']}"
+        step = f"{to_type('build', tag)}, then `pip install --force-reinstall --no-deps` with that wheel"
         state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
         return Report(here.site, state, record, faults=faults, next_step=step)
     known = installed.identify(here, pins, say)
@@ -181,13 +182,13 @@ def _refuse_edits(found: Journal, faults: tuple[str, ...], discard: bool) -> Non
     own = {change.path for change in found.changes}
     elsewhere = [name for name in faults if name not in own]
     named = elsewhere or ([] if discard else faults)
-    hint = "put them back as they were" if elsewhere else "keep a copy of them; `nox -s install -- --discard` makes the patched files anew"
+    hint = "put them back as they were" if elsewhere else f"keep a copy of them; {to_type('install', '--site-packages', found.site, '--discard')} makes the patched files anew"
     if named:
         raise Refused(Problem("edited-install", str(found.site), f"is patched, but has edits: {' '.join(named[:5])}{f' and {len(named) - 5} more' if len(named) > 5 else ''}", hint))
 
 
 def _by_wheel(here: Installed) -> dict | None:
-    """The provenance in the .dist-info of a wheel that `nox -s build` made. Raises Refused where an install in place left it,
+    """The provenance in the .dist-info of a wheel that `scripts/nox build` made. Raises Refused where an install in place left it,
     and the journal of that is gone: nothing can be taken back then."""
     file = here.info / build.PROVENANCE if here.info else None
     try:
@@ -202,7 +203,7 @@ def _by_wheel(here: Installed) -> dict | None:
 def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pins) -> Report:
     pin = pins.find(record["version"])
     if record["queue"] != identity(queue, select(queue, pin), pin):
-        raise Refused(Problem("patched-wheel", str(here), "was installed from a wheel of another queue", f"`nox -s build -- {pin.tag}`, and install that wheel"))
+        raise Refused(Problem("patched-wheel", str(here), "was installed from a wheel of another queue", f"{to_type('build', pin.tag)}, and install that wheel"))
     return Report(here.site, Outcome.ALREADY_APPLIED, record, notes=("it was installed from the patched wheel",))
 
 

@@ -15,12 +15,12 @@ from urllib.parse import unquote, urlparse
 from packaging.version import InvalidVersion, Version
 
 from ..files.tree import differing, hash_listing, is_part_of_tree, list_package, python_part
+from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 
 Say = Callable[[str], None]
-INSTALL = "`nox -s install -- --site-packages {}`"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def find(named: Path) -> Installed:
         raise Refused(Problem("two-installs", where, f"has {' and '.join(info.name for info in infos)}", "`pip install --force-reinstall` the release you want; delete what is left of the other"))
     package = site / "sglang"
     if package.is_symlink():
-        raise Refused(Problem("linked-install", str(package), f"is a link to {package.resolve()}", INSTALL.format(package.resolve().parent)))
+        raise Refused(Problem("linked-install", str(package), f"is a link to {package.resolve()}", _install_in(package.resolve().parent)))
     if not package.is_dir():
         raise Refused(_elsewhere(where, site, infos))
     links = next((path for path in package.rglob("*.py") if path.is_symlink()), None)
@@ -68,17 +68,21 @@ def find(named: Path) -> Installed:
     return Installed(site, info, _version(info), list_package(site))
 
 
+def _install_in(folder: Path | str) -> str:
+    return to_type("install", "--site-packages", folder)
+
+
 def _elsewhere(where: str, site: Path, infos: list[Path]) -> Problem:
     """Why there is no sglang/ in the folder, and where it may be instead."""
     checkout = _editable(infos[0]) if infos else None
     if checkout:
-        return Problem("editable", where, f"has an editable install; its files are those of the checkout {checkout}", f"{INSTALL.format(checkout)} patches that checkout; a branch in it is the cleaner way where it is your own")
+        return Problem("editable", where, f"has an editable install; its files are those of the checkout {checkout}", f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way where it is your own")
     if infos or any(site.glob("__editable__*sglang*")) or any(site.glob("sglang.egg-link")):
-        return Problem("editable", where, "has an editable install, or what is left of one: no sglang/ is in it", INSTALL.format("CHECKOUT/python"))
+        return Problem("editable", where, "has an editable install, or what is left of one: no sglang/ is in it", _install_in("CHECKOUT/python"))
     if site.name == "sglang" and (site / "srt").is_dir():
-        return Problem("no-sglang", where, "is the package itself", INSTALL.format(site.parent))
+        return Problem("no-sglang", where, "is the package itself", _install_in(site.parent))
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
-    return Problem("no-sglang", where, "has no sglang in it", INSTALL.format(inside[0].parent) if inside else "name the folder that holds sglang/")
+    return Problem("no-sglang", where, "has no sglang in it", _install_in(inside[0].parent) if inside else "name the folder that holds sglang/")
 
 
 def _editable(info: Path) -> Path | None:
@@ -142,19 +146,19 @@ def _unknown(found: Installed, named: Pin | None, pins: Pins, say: Say) -> Probl
         return _edited(found, named, differing(listed, found.listing) if listed else [])
     known = " ".join(pin.tag for pin in pins.all)
     what = f"is {found.version or 'of no stated version'}, and its files are those of no pinned release; pinned are {known}"
-    return Problem("unknown-release", str(found.site), what, _next_step(found.version))
+    return Problem("unknown-release", str(found.site), what, _next_step(found.version, found.site))
 
 
-def _next_step(version: str) -> str:
+def _next_step(version: str, site: Path) -> str:
     """A release can be pinned; a development version (0.0.0.dev1+g…, what images of git commits show) cannot."""
     try:
         parsed = Version(version)
         if not parsed.is_devrelease and not parsed.local:
-            steps = f"`nox -s pin -- {version}`, then `nox -s rebase -- {version}`"
-            return f"{steps} carries the queue to it; `nox -s install` then takes it"
+            steps = f"{to_type('pin', version)}, then {to_type('rebase', version)}"
+            return f"{steps} carries the queue to it; {to_type('install', '--site-packages', site)} then takes it"
     except InvalidVersion:
         pass
-    return "use an image or wheel of a pinned release; for a checkout of another commit, a branch: `nox -s rebase -- VERSION --from CHECKOUT` says what fits"
+    return f"use an image or wheel of a pinned release; for a checkout of another commit, a branch: {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
 
 
 def _edited(found: Installed, pin: Pin, names: list[str]) -> Problem:

@@ -21,14 +21,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..files.tree import sha256
+from ..hint import to_type
 from ..outcome import Problem, Refused
 
 FOLDER = "sglang.patch-queue"  # beside sglang/; the dot keeps Python from importing it, and a person finds it
 _PREPARING = f".{FOLDER}.preparing"
 RECORD, STATE, README, BEFORE, LINKS, AFTER = "journal.json", "state", "README", "before", "links", "after"
-ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back:
-before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256), state how far it got.
-    nox -s uninstall -- --site-packages {site}
+ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back.
+before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256). state says how far it got.
+    {uninstall}
 Deleting this folder makes the patches permanent; reinstalling sglang also removes them.
 """
 
@@ -130,7 +131,7 @@ def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict, notes
         if content is not None:
             _stage(aside / AFTER / change.path, content, site / change.path, site)
     written = {"changes": [asdict(change) for change in listed], "folders": journal.folders, "record": record}
-    own = {RECORD: (json.dumps(written, indent=1) + "\n").encode(), STATE: f"{State.INSTALLING}\n".encode(), README: ABOUT.format(site=site).encode()}
+    own = {RECORD: (json.dumps(written, indent=1) + "\n").encode(), STATE: f"{State.INSTALLING}\n".encode(), README: ABOUT.format(uninstall=to_type("uninstall", "--site-packages", site).strip("`")).encode()}
     for name, content in {**notes, **own}.items():
         _stage(aside / name, content, aside / name, site)
     for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
@@ -224,12 +225,12 @@ def _place(journal: Journal, change: Change) -> None:
     if now == change.after:
         return
     if now != change.before and not change.is_byte_code:
-        raise Refused(Problem("edited-install", change.path, "was changed while it was being patched", "`nox -s uninstall -- --discard` takes the rest back"))
+        raise Refused(Problem("edited-install", change.path, "was changed while it was being patched", f"{to_type('uninstall', '--site-packages', journal.site, '--discard')} takes the rest back"))
     if not change.after:
         target.unlink()
         return
     if digest(staged) != change.after:
-        raise Refused(Problem("bad-journal", f"{FOLDER}/{AFTER}/{change.path}", "is not the file that was written there", "`nox -s uninstall` goes back to the release"))
+        raise Refused(Problem("bad-journal", f"{FOLDER}/{AFTER}/{change.path}", "is not the file that was written there", f"{to_type('uninstall', '--site-packages', journal.site)} goes back to the release"))
     drop_byte_code(target)
     os.replace(staged, target)
 
@@ -243,7 +244,7 @@ def _refuse_to_lose(journal: Journal, discard: bool) -> None:
     if edited and not discard:
         raise Refused(Problem("edited-install", str(journal.site), f"has edits that would be lost: {_some(edited)}", "keep a copy of them, then the same again with --discard"))
     if journal.strangers():
-        raise Refused(Problem("strangers", str(journal.site), f"holds files of yours where a folder must go: {_some(journal.strangers())}", "move them away"))
+        raise Refused(Problem("unknown-files", str(journal.site), f"holds files of yours where a folder must go: {_some(journal.strangers())}", "move them away"))
 
 
 def _set_state(journal: Journal, state: State) -> Journal:

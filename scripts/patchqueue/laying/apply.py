@@ -14,6 +14,7 @@ from pathlib import Path
 from .. import RELEASE
 from ..files import atomic
 from ..files.tree import LISTING, ROOTS, differing, hash_listing, list_folder, listing_text, own_listing, sha256
+from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
 from ..queue.lint import lint
@@ -54,7 +55,7 @@ def load_queue(root: Path) -> Queue:
     """The queue below `root`. Raises Refused with everything that lint has against it, and where a rebase has half written it: no
     broken queue is ever laid."""
     if (root / atomic.OF_QUEUE).is_dir():
-        raise Refused(Problem("half-written", "patches/ and series", "are being written by a rebase, or one was killed while it did", "`nox -s rebase -- --continue` finishes it"))
+        raise Refused(Problem("half-written", "patches/ and series", "are being written by a rebase, or one was killed while it did", f"{to_type('rebase', '--continue')} finishes it"))
     queue, problems = series.read(root)
     problems += lint(root, queue)
     if problems:
@@ -66,7 +67,7 @@ def select(queue: Queue, pin: Pin) -> list[Patch]:
     """The patches for this pin. Raises Refused when there is none and pins.toml does not say why, or says so wrongly."""
     patches = queue.select(pin.version)
     if not patches and not pin.no_patches:
-        step = f"`nox -s rebase -- {pin.tag}`; or give the reason as no_patches in upstream/pins.toml"
+        step = f"{to_type('rebase', pin.tag)}; or give the reason as no_patches in upstream/pins.toml"
         raise Refused(Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step))
     if patches and pin.no_patches:
         raise Refused(Problem("stale-no-patches", pin.tag, f"pins.toml says there is no patch ({pin.no_patches}), but {patches[0].name} is for it", "remove no_patches"))
@@ -138,7 +139,7 @@ def unapply(root: Path, pin: Pin, say: Say) -> Report:
     with tree.locked(say) as lock:
         found = tree.inspect()
         if found.state is State.ABSENT:
-            raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"`nox -s apply -- {pin.tag}` makes it"))
+            raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"{to_type('apply', pin.tag)} makes it"))
         if found.state is State.UNAPPLIED:
             return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
         refuse_to_lose(tree, found, discard=False)
@@ -148,7 +149,7 @@ def unapply(root: Path, pin: Pin, say: Say) -> Report:
         _remove_empty_folders(aside)
         listing = list_folder(aside)
         if hash_listing(listing) != found.record["tree"]["before"]:
-            raise Refused(Problem(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", "popping every patch did not bring the pristine tree back", "`nox -s apply -- --discard` builds it anew"))
+            raise Refused(Problem(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", "popping every patch did not bring the pristine tree back", f"{to_type('apply', pin.tag, '--discard')} builds it anew"))
         tree.finish(listing)
     return Report(pin, Outcome.APPLIED, tree.path, (), record=found.record)
 
@@ -164,19 +165,19 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
     """Raise Refused where replacing the tree would lose what the user has in it, unless told to discard that."""
     where = f"work/{tree.tag}"
     if found.strangers:
-        raise Refused(Problem("strangers", where, f"holds files of yours: {' '.join(found.strangers[:5])}", "move them out of the tree"))
+        raise Refused(Problem("unknown-files", where, f"holds files of yours: {' '.join(found.strangers[:5])}", "move them out of the tree"))
     if discard:
         return
     if found.state is State.FOREIGN:
-        raise Refused(Problem("foreign-tree", where, "is there, but this tool did not make it", "move it away, or `nox -s apply -- --discard` to replace it"))
+        raise Refused(Problem("foreign-tree", where, "is there, but this tool did not make it", f"move it away, or {to_type('apply', tree.tag, '--discard')} replaces it"))
     popped = len(found.record["patches"]) - len(quilts.applied(tree.path)) if found.record else 0
     if found.state is State.CHANGED and popped and not found.edited_patches:
-        raise Refused(Problem("popped-tree", where, f"{popped} of its {len(found.record['patches'])} patches are popped", f"`quilt push -a` in it, or `nox -s apply -- {tree.tag} --discard`"))
+        raise Refused(Problem("popped-tree", where, f"misses patches that were popped: {popped} of {len(found.record['patches'])}", f"{to_type('quilt', tree.tag, 'push -a')}, or {to_type('apply', f'{tree.tag} --discard')}"))
     if found.state is State.CHANGED:
         files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
         shown = " ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
         raise Refused(
-            Problem("edited-tree", where, f"has edits that the queue does not hold: {shown or 'patches partly popped'}", f"`nox -s refresh -- {tree.tag}` writes them back to patches/; `nox -s apply -- {tree.tag} --discard` throws them away")
+            Problem("edited-tree", where, f"has edits that the queue does not hold: {shown or 'patches partly popped'}", f"{to_type('refresh', tree.tag)} writes them back to patches/; {to_type('apply', f'{tree.tag} --discard')} throws them away")
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from ..hint import counted
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
 from ..queue.lint import lint
@@ -55,7 +56,7 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[st
     pins = list(pins)
     lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]
     if len(lacking) > 1:
-        say(f"{len(lacking)} releases are fetched first, once: about {15 * len(lacking)} MB")
+        say(f"{counted(len(lacking), 'release')} to fetch first, once: about {15 * len(lacking)} MB")
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, origin, say), pins))
     with ProcessPoolExecutor(mp_context=get_context("fork")) as processes:  # reading their directories does not

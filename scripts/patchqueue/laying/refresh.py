@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..files.tree import differing, list_folder, sha256
+from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import patchfile, series
 from ..queue.patchfile import Patch
@@ -22,6 +23,7 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
 from . import quilt as quilts
 from .apply import Report, apply, load_queue, replay_on, select, stack
+from .replay import replay
 from .worktree import State, WorkTree, write_patches
 
 Say = Callable[[str], None]
@@ -53,7 +55,7 @@ def new(root: Path, pin: Pin, name: str, say: Say) -> Path:
     if patch in (entry.name for entry in entries):
         raise Refused(Problem("duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"))
     if "@" in patch or series.parse(f"{patch}  # >=0")[1]:
-        raise Refused(Problem("bad-path", repr(name), "is not like topic/verb-object, in small letters", "for example: `nox -s new -- nsa/skip-pointer-check`"))
+        raise Refused(Problem("bad-path", repr(name), "is not like topic/verb-object, in small letters", f"for example: {to_type('new', 'nsa/skip-pointer-check')}"))
     tree = WorkTree(root, pin.tag)
     if tree.inspect().state in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None, say)
@@ -87,7 +89,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
             recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
             stray = _take_off(aside, quilt, lock, pristine)
             if stray and not add:
-                raise Refused(Problem("stray-edits", f"work/{pin.tag}", f"edited, but in no patch: {' '.join(stray)}", f"`quilt add FILE` comes before an edit; `nox -s refresh -- {pin.tag} --add` takes these into the top patch"))
+                raise Refused(Problem("stray-edits", f"work/{pin.tag}", f"edited, but in no patch: {' '.join(stray)}", f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch; {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"))
             _lay(aside, quilt, lock, stray)
         else:
             recorded = {}
@@ -106,7 +108,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
     kept = pristine.listing() | {path: sha256(content) for path, content in laid.files.items()}
     lost = [path for path in differing(kept, wanted) if path in wanted and path not in _moved_on(complete, select(complete, pin), recorded)]
     if lost:  # the tree is about to be built anew from the queue: never when that would lose an edit
-        raise Refused([*laid.problems, Problem("edits-not-kept", f"work/{pin.tag}", f"the queue does not make the tree's own {' '.join(lost[:5])}", "the tree stays as it is; say which patch should have the edit: quilt add, then refresh")])
+        raise Refused([*laid.problems, Problem("edits-not-kept", f"work/{pin.tag}", f"the queue does not make the tree's own {' '.join(lost[:5])}", "the tree stays as it is; say which patch should have the edit: " + to_type("quilt", pin.tag, "add FILE"))])
     return written, apply(root, pin, None, say, discard=True)
 
 
@@ -181,10 +183,29 @@ def _write_back(root: Path, pins: Pins, pin: Pin, queue: Queue, aside: Path, rec
             content = _join(head, diff)
             if recorded.get(name) == sha256(content):
                 continue  # not edited in the tree: what the queue has by now stands
+            if _make_the_same(name, old, content, aside / ".pc" / name, pin.tag):
+                continue  # an insertion can begin at either of two equal lines: which one is diff's choice, and differs by its version
             if old != content and recorded.get(name, sha256(old)) != sha256(old):
                 raise Refused(Problem("changed-twice", f"patches/{name}", f"was changed in the queue and in work/{pin.tag}", "keep one of the two: put the other aside, then refresh again"))
             if old != content:
                 yield from _write_patch(root, pins, pin, queue, name, content, say)
+
+
+def _make_the_same(name: str, old: bytes, new: bytes, before: Path, tag: str) -> bool:
+    """Whether two texts of a patch have one header and, both strictly laid on the files in `before`, give the same files."""
+
+    def read(path: str) -> bytes | None:
+        return (before / path).read_bytes() if (before / path).is_file() else None
+
+    heads, results = [], []
+    for text in (old, new):
+        patch, problems = patchfile.read(name, text)
+        laid = replay([patch], {}, read, tag) if patch and not problems else None
+        if laid is None or laid.problems:
+            return False
+        heads.append(patchfile.split(text.decode())[0].strip())
+        results.append(laid.files)
+    return heads[0] == heads[1] and results[0] == results[1]
 
 
 def _join(head: str, diff: str) -> bytes:

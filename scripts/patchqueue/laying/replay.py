@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ..hint import counted, to_type
 from ..outcome import Outcome, Problem
 from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Patch
 
@@ -90,7 +91,7 @@ def apply_to_text(text: str, file: FileDiff, where: str, tag: str) -> tuple[str,
         if not wrong and start < done:
             wrong = Outcome.CORRUPT, Problem(str(Outcome.CORRUPT), f"{where}: hunk {number}", "it overlaps the hunk before it")
         if not wrong and hunk.new_start - 1 != start + moved:
-            wrong = Outcome.CORRUPT, Problem("wrong-hunk-counts", f"{where}: hunk {number}", f"its new side begins at line {hunk.new_start}, but the hunks before it make that {start + moved + 1}", "write patches with `nox -s refresh`, not by hand")
+            wrong = Outcome.CORRUPT, Problem("wrong-hunk-counts", f"{where}: hunk {number}", f"its new side begins at line {hunk.new_start}, but the hunks before it make that {start + moved + 1}", f"write patches with {to_type('refresh')}, not by hand")
         moved += len(hunk.new) - len(hunk.old)
         if wrong:
             problems.append(wrong)
@@ -106,18 +107,18 @@ def _misfit(lines: list[str], start: int, hunk: Hunk, number: int, where: str, t
     old = hunk.old
     if lines[start : start + len(old)] == old:
         if hunk.trailing < CONTEXT and start + len(old) != len(lines):
-            return Outcome.CORRUPT, Problem("unequal-context", at, f"{hunk.trailing} lines of context after it, though the file goes on; they are {CONTEXT}", "`nox -s refresh` writes it so")
+            return Outcome.CORRUPT, Problem("unequal-context", at, f"{counted(hunk.trailing, 'line')} of context after it, though the file goes on; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
         return None
     elsewhere = find_text(lines, old)
     if elsewhere:
         nearest = min(elsewhere, key=lambda found: abs(found - start))
         offset = nearest - start
-        what = f"its text is at line {nearest + 1}, {abs(offset)} line{'' if abs(offset) == 1 else 's'} {'later' if offset > 0 else 'earlier'}"
+        what = f"its text is at line {nearest + 1}, {counted(abs(offset), 'line')} {'later' if offset > 0 else 'earlier'}"
         what += f" (and at {len(elsewhere) - 1} other places)" if len(elsewhere) > 1 else ""
-        return Outcome.NEEDS_REFRESH, Problem(str(Outcome.NEEDS_REFRESH), at, what, f"`nox -s rebase -- {tag}` makes a variant for this release")
+        return Outcome.NEEDS_REFRESH, Problem(str(Outcome.NEEDS_REFRESH), at, what, f"{to_type('rebase', tag)} makes a variant for this release")
     if hunk.new != old and find_text(lines, hunk.new):
         return Outcome.MERGED_UPSTREAM, Problem(str(Outcome.MERGED_UPSTREAM), at, "the tree has this change already", "lower the guard")
-    return Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), at, _first_difference(lines, start, old), f"`nox -s rebase -- {tag}` lays the conflict out; or correct the guard")
+    return Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), at, _first_difference(lines, start, old), f"{to_type('rebase', tag)} lays the conflict out; or correct the guard")
 
 
 def find_text(lines: list[str], wanted: list[str]) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ..hint import counted, to_type
 from ..upstream import pins as pinning
 from . import gainpage
 from .evidence import FIRST_SUBJECT, FOLDER, today
@@ -29,16 +30,16 @@ REPORTED = {"piecewise": 1.4, "piecewise-inductor": 10.5}  # sglang#19903's own 
 SURE = 0.95  # how often an interval holds the median that it is about
 COLORS = {"eager": "0.4", "piecewise": "tab:orange", "piecewise-inductor": "tab:green", "breakable": "tab:blue"}
 LOADS, FIRST = "loads", "first_token_ms"
-INTRO = """# What the queue is worth
+INTRO = f"""# What the queue is worth
 
-Made by `nox -s bench -- --page` from `evidence/*/*.gain.json` and `*.bench.json`; not to be edited.
+Made by {to_type("bench", "--page")} from `evidence/*/*.gain.json` and `*.bench.json`; not to be edited.
 """
 HOW = f"""## Graph modes beside each other
 
 Every mode has an engine of its own on the one GPU, and they take turns: A B C, C B A, and so on. So
 each round of the load, and each turn of first tokens, is a paired comparison with eager prefill. A gain is the median of
-the paired ratios; behind it stands the interval that holds the median with {SURE * 100:.0f} % confidence (sign test), or, of fewer
-than six pairs, all of them. Where it holds 0, no gain was shown. About one interval in twenty misses by chance.
+the paired ratios. The interval behind it holds the median with {SURE * 100:.0f} % confidence (sign test). Of fewer than six pairs it
+spans all of them. Where it holds 0, no gain was shown. About one interval in twenty misses by chance.
 """
 
 
@@ -110,9 +111,9 @@ def page(benches: Sequence[dict], with_plot: bool, gains: Sequence[dict] = (), w
         parts.append(f"![Time to first token and throughput of the graph modes against eager prefill]({PLOT.name})\n")
     for model in dict.fromkeys(bench["model"] for bench in benches):
         mine = [bench for bench in benches if bench["model"] == model]
-        parts.append(setting(mine))
+        parts += [f"### {model}\n", setting(mine)]
         for bench in mine:
-            parts += [f"### {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
+            parts += [f"#### {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
         parts += [across(mine, "breakable")]
     return "\n".join(part for part in parts if part)
 
@@ -127,12 +128,12 @@ def setting(benches: Sequence[dict]) -> str:
     said = [f"The model has the published shape of {benches[0]['model']} and dummy weights."]
     if any(measured(bench, LOADS) for bench in benches):
         said.append(
-            f"The load is shaped as GSM8K's: {load['requests']} requests, at most {load['in_flight']} in flight, prompts of {load['mean_prompt']} tokens on average "
-            f"that share their first {load['shared_prefix']}, answers of {load['mean_answer']} tokens on average. The prefix cache is "
+            f"The load is shaped as GSM8K's: {load['requests']} requests, at most {load['in_flight']} in flight. A prompt has {load['mean_prompt']} tokens on average, "
+            f"of which all share the first {load['shared_prefix']}. An answer has {load['mean_answer']} tokens on average. The prefix cache is "
             f"{'on' if load['prefix_cache'] else 'off'}, and empty when a load begins. One load goes before those that count."
         )
     said.append(
-        f"One forward takes at most {load['chunk']} tokens of prompts; graphs are captured for {len(load['capture'])} sizes from {min(load['capture'])} to "
+        f"One forward takes at most {load['chunk']} tokens of prompts. Graphs are captured for {len(load['capture'])} sizes from {min(load['capture'])} to "
         f"{max(load['capture'])} tokens. First tokens are timed around the whole call."
     )
     return " ".join(said) + "\n"
@@ -187,14 +188,14 @@ def load_meaning(bench: dict) -> str:
     parts = []
     for mode in beside_eager(bench, LOADS):
         if found := gain(bench, mode):
-            other = f", where the pull request reports {REPORTED[mode]:+.1f} % on an H100" if mode in REPORTED else ""
-            parts.append(f"{NAMES[mode]} {found.median:+.1f} % {span(found, 'rounds')}{_verdict(found)}{other}")
+            other = f" The pull request reports {REPORTED[mode]:+.1f} % on an H100." if mode in REPORTED else ""
+            parts.append(f"With {_graph(mode)}, {found.median:+.1f} % {span(found, 'rounds')}{_verdict(found)}.{other}")
     if not parts:
         return ""
     same = itself(bench)
     noise = f" Eager prefill against itself, odd rounds against even ones: {same.median:+.1f} % {span(same, 'pairs')}." if same else ""
     prefill = measured(bench, LOADS)[EAGER][LOADS][-1]
-    return f"Output tokens per second against eager prefill: {'; '.join(parts)}.{noise} A prefill of the load had {prefill['prefill_tokens']} tokens on average."
+    return f"Output tokens per second against eager prefill. {' '.join(parts)}{noise} A prefill of the load had {prefill['prefill_tokens']} tokens on average."
 
 
 def _verdict(found: Change) -> str:
@@ -214,8 +215,14 @@ def first_token_meaning(bench: dict) -> str:
         clear = {shape: one.median for shape, one in found.items() if one and one.shown}
         less, more = {s: p for s, p in clear.items() if p < 0}, {s: p for s, p in clear.items() if p > 0}
         said = [f"{word} at {len(part)}, by up to {_most(part)}" for word, part in (("faster", less), ("slower", more)) if part]
-        parts.append(f"{NAMES[mode]} is {' and '.join(said) or 'neither faster nor slower'}, of {len(found)} shapes")
-    return f"To the first token {'; '.join(parts)}." if parts else ""
+        parts.append(f"With {_graph(mode)} it is {' and '.join(said) or 'neither faster nor slower'}.")
+    return f"Time to first token against eager prefill, {counted(len(found), 'shape')}. {' '.join(parts)}" if parts else ""
+
+
+def _graph(mode: str) -> str:
+    """A graph mode as the subject of a sentence."""
+    kind, _, compiler = NAMES[mode].partition(", ")
+    return f"the {kind} graph ({compiler})" if compiler else f"the {kind} graph"
 
 
 def _most(changes: dict[str, float]) -> str:
@@ -290,7 +297,7 @@ def across(benches: Sequence[dict], mode: str) -> str:
         return " → ".join(f"{run['median']:.1f}" for run in runs) if all(runs) else "-"
 
     shapes = dict.fromkeys(shape for bench in found for shape in measured(bench, FIRST)[mode][FIRST])
-    text = f"### {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token, eager prefill → {NAMES[mode]}, each pair side by side, the releases each in a run of its own.\n\n"
+    text = f"#### {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token, eager prefill → {NAMES[mode]}, each pair side by side, the releases each in a run of its own.\n\n"
     return text + table(["requests × tokens", *(title(bench) for bench in found)], [[spoken(shape), *(cell(bench, shape) for bench in found)] for shape in shapes])
 
 
@@ -301,16 +308,17 @@ def notes(bench: dict) -> str:
     said = [f"Each engine ran at most {' or '.join(map(str, running))} requests at once."] if running else []
     said += [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
     if cpus := bench.get("cpus"):
-        said.append(f"The bench and its engines had {cpus} hardware thread{'s' if cpus > 1 else ''}.")
+        said.append(f"The bench and its engines had {counted(cpus, 'hardware thread')}.")
     if bench.get("earlier_queue"):
         said.append("The queue has changed since.")
     if not str(bench.get("idle")).startswith("stopped") and paired(bench):
         said.append("Engines that waited for their turn polled for requests meanwhile; the bench has stopped them since.")
     shapes = [shape for run in beside_eager(bench, FIRST).values() for shape in run[FIRST].values()]
     if any("lost" in shape for shape in shapes):
-        lost, counted = (sum(count) for count in zip(*((shape["lost"], len(shape["all"])) for shape in shapes)))
+        lost, kept = (sum(count) for count in zip(*((shape["lost"], len(shape["all"])) for shape in shapes)))
         said.append(
-            f"First tokens ran on hardware threads that were fast before and after each call: {lost} of {lost + counted} paired turns were not, and do not count."
+            "A paired turn of first tokens counts where its hardware threads were fast before and after each call: "
+            f"{lost} of {lost + kept} do not."
         )
     if bench.get("remark"):  # added by hand, about a condition that was found out later
         said.append(bench["remark"])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.locking import locked
+from ..hint import to_type
 from ..laying.apply import changes, identity, load_queue, select, tree_after
 from ..outcome import Problem, Refused
 from ..upstream import source
@@ -149,7 +150,7 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str]
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it was built."""
     queue = load_queue(root)
     patches = select(queue, pin)
-    again = f"`nox -s gpu -- {pin.tag}` runs it on the tree of today"
+    again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
     if not found["tree_untouched"]:
         raise Refused(Problem("touched-tree", name, "files of the tree were changed after it was built", again))
     if found["changes"] != changes(queue, patches, pin):

@@ -1,6 +1,6 @@
 """Make docs/figures.md and its plots from what was measured: every number comes from a file of evidence/.
 
-evidence/figures.json is what `nox -s figures` wrote about the tool; the proofs and benches of evidence/<version>/ are the rest.
+evidence/figures.json is what `scripts/nox figures` wrote about the tool; the proofs and benches of evidence/<version>/ are the rest.
 The plots need matplotlib, which nothing else here does: they are drawn where matplotlib is, and left as they were elsewhere.
 """
 
@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..upstream import pins as pinning
 from . import benchpage, evidence, status
 
 PAGE, PLOTS = Path("docs/figures.md"), Path("docs")
 TOOL = evidence.FOLDER / "figures.json"
-INTRO = """# Figures
+INTRO = f"""# Figures
 
-Made by `nox -s figures -- --page` from the files of `evidence/`; not to be edited. `nox -s figures -- --out evidence/figures.json`
-measures the tool again, `nox -s gpu` and `nox -s bench` the rest.
+Made by {to_type("figures", "--page")} from the files of `evidence/`; not to be edited. {to_type("figures", "--out", TOOL)}
+measures the tool again, {to_type("gpu")} and {to_type("bench")} the rest.
 """
 REFERENCES = ("reference", "reference-breakable")
 MODES = ("breakable", "piecewise", "piecewise-inductor")
@@ -57,7 +58,7 @@ def _tool(file: Path) -> dict | None:
         found = json.loads(file.read_text(encoding="utf-8"))
         return found | {"figures": [one for one in found["figures"] if one["name"] and one["shown"] and one["limit"]]}
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused(Problem("bad-figures", str(TOOL), f"is not as the measuring script writes it ({error!r})", f"`nox -s figures -- --out {TOOL}`")) from None
+        raise Refused(Problem("bad-figures", str(TOOL), f"is not as the measuring script writes it ({error!r})", to_type("figures", f"--out {TOOL}"))) from None
 
 
 def write(root: Path) -> tuple[Path, ...]:
@@ -89,7 +90,7 @@ def page(measured: Measured, plots: set[str]) -> str:
 def tool_table(tool: dict | None) -> str:
     """What was promised and measured, as Markdown; a figure that misses its limit says so."""
     if not tool:
-        return f"Nothing was measured yet: `nox -s figures -- --out {TOOL}`.\n"
+        return f"Nothing was measured yet: {to_type('figures', f'--out {TOOL}')}.\n"
     rows = [[one["name"], one["shown"] + ("" if one["met"] else ", **missed**"), one["limit"]] for one in tool["figures"]]
     return benchpage.table(["figure", "measured", "limit"], rows)
 
@@ -101,11 +102,11 @@ def tool_text(measured: Measured) -> str:
     for one in measured.tool["figures"]:
         details = one["details"]
         if "median" in details:
-            said.append(f"{one['name']}: median of {len(details['seconds'])}, {details['cpu seconds of one']} s of them the processor's; {details['load']} processes wanted to run meanwhile.")
+            said.append(f"`{one['name']}`: median of {len(details['seconds'])}, of which the processor took {details['cpu seconds of one']} s. {details['load']} processes wanted to run meanwhile.")
         if "hit" in details:
-            said.append(f"{one['name']}: {details['hit']} of the {len(details['moments'])} kills came while it ran.")
-    about = f"Release {measured.tool['revision']}, {machine['cpus']} hardware threads, Python {machine['python']}. "
-    return tool_table(measured.tool) + "\n" + about + " ".join(said) + "\n"
+            said.append(f"`{one['name']}`: {details['hit']} of the {len(details['moments'])} kills came while it ran.")
+    about = f"Release {measured.tool['revision']}, {counted(machine['cpus'], 'hardware thread')}, Python {machine['python']}:\n\n"
+    return tool_table(measured.tool) + "\n" + about + "".join(f"- {one}\n" for one in said)
 
 
 def draw_tool(pyplot, measured: Measured):
@@ -223,7 +224,7 @@ def first_token_text(measured: Measured) -> str:
     found = timed_benches(measured)
     if not found:
         return ""
-    said = " ".join(f"{benchpage.title(bench)}, {bench['model']}: {benchpage.first_token_meaning(bench)}" for bench in found)
+    said = "\n".join(f"- {benchpage.title(bench)}, {bench['model']}. {benchpage.first_token_meaning(bench)}" for bench in found)
     return f"{said}\n\nHow they were timed, each number, and throughput: [bench.md](bench.md).\n"
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..environments.testing import lock_file
+from ..hint import to_type
 from ..laying.apply import changes, load_queue
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin
@@ -24,11 +25,11 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Job:
-    """One model on one release and kind of GPU: one call of `nox -s gpu`.
+    """One model on one release and kind of GPU: one call of `scripts/nox gpu`.
 
     modes: those that fill cells of the matrix; evidence: what is known of the least known of them: current, stale or not run.
     queue: whether the queue brings or repairs any of it, or the release has it all by itself. torch: what the release pins.
-    host, host_torch: the description of hosts without an index that `nox -s bundle` packs for, and its torch.
+    host, host_torch: the description of hosts without an index that `scripts/nox bundle` packs for, and its torch.
     engine_seconds: what its engines took there on other days or in other releases, added up; None where a mode was never run.
     """
 
@@ -60,9 +61,9 @@ def jobs(root: Path, pins: Sequence[Pin], gpus: Sequence[str], models: Sequence[
         raise Refused(Problem("no-model", unknown[0], "is in no cell of the support matrix", f"one of {' '.join(known)}"))
     labels = list(dict.fromkeys(map(label, gpus or _seen(root))))
     if not labels:
-        raise Refused(Problem("no-gpu-kind", "matrix", "evidence/ names no GPU yet", "name what the fleet has: `nox -s matrix -- --gpu H200`"))
+        raise Refused(Problem("no-gpu-kind", "matrix", "evidence/ names no GPU yet", f"name what the fleet has: {to_type('matrix', '--gpu H200')}"))
     if "" in labels:
-        raise Refused(Problem("no-gpu-kind", "--gpu", "names no GPU", "name what the fleet has: `nox -s matrix -- --gpu H200`"))
+        raise Refused(Problem("no-gpu-kind", "--gpu", "names no GPU", f"name what the fleet has: {to_type('matrix', '--gpu H200')}"))
     took = {one: durations(root, one) for one in labels}
     found = []
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -13,6 +14,7 @@ from shutil import rmtree
 
 from ..environments.lock import LockFailed, find_uv, quiet_uv, until
 from ..files.locking import locked
+from ..hint import to_type
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin
 from ..wheels import build, untouched
@@ -62,6 +64,15 @@ def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], ori
     return Ran(pin, code, result if result.is_file() else None)
 
 
+def refuse_unknown(root: Path, models: Sequence[str], modes: Sequence[str]) -> None:
+    """Raise Refused for a model or graph mode that tests/gpu does not know: its own refusal comes after gigabytes were built."""
+    for given, file, name, what in ((models, "models.py", "MODELS", "no-model"), (modes, "modes.py", "ALL", "no-mode")):
+        path = root / TESTS / file
+        known = list(runpy.run_path(str(path))[name]) if given and path.is_file() else list(given)
+        if unknown := [word for word in given if word not in known]:
+            raise Refused(Problem(what, repr(unknown[0]), f"is not in {TESTS / file}", f"name one of {' '.join(known)}"))
+
+
 def look_for_gpu(pin: Pin) -> None:
     """Raise Refused where the host shows no GPU: asked before gigabytes are built that no run would use."""
     try:
@@ -70,7 +81,7 @@ def look_for_gpu(pin: Pin) -> None:
     except OSError as error:
         why = f"nvidia-smi cannot be run ({error.strerror})"
     if why:
-        step = f"run it on a host with an NVIDIA GPU; without one, `nox -s test -- {pin.tag}` tests the release"
+        step = f"run it on a host with an NVIDIA GPU; without one, {to_type('test', pin.tag)} tests the release"
         raise Refused(Problem("no-gpu", pin.tag, f"{why}; nothing was built", step))
 
 
@@ -107,4 +118,4 @@ def _uv(*words: str) -> None:
     except LockFailed as failure:
         raise Refused(Problem("no-uv", "gpu", failure.what, failure.next_step)) from None
     if done.returncode:
-        raise Refused(Problem("no-environment", "gpu", done.stderr.strip()[-1500:], "`--here --site FOLDER` runs in the interpreter at hand; see `nox -s bundle`"))
+        raise Refused(Problem("no-environment", "gpu", done.stderr.strip()[-1500:], f"`--here --site FOLDER` runs in the interpreter at hand; see {to_type('bundle')}"))

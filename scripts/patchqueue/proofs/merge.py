@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from ..files.locking import locked
+from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin, Pins
 from . import evidence
@@ -157,7 +158,7 @@ def usable(found: dict, name: str) -> dict:
     elif alone:
         wrong = f"says that {alone[0]['model']} passed in {alone[0]['mode']}, and holds no run that it was held against"
     if wrong:
-        raise Refused(Problem("bad-evidence", name, wrong, "`nox -s gpu -- --take FILE` keeps a bench; of a proof give the file that tests/gpu/run.py wrote"))
+        raise Refused(Problem("bad-evidence", name, wrong, f"{to_type('gpu', '--take FILE')} keeps a bench; of a proof give the file that tests/gpu/run.py wrote"))
     bad = {run["model"]: run.get("why", "") for run in references if run["verdict"] == "failed"}
     late = {id(run): {"verdict": evidence.NOT_RUN, "why": f"its reference failed: {bad[run['model']]}"} for run in held if run["model"] in bad}
     return found | {"runs": [run | late.get(id(run), {}) for run in found["runs"]]}
@@ -197,6 +198,6 @@ def _fate(mine: list[Run], stays: dict[tuple, Run]) -> tuple[Fate, str]:
         return Fate.TAKEN, f"{len(new)} of {len(mine)} runs"
     outdone = [run for run in mine if stays[evidence.key(run.entry)].text != run.text]
     if not outdone:
-        return Fate.THERE, f"{len(mine)} runs"
+        return Fate.THERE, counted(len(mine), "run")
     one, other = outdone[0], stays[evidence.key(outdone[0].entry)]
     return Fate.OUTDONE, f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}: {other.entry['verdict']} on {other.facts.get('date')} rather than {one.entry['verdict']} on {one.facts.get('date')}"

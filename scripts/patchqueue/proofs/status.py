@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from ..hint import to_type
 from ..laying.apply import changes, load_queue
 from ..outcome import Problem, Refused
 from ..queue.series import Queue
@@ -180,10 +181,10 @@ def place(found: dict) -> str:
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
-    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    proof = f"`nox -s gpu -- {pin.tag}` on a GPU would prove it"
-    if selected.intersection(feature.brings):
-        return Cell(State.NOT_RUN, f"the queue brings it; {proof}")
+    selected = [queue.base(patch.name) for patch in queue.select(pin.version)]
+    brings, repairs = (_named(name for name in selected if name in those) for those in (feature.brings, feature.repairs))
+    if brings:
+        return Cell(State.NOT_RUN, f"the queue brings it with {brings}")
     reasons = [reason for specifier, reason in feature.never.items() if SpecifierSet(specifier).contains(pin.version, prereleases=True)]
     if reasons:
         return Cell(State.NOT_APPLICABLE, reasons[0])
@@ -191,29 +192,32 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     merged = [found[1] for header in headers if (found := re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status")))]
     since = feature.upstream or (merged[0] if merged else "")
     if since and pin.version >= Version(since):
-        if selected.intersection(feature.repairs):
-            return Cell(State.NOT_RUN, f"the queue repairs it; {proof}")
+        if repairs:
+            return Cell(State.NOT_RUN, f"the queue repairs it with {repairs}")
         return Cell(State.UPSTREAM, f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}, and no patch repairs it there; not run here")
     gaps = [gap.reason for header in headers for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
     return Cell(State.NOT_APPLICABLE, gaps[0] if gaps else "no patch brings it there")
+
+
+def _named(patches: Iterable[str]) -> str:
+    return ", ".join(f"`{name.removesuffix('.patch')}`" for name in patches)
 
 
 def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
     """The matrix as tables; the numbers in them lead to the reasons below them."""
     reasons: list[Cell] = []
 
-    def shown(pin: Pin, cell: Cell) -> str:
-        told = Cell(cell.state, cell.reason.replace(f"-- {pin.tag}", "-- RELEASE"))
-        if told not in reasons:
-            reasons.append(told)
-        return f"{cell.state} ({reasons.index(told) + 1})"
+    def shown(cell: Cell) -> str:
+        if cell not in reasons:
+            reasons.append(cell)
+        return f"{cell.state} ({reasons.index(cell) + 1})"
 
     lines: list[str] = []
     left = {pin.tag: iter(cells) for pin, cells in rows}  # in the order of FEATURES, which is that of the tables
     for title, columns in TABLES.items():
         lines += [f"{title}:", "", f"| release | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
         for pin, _ in rows:
-            states = [" / ".join(dict.fromkeys(shown(pin, next(left[pin.tag])) for _ in column)) for column in columns.values()]
+            states = [" / ".join(dict.fromkeys(shown(next(left[pin.tag])) for _ in column)) for column in columns.values()]
             lines.append(f"| {pin.version} | {' | '.join(states)} |")
         lines.append("")
     return "\n".join([*lines, *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1))]) + "\n"
@@ -237,7 +241,7 @@ def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: st
     before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not opened or not closed:
-        raise Refused(Problem("no-markers", str(page), "has no place for what `nox -s status` makes", f"put {begin.strip()} and {end} where it belongs"))
+        raise Refused(Problem("no-markers", str(page), f"has no place for what {to_type('status')} makes", f"put {begin.strip()} and {end} where it belongs"))
     return before + begin + made + end + after
 
 

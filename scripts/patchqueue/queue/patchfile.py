@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from unidiff import PatchSet
 from unidiff.errors import UnidiffParseError
 
+from ..hint import counted, to_type
 from ..outcome import Problem
 from . import header as headers
 
@@ -107,7 +108,7 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
     found = [Problem("bad-header", where, complaint) for complaint in complaints]
     found += headers.problems(where, header)
     if not diff.strip():
-        return None, [*found, Problem("empty-patch", where, "changes nothing", "`nox -s refresh` writes your edits into it")]
+        return None, [*found, Problem("empty-patch", where, "changes nothing", f"{to_type('refresh')} writes your edits into it")]
     form = list(_form(where, diff, first_line=head.count("\n") + 1))
     found += form
     if form:
@@ -148,17 +149,17 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
         at = f"{where}:{number}"
         if state == "hunk":
             if line[:1] not in tuple(" -+\\"):
-                yield Problem("wrong-hunk-counts", at, f"the hunk's header promises {old_left} old and {new_left} new lines more", "write patches with `nox -s refresh`, not by hand")
+                yield Problem("wrong-hunk-counts", at, f"the hunk's header promises {old_left} old and {new_left} new lines more", f"write patches with {to_type('refresh')}, not by hand")
                 return
             if line[0] == "\\":  # "No newline": only behind the last line of its side, which then is the file's last
                 if before == "+" and new_left or before == "-" and old_left or before not in "+-":
-                    yield Problem("wrong-hunk-counts", at, f"{line!r} in the middle of a hunk", "write patches with `nox -s refresh`, not by hand")
+                    yield Problem("wrong-hunk-counts", at, f"{line!r} in the middle of a hunk", f"write patches with {to_type('refresh')}, not by hand")
                     return
             before = line[0]
             old_left -= line[0] in " -"
             new_left -= line[0] in " +"
             if old_left < 0 or new_left < 0:
-                yield Problem("wrong-hunk-counts", at, "the hunk is longer than its header says", "write patches with `nox -s refresh`, not by hand")
+                yield Problem("wrong-hunk-counts", at, "the hunk is longer than its header says", f"write patches with {to_type('refresh')}, not by hand")
                 return
             state = "after" if old_left == new_left == 0 else "hunk"
             continue
@@ -169,7 +170,7 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
                 yield Problem(name, at, f"{line!r}: a patch only changes lines of files that upstream has", "new files belong into overlay/")
                 return
         if line.startswith(("Index:", "diff ", "index ", "=====")):
-            yield Problem("trailing-junk", at, f"{line!r}: a patch holds ---, +++ and hunks only", "`nox -s refresh` writes it so")
+            yield Problem("trailing-junk", at, f"{line!r}: a patch holds ---, +++ and hunks only", f"{to_type('refresh')} writes it so")
             return
         if line.startswith("--- ") and state in ("start", "after"):
             old_path, state = line[4:], "old"
@@ -182,14 +183,14 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
             elif _strip(old_path) != _strip(line[4:]):
                 yield Problem("rename", at, f"from {old_path} to {line[4:]}", "a patch never renames")
             if _strip(line[4:]) in seen:
-                yield Problem("file-twice", at, f"{_strip(line[4:])} is changed in two places of the patch", "`nox -s refresh` joins them")
+                yield Problem("file-twice", at, f"{_strip(line[4:])} is changed in two places of the patch", f"{to_type('refresh')} joins them")
             if seen and _strip(line[4:]) < seen[-1]:
-                yield Problem("unsorted-files", at, f"{_strip(line[4:])} comes after {seen[-1]}", "`nox -s refresh` sorts them")
+                yield Problem("unsorted-files", at, f"{_strip(line[4:])} comes after {seen[-1]}", f"{to_type('refresh')} sorts them")
             seen.append(_strip(line[4:]))
         elif line.startswith("@@") and state in ("new", "after"):
             match = HUNK.fullmatch(line)
             if not match:
-                yield Problem("bad-hunk-header", at, f"{line!r} is no hunk header", "write patches with `nox -s refresh`")
+                yield Problem("bad-hunk-header", at, f"{line!r} is no hunk header", f"write patches with {to_type('refresh')}")
                 return
             old_left, new_left = (int(count) if count is not None else 1 for count in match.group(2, 4))
             state, before = "hunk" if old_left or new_left else "after", " "
@@ -197,7 +198,7 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
             yield Problem("trailing-junk", at, f"{line!r} belongs to no hunk", "a patch ends with its last hunk")
             return
     if state == "hunk":
-        yield Problem("wrong-hunk-counts", f"{where}:{number}", f"the last hunk ends {old_left} old and {new_left} new lines early", "write patches with `nox -s refresh`, not by hand")
+        yield Problem("wrong-hunk-counts", f"{where}:{number}", f"the last hunk ends {old_left} old and {new_left} new lines early", f"write patches with {to_type('refresh')}, not by hand")
     elif state in ("old", "new"):
         yield Problem("wrong-hunk-counts", f"{where}:{number}", "a file has no hunk")
     elif not diff.endswith("\n"):
@@ -221,9 +222,9 @@ def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
             elif all(line.kind == " " for line in hunk.lines):
                 yield Problem("empty-hunk", at, "a hunk that changes nothing")
             elif hunk.leading > CONTEXT or hunk.trailing > CONTEXT:
-                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {CONTEXT}", "`nox -s refresh` writes it so")
+                yield Problem("unequal-context", at, f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
             elif hunk.leading < CONTEXT and hunk.old_start != 1:
-                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {CONTEXT}", "`nox -s refresh` writes it so")
+                yield Problem("unequal-context", at, f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
 
 
 def _path(at: str, path: str, prefix: str) -> Iterator[Problem]:

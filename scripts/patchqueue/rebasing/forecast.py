@@ -14,6 +14,7 @@ from functools import cached_property
 from packaging.version import Version
 
 from ..files import gitrun
+from ..hint import counted, to_type
 from ..laying.probe import Read, passes
 from ..laying.replay import apply_to_text, find_text, split_lines
 from ..outcome import Outcome, Problem, Refused
@@ -83,7 +84,7 @@ class Stages:
         for patch in self.queue.select(self.pin.version):
             row = lay(patch, lambda path: files[path] if path in files else self.pristine.read(path))
             if row.outcome is not Outcome.APPLIED:
-                raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", f"does not apply on {self.pin.tag} itself", f"`nox -s check -- {self.pin.tag}` says why"))
+                raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", f"does not apply on {self.pin.tag} itself", f"{to_type('check', self.pin.tag)} says why"))
             found[self.queue.base(patch.name)] = row.before, row.after
             files |= row.after
         return found
@@ -160,7 +161,7 @@ def lay(patch: Patch, read: Read) -> Row:
             moved += len(problems)
         before[file.path], after[file.path] = content, result.encode("utf-8", "surrogateescape")
     if moved:
-        return Row(patch.name, Outcome.NEEDS_REFRESH, f"{moved} hunk{'s' if moved > 1 else ''} moved", before, after)
+        return Row(patch.name, Outcome.NEEDS_REFRESH, f"{counted(moved, 'hunk')} moved", before, after)
     return Row(patch.name, Outcome.APPLIED, "", before, after)
 
 
@@ -173,7 +174,7 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
     merged = {path: gitrun.merge(base[path], before[path], theirs[path], names) for path in theirs}
     left = sum(each.regions for each in merged.values())
     if left:
-        return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {left} region{'s' if left > 1 else ''} to solve")
+        return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {counted(left, 'region')} to solve")
     after = {path: each.text for path, each in merged.items()}
     if after == before:
         return Row(row.patch, Outcome.CONFLICT, "changes nothing there, though no Probe of it finds the change")

@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from ..files import atomic
 from ..files.locking import locked
+from ..hint import to_type
 from ..laying.apply import load_queue
 from ..outcome import Problem, Refused
 from ..queue.series import Queue
@@ -67,10 +68,10 @@ def proceed(root: Path, pins: Pins, version: Version, release: Release | None, r
         state = repository.state
         if state is None:
             if release is None:
-                raise Refused(Problem("nothing-to-continue", f"work/rebase-{version}", "no rebase is under way", f"`nox -s rebase -- {version}` begins one"))
+                raise Refused(Problem("nothing-to-continue", f"work/rebase-{version}", "no rebase is under way", f"{to_type('rebase', version)} begins one"))
             found = forecast(queue, pins, release, say)
             if found.conflict or reason is not None:
-                raise Refused(Problem("nothing-to-continue", f"work/rebase-{version}", "no conflict is laid out", f"`nox -s rebase -- {version}` begins"))
+                raise Refused(Problem("nothing-to-continue", f"work/rebase-{version}", "no conflict is laid out", f"{to_type('rebase', version)} begins"))
             return _write(root, queue, pins, release, found, (), say)
         with kept(version, state["name"], repository.archive) as release:
             found = forecast(queue, pins, release, say)
@@ -86,7 +87,7 @@ def proceed(root: Path, pins: Pins, version: Version, release: Release | None, r
                 return _write(root, queue, pins, release, after, (gap,), say)
             solution = repository.solution(release, contents(queue, [*laid, row]))
             if not solution:
-                raise Refused(Problem("empty-patch", f"patches/{row.patch}", f"changes nothing as {repository.shown} stands", f'if upstream has the change, correct its Probe in patches/ and continue; else `nox -s rebase -- {version} --skip "REASON"`'))
+                raise Refused(Problem("empty-patch", f"patches/{row.patch}", f"changes nothing as {repository.shown} stands", f"if upstream has the change, correct its Probe in patches/ and continue; else {to_type('rebase', version, '--skip REASON')}"))
             return _write(root, queue, pins, release, forecast(queue, pins, release, say, {row.patch: solution}), (), say)
 
 
@@ -95,7 +96,7 @@ def abort(root: Path, version: Version, say: Say) -> None:
     with _alone(root, say):
         repository = Repository(root, version)
         if repository.state is None and not repository.path.exists():
-            raise Refused(Problem("nothing-to-abort", repository.shown, "no rebase is under way", f"`nox -s rebase -- {version}` begins one"))
+            raise Refused(Problem("nothing-to-abort", repository.shown, "no rebase is under way", f"{to_type('rebase', version)} begins one"))
         repository.remove()
 
 
@@ -165,4 +166,4 @@ def _next(root: Path, queue: Queue, release: Release, found: Forecast, changes: 
 
 def _stale(repository: Repository) -> Refused:
     what = "holds edits, and the queue or the release is no longer what they were made on"
-    return Refused(Problem("stale-rebase", repository.shown, what, f"keep what you need of them; `nox -s rebase -- {repository.version} --abort` throws them away"))
+    return Refused(Problem("stale-rebase", repository.shown, what, f"keep what you need of them; {to_type('rebase', f'{repository.version} --abort')} throws them away"))

@@ -13,6 +13,7 @@ import tomlkit
 from packaging.version import InvalidVersion, Version
 
 from ..files.tree import hash_listing, python_part, sha256
+from ..hint import to_type
 from ..outcome import Problem, Refused
 from . import pins, source
 
@@ -20,7 +21,7 @@ DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by 
 PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = 34  # manylinux_2_34, as every wheel since 0.5.11 has it
-HEAD = "# The pinned releases of sglang. `nox -s pin -- VERSION` adds one; no other file names a version (series guards aside).\n"
+HEAD = f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a version (series guards aside).\n"
 
 
 def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -> pins.Pin:
@@ -35,7 +36,9 @@ def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -
         pins.load(root)  # a file that is broken already is named, and left alone
     document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
     if any(entry["version"] == str(version) for entry in document["revision"]):
-        raise Refused(Problem("duplicate-pin", str(pins.FILE), f"{version} is pinned already"))
+        raise Refused(Problem("duplicate-pin", str(pins.FILE), f"{version} is pinned already", f"{to_type('rebase', version)} says what the queue does on it"))
+    if origin and not Path(origin).is_dir():
+        raise Refused(Problem("not-fetched", origin, "is no folder", f"name the folder that holds the wheels of sglang {version}"))
     with tempfile.TemporaryDirectory() as space:
         wheels = sorted(Path(origin).glob(f"sglang-{version}-*.whl")) if origin else _download_all(version, Path(space), say)
         if not wheels:
@@ -55,7 +58,7 @@ def version_of(name: str) -> Version:
     try:
         return Version(name)
     except InvalidVersion:
-        problem = Problem("unknown-revision", repr(name), "is no version", "name one as in `nox -s pin -- 0.5.24`")
+        problem = Problem("unknown-revision", repr(name), "is no version", f"name one as in {to_type('pin', '0.5.24')}")
         raise Refused(problem) from None
 
 
@@ -108,9 +111,11 @@ def wheel_of(version: Version, folder: Path, say: Callable[[str], None]) -> Path
 def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """The release's wheels as they come. pip lists no files, so each is asked for by name.
 
-    Where the index cannot be reached, it is asked once, and folders of wheels for the rest. Raises Refused with the cause
-    where these have none.
+    Before that the index is asked once whether it has the release. Where it cannot be reached, folders of wheels are asked that
+    pip is configured for. Raises Refused with the cause.
     """
+    if not source.has_folders(folder):
+        _refuse_unpublished(version, folder)
     names = [f"sglang-{version}-py3-none-any.whl"]
     names += [f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl" for python in PYTHONS for machine in MACHINES]
     broken, had = "", False
@@ -125,6 +130,15 @@ def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iter
     if broken and not had:
         step = "check `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused(Problem("not-fetched", f"sglang {version}", broken, step))
+
+
+def _refuse_unpublished(version: Version, folder: Path) -> None:
+    """Raise Refused where the package index cannot be reached, or has no such release."""
+    versions = sorted(map(Version, source.published(folder, "--pre")))
+    if version not in versions:
+        what = f"the package index has no such release; its newest is {versions[-1]}" if versions else "the package index has none"
+        step = "name another, or give a wheel or checkout: --from PATH"
+        raise Refused(Problem("not-fetched", f"sglang {version}", what, step))
 
 
 def _empty(version: Version) -> tomlkit.TOMLDocument:

@@ -11,6 +11,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from ..hint import to_type
 from ..outcome import Problem, Refused
 
 if sys.version_info >= (3, 11):
@@ -75,7 +76,7 @@ class Pins:
         if near:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
             raise Refused(Problem("unknown-revision", repr(name), what, f"the same command with {near[-1]}"))
-        step = f"name one of these; `nox -s rebase -- {wanted}` says what the queue does on another release"
+        step = f"name one of these; {to_type('rebase', wanted)} says what the queue does on another release"
         raise Refused(self._unknown(name, "is not pinned", step))
 
     def _unknown(self, name: str, why: str, step: str) -> Problem:
@@ -92,7 +93,7 @@ def version(name: str) -> Version:
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        raise Refused(Problem("unknown-revision", repr(name), "is no version, no wheel and no folder", "name one as in `nox -s rebase -- 0.5.24`")) from None
+        raise Refused(Problem("unknown-revision", repr(name), "is no version, no wheel and no folder", f"name one as in {to_type('rebase', '0.5.24')}")) from None
 
 
 def load(root: Path) -> Pins:

@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..files.gitrun import git
 from ..files.tree import GENERATED, is_part_of_tree
+from ..hint import to_type
 from ..outcome import Problem, Refused
 from . import pins as pinning
 from . import source
@@ -90,7 +91,7 @@ def version_of(path: Path) -> Version:
         try:
             return parse_wheel_filename(path.name)[1]
         except (InvalidWheelFilename, InvalidVersion):
-            raise Refused(Problem("unknown-revision", path.name, "is not named as a wheel is", "say which release it is: `nox -s rebase -- 0.5.24 --from PATH`")) from None
+            raise Refused(Problem("unknown-revision", path.name, "is not named as a wheel is", f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}")) from None
     _holds_sglang(path)
     described = git(path, "describe", "--tags", "--match", "v[0-9]*", check=False).stdout.decode("utf-8", "replace").strip() if (path / ".git").exists() else ""
     tag, behind, _ = re.fullmatch(r"v(.+?)(-\d+)?(-g[0-9a-f]+)?", described).groups() if described.startswith("v") else ("", None, None)
@@ -104,7 +105,7 @@ def version_of(path: Path) -> Version:
             step = 0 if found.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
             return Version(f"{found.major}.{found.minor}.{found.micro + step}")
         return Version(found.public)
-    raise Refused(Problem("unknown-revision", str(path), "has no release's tag and no version written in python/sglang", "say which release it is: `nox -s rebase -- 0.5.24 --from PATH`"))
+    raise Refused(Problem("unknown-revision", str(path), "has no release's tag and no version written in python/sglang", f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}"))
 
 
 def _names_it(origin: str, version: Version) -> None:
@@ -114,7 +115,7 @@ def _names_it(origin: str, version: Version) -> None:
     except (InvalidWheelFilename, InvalidVersion):
         return
     if Version(named.public) != version:
-        raise Refused(Problem("wrong-version", origin, f"is a wheel of {named}, not of {version}", f"`nox -s rebase -- {named} --from {origin}`"))
+        raise Refused(Problem("wrong-version", origin, f"is a wheel of {named}, not of {version}", to_type("rebase", f"{named} --from {origin}")))
 
 
 def _holds_sglang(folder: Path) -> None:

@@ -237,26 +237,38 @@ def download(version: str, file: str, folder: Path, *words: str) -> subprocess.C
         chosen += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-input", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--progress-bar", "off", *chosen, *words, "-d", str(folder), f"sglang=={version}"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    return _pip(command, folder)
 
 
-def published(folder: Path) -> list[str]:
+def published(folder: Path, *words: str) -> list[str]:
     """Every version of sglang that the package index pip is configured for has a Linux wheel of, for a Python that all pins know.
 
-    folder: an empty one to run pip in. Raises Refused where pip cannot say.
+    folder: an empty one to run pip in. words: more for pip. Raises Refused where pip cannot say.
     """
     command = [sys.executable, "-m", "pip", "index", "versions", "sglang", "--json", "--disable-pip-version-check", "--no-input"]
-    command += ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_34_x86_64"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    command += ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_34_x86_64", *words]
+    done = _pip(command, folder)
     try:
         return json.loads(done.stdout)["versions"]
     except (ValueError, KeyError):
-        raise Refused(Problem("not-fetched", "the versions of sglang", _why(done), "check `pip config list`")) from None
+        raise Refused(Problem("not-fetched", "the versions of sglang", _why(done), "check the network and `pip config list`, or give a wheel or checkout: --from PATH")) from None
+
+
+def has_folders(folder: Path) -> bool:
+    """Whether pip is configured to look for wheels in places of the user's own too (find-links)."""
+    return "find-links" in _pip([sys.executable, "-m", "pip", "config", "list"], folder).stdout
+
+
+def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """pip's own five tries take eight seconds where there is no network: two, unless the user says otherwise."""
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env={"PIP_RETRIES": "1", **os.environ})
 
 
 def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
     with _workspace(cache, say) as space:
         repository = Path(origin)
+        if not repository.is_dir() and ":" not in origin:
+            raise Refused(Problem("not-fetched", origin, "is no file and no folder", "name a wheel, a folder of wheels, or a git repository"))
         if not repository.is_dir():
             say(f"cloning {pin.tag} of {origin}")
             repository = space / "clone"

@@ -25,6 +25,7 @@ from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
 from ..files.tree import GENERATED, LISTING, hash_listing, is_part_of_tree, list_folder, listing_text, own_listing, sha256
+from ..hint import to_type
 from ..laying.apply import apply
 from ..outcome import Problem, Refused
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
@@ -112,7 +113,7 @@ def _wheel_for(pin: Pin, target: Target) -> Wheel:
     fitting = [wheel for wheel in pin.wheels if target.takes(wheel)]
     if not fitting:
         known = sorted({"-".join(wheel.file.removesuffix(".whl").split("-")[2:]) for wheel in pin.wheels})
-        raise Refused(Problem("no-wheel", pin.tag, f"has no wheel for {target}; its wheels are for {' '.join(known)}", f"`nox -s build -- {pin.tag} --python 3.12 --machine x86_64`"))
+        raise Refused(Problem("no-wheel", pin.tag, f"has no wheel for {target}; its wheels are for {' '.join(known)}", to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")))
     return fitting[0]
 
 
@@ -135,7 +136,7 @@ def repack(upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin
     """
     listing = {f"python/{name}": sha256(content) for name, content in patched.items()}
     if hash_listing(listing) != record["tree"]["after"]:
-        raise Refused(Problem("tree-mismatch", f"work/{pin.tag}", "is not the tree that its record names", f"`nox -s apply -- {pin.tag} --discard`"))
+        raise Refused(Problem("tree-mismatch", f"work/{pin.tag}", "is not the tree that its record names", to_type("apply", f"{pin.tag} --discard")))
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{local_version(pin)}.dist-info/"
     made = {name: content for name, content in upstream.items() if not name.startswith("sglang/") or not is_part_of_tree(name)}
     made = {name.replace(old, new, 1) if name.startswith(old) else name: content for name, content in made.items()} | dict(patched)
