@@ -104,8 +104,16 @@ def tool_text(measured: Measured) -> str:
             said.append(f"{one['name']}: median of {len(details['seconds'])}, {details['cpu seconds of one']} s of them the processor's; {details['load']} processes wanted to run meanwhile.")
         if "hit" in details:
             said.append(f"{one['name']}: {details['hit']} of the {len(details['moments'])} kills came while it ran.")
+        if "steps" in details:
+            said.append(f"{one['name']}: {_walk(details)}")
     about = f"Release {measured.tool['revision']}, {machine['cpus']} hardware threads, Python {machine['python']}. "
     return tool_table(measured.tool) + "\n" + about + " ".join(said) + "\n"
+
+
+def _walk(details: dict) -> str:
+    """What each command of a new user took, and what it asked of them."""
+    steps = "; ".join(f"`{step['command']}` {step['seconds']:.1f} s, {step['lines']} lines" for step in details["steps"])
+    return f"{steps}. Lines are of 80 columns. The user chose {' and '.join(details['decisions'])}, and gave {details['answers']} answers."
 
 
 def draw_tool(pyplot, measured: Measured):
