@@ -416,11 +416,17 @@ class Check:
 
 
 GPU = Check("it needs a GPU", 1, "[no-gpu]")
-PLAN = Check("it runs every test, this one too", 0, "to be tested: v0.5", plus=("--plan",))
+def planned(says: str) -> Check:
+    return Check("it runs for minutes, or runs this very test", 0, f"to be tested: {says} (", plus=("--plan",))
+
+
 SITES = Check("it needs a GPU, and packages", 1, "[no-gpu]", {" F": " folder"})
 CHECKED: dict[str, Check] = {
-    "scripts/nox -s test": PLAN,
-    "scripts/nox -s apply test -- v0.5.12.post1": PLAN,
+    "scripts/nox -s test": planned("the tool, v0.5.9, v0.5.12.post1"),
+    "scripts/nox test v0.5.9": planned("v0.5.9"),
+    "scripts/nox test --tool": planned("the tool"),
+    "scripts/nox test v0.5.9 -k scan": planned("v0.5.9"),
+    "scripts/nox -s apply test -- v0.5.12.post1": planned("v0.5.12.post1"),
     "scripts/nox -s gpu -- v0.5.9": GPU,
     "scripts/nox -s gpu -- v0.5.9 --here --site F": SITES,
     "scripts/nox -s gpu -- v0.5.9 --model llama --out results/one": GPU,
