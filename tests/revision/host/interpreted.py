@@ -1,23 +1,88 @@
 """Run a module of tests in a process where Triton interprets its kernels, so that the release's own ones run on the CPU.
 
-The interpreter must be chosen before triton is first imported, hence the process of its own. In it, `start` comes first.
+The interpreter must be chosen before triton is first imported, hence a process of its own. In it, `start` comes first. It is a
+fork of one that has imported what sglang imports from others: most of ten seconds, which every module would take again.
 """
 
+import atexit
 import contextlib
 import functools
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
+import traceback
+
+# What sglang's layers import from others. Nothing of sglang: each module says what is there before it.
+LIBRARIES = (
+    *("torch", "triton", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed", "torchvision", "torchao", "scipy.special"),
+    *("transformers", "openai", "flashinfer", "IPython", "compressed_tensors", "aiohttp", "pydantic", "huggingface_hub"),
+)
 
 
 def run(module, cases):
     """What `python -m module` makes of `cases` (a dict by name): its results by name. Its stderr shows when it fails."""
+    server = _server()
+    with tempfile.TemporaryDirectory() as folder:
+        server.stdin.write(json.dumps([module, json.dumps(cases), folder]) + "\n")
+        server.stdin.flush()
+        code = server.stdout.readline().strip()
+        said, errors = (_read(folder, name) for name in ("stdout", "stderr"))
+    assert code == "0", f"{module} ended with {code or 'its server'}: {errors[-3000:]}"
+    return json.loads(said.splitlines()[-1])
+
+
+@functools.lru_cache(maxsize=1)
+def _server():
+    """The process whose forks run the modules. It ends when this one closes its input, or ends."""
     variables = {**os.environ, "TRITON_INTERPRET": "1"}
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], os.path.dirname(os.path.dirname(__file__))])
-    done = subprocess.run([sys.executable, "-m", module, json.dumps(cases)], env=variables, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    server = subprocess.Popen([sys.executable, "-m", "host.interpreted"], env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(_end, server)
+    return server
+
+
+def _end(server):
+    server.stdin.close()
+    server.wait()
+
+
+def _read(folder, name):
+    path = os.path.join(folder, name)
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""
+
+
+def serve():
+    """Run a module for each line of standard input, in a fork; a line with its exit code on standard output."""
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            _run_in_fork(*json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _run_in_fork(module, cases, folder):
+    """As `python -m module cases`, its output in files of `folder`. Does not return."""
+    code = 1
+    try:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT), number)
+        sys.argv = [module, cases]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
 
 
 def start():
@@ -79,3 +144,7 @@ def choose_first_configs(package):
 
 def _call(language, name, *arguments):
     return getattr(language, name)(*arguments)
+
+
+if __name__ == "__main__":
+    serve()
