@@ -416,8 +416,15 @@ class Check:
 
 
 GPU = Check("it needs a GPU", 1, "[no-gpu]")
+
+
 def planned(says: str) -> Check:
-    return Check("it runs for minutes, or runs this very test", 0, f"to be tested: {says} (", plus=("--plan",))
+    return Check(
+        "it runs for minutes, or runs this very test",
+        0,
+        f"to be tested: {says} (",
+        plus=("--plan",),
+    )
 
 
 SITES = Check("it needs a GPU, and packages", 1, "[no-gpu]", {" F": " folder"})

@@ -94,13 +94,14 @@ def _counted(dropped):
 
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):  # one of several processes; each collects all tests
-        session.config.workeroutput["not for"] = [[*key, count] for key, count in session.config.stash[_NOT_FOR].items()]
+        counts = session.config.stash[_NOT_FOR]
+        session.config.workeroutput["not for"] = [[*key, count] for key, count in counts.items()]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error):
-    told = getattr(node, "workeroutput", {}).get("not for", [])
-    node.config.stash[_NOT_FOR] = {(file, wanted): count for file, wanted, count in told} or node.config.stash[_NOT_FOR]
+    told = getattr(node, "workeroutput", {}).get("not for", [])  # the same from each
+    node.config.stash[_NOT_FOR].update({(file, wanted): count for file, wanted, count in told})
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -146,9 +146,9 @@ def _check(options: argparse.Namespace) -> int:
 
 def _test(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    everything = not (options.words or options.all or options.tool or options.expression or options.origin)
-    tool, named = everything or options.tool, options.words or options.all
-    chosen = _chosen(options, pins, [] if options.tool and not named else pins.tested or [pins.default])
+    narrowed = options.words or options.all or options.expression or options.origin
+    tool = options.tool or not narrowed
+    chosen = _chosen(options, pins, [] if options.tool and not narrowed else pins.tested or [pins.default])
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
         raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"`nox -s lock -- {pin.tag}` makes one") for pin in without])
@@ -190,7 +190,8 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
 
 def _test_release(options: argparse.Namespace, pin: Pin) -> Result:
     _begin(pin.tag)
-    return test_revision(options.root, pin, options.origin, ["-k", options.expression] if options.expression else [], _say)
+    words = ["-k", options.expression] if options.expression else []
+    return test_revision(options.root, pin, options.origin, words, _say)
 
 
 def _begin(what: str) -> None:

@@ -61,8 +61,10 @@ def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment
 def test_tool(root: Path) -> int:
     """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit code."""
     workers = min((os.cpu_count() or 1) + 1, TOOL_WORKERS)  # one more: many tests wait for processes
-    spread_out = [f"--numprocesses={workers}", "--dist=worksteal"] if importlib.util.find_spec("xdist") else []
-    return subprocess.run([sys.executable, "-m", "pytest", str(root / "tests/queue"), *spread_out], cwd=root).returncode
+    command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
+    if importlib.util.find_spec("xdist"):
+        command += [f"--numprocesses={workers}", "--dist=worksteal"]
+    return subprocess.run(command, cwd=root).returncode
 
 
 def test_revision(root: Path, pin: Pin, origin: str | None, words: Sequence[str], say: Say) -> Result:

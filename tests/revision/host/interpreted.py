@@ -18,8 +18,9 @@ import traceback
 
 # What sglang's layers import from others. Nothing of sglang: each module says what is there before it.
 LIBRARIES = (
-    *("torch", "triton", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed", "torchvision", "torchao", "scipy.special"),
-    *("transformers", "openai", "flashinfer", "IPython", "compressed_tensors", "aiohttp", "pydantic", "huggingface_hub"),
+    *("torch", "triton", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed"),
+    *("torchvision", "torchao", "scipy.special", "transformers", "openai", "flashinfer", "IPython"),
+    *("compressed_tensors", "aiohttp", "pydantic", "huggingface_hub"),
 )
 
 
@@ -39,8 +40,15 @@ def run(module, cases):
 def _server():
     """The process whose forks run the modules. It ends when this one closes its input, or ends."""
     variables = {**os.environ, "TRITON_INTERPRET": "1"}
-    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], os.path.dirname(os.path.dirname(__file__))])
-    server = subprocess.Popen([sys.executable, "-m", "host.interpreted"], env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    tests = os.path.dirname(os.path.dirname(__file__))
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], tests])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "host.interpreted"],
+        env=variables,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     atexit.register(_end, server)
     return server
 
