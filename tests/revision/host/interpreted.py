@@ -26,14 +26,19 @@ LIBRARIES = (
 
 def run(module, cases):
     """What `python -m module` makes of `cases` (a dict by name): its results by name. Its stderr shows when it fails."""
+    done = call(module, json.dumps(cases))
+    assert done.returncode == 0, f"{module} ended with {done.returncode}: {done.stderr[-3000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def call(module, *words, folder=""):
+    """`python -m module words`; folder: one that comes first on its path, where no byte code is left."""
     server = _server()
-    with tempfile.TemporaryDirectory() as folder:
-        server.stdin.write(json.dumps([module, json.dumps(cases), folder]) + "\n")
+    with tempfile.TemporaryDirectory() as space:
+        server.stdin.write(json.dumps([module, words, str(folder), space]) + "\n")
         server.stdin.flush()
-        code = server.stdout.readline().strip()
-        said, errors = (_read(folder, name) for name in ("stdout", "stderr"))
-    assert code == "0", f"{module} ended with {code or 'its server'}: {errors[-3000:]}"
-    return json.loads(said.splitlines()[-1])
+        code = int(server.stdout.readline())
+        return subprocess.CompletedProcess([module, *words], code, *(_read(space, name) for name in ("stdout", "stderr")))
 
 
 @functools.lru_cache(maxsize=1)
@@ -77,15 +82,20 @@ def serve():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _run_in_fork(module, cases, folder):
-    """As `python -m module cases`, its output in files of `folder`. Does not return."""
+def _run_in_fork(module, words, folder, space):
+    """As `python -m module words`, its output in files of `space`. Does not return."""
     code = 1
     try:
         for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT), number)
-        sys.argv = [module, cases]
+            os.dup2(os.open(os.path.join(space, name), os.O_WRONLY | os.O_CREAT), number)
+        sys.argv = [module, *words]
+        if folder:
+            sys.path.insert(0, folder)
+            sys.dont_write_bytecode = True
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
