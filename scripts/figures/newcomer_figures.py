@@ -133,6 +133,7 @@ def told(walked: Sequence[Walked]) -> dict[str, object]:
         "answers": sum(one.answers for one in walked),
         "decisions": [word for one in walked for word in one.chosen],
         "steps": [asdict(one) for one in walked],
+        "load": round(os.getloadavg()[0], 1),
     }
 
 

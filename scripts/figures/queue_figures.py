@@ -408,7 +408,7 @@ def newcomer(copy: Copy, options: argparse.Namespace) -> Figure:
         found = newcomer_figures.told(newcomer_figures.walk(pins.load(ROOT).find(copy.tag), Path(space), lambda line: None))
     shown = f"{found['whole']:.2f} s, {found['answers']} answers"
     met = found["whole"] < FIRST_MINUTES and not found["answers"]
-    return Figure(f"a new user, from the clone to {copy.tag} verified", shown, f"< {FIRST_MINUTES} s, 0", met, found)
+    return Figure("new user: clone to a verified install", shown, f"< {FIRST_MINUTES} s, 0", met, found)
 
 
 FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {

@@ -113,7 +113,8 @@ def tool_text(measured: Measured) -> str:
 def _walk(details: dict) -> str:
     """What each command of a new user took, and what it asked of them."""
     steps = "; ".join(f"`{step['command']}` {step['seconds']:.1f} s, {step['lines']} lines" for step in details["steps"])
-    return f"{steps}. Lines are of 80 columns. The user chose {' and '.join(details['decisions'])}, and gave {details['answers']} answers."
+    asked = f"The user chose {' and '.join(details['decisions'])}, and gave {details['answers']} answers"
+    return f"{steps}. Lines are of 80 columns. {asked}; {details['load']} processes wanted to run meanwhile."
 
 
 def draw_tool(pyplot, measured: Measured):
