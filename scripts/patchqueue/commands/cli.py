@@ -37,7 +37,7 @@ from . import gpu, handover, install, paths, rebase
 
 TEST = "test releases: apply, build each one's environment, run tests/revision in it. Without a word the tool is tested too"
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
-TOOL_MINUTES, RELEASE_MINUTES = 4, 3
+TOOL_MINUTES, RELEASE_MINUTES = 4, 2
 OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
