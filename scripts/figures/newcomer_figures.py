@@ -72,7 +72,8 @@ def walk(pin: pins.Pin, space: Path, say=print) -> list[Walked]:
     )
     walked = []
     for command, folder, chosen in steps:
-        walked.append(typed(command.replace(str(site), "DIR"), command, folder, home, chosen))
+        name = command.replace(str(site), "DIR").replace(ROOT.as_uri(), "REPOSITORY")
+        walked.append(typed(name, command, folder, home, chosen))
         say(shown(walked[-1]))
     return walked
 
