@@ -253,6 +253,7 @@ RUN: dict[str, list[Step | Deed]] = {
     "apply": [
         Step("scripts/nox -s apply", "work/v0.5.9: 2 of 2 patches"),
         Step("nox -s apply", "already applied"),
+        Step("scripts/nox apply v0.5.9", "already applied"),
         Step(
             "cd work/v0.5.9 && find python -type f ! -name '*.so' ! -name '*.pyc' ! -name tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum",
             " -",
@@ -366,6 +367,15 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
     ],
     "in place": [
+        Step("scripts/nox install --site-packages DIR", "2 patches, 2 files changed", put=SITE),
+        Step("scripts/nox install --site-packages DIR --verify", "is patched", put=SITE),
+        Step(
+            "sed 's|  python/|  |' DIR/sglang/srt/prefill_graph/tree.sha256 | sha256sum --check --quiet",
+            where="site",
+            put=SITE,
+            says="",
+        ),
+        Step("scripts/nox uninstall --site-packages DIR", "2 files restored", put=SITE),
         Step(
             "scripts/nox -s install -- --site-packages DIR", "2 patches, 2 files changed", put=SITE
         ),
@@ -477,6 +487,7 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
     "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
     "sbatch --array=…": "Slurm",
+    "git clone REPOSITORY queue": "where a user found this; `nox -s figures -- newcomer` runs it",
 }
 # Named in a sentence as such, without the words that a call would have.
 NAMED = {
