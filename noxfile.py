@@ -10,6 +10,7 @@
 #   "tomlkit>=0.13",
 #   "tomli>=2; python_version < '3.11'",
 #   "pytest>=8",
+#   "pytest-xdist>=3.8",
 #   "hypothesis>=6.120",
 # ]
 # ///
@@ -104,12 +105,6 @@ def backport(session: nox.Session) -> None:
 @nox.session(tags=["users"])
 def test(session: nox.Session) -> None:
     """Test releases without a GPU; and the tool itself."""
-    patchqueue(session, "test", "--plan", *session.posargs)  # a word that is wrong is said at once
-    if {"-h", "--help", "--plan"} & set(session.posargs):
-        return
-    patchqueue(session, "check")
-    session.log("tests/queue tests the tool itself: about 10 minutes on two cores")
-    session.run(sys.executable, "-m", "pytest", "tests/queue", external=True)
     patchqueue(session, "test", *session.posargs)
 
 

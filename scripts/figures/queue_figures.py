@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never installed
 
 import handover_figures  # noqa: E402
+import newcomer_figures  # noqa: E402
 import wheel_figures  # noqa: E402
 from patchqueue.commands import paths  # noqa: E402
 from patchqueue.files.tree import hash_listing, list_folder, list_package  # noqa: E402
@@ -42,6 +43,7 @@ from patchqueue.upstream import pins, source  # noqa: E402
 
 COPIED = ("series", "patches", "overlay", "upstream", "tests", "scripts", "noxfile.py")
 REPEATS = 5
+FIRST_MINUTES = 300  # seconds that a new user may need, with everything fetched and made anew
 UNPINNED = "0.5.22"  # a release between two pins
 OWN_FILES = {"work/notes.txt": b"mine\n", "work/mine/model.bin": bytes(range(256)) * 64, "work/.mine": b"", "notes.txt": b"mine too\n"}
 
@@ -400,6 +402,14 @@ def _each(name: str, chosen: Sequence[pins.Pin], measure: Callable[[pins.Pin, Pa
     return Figure(name, f"{right} of {len(found)} pins", f"{len(found)}", not harm, {"pins": found, "harm": harm})
 
 
+def newcomer(copy: Copy, options: argparse.Namespace) -> Figure:
+    """A new user on a fresh machine, once: from the clone to an installed sglang that is patched and verified."""
+    with tempfile.TemporaryDirectory(prefix="queue-figures-newcomer-") as space:
+        found = newcomer_figures.told(newcomer_figures.walk(pins.load(ROOT).find(copy.tag), Path(space), lambda line: None))
+    met = found["whole"] < FIRST_MINUTES and not found["answers"]
+    return Figure("new user: clone to a verified install", f"{found['whole']:.2f} s", f"< {FIRST_MINUTES} s", met, found)
+
+
 FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "apply": apply_time,
     "nox": nox_time,
@@ -413,6 +423,7 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "rebase": rebase_time,
     "branches": branches,
     "wheels": wheels,
+    "newcomer": newcomer,
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from patchqueue.laying import apply
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
 
+ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
 RUNNER = "python/sglang/srt/runner.py"
 
@@ -203,3 +206,24 @@ def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
     members = {path.relative_to(site).as_posix(): path.read_bytes() for path in sorted(site.rglob("*")) if path.is_file() and path.suffix != ".pyc"}
     members.pop(info, None)
     (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
+
+
+def as_clone(root: Path) -> None:
+    """Give a project what the sessions run: noxfile.py, scripts/, and an environment that is made already, the one that runs this."""
+    shutil.copy(ROOT / "noxfile.py", root)
+    (root / "scripts").mkdir()
+    for name in ("nox", "requirements.txt"):
+        shutil.copy(ROOT / "scripts" / name, root / "scripts")
+    for name in ("patchqueue", "figures", "slurm"):
+        (root / "scripts" / name).symlink_to(ROOT / "scripts" / name)
+    tools = root / ".nox/tools"
+    (tools / "bin").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")
+    program(tools / "bin/nox", f'exec "{sys.executable}" -m nox "$@"')
+
+
+def program(path: Path, line: str) -> None:
+    """Write a shell script that does this."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ from pathlib import Path
 import fakes
 import pytest
 from patchqueue.commands import cli, paths
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -98,16 +95,7 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
 @pytest.fixture(params=["nox -f", "scripts/nox"])
 def nox(request, project: fakes.Project):
     """Run one session from another folder; its standard output."""
-    shutil.copy(ROOT / "noxfile.py", project.root)
-    (project.root / "scripts").mkdir()
-    for name in ("nox", "requirements.txt"):
-        shutil.copy(ROOT / "scripts" / name, project.root / "scripts")
-    (project.root / "scripts/patchqueue").symlink_to(ROOT / "scripts/patchqueue")
-    tools = project.root / ".nox/tools"
-    (tools / "bin").mkdir(parents=True)  # an environment that is made already: the one that runs this
-    shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")
-    (tools / "bin/nox").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nox "$@"\n')
-    (tools / "bin/nox").chmod(0o755)
+    fakes.as_clone(project.root)
     command = [sys.executable, "-m", "nox", "-f", "../project/noxfile.py"] if request.param == "nox -f" else ["../project/scripts/nox"]
 
     def call(folder: Path, session: str, *words: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import fakes
@@ -31,18 +32,40 @@ OLD, NEW = Version("0.5.18"), Version("0.5.20")
 LATER = ("nemotron-h/capture-layers-without-state.patch",)  # begins with 0.5.20: nothing to carry
 
 
-@pytest.fixture(autouse=True)
-def real_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def filled() -> None:
     wanted = [wheel.sha256 for pin in pins.load(ROOT).all for wheel in pin.wheels]
     if sum((CACHE / "archives" / digest).is_dir() for digest in wanted) < len(pins.load(ROOT).all):
         pytest.skip(f"{CACHE} does not hold every pinned release; `scripts/nox check` fetches them")
+
+
+@pytest.fixture(autouse=True)
+def real_cache(filled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(CACHE))
 
 
-@pytest.fixture
-def cut(tmp_path: Path) -> Path:
+@dataclass(frozen=True)
+class Carried:
+    """A project carried to 0.5.20: each step of the way, and the lines that its series had before."""
+
+    root: Path
+    steps: list[rebase.Progress]
+    before: list[str]
+
+
+@pytest.fixture(scope="module")
+def carried(filled: None, tmp_path_factory: pytest.TempPathFactory) -> Carried:
+    """It takes half a minute, so that the tests share one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATCHQUEUE_CACHE", str(CACHE))
+        root = cut(tmp_path_factory.mktemp("carried"))
+        before = (root / series.FILE).read_text().splitlines()
+        return Carried(root, list(carry(root)), before)
+
+
+def cut(folder: Path) -> Path:
     """The project as it was before anything newer than 0.5.18: its pins, its variants, and no word of what 0.5.20 merged."""
-    root = tmp_path / "project"
+    root = folder / "project"
     for name in ("patches", "overlay", "upstream"):
         shutil.copytree(ROOT / name, root / name)
     (root / "tests").symlink_to(ROOT / "tests")
@@ -86,9 +109,9 @@ def carry(root: Path) -> Iterator[rebase.Progress]:
     yield progress
 
 
-def test_the_queue_comes_to_0_5_20_as_it_was_carried_by_hand(cut):
-    steps = list(carry(cut))
-    assert len(steps) > 2, "there are conflicts to solve"
+def test_the_queue_comes_to_0_5_20_as_it_was_carried_by_hand(carried):
+    assert len(carried.steps) > 2, "there are conflicts to solve"
+    cut = carried.root
     queue, real = load_queue(cut), load_queue(ROOT)
     pristine = source.fetch(pins.load(ROOT).find(str(NEW)), None, fakes.quiet)
     made, wanted = queue.select(NEW), [patch for patch in real.select(NEW) if real.base(patch.name) not in LATER]
@@ -101,9 +124,8 @@ def test_the_queue_comes_to_0_5_20_as_it_was_carried_by_hand(cut):
     assert not (cut / "work/rebase-0.5.20").exists()
 
 
-def test_what_the_series_says_afterwards_is_what_it_says_today(cut):
-    before = (cut / series.FILE).read_text().splitlines()
-    *_, last = carry(cut)
+def test_what_the_series_says_afterwards_is_what_it_says_today(carried):
+    cut, before, last = carried.root, carried.before, carried.steps[-1]
     assert last.found.conflict is None
     after = (cut / series.FILE).read_text().splitlines()
     today = (ROOT / series.FILE).read_text().splitlines()

@@ -91,7 +91,7 @@ def test_the_example_of_a_command_is_one(name):
 
 
 def test_every_command_has_an_example():
-    assert parsers().keys() - {"fields", "test", "watch"} == cli.EXAMPLES.keys()
+    assert parsers().keys() - {"fields", "watch"} == cli.EXAMPLES.keys()
 
 
 @pytest.mark.parametrize("name", [*parsers()])

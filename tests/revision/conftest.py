@@ -19,7 +19,7 @@ from host import standin_packages
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-_NOT_FOR = pytest.StashKey[list]()
+_NOT_FOR = pytest.StashKey[dict]()
 
 
 def _tree():
@@ -32,7 +32,7 @@ def _inside(file, folder):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "revision(SPECIFIERS): the releases of sglang that the test is for, as in series")
-    config.stash[_NOT_FOR] = []
+    config.stash[_NOT_FOR] = {}
     missing = [name for name in ("PATCHQUEUE_TREE", "PATCHQUEUE_REVISION") if not os.environ.get(name)]
     if missing:
         raise pytest.UsageError(f"{' and '.join(missing)} not set: run these tests with `nox -s test -- v0.5.9`")
@@ -67,21 +67,48 @@ def pytest_collection_modifyitems(config, items):
     keep = [item for item in items if _is_for(item, version)]
     dropped = [item for item in items if item not in set(keep)]
     if dropped:
-        config.stash[_NOT_FOR] += dropped
+        config.stash[_NOT_FOR] = _counted(dropped)
         config.hook.pytest_deselected(items=dropped)
-        items[:] = keep
+    items[:] = sorted(keep, key=_is_quick)
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    dropped = config.stash[_NOT_FOR]
-    if not dropped:
-        return
-    terminalreporter.section(f"not for {os.environ['PATCHQUEUE_REVISION']}: {len(dropped)} tests", sep="-")
+@functools.lru_cache
+def _starts_interpreter(file):
+    return "interpreted.run(" in Path(file).read_text(encoding="utf-8")
+
+
+def _is_quick(item):
+    """Kernels are interpreted for most of a minute in some files: spread over processes, these must not come last."""
+    return not _starts_interpreter(item.path)
+
+
+def _counted(dropped):
+    """How many tests of each file are for which other releases."""
     counts = {}
     for item in dropped:
         wanted = " and ".join(",".join(mark.args) for mark in item.iter_markers("revision"))
         key = (item.nodeid.split("::")[0], wanted)
         counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # one of several processes; each collects all tests
+        counts = session.config.stash[_NOT_FOR]
+        session.config.workeroutput["not for"] = [[*key, count] for key, count in counts.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    told = getattr(node, "workeroutput", {}).get("not for", [])  # the same from each
+    node.config.stash[_NOT_FOR].update({(file, wanted): count for file, wanted, count in told})
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    counts = config.stash[_NOT_FOR]
+    if not counts:
+        return
+    terminalreporter.section(f"not for {os.environ['PATCHQUEUE_REVISION']}: {sum(counts.values())} tests", sep="-")
     for (file, wanted), count in sorted(counts.items()):
         terminalreporter.write_line(f"{file}: {count} for {wanted}")
 

@@ -73,3 +73,12 @@ def test_kernels_are_compiled_for_gpus_that_are_not_there(capability):
     assert "ld.global.v4" in small.ptx
     unaligned = compiled.compiled(sample_kernels.centre, signature, {"SIZE": 256}, {"num_warps": 1}, capability, aligned=[])
     assert "ld.global.v4" not in unaligned.ptx
+
+
+def test_a_module_that_cannot_run_interpreted_says_why():
+    """And the next one runs all the same."""
+    from host import interpreted
+
+    with pytest.raises(AssertionError, match="ended with 1: (?s:.*)No module named"):
+        interpreted.run("host.references.nothing", {})
+    assert interpreted.run("host.references.compare_ssd", {}) == {}

@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -25,8 +23,9 @@ def write(path, text):
 
 def verify(folder, *words):
     """`python -m sglang.srt.prefill_graph --verify` on the sglang in `folder`."""
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run([sys.executable, "-m", "sglang.srt.prefill_graph", "--verify", *words], env=environment, text=True, capture_output=True)
+    from host import interpreted
+
+    return interpreted.call("sglang.srt.prefill_graph", "--verify", *words, folder=folder)
 
 
 def started(monkeypatch, caplog):

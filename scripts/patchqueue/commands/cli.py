@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
-from ..environments.testing import has_environment, is_built, lock_file, test_revision
+from ..environments.testing import Result, build_environment, has_environment, is_built, lock_file, test_revision, test_tool
 from ..files.gitrun import GitFailed
 from ..hint import counted, to_type
 from ..laying import quilt as quilts
@@ -58,10 +59,13 @@ EXAMPLES = {  # by command: what a user types behind it
     "refresh": ["v0.5.9"],
     "status": ["--merge results"],
     "sweep": ["v0.5.9"],
+    "test": ["v0.5.9 -k scan"],
     "unapply": ["v0.5.9"],
     "uninstall": ["--site-packages /sgl-workspace/sglang/python"],
 }
+TEST = "apply, build the release's environment, run tests/revision in it"
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
+TOOL_MINUTES, RELEASE_MINUTES = 4, 2
 OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
@@ -124,7 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", paths.DEFAULT, "--all")
     checked = command("check", _check, "lint the queue, and replay it in memory on each release", "every pinned release", "--all", "--from")
     checked.add_argument("--gaps", action="store_true", help="also list the patches that a release does not need, and why")
-    tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested", "--all", "--from")
+    tested = command("test", _test, TEST, "the tool, and the releases that upstream/pins.toml calls tested", "--all", "--from")
+    tested.add_argument("--tool", action="store_true", help="test the tool itself: check, and tests/queue; without a release nothing else")
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
     tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
     command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", paths.DEFAULT, "--all").add_argument("--add", action="store_true", help="put edits of files that are in no patch into the top one")
@@ -205,19 +210,19 @@ def _check(options: argparse.Namespace) -> int:
 
 def _test(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    chosen = _chosen(options, pins, pins.tested or [pins.default])
+    narrowed = options.words or options.all or options.expression or options.origin
+    tool = options.tool or not narrowed
+    chosen = _chosen(options, pins, [] if options.tool and not narrowed else pins.tested or [pins.default])
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
         raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"{to_type('lock', pin.tag)} makes one") for pin in without])
+    chosen = [pin for pin in chosen if pin not in without]
+    _show_plan(options.root, tool, chosen)
     if options.plan:
-        _show_plan(options.root, [pin for pin in chosen if pin not in without])
         return 0
-    words = ["-k", options.expression] if options.expression else []
-    results = []
-    for pin in (pin for pin in chosen if pin not in without):
-        OUT.rule(f"{pin.tag}", align="left", style="dim")
-        OUT.file.flush()
-        results.append(test_revision(options.root, pin, options.origin, words, _say))
+    if tool and (_check_all(options.root, pins) or _test_tool(options.root, chosen)):
+        return 1
+    results = [_test_release(options, pin) for pin in chosen]
     for result in results:
         verdict = Text("passed", "green") if result.passed else Text(f"failed (pytest exit code {result.exit_code})", "red")
         OUT.print(f"{result.pin.tag}:", verdict, "(the tree has edits of yours)" if result.as_it_stands else "")
@@ -226,11 +231,47 @@ def _test(options: argparse.Namespace) -> int:
     return 0 if all(result.passed for result in results) else 1
 
 
-def _show_plan(root: Path, chosen: Sequence[Pin]) -> None:
-    OUT.print(f"to be tested: {' '.join(pin.tag for pin in chosen)}", soft_wrap=True)
+def _check_all(root: Path, pins: Pins) -> int:
+    started = time.monotonic()
+    report = check(root, pins.all, None, _say)
+    _show_check(report, time.monotonic() - started, False)
+    _show_problems(report.all_problems)
+    return 1 if report.all_problems else 0
+
+
+def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
+    """Test the tool, and meanwhile build the environments that are needed next."""
+    _begin("the tool")
+    with ThreadPoolExecutor(1) as beside:
+        built = [beside.submit(build_environment, root, pin, _say) for pin in chosen]
+        if code := test_tool(root):
+            beside.shutdown(cancel_futures=True)
+            return code
+        for one in built:
+            one.result()  # raises why there is none
+    return 0
+
+
+def _test_release(options: argparse.Namespace, pin: Pin) -> Result:
+    _begin(pin.tag)
+    words = ["-k", options.expression] if options.expression else []
+    return test_revision(options.root, pin, options.origin, words, _say)
+
+
+def _begin(what: str) -> None:
+    OUT.rule(what, align="left", style="dim")
+    OUT.file.flush()  # pytest writes next
+
+
+def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
+    """What is tested, and about how long that takes on two processors."""
+    names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
+    minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
+    OUT.print(f"to be tested: {', '.join(names)} (about {minutes} minutes on two processors)", soft_wrap=True)
     lacking = [pin.tag for pin in chosen if not is_built(root, pin)]
     if lacking:
         OUT.print(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)", soft_wrap=True)
+    OUT.file.flush()
 
 
 def _refresh(options: argparse.Namespace) -> int:

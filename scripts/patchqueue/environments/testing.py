@@ -1,9 +1,12 @@
-"""Run tests/revision on one patched release: apply, its own environment, pytest with the work tree in front."""
+"""Run the tests: tests/queue on the tool, and tests/revision on one patched release in its own environment."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,9 @@ from . import environment
 
 Say = Callable[[str], None]
 HOME = Path(".nox/revisions")
+WORKERS = 4  # at most: each imports torch and sglang, which takes 10 s and 1 GB
+TOOL_WORKERS = 8  # at most, for tests/queue
+SPREAD = ("xdist", "execnet")  # what spreads tests over processes: plain Python, of the tool's own environment
 NO_TESTS = 5  # pytest's exit code when nothing was selected: for a revision without patches that is right
 
 
@@ -52,6 +58,15 @@ def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment
         raise Refused(Problem("no-environment", pin.tag, failure.what, failure.next_step)) from None
 
 
+def test_tool(root: Path) -> int:
+    """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit code."""
+    workers = min((os.cpu_count() or 1) + 1, TOOL_WORKERS)  # one more: many tests wait for processes
+    command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
+    if importlib.util.find_spec("xdist"):
+        command += [f"--numprocesses={workers}", "--dist=worksteal"]
+    return subprocess.run(command, cwd=root).returncode
+
+
 def test_revision(root: Path, pin: Pin, origin: str | None, words: Sequence[str], say: Say) -> Result:
     """Apply (a tree with edits of the user's is tested as it stands), then run pytest in the revision's environment.
 
@@ -71,5 +86,22 @@ def test_revision(root: Path, pin: Pin, origin: str | None, words: Sequence[str]
         "PATCHQUEUE_TREE": str(tree.path.absolute()),
         "PATCHQUEUE_REVISION": str(pin.version),
     }
-    command = [str(made.python), "-m", "pytest", str(root / "tests/revision"), *words]
-    return Result(pin, subprocess.run(command, cwd=root, env=variables).returncode, as_it_stands)
+    with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
+        beside = [] if "-k" in words else spread(Path(space), min(os.cpu_count() or 1, WORKERS))
+        if beside:
+            variables["PYTHONPATH"] += f"{os.pathsep}{space}"
+        command = [str(made.python), "-m", "pytest", str(root / "tests/revision"), *beside, *words]
+        return Result(pin, subprocess.run(command, cwd=root, env=variables).returncode, as_it_stands)
+
+
+def spread(folder: Path, workers: int) -> list[str]:
+    """What pytest needs to run a file of tests on each of several processors, once `folder` is on its path; nothing for one.
+
+    The revisions' locks stay as their releases are: pytest-xdist is linked from the environment that runs the tool.
+    """
+    found = {name: importlib.util.find_spec(name) for name in SPREAD}
+    if workers < 2 or not all(found.values()):
+        return []
+    for name, spec in found.items():
+        (folder / name).symlink_to(Path(spec.origin).parent)
+    return ["-p", "xdist.plugin", f"--numprocesses={workers}", "--dist=loadfile", "--no-loadscope-reorder"]

@@ -63,7 +63,9 @@ def new(root: Path, pin: Pin, name: str, say: Say) -> Path:
         if tree.inspect().state is State.FOREIGN:
             raise Refused(Problem("foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"))
         quilts.find(source.cache_folder(), say).run(tree.path, "new", patch, lock=lock)
-    return tree.path / "patches" / patch
+        file = tree.path / "patches" / patch
+        file.parent.mkdir(parents=True, exist_ok=True)  # of a new topic: `quilt header -e` makes none
+    return file
 
 
 def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list[Written], Report | None]:

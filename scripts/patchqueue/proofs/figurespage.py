@@ -105,8 +105,17 @@ def tool_text(measured: Measured) -> str:
             said.append(f"`{one['name']}`: median of {len(details['seconds'])}, of which the processor took {details['cpu seconds of one']} s. {details['load']} processes wanted to run meanwhile.")
         if "hit" in details:
             said.append(f"`{one['name']}`: {details['hit']} of the {len(details['moments'])} kills came while it ran.")
+        if "steps" in details:
+            said.append(f"`{one['name']}`: {_walk(details)}")
     about = f"Release {measured.tool['revision']}, {counted(machine['cpus'], 'hardware thread')}, Python {machine['python']}:\n\n"
     return tool_table(measured.tool) + "\n" + about + "".join(f"- {one}\n" for one in said)
+
+
+def _walk(details: dict) -> str:
+    """What each command of a new user took, and what it asked of them."""
+    steps = "".join(f"\n  - `{step['command']}`: {step['seconds']:.1f} s, {counted(step['lines'], 'line')} of 80 columns" for step in details["steps"])
+    asked = f"the user chose {' and '.join(details['decisions'])}, and gave {counted(details['answers'], 'answer')}"
+    return f"{asked}. {details['load']} processes wanted to run meanwhile.{steps}"
 
 
 def draw_tool(pyplot, measured: Measured):

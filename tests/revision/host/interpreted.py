@@ -1,23 +1,106 @@
 """Run a module of tests in a process where Triton interprets its kernels, so that the release's own ones run on the CPU.
 
-The interpreter must be chosen before triton is first imported, hence the process of its own. In it, `start` comes first.
+The interpreter must be chosen before triton is first imported, hence a process of its own. In it, `start` comes first. It is a
+fork of one that has imported what sglang imports from others: most of ten seconds, which every module would take again.
 """
 
+import atexit
 import contextlib
 import functools
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
+import traceback
+
+# What sglang's layers import from others. Nothing of sglang: each module says what is there before it.
+LIBRARIES = (
+    *("torch", "triton", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed"),
+    *("torchvision", "torchao", "scipy.special", "transformers", "openai", "flashinfer", "IPython"),
+    *("compressed_tensors", "aiohttp", "pydantic", "huggingface_hub"),
+)
 
 
 def run(module, cases):
     """What `python -m module` makes of `cases` (a dict by name): its results by name. Its stderr shows when it fails."""
-    variables = {**os.environ, "TRITON_INTERPRET": "1"}
-    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], os.path.dirname(os.path.dirname(__file__))])
-    done = subprocess.run([sys.executable, "-m", module, json.dumps(cases)], env=variables, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = call(module, json.dumps(cases))
+    assert done.returncode == 0, f"{module} ended with {done.returncode}: {done.stderr[-3000:]}"
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def call(module, *words, folder=""):
+    """`python -m module words`; folder: one that comes first on its path, where no byte code is left."""
+    server = _server()
+    with tempfile.TemporaryDirectory() as space:
+        server.stdin.write(json.dumps([module, words, str(folder), space]) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        return subprocess.CompletedProcess([module, *words], code, *(_read(space, name) for name in ("stdout", "stderr")))
+
+
+@functools.lru_cache(maxsize=1)
+def _server():
+    """The process whose forks run the modules. It ends when this one closes its input, or ends."""
+    variables = {**os.environ, "TRITON_INTERPRET": "1"}
+    tests = os.path.dirname(os.path.dirname(__file__))
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], tests])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "host.interpreted"],
+        env=variables,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    atexit.register(_end, server)
+    return server
+
+
+def _end(server):
+    server.stdin.close()
+    server.wait()
+
+
+def _read(folder, name):
+    path = os.path.join(folder, name)
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""
+
+
+def serve():
+    """Run a module for each line of standard input, in a fork; a line with its exit code on standard output."""
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            _run_in_fork(*json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _run_in_fork(module, words, folder, space):
+    """As `python -m module words`, its output in files of `space`. Does not return."""
+    code = 1
+    try:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(os.path.join(space, name), os.O_WRONLY | os.O_CREAT), number)
+        sys.argv = [module, *words]
+        if folder:
+            sys.path.insert(0, folder)
+            sys.dont_write_bytecode = True
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
 
 
 def start():
@@ -79,3 +162,7 @@ def choose_first_configs(package):
 
 def _call(language, name, *arguments):
     return getattr(language, name)(*arguments)
+
+
+if __name__ == "__main__":
+    serve()

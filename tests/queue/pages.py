@@ -1,0 +1,53 @@
+"""The commands that the pages of this project show, as a reader would type them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+BLOCK = re.compile(r"(?ms)^ *```(\w*)\n(.*?)^ *```$")
+SHELLS = (
+    "sh",
+    "bash",
+    "dockerfile",
+)  # what a block of commands says it is; other blocks show files and logs
+PROGRAMS = "scripts/nox nox scripts/slurm/prove.sbatch python python3 pip uv quilt git sed cd sbatch pre-commit".split()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One command, without the comment behind it. named: it stands in a sentence, which may mean the command as such."""
+
+    page: str
+    command: str
+    named: bool = False
+
+
+def shown(page: Path) -> Iterator[Shown]:
+    """Every command of a page: each line of its blocks of commands, and each that stands in a sentence."""
+    text = page.read_text(encoding="utf-8")
+    for language, block in BLOCK.findall(text):
+        for line in block.replace("\\\n", "").splitlines() if language in SHELLS else ():
+            command = re.sub(r"(^|\s+)# .*", "", line).strip()
+            if command:
+                yield Shown(page.name, command)
+    for code in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
+        first = code.split()[0] if code.strip() else ""
+        if first in PROGRAMS or re.match(r"[A-Z_]+=\S+ ", code):
+            yield Shown(page.name, code, named=True)
+
+
+def sessions(command: str) -> tuple[list[str], list[str]]:
+    """The sessions that a call of nox asks for, and the words that they get; no session where it calls something else."""
+    words = shlex.split(command)
+    place = next(
+        (place for place, word in enumerate(words) if re.fullmatch(r"(\S*/)?nox", word)), None
+    )
+    words = [] if place is None else words[place + 1 :]
+    if words[:1] != ["-s"]:
+        return words[:1], words[1:]
+    end = words.index("--") if "--" in words else len(words)
+    return words[1:end], words[end + 1 :]

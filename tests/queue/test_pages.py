@@ -1,0 +1,625 @@
+"""Every command that a page shows is run as it stands there, in a home with a small clone of the queue; or its words are checked.
+
+RUN, CHECKED, FOREIGN and NAMED say which command is in which class. A command that is in none fails here: put it where it belongs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fakes
+import pages
+import pytest
+from packaging.utils import parse_wheel_filename
+from patchqueue import RELEASE
+from patchqueue.commands import cli
+from patchqueue.laying import quilt
+from patchqueue.queue import series
+from patchqueue.upstream import pins, source
+from patchqueue.wheels import build
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts/figures"))
+
+import queue_figures  # noqa: E402
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+COMMANDS = [shown for page in PAGES for shown in pages.shown(page)]
+
+# What the small clone has: releases that the pages name, each of a few lines.
+PURE, BUILT = "py3-none-any", "cp312-cp312-manylinux_2_34_x86_64"
+PINNED = {"0.5.9": PURE, "0.5.11": BUILT, "0.5.12.post1": BUILT, "0.5.23": PURE}
+LATER = ("0.5.22", "0.5.24")  # not pinned
+TO_COME = ("rebase", "pin", "lock", "watch")  # sessions about releases that are not
+OVERLAY = "overlay/python/sglang/srt/prefill_graph"
+
+
+class World:
+    """A reader's home: a clone in ~/queue, a checkout in ~/sglang, an installed sglang in ~/site, and programs in ~/bin."""
+
+    def __init__(self, home: Path):
+        self.home, self.queue = home, home / "queue"
+        self.sglang, self.site = home / "sglang", home / "site"
+        self.project = fakes.Project(self.queue, home.parent / "cache", home.parent / "wheels")
+
+    def run(self, command: str, folder: Path | None = None, code: int = 0) -> str:
+        """What the command prints, typed into a shell in ~/queue or another folder."""
+        variables = os.environ | {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder or self.queue,
+            env=variables,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+
+def make(folder: Path) -> World:
+    """The home below `folder`, with its releases cached."""
+    world = World(folder / "home")
+    project, queue = world.project, world.queue
+    (queue / "upstream").mkdir(parents=True)
+    for version, kind in PINNED.items():
+        files = fakes.release_of(version)
+        fakes.write_wheel(
+            project.wheels / f"sglang-{version}-{kind}.whl",
+            files
+            | dict.fromkeys(
+                [name for name in files if name.endswith("/METADATA")], _metadata(version)
+            ),
+        )
+        fakes.pin.add(queue, version, str(project.wheels), fakes.quiet)
+    project.write(
+        "upstream/pins.toml",
+        re.sub(
+            r"(?m)^default = .*", 'default = "0.5.9"', (queue / "upstream/pins.toml").read_text()
+        ),
+    )
+    project.warm()
+    shutil.copytree(ROOT / OVERLAY, queue / OVERLAY, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "upstream/format.toml", queue / "upstream")
+    project.write(
+        "series",
+        "steps/count-once-more.patch  # >=0.5.9,<0.5.24\nsteps/name-the-cut.patch  # >=0.5.9,<0.5.24\n",
+    )
+    project.write(
+        "patches/steps/count-once-more.patch",
+        fakes.patch_text(Overlay="python/sglang/srt/prefill_graph/"),
+    )
+    cut = fakes.RELEASE["sglang/srt/cut.py"]
+    probe = "python/sglang/srt/cut.py :: six = 6"
+    project.write(
+        "patches/steps/name-the-cut.patch",
+        fakes.patch_text("python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe=probe),
+    )
+    project.write("tests/revision/test_steps.py", "")
+    fakes.as_clone(queue)
+    return world
+
+
+def _metadata(version: str) -> str:
+    return f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
+
+
+@pytest.fixture(scope="session")
+def uv_cache() -> str:
+    """Where uv keeps the formatter that export runs: asked for before the tests get homes of their own."""
+    return (
+        os.environ.get("UV_CACHE_DIR")
+        or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/uv"
+    )
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quilt_home: Path | None, uv_cache: str
+) -> World:
+    (tmp_path / "cache").mkdir()
+    if quilt_home:
+        (tmp_path / "cache/quilt").symlink_to(quilt_home)
+    monkeypatch.setenv("UV_CACHE_DIR", uv_cache)
+    made = make(tmp_path)
+    _checkout(made.sglang)
+    _programs(made)
+    fakes.install(made.site, fakes.release_of("0.5.9"), "0.5.9")
+    (made.home / ".gitconfig").write_text(
+        "[user]\n\tname = Ada\n\temail = ada@example.org\n[safe]\n\tdirectory = *\n"
+    )
+    return made
+
+
+def _checkout(folder: Path) -> None:
+    """A checkout of sglang with the releases' tags, and upstream's main branch at the newest."""
+    for version in PINNED:
+        for name, content in fakes.release_of(version).items():
+            if name.startswith("sglang/") and name != "sglang/_version.py":
+                path = folder / "python" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+        fakes.git(folder, "init", "-q")
+        fakes.git(folder, "add", "-A")
+        fakes.git(folder, "commit", "-q", "-m", version)
+        fakes.git(folder, "tag", f"v{version}")
+    fakes.git(folder, "update-ref", "refs/remotes/origin/main", "HEAD")
+
+
+def _programs(world: World) -> None:
+    """The reader's own nox, quilt, pip, uv and python: those at hand, told that this host has Python 3.12 and ~/site."""
+    engine, found = quilt.find(source.cache_folder(), fakes.quiet), world.home / "bin"
+    settings = " ".join(
+        f"{name}={shlex.quote(value)}" for name, value in engine.variables.items() if name != "PATH"
+    )
+    path = f"PATH={shlex.quote(engine.variables['PATH'])}" if "PATH" in engine.variables else ""
+    fakes.program(found / "quilt", f'{path} {settings} exec {engine.command} "$@"')
+    host = f"--target {world.site} --upgrade --python-version 3.12 --only-binary :all:"
+    fakes.program(found / "nox", f'exec "{sys.executable}" -m nox "$@"')
+    fakes.program(
+        found / "pip",
+        f'exec "{sys.executable}" -m pip "$@" {host} --platform manylinux_2_34_x86_64',
+    )
+    fakes.program(
+        found / "uv",
+        f'exec "{sys.executable}" -m uv "$@" --offline {host} --python-platform x86_64-manylinux_2_34',
+    )
+    fakes.program(found / "python", f'PYTHONPATH="{world.site}" exec "{sys.executable}" "$@"')
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command as a page shows it. says: what it must print; where: the reader's folder, in their home.
+
+    put: what they write for a word that stands for something of theirs.
+    """
+
+    command: str
+    says: str
+    where: str = "queue"
+    put: dict[str, str] = field(default_factory=dict)
+
+    def typed(self) -> str:
+        text = self.command
+        for word, value in self.put.items():
+            assert word in text, f"{word!r} is not in {text!r}"
+            text = text.replace(word, value)
+        return text
+
+
+Deed = Callable[
+    [World], object
+]  # what the reader does between two commands, or what must be so then
+
+
+def edit(name: str, old: str, new: str) -> Deed:
+    """Replace text of a file of the clone that must be there."""
+    return lambda world: world.project.edit(name, old, new)
+
+
+def resolve(world: World) -> None:
+    """Solve the conflict: keep upstream's lines, and add the patch's behind them."""
+    path = world.queue / "work/rebase-0.5.24/python/sglang/srt/runner.py"
+    text = re.sub(
+        r"(?s)<<<<<<< .*?>>>>>>> [^\n]*\n", "step_20 = 21\nadded_step = 20\n", path.read_text()
+    )
+    path.write_text(text)
+
+
+def is_so(claim: Callable[[World], bool]) -> Deed:
+    def look(world: World) -> None:
+        assert claim(world)
+
+    return look
+
+
+def packages_move(world: World) -> None:
+    """Two releases appear that are not pinned; the newer one changed what both patches change."""
+    for version in LATER:
+        fakes.write_wheel(world.project.wheels / f"sglang-{version}-{PURE}.whl", moved(version))
+
+
+def moved(version: str) -> dict[str, str]:
+    files = fakes.release_of(version)
+    if version == LATER[1]:
+        files["sglang/srt/runner.py"] = files["sglang/srt/runner.py"].replace(
+            "step_20 = 20", "step_20 = 21"
+        )
+        files["sglang/srt/cut.py"] = files["sglang/srt/cut.py"].replace("five = 5", "five = 55")
+    return files
+
+
+def fill_in(world: World) -> None:
+    """Write the header of the new patch, as its author would."""
+    text = fakes.header(
+        Subject="Skip the pointer check",
+        Probe=f"{fakes.RUNNER} :: step_1 = 11",
+        Gap=">0.5.9: nobody has looked there",
+    )
+    world.run(f"quilt header -r <<'END'\n{text}END", world.queue / "work/v0.5.9")
+
+
+NEW, SITE = "python/sglang/srt/runner.py", {"DIR": "~/site"}
+WHEEL = "dist/sglang-{}+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl"
+
+RUN: dict[str, list[Step | Deed]] = {
+    "apply": [
+        Step("scripts/nox apply", "work/v0.5.9: 2 of 2 patches"),
+        Step("scripts/nox apply", "already applied"),
+        Step("scripts/nox apply v0.5.9", "already applied"),
+        Step("nox -s apply -- v0.5.9", "already applied"),
+        Step("scripts/nox apply v0.5.12.post1", "work/v0.5.12.post1"),
+        Step("scripts/nox apply --help", "usage: scripts/nox apply"),
+        Step("scripts/nox -l", "apply [users]"),
+        Step(
+            "cd work/v0.5.9 && find python -type f ! -name '*.so' ! -name '*.pyc' ! -name tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum",
+            " -",
+        ),
+        Step("quilt pop -a", "No patches applied", "queue/work/v0.5.9"),
+        Step("scripts/nox apply", "2 of 2 patches"),
+        Step("scripts/nox quilt v0.5.9 pop -a", "No patches applied"),
+        Step("scripts/nox unapply", "pristine"),
+        Step(
+            "scripts/nox apply v0.5.11 --from PATH",
+            "work/v0.5.11: 2 of 2",
+            put={"PATH": "~/sglang"},
+        ),
+        Step("scripts/nox apply --all", "work/v0.5.23: 2 of 2"),
+    ],
+    "a patch": [
+        Step("scripts/nox new v0.5.9 nsa/skip-pointer-check", "is the top patch now"),
+        Step(
+            "cd work/v0.5.9 && quilt add python/sglang/…",
+            "added to patch nsa/skip-pointer-check.patch",
+            put={"python/sglang/…": NEW},
+        ),
+        edit(f"work/v0.5.9/{NEW}", "step_1 = 1\n", "step_1 = 11\n"),
+        fill_in,
+        Step("scripts/nox refresh v0.5.9", "patches/nsa/skip-pointer-check.patch"),
+        Step("scripts/nox check", "0 problems"),
+    ],
+    "a release": [
+        packages_move,
+        Step(
+            "scripts/nox watch",
+            "sglang 0.5.24, with the patches of v0.5.23: 0 as they are, 0 to refresh, 0 merged upstream, 2 in conflict",
+        ),
+        Step("scripts/nox rebase 0.5.22", "No patch conflicts"),
+        Step("scripts/nox pin 0.5.24", "next: `scripts/nox rebase 0.5.24`"),
+        Step("scripts/nox rebase 0.5.24", "steps/count-once-more:"),
+        Step("scripts/nox rebase 0.5.24 --abort", "is gone"),
+        Step("scripts/nox rebase 0.5.24", "steps/count-once-more:"),
+        resolve,
+        Step(
+            "scripts/nox rebase 0.5.24 --continue",
+            "Next conflict in work/rebase-0.5.24, steps/name-the-cut:",
+        ),
+        Step(
+            'scripts/nox rebase 0.5.24 --skip "the runner is gone, and its defect with it"',
+            "No conflict is left.",
+        ),
+        Step("scripts/nox check", "0 problems"),
+    ],
+    "a branch": [
+        Step(
+            "scripts/nox backport --onto ~/sglang --base v0.5.9 release/0.5.9-graphs",
+            "release/0.5.9-graphs made",
+        ),
+        Step(
+            "scripts/nox backport --onto ~/sglang --base v0.5.11 release/0.5.11-graphs",
+            "release/0.5.11-graphs made",
+        ),
+        Step("cd ~/sglang && git switch release/0.5.11-graphs", "Switched to branch"),
+        is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
+        lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.9"),
+        Step(
+            "cd ~/sglang && ~/queue/scripts/nox backport --onto . …",
+            "mine made",
+            "",
+            {"…": "mine"},
+        ),
+    ],
+    "pull requests": [
+        Step("scripts/nox export --onto ~/sglang --base origin/main", "prefill-graph/steps made")
+    ],
+    "the front page": [
+        Step(
+            "scripts/nox build v0.5.12.post1 --python 3.12",
+            f"pip install --no-deps {WHEEL.format('0.5.12.post1')}",
+        ),
+        Step(
+            f"pip install --no-deps {WHEEL.format('0.5.12.post1')}",
+            "Successfully installed sglang-0.5.12.post1+pcg.1",
+        ),
+        Step(
+            "python -m sglang.srt.prefill_graph --verify",
+            "sglang 0.5.12.post1, queue release 1, 2 patches",
+        ),
+        Step(
+            "python -m sglang.srt.prefill_graph", "sglang 0.5.12.post1, queue release 1, 2 patches"
+        ),
+        Step(
+            "pip install --force-reinstall --no-deps sglang==0.5.12.post1",
+            "Successfully installed sglang-0.5.12.post1",
+        ),
+        is_so(lambda world: "added_step" not in (world.site / "sglang/srt/runner.py").read_text()),
+    ],
+    "a wheel": [
+        Step(
+            "scripts/nox build v0.5.11 --python 3.12",
+            f"into an empty environment: `uv pip install --exclude-newer 2030-01-05 --prerelease=allow {WHEEL.format('0.5.11')}",
+        ),
+        Step(
+            f"pip install --no-deps {WHEEL.format('0.5.11')}",
+            "Successfully installed sglang-0.5.11+pcg.1",
+        ),
+        lambda world: shutil.rmtree(world.site),
+        Step(
+            f"uv pip install --exclude-newer 2026-05-09 --prerelease=allow {WHEEL.format('0.5.11')}",
+            "+ sglang==0.5.11+pcg.1",
+        ),
+        Step(
+            "scripts/nox build v0.5.9",
+            "dist/sglang-0.5.9+pcg.1-py3-none-any.whl: version 0.5.9+pcg.1",
+        ),
+    ],
+    "in place": [
+        Step("scripts/nox install --site-packages DIR", "2 patches, 2 files changed", put=SITE),
+        Step("scripts/nox install --site-packages DIR --verify", "is patched", put=SITE),
+        Step(
+            "sed 's|  python/|  |' DIR/sglang/srt/prefill_graph/tree.sha256 | sha256sum --check --quiet",
+            where="site",
+            put=SITE,
+            says="",
+        ),
+        Step("scripts/nox uninstall --site-packages DIR", "2 files restored", put=SITE),
+        Step(
+            "scripts/nox install --site-packages DIR", "2 patches, 2 files changed", put=SITE
+        ),
+        Step(
+            "scripts/nox install --site-packages DIR --verify",
+            "is patched, every file as the queue made it",
+            put=SITE,
+        ),
+        Step(
+            "sed 's|  python/|  |' sglang/srt/prefill_graph/tree.sha256 | sha256sum --check --quiet",
+            "",
+            "site",
+        ),
+        Step(
+            "python -m sglang.srt.prefill_graph --verify",
+            "sglang 0.5.9, queue release 1, 2 patches",
+        ),
+        Step("scripts/nox uninstall --site-packages DIR", "2 files restored", put=SITE),
+        Step(
+            "python -c \"import sysconfig; print(sysconfig.get_path('purelib'))\"", "site-packages"
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("story", RUN)
+def test_commands_run_as_they_stand(world, story):
+    for step in RUN[story]:
+        if isinstance(step, Step):
+            said = world.run(step.typed(), world.home / step.where)
+            assert step.says in " ".join(said.split()), f"{step.typed()}\n{said}"
+        else:
+            step(world)
+
+
+# Sessions that would need what a test has not: their words go through the command's own parser and first checks, on this project.
+
+
+@dataclass(frozen=True)
+class Check:
+    """Why a command is not run, and what its first checks say of its words: exit code, and a part of it."""
+
+    why: str
+    code: int = 1
+    says: str = ""
+    put: dict[str, str] = field(default_factory=dict)
+    plus: tuple[str, ...] = ()  # words that make the command stop when it has looked at its others
+
+
+GPU = Check("it needs a GPU", 1, "[no-gpu]")
+
+
+def planned(says: str) -> Check:
+    return Check(
+        "it runs for minutes, or runs this very test",
+        0,
+        f"to be tested: {says} (",
+        plus=("--plan",),
+    )
+
+
+SITES = Check("it needs a GPU, and packages", 1, "[no-gpu]", {" F": " folder"})
+CHECKED: dict[str, Check] = {
+    "scripts/nox test": planned("the tool, v0.5.9, v0.5.12.post1"),
+    "scripts/nox test v0.5.9": planned("v0.5.9"),
+    "scripts/nox test --tool": planned("the tool"),
+    "scripts/nox test v0.5.9 -k scan": planned("v0.5.9"),
+    "scripts/nox gpu v0.5.9": GPU,
+    "scripts/nox gpu v0.5.9 --here --site F": SITES,
+    "scripts/nox gpu v0.5.9 --model llama --out results/one": GPU,
+    "scripts/nox gpu v0.5.9 --agree": GPU,
+    "scripts/nox bench v0.5.9": GPU,
+    "scripts/nox bench v0.5.9 --gain": GPU,
+    "scripts/nox sweep v0.5.9": GPU,
+    "scripts/nox gpu --take evidence.json": Check(
+        "it takes what a GPU host wrote", 1, "evidence.json"
+    ),
+    "scripts/nox lock v0.5.24": Check(
+        "it asks the index for 200 packages", 1, "'v0.5.24': is not pinned"
+    ),
+    "scripts/nox export --onto ~/sglang --base v0.5.23 --test breakable": Check(
+        "it needs a checkout of sglang and an environment of 5 GB", 1, "sglang"
+    ),
+    "scripts/nox matrix --stale": Check("it is run: it only reads", 0, '{"include": ['),
+    "scripts/nox matrix v0.5.9 --gpu H100 --gpu H200 --model llama": Check(
+        "it is run: it only reads", 0, '"gpu": "H100"'
+    ),
+}
+PARSED = {
+    "scripts/nox bundle v0.5.9": "it fetches GBs",
+    "scripts/nox figures": "it measures for minutes",
+    "scripts/nox figures --out evidence/figures.json": "it measures for minutes",
+    "scripts/nox figures --page": "it fetches matplotlib; tests/queue/test_figures.py makes the page",
+    "scripts/nox bench --page": "it fetches matplotlib; tests/queue/test_bench.py makes the page",
+    "scripts/nox status --merge results": "it writes this project's pages; tests/queue/test_merge.py gathers",
+    "RUN --mount=type=bind,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": "it needs Docker",
+}
+# Other programs' commands that a test cannot run; the wheels, days and releases that they name are looked up all the same.
+FOREIGN = {
+    "python -m sglang.launch_server --model-path nvidia/NVIDIA-Nemotron-Nano-9B-v2": "a server needs a GPU",
+    "python -m sglang.launch_server --model-path … --enable-breakable-cuda-graph": "a server needs a GPU",
+    "FROM python:3.12": "Docker",
+    "FROM lmsysorg/sglang:v0.5.9": "Docker",
+    "COPY dist/sglang-0.5.11+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
+    "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": "Docker",
+    "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
+    "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
+    "sbatch --array=…": "Slurm",
+    "git clone REPOSITORY queue": "where a user found this; `scripts/nox figures newcomer` runs it",
+}
+# Named in a sentence as such, without the words that a call would have.
+NAMED = {
+    *(
+        "nox",
+        "scripts/nox",
+        "scripts/nox gpu",
+        "scripts/nox sweep",
+        "scripts/nox bench",
+        "scripts/nox uninstall",
+        "scripts/nox status",
+        "git am",
+        "git clean",
+        "pre-commit run",
+    ),
+    *("pip show sglang", "pip uninstall sglang"),
+}
+
+
+def steps() -> Iterator[str]:
+    return (step.command for story in RUN.values() for step in story if isinstance(step, Step))
+
+
+def test_every_command_is_in_a_class():
+    classes = {*steps(), *CHECKED, *PARSED, *FOREIGN, *NAMED}
+    here = {shown.command for shown in COMMANDS}
+    assert here - classes == set(), (
+        "run them in RUN, or check their words and say why in CHECKED, PARSED or FOREIGN"
+    )
+    assert classes - here == set(), "no page shows these any more"
+    assert {shown.command for shown in COMMANDS if not shown.named} & NAMED == set(), (
+        "a command in a block is to be typed"
+    )
+
+
+def test_a_command_is_found_wherever_it_stands(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Type `scripts/nox check`, not `--all`.\n\n- so:\n\n  ```sh\n  scripts/nox apply   # lay it\n  ```\n\n```\nlog of nox\n```\n`A=b quilt pop`\n"
+    )
+    found = [(shown.command, shown.named) for shown in pages.shown(page)]
+    assert found == [("scripts/nox apply", False), ("scripts/nox check", True), ("A=b quilt pop", True)]
+
+
+@pytest.mark.parametrize(
+    ("command", "means"),
+    [
+        ("nox -s apply test -- v0.5.9 --all", (["apply", "test"], ["v0.5.9", "--all"])),
+        ("scripts/nox build v0.5.9", (["build"], ["v0.5.9"])),
+        ('cd x && ../queue/scripts/nox rebase --skip "a b"', (["rebase"], ["--skip", "a b"])),
+        ("quilt pop -a", ([], [])),
+    ],
+)
+def test_what_a_call_of_nox_means(command, means):
+    assert pages.sessions(command) == means
+
+
+@pytest.mark.parametrize("command", CHECKED)
+def test_words_pass_a_commands_first_checks(command, monkeypatch, capsys, tmp_path):
+    check = CHECKED[command]
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").symlink_to(shutil.which("git"))
+    monkeypatch.setenv(
+        "PATH", str(tmp_path / "bin")
+    )  # no nvidia-smi: on a host with a GPU these would go on
+    for old, new in check.put.items():
+        assert old in command
+        command = command.replace(old, new)
+    names, words = pages.sessions(command)
+    assert cli.main(["--root", str(ROOT), names[-1], *words, *check.plus]) == check.code
+    said = capsys.readouterr()
+    assert check.says in said.out + said.err
+
+
+@pytest.mark.parametrize("command", PARSED)
+def test_words_are_a_commands_own(command):
+    names, words = pages.sessions(command)
+    if names == ["figures"] and "--page" not in words:
+        with pytest.raises(SystemExit) as stop:
+            queue_figures.main([*words, "--help"])
+        assert stop.value.code == 0
+    else:
+        options = cli._parser().parse_args([*names, *words])
+        assert options.run
+        known = pins.load(ROOT)
+        assert all(known.find(word) for word in getattr(options, "revisions", []))
+
+
+def test_the_words_of_a_gpu_run():
+    """They go through its own parser: a wrong model is what it complains of, not the words beside it."""
+    (command,) = [text for text in FOREIGN if "tests/gpu/run.py" in text]
+    words = shlex.split(command.replace("FOLDER/", f"{ROOT}/").replace("llama", "no-model"))[1:]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert (
+        done.returncode == 2
+        and "argument --model: invalid choice: 'no-model'" in done.stderr
+        and "'llama'" in done.stderr
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_wheels_and_days_on_a_page_are_those_of_a_build(page):
+    """Whatever names a wheel of the queue names one that `build` makes; where a day is named with it, it is the release's."""
+    known, text = pins.load(ROOT), page.read_text(encoding="utf-8")
+    wheels = [parse_wheel_filename(name) for name in re.findall(r"sglang-[\w.+-]+\.whl", text)]
+    built = [(known.find(version.public), version, tags) for _, version, _, tags in wheels]
+    for pin, version, tags in built:
+        assert version.local == f"{build.LABEL}.{RELEASE}" and tags in [
+            parse_wheel_filename(wheel.file)[3] for wheel in pin.wheels
+        ]
+    assert set(re.findall(r"--exclude-newer (\S+)", text)) <= {
+        pin.resolve_as_of.isoformat() for pin, _, _ in built
+    }
+
+
+def test_topics_and_releases_in_commands_are_there():
+    """Of the real queue: the small clone has others."""
+    known, (queue, _) = pins.load(ROOT), series.read(ROOT)
+    topics, pinned = (
+        {name.partition("/")[0] for name in queue.patches},
+        {str(pin.version) for pin in known.all},
+    )
+    for command in {shown.command for shown in COMMANDS}:
+        names, words = pages.sessions(command)
+        named = {
+            word.removeprefix("v")
+            for word in words
+            if re.fullmatch(r"v?0\.\d+\.\d+(\.post\d+)?", word)
+        }
+        assert named - pinned <= ({*LATER} if names[0] in TO_COME else set()) if names else True, (
+            command
+        )
+        assert "--test" not in words or set(words) & topics, command

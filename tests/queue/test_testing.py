@@ -1,0 +1,124 @@
+"""The tests themselves: what `test` runs for which words, and how they are spread over processors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import TAG
+from patchqueue.commands import cli
+from patchqueue.environments import testing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def ran(project, monkeypatch, capsys):
+    """Run `test` with these words where tests do nothing: exit code, output, and what would have been tested."""
+    project.write("upstream/locks/9.9.1.txt", "")
+    done = []
+    monkeypatch.setattr(
+        cli, "build_environment", lambda root, pin, say: done.append(f"built {pin.tag}")
+    )
+    monkeypatch.setattr(cli, "test_tool", lambda root: done.append("tool") or 0)
+    monkeypatch.setattr(
+        cli,
+        "test_revision",
+        lambda root, pin, *_: done.append(pin.tag) or testing.Result(pin, 0, False),
+    )
+
+    def call(*words: str) -> tuple[int, str, list[str]]:
+        code = cli.main(["--root", str(project.root), "test", *words])
+        return code, capsys.readouterr().out, sorted(done)
+
+    call.monkeypatch, call.project = monkeypatch, project
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "tested"),
+    [
+        ((), [f"built {TAG}", "tool", TAG]),
+        ((TAG,), [TAG]),
+        (("--all",), [TAG]),
+        (("-k", "steps"), [TAG]),
+        (("--tool",), ["tool"]),
+        (("--tool", TAG), [f"built {TAG}", "tool", TAG]),
+    ],
+)
+def test_a_named_release_is_tested_alone(ran, words, tested):
+    code, said, done = ran(*words)
+    assert code == 0 and done == tested
+    first = said.splitlines()[0]
+    assert first.startswith("to be tested: ") and "minutes on two processors" in first
+    assert ("the tool" in first, TAG in first) == ("tool" in done, TAG in done)
+    assert ("0 problems" in said) == ("tool" in done), "check is a part of testing the tool"
+
+
+def test_releases_are_not_tested_with_a_tool_that_fails(ran):
+    ran.monkeypatch.setattr(cli, "test_tool", lambda root: 3)
+    code, _, done = ran()
+    assert code == 1 and TAG not in done
+
+
+def test_the_tool_is_not_tested_on_a_queue_with_problems(ran):
+    ran.project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
+    code, _, done = ran()
+    assert (code, done) == (1, [])
+
+
+def test_an_environment_that_cannot_be_built_is_said(ran):
+    def refuse(root, pin, say):
+        raise cli.Refused(cli.Problem("no-environment", pin.tag, "no network"))
+
+    ran.monkeypatch.setattr(cli, "build_environment", refuse)
+    assert ran()[0] == 1
+
+
+def test_one_processor_spreads_nothing(tmp_path):
+    assert testing.spread(tmp_path / "home", 1) == [] and list((tmp_path / "home").iterdir()) == []
+
+
+def spread_run(folder: Path, *files: str, processes: int = 2) -> str:
+    """What pytest prints of tests/revision with these files in place of its own."""
+    suite, beside = folder / "tests", folder / "beside"
+    shutil.copytree(ROOT / "tests/revision/host", suite / "host")
+    shutil.copy(ROOT / "tests/revision/conftest.py", suite)
+    for number, text in enumerate(files):
+        (suite / f"test_{number}.py").write_text(f"import os, pytest\n{text}")
+    (folder / "tree/python/sglang").mkdir(parents=True)
+    (folder / "tree/python/sglang/__init__.py").write_text("")
+    beside.mkdir()
+    words = testing.spread(beside, processes)
+    variables = {
+        **os.environ,
+        "PYTHONPATH": f"{folder / 'tree/python'}{os.pathsep}{beside}",
+        "PATCHQUEUE_TREE": str(folder / "tree"),
+        "PATCHQUEUE_REVISION": "9.9.1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a release's environment has no xdist
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(suite), *words]
+    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+NOTED = "def test_one(): open(os.environ['PATCHQUEUE_TREE'] + '/pids', 'a').write(f'{os.getpid()}\\n')\n"
+
+
+def test_files_are_spread_and_what_is_for_other_releases_is_still_listed(tmp_path):
+    later = "@pytest.mark.revision('>=10')\ndef test_later(): pass\n"
+    said = spread_run(tmp_path, NOTED + later, NOTED)
+    assert "2 passed" in said and len(set((tmp_path / "tree/pids").read_text().split())) == 2
+    assert "not for 9.9.1: 1 tests" in said and "test_0.py: 1 for >=10" in said
+
+
+def test_files_that_start_processes_come_first(tmp_path):
+    begun = "def test_one(): open(os.environ['PATCHQUEUE_TREE'] + '/order', 'a').write('{}\\n')\n"
+    slow = f"# interpreted.run(\n{begun.format('slow')}"
+    said = spread_run(tmp_path, begun.format("fast"), slow, processes=1)
+    order = (tmp_path / "tree/order").read_text().splitlines()
+    assert "2 passed" in said and order == ["slow", "fast"]
