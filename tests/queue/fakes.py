@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 import subprocess
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchqueue.laying import apply
+import pytest
+from patchqueue.laying import apply, pinned
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
 
@@ -131,6 +133,12 @@ class Project:
         for each in pins.load(self.root).all:
             source.fetch(each, str(self.wheels), quiet)
 
+    def place(self) -> None:
+        """Pin the lines and trees that the queue has now on every release; their wheels are in the cache, or come into it."""
+        self.warm()
+        every = pins.load(self.root)
+        pinned.write(self.root, every, every.all, None, quiet)
+
     def apply(self, origin: object = None, **options) -> apply.Report:
         return apply.apply(self.root, self.pin, str(origin) if origin else None, self.said.append, **options)
 
@@ -203,3 +211,20 @@ def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
     members = {path.relative_to(site).as_posix(): path.read_bytes() for path in sorted(site.rglob("*")) if path.is_file() and path.suffix != ".pyc"}
     members.pop(info, None)
     (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
+
+
+def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies at the number-th rename."""
+    calls = []
+
+    def dying(function):
+        def wrapped(*arguments, **options):
+            calls.append(function)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return wrapped
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name)))

@@ -19,6 +19,7 @@ from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
 from ..environments.testing import has_environment, is_built, lock_file, test_revision
 from ..files.gitrun import GitFailed
+from ..laying import pinned
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
 from ..laying.check import CheckReport, check
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     applied.add_argument("--verbose", action="store_true", help="list every patch of the queue, and why it is not for the release")
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", "the default pin", "--all")
     checked = command("check", _check, "lint the queue and replay it in memory on each revision", "every pin", "--all", "--from")
+    checked.add_argument("--write", action="store_true", help="pin the lines and trees that the queue has now, in upstream/placed.toml: for a change that is meant")
     checked.add_argument("--gaps", action="store_true", help="say too why a release does without a patch that is not for it")
     tested = command("test", _test, "apply, build the release's environment, run tests/revision in it", "the pins that pins.toml calls tested", "--all", "--from")
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
@@ -134,7 +136,10 @@ def _unapply(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
-    report = check(options.root, _chosen(options, pins, pins.all), options.origin, _say)
+    chosen = _chosen(options, pins, pins.all)
+    for change in pinned.write(options.root, pins, chosen, options.origin, _say) if options.write else ():
+        OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
+    report = check(options.root, chosen, options.origin, _say)
     _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
     return 1 if report.all_problems else 0

@@ -1,4 +1,4 @@
-"""The whole queue against every pin, in memory: lint, strict replay, and what upstream has merged."""
+"""The whole queue against every pin, in memory: lint, strict replay, the tree that is pinned, and what upstream has merged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ..queue.series import Queue
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from .apply import replay_on, select
+from .apply import finish_writing, replay_on, select
+from .pinned import problem_of
 from .probe import Finding, probe
 from .replay import Step
 
@@ -50,6 +51,7 @@ class CheckReport:
 
 def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[str], None]) -> CheckReport:
     """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be had."""
+    finish_writing(root)
     queue, problems = series.read(root)
     problems += lint(root, queue)
     pins = list(pins)
@@ -72,4 +74,5 @@ def _one(queue: Queue, pristine: Source) -> PinReport:
     except Refused as refusal:
         return PinReport(pin, (), findings, (*problems, *refusal.problems))
     replayed = replay_on(queue, patches, pristine)
-    return PinReport(pin, replayed.steps, findings, (*replayed.problems, *problems))
+    other = None if replayed.problems else problem_of(queue, pin, replayed.files)
+    return PinReport(pin, replayed.steps, findings, (*replayed.problems, *([other] if other else []), *problems))

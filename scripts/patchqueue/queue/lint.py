@@ -5,15 +5,29 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..outcome import Problem
+from . import placed
 from .series import FILE, PROVENANCE, Queue, overlapping
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
     """What is wrong with the series' guards, the variants and the overlay taken together."""
-    return [*_guards(queue), *_variants(queue), *_overlay(root, queue), *_tests(root, queue)]
+    return [*_guards(queue), *_variants(queue), *_placed(queue), *_overlay(root, queue), *_tests(root, queue)]
+
+
+def _placed(queue: Queue) -> Iterator[Problem]:
+    """Pinned lines that no release's text has: of a patch that is not for it, or that has another number of hunks."""
+    entries = {entry.name: entry for entry in queue.entries if entry.name in queue.patches}
+    for version, each in sorted(queue.placed.items()):
+        for name, lines in each.lines.items():
+            where = f"{placed.FILE}: {version}, {name}"
+            if name not in entries or not entries[name].is_for(version):
+                yield Problem("stale-placement", where, "the release does not get this patch", placed.WRITE)
+            elif len(lines) != (count := len(placed.own_lines(queue.patches[name]))):
+                yield Problem("stale-placement", where, f"has {len(lines)} lines, and the patch {count} hunks", placed.WRITE)
 
 
 def _guards(queue: Queue) -> list[Problem]:

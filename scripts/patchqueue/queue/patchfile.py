@@ -6,7 +6,7 @@ unidiff reads the hunks; the form is checked here line by line, since unidiff le
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from unidiff import PatchSet
@@ -82,6 +82,11 @@ class Patch:
         return split(self.content.decode("utf-8"))[1]
 
     @property
+    def context(self) -> int:
+        """How many lines of context its hunks have: CONTEXT, or fewer where its releases agree on fewer."""
+        return max((max(hunk.leading, hunk.trailing) for file in self.files for hunk in file.hunks), default=0)
+
+    @property
     def changed_lines(self) -> int:
         return sum(line.kind != " " for file in self.files for hunk in file.hunks for line in hunk.lines)
 
@@ -121,6 +126,20 @@ def parse_diff(diff: str, lines_before: int = 0) -> tuple[FileDiff, ...]:
         FileDiff(_strip(file.source_file if file.target_file == "/dev/null" else file.target_file), tuple(_hunk(hunk, lines_before) for hunk in file), file.source_file == "/dev/null")
         for file in PatchSet(diff)
     )  # fmt: skip
+
+
+def render(files: Iterable[FileDiff]) -> str:
+    """The diffs as text, in the form that `quilt refresh` writes: what `parse_diff` reads back."""
+    return "".join(f"--- a/{file.path}\n+++ b/{file.path}\n" + "".join(map(_rendered, file.hunks)) for file in files)
+
+
+def _rendered(hunk: Hunk) -> str:
+    body = "".join(line.kind + (line.text if line.text.endswith("\n") else f"{line.text}\n\\ No newline at end of file\n") for line in hunk.lines)
+    return f"@@ -{_range(hunk.old_start, len(hunk.old))} +{_range(hunk.new_start, len(hunk.new))} @@\n{body}"
+
+
+def _range(start: int, count: int) -> str:
+    return str(start) if count == 1 else f"{start},{count}"
 
 
 def _hunk(hunk, lines_before: int) -> Hunk:
@@ -207,12 +226,15 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
 
 
 def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
-    """Three lines of context on both sides; fewer before only at a file's start (its end needs the tree: see laying/replay.py)."""
+    """As many lines of context on both sides of every hunk, three at most; fewer before only at a file's start (its end needs the
+    tree: see laying/replay.py)."""
     try:
         files = parse_diff(diff, first_line - 1)
     except UnidiffParseError as error:
         yield Problem("wrong-hunk-counts", where, str(error))
         return
+    wanted = max((max(hunk.leading, hunk.trailing) for file in files for hunk in file.hunks), default=0)
+    wanted = min(max(wanted, 1), CONTEXT)  # fewer than CONTEXT where the releases that share the text agree on fewer
     for file in files:
         for hunk in file.hunks:
             at = f"{where}:{hunk.at_line}"
@@ -220,10 +242,8 @@ def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
                 yield Problem("new-or-deleted-file", at, "fills an empty file, and `quilt pop` then deletes it" if hunk.new else "empties the file, and quilt then deletes it")
             elif all(line.kind == " " for line in hunk.lines):
                 yield Problem("empty-hunk", at, "a hunk that changes nothing")
-            elif hunk.leading > CONTEXT or hunk.trailing > CONTEXT:
-                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {CONTEXT}", "`nox -s refresh` writes it so")
-            elif hunk.leading < CONTEXT and hunk.old_start != 1:
-                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {CONTEXT}", "`nox -s refresh` writes it so")
+            elif max(hunk.leading, hunk.trailing) > wanted or hunk.leading < wanted and hunk.old_start != 1:
+                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {wanted}", "`nox -s refresh` writes it so")
 
 
 def _path(at: str, path: str, prefix: str) -> Iterator[Problem]:
