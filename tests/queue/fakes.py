@@ -180,6 +180,12 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
+def sha256sum(folder: Path, names: list[str]) -> str:
+    """What `sha256sum NAMES | sha256sum` prints there."""
+    listing = subprocess.run(["sha256sum", *names], cwd=folder, check=True, capture_output=True).stdout
+    return subprocess.run(["sha256sum"], input=listing, check=True, capture_output=True, text=False).stdout.decode().split()[0]
+
+
 def snapshot(*folders: Path) -> dict[str, object]:
     """Every name below the folders, with its bytes and the time it was written."""
     found: dict[str, object] = {}

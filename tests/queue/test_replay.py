@@ -141,11 +141,11 @@ def test_bytes_that_are_no_text_are_kept():
     assert run(upstream, diff(RUNNER, *after)).files == {RUNNER: b"\xff\r\n" + EDITED.encode()}
 
 
-@pytest.mark.parametrize("upstream, fits", [("x\ny\na\nb\nc\n", True), ("x\ny\na\nb\nc\nd\n", False)])
-def test_less_context_behind_a_hunk_than_before_it_means_the_end_of_the_file(upstream, fits):
-    text = diff(RUNNER, "x\ny\na\nb\nc\n", "x\ny\na\nB\nc\n")
-    outcome, names, _ = one(upstream, text)
-    assert (outcome, names) == ((Outcome.APPLIED, []) if fits else (Outcome.CORRUPT, ["unequal-context"]))
+@pytest.mark.parametrize("upstream, outcome", [("new\na = 1\nb = 2\nc = 3\n", Outcome.NEEDS_REFRESH), ("a = 1\nb = 2\nc = 3\nnew\n", Outcome.APPLIED), ("a = 1\nb = 2\nb = 2\n", Outcome.CONFLICT)])
+def test_little_context_is_as_exact(upstream, outcome):
+    """What releases agree on may be one line: it stands where it is pinned, and at no other place."""
+    text = diff(RUNNER, "a = 1\nb = 2\n", "a = 1\nB = 2\n").replace("@@ -1,2 +1,2 @@\n a = 1\n", "@@ -2 +2 @@\n")
+    assert "@@ -2 +2 @@\n-b = 2\n" in text and one(upstream, text)[0] is outcome
 
 
 def test_a_wrong_new_side_is_corrupt():

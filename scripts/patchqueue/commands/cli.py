@@ -139,7 +139,7 @@ def _check(options: argparse.Namespace) -> int:
     chosen = _chosen(options, pins, pins.all)
     for change in pinned.write(options.root, pins, chosen, options.origin, _say) if options.write else ():
         OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
-    report = check(options.root, chosen, options.origin, _say)
+    report = check(options.root, chosen, options.origin, _say, pins.all)
     _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
     return 1 if report.all_problems else 0

@@ -24,7 +24,7 @@ from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import quilt as quilts
-from .place import widened
+from .place import edits, widened
 from .probe import probe
 from .replay import Replay, replay
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
@@ -240,14 +240,14 @@ def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
 
 
 def changes(queue: Queue, patches: list[Patch], pin: Pin) -> str:
-    """What the selection does to a release, as evidence names it: over the pinned tree, the overlay's files and the patches'
-    diffs, in order.
+    """What the selection does to a release, as evidence names it: over the pinned tree, the overlay's files, and the lines that
+    the patches remove and add, in order.
 
-    Their headers and names are not in it, so that a patch can be submitted, described better or shared with another release
-    without making what was measured stale.
+    Their headers, names and context are not in it, so that a patch can be submitted, described better or shared with another
+    release without making what was measured stale.
     """
     files = [f"{path} {sha256(content)}" for path, content in sorted(queue.overlay_for(patches).items())]
-    return "sha256:" + sha256("\n".join([pin.tree, *files, *(sha256(patch.diff.encode()) for patch in patches)]).encode())
+    return "sha256:" + sha256("\n".join([pin.tree, *files, *(sha256(edits(patch).encode()) for patch in patches)]).encode())
 
 
 def tree_after(queue: Queue, patches: list[Patch], pristine: Source) -> str:

@@ -5,7 +5,8 @@ A hunk stands where its exact text is: all its context and removed lines, in ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..outcome import Outcome
@@ -129,58 +130,168 @@ def widened(patch: Patch, before: Files) -> Patch:
     return placed.of_files(patch, (_widened(file, before[file.path].decode("utf-8", "surrogateescape")) for file in patch.files))
 
 
-def _widened(file: FileDiff, text: str) -> FileDiff:
-    lines = split_lines(text)
-    runs = [run for hunk in file.hunks for run in _runs(hunk)]
+@dataclass(frozen=True)
+class _Run:
+    """Changed lines without context between them. start: the old line before which they begin, 0-based; gone: how many they remove.
 
-    def between(start: int, end: int) -> list[Line]:
-        return [Line(" ", line) for line in lines[start:end]]
+    above, below: the context lines that are known before and behind them, up to the runs beside them.
+    """
 
-    groups: list[list[tuple[int, int, list[Line]]]] = []
-    for run in runs:
-        near = groups and run[0] - groups[-1][-1][1] <= 2 * CONTEXT
-        groups[-1].append(run) if near else groups.append([run])
-    hunks, moved = [], 0
-    for group in groups:
-        start, end = max(group[0][0] - CONTEXT, 0), group[-1][1] + CONTEXT
-        body = between(start, group[0][0])
-        for number, run in enumerate(group):
-            body += run[2] + between(run[1], group[number + 1][0] if number + 1 < len(group) else end)
-        hunks.append(Hunk(start + 1, start + 1 + moved, tuple(body), 0))
+    start: int
+    gone: int
+    lines: tuple[Line, ...]
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + self.gone
+
+
+def _runs(hunk: Hunk) -> Iterator[_Run]:
+    """A hunk's runs of changed lines."""
+    lines = hunk.lines
+    edges = [n for n in range(len(lines) + 1) if (n == 0 or lines[n - 1].kind == " ") != (n == len(lines) or lines[n].kind == " ")]
+    pairs = list(zip(edges[::2], edges[1::2]))
+    ends = [0, *(end for _, end in pairs)]
+    begins = [*(begin for begin, _ in pairs), len(lines)]
+    for number, (begin, end) in enumerate(pairs):
+        start = hunk.old_start - 1 + sum(line.kind != "+" for line in lines[:begin])
+        gone = sum(line.kind == "-" for line in lines[begin:end])
+        above = tuple(line.text for line in lines[ends[number] : begin])
+        below = tuple(line.text for line in lines[end : begins[number + 1]])
+        yield _Run(start, gone, lines[begin:end], above, below)
+
+
+def _hunk(runs: list[_Run], above: list[str], below: list[str], moved: int) -> Hunk:
+    """Runs with all that is between them as one hunk, with these lines of context round it."""
+    body = [Line(" ", line) for line in above]
+    for number, run in enumerate(runs):
+        body += run.lines
+        body += [Line(" ", line) for line in (run.below if number + 1 < len(runs) else below)]
+    start = runs[0].start - len(above) + 1
+    return Hunk(start, start + moved, tuple(body), 0)
+
+
+def _written(file: FileDiff, groups: Iterable[tuple[list[_Run], list[str], list[str]]]) -> FileDiff:
+    hunks: list[Hunk] = []
+    moved = 0
+    for runs, above, below in groups:
+        hunks.append(_hunk(runs, above, below, moved))
         moved += len(hunks[-1].new) - len(hunks[-1].old)
     return replace(file, hunks=tuple(hunks))
 
 
-def _runs(hunk: Hunk) -> Iterator[tuple[int, int, list[Line]]]:
-    """A hunk's runs of changed lines: (first, behind the last) of the old lines, 0-based, and the lines themselves."""
-    at, run = hunk.old_start - 1, []
-    for line in [*hunk.lines, Line(" ", "")]:
-        if line.kind != " ":
-            run.append(line)
-        elif run:
-            gone = sum(each.kind == "-" for each in run)
-            yield at, at + gone, run
-            at, run = at + gone + 1, []
+def _widened(file: FileDiff, text: str) -> FileDiff:
+    lines = split_lines(text)
+    runs = [run for hunk in file.hunks for run in _runs(hunk)]
+    groups: list[list[_Run]] = []
+    for run, after in zip(runs, [*runs[1:], None]):
+        known = replace(run, below=tuple(lines[run.end : after.start])) if after else run
+        if groups and run.start - groups[-1][-1].end <= 2 * CONTEXT:
+            groups[-1].append(known)
         else:
-            at += 1
+            groups.append([known])
+    return _written(file, ((group, lines[max(group[0].start - CONTEXT, 0) : group[0].start], lines[group[-1].end : group[-1].end + CONTEXT]) for group in groups))
 
 
-def trimmed(patch: Patch, context: int) -> Patch:
-    """The patch with fewer lines of context; a hunk whose changes then lie apart becomes two."""
-    return placed.of_files(patch, (replace(file, hunks=tuple(_trimmed(file, context))) for file in patch.files))
+def shared(patches: Sequence[Patch]) -> Patch | None:
+    """The text that these have in common, with the lines of the first: the same changes, and the context on which all agree.
+
+    patches: one patch as several releases' own trees have it (see `widened`). None where they change other lines, or
+    where nothing is left beside a change by which its place could be found.
+    """
+    if len({tuple(file.path for file in patch.files) for patch in patches}) != 1:
+        return None
+    files = [_shared(versions) for versions in zip(*(patch.files for patch in patches))]
+    return None if None in files else placed.of_files(patches[0], [file for file in files if file])
 
 
-def _trimmed(file: FileDiff, context: int) -> Iterator[Hunk]:
-    moved = 0
-    for hunk in file.hunks:
-        changed = [number for number, line in enumerate(hunk.lines) if line.kind != " "]
-        cuts = [n for n, (one, other) in enumerate(zip(changed, changed[1:]), 1) if other - one - 1 > 2 * context]
-        for first, last in zip([0, *cuts], [*cuts, len(changed)]):
-            begin, end = max(changed[first] - context, 0), min(changed[last - 1] + context + 1, len(hunk.lines))
-            start = hunk.old_start + sum(line.kind != "+" for line in hunk.lines[:begin])
-            made = Hunk(start, start + moved, hunk.lines[begin:end], hunk.at_line)
-            moved += len(made.new) - len(made.old)
-            yield made
+def _shared(versions: Sequence[FileDiff]) -> FileDiff | None:
+    every = [[run for hunk in file.hunks for run in _runs(hunk)] for file in versions]
+    if len({tuple(run.lines for run in runs) for runs in every}) != 1:
+        return None
+    changes = list(zip(*every))  # a change: its run in each version
+    groups: list[tuple[list[_Run], list[str], list[str]]] = []
+    open_hunk: list[_Run] = []
+    above: list[str] = []
+    free = CONTEXT  # how many lines above a change no hunk has yet
+    for change, behind in zip(changes, [*changes[1:], None]):
+        above = above if open_hunk else _common([run.above[::-1][:free] for run in change])[::-1]
+        open_hunk.append(change[0])
+        gaps = {after.start - run.end for run, after in zip(change, behind)} if behind else {CONTEXT}
+        if behind and gaps == {len(change[0].below)} and len({run.below for run in change}) == 1:
+            continue  # all between the two is known, and the same everywhere
+        below = _common([run.below[: min(CONTEXT, *gaps)] for run in change])
+        groups.append((open_hunk, above, below))
+        open_hunk, free = [], min(CONTEXT, min(gaps) - len(below)) if behind else CONTEXT
+    made = _written(versions[0], groups)
+    return made if all(hunk.old for hunk in made.hunks) else None
+
+
+def _common(several: Sequence[Sequence[str]]) -> list[str]:
+    """The lines with which all begin."""
+    return [lines[0] for lines in itertools.takewhile(lambda lines: len(set(lines)) == 1, zip(*several))]
+
+
+def lines_of(text: Patch, own: Patch) -> tuple[int, ...]:
+    """Where a text's hunks stand on the release that has it as `own`; both make the same changes."""
+    lines = []
+    for file, there in zip(text.files, own.files):
+        runs = (run for hunk in there.hunks for run in _runs(hunk))
+        for hunk in file.hunks:
+            first, *_ = [next(runs) for _ in _runs(hunk)]
+            lines.append(first.start - hunk.leading + 1)
+    return tuple(lines)
+
+
+def edits(patch: Patch) -> str:
+    """What a patch does to the files of one release, without the context by which its place is found."""
+    runs = ((file.path, run) for file in patch.files for hunk in file.hunks for run in _runs(hunk))
+    return "".join(f"{path}:{run.start}\n" + "".join(f"{line.kind}{line.text}" for line in run.lines) for path, run in runs)
+
+
+def fitted(patch: Patch, below: Files) -> Patch | None:
+    """A patch of one release as another's own tree would have it: each change at the one place where most of its context stands.
+
+    below: the other release's files. None where a change has no such place.
+    """
+    files = []
+    for file in patch.files:
+        content = below.get(file.path)
+        made = None if content is None else _fitted(file, content.decode("utf-8", "surrogateescape"))
+        if made is None:
+            return None
+        files.append(made)
+    return placed.of_files(patch, files)
+
+
+def _fitted(file: FileDiff, text: str) -> FileDiff | None:
+    runs, done = [], 0
+    for run in (run for hunk in file.hunks for run in _runs(hunk)):
+        start = _start(run, text, done)
+        if start is None:
+            return None
+        runs.append(replace(run, start=start, above=(), below=()))
+        done = _offset(text, start + run.gone)
+    return _widened(replace(file, hunks=tuple(_hunk([run], [], [], 0) for run in runs)), text)
+
+
+def _start(run: _Run, text: str, done: int) -> int | None:
+    """Where a run belongs in a text, behind `done`: 0-based, before that line; None where it is nowhere, or at several places."""
+    sizes = sorted(itertools.product(range(min(len(run.above), CONTEXT), -1, -1), range(min(len(run.below), CONTEXT), -1, -1)), key=sum, reverse=True)
+    gone = [line.text for line in run.lines if line.kind == "-"]
+    for above, below in sizes:
+        wanted = "".join([*run.above[len(run.above) - above :], *gone, *run.below[:below]])
+        found = list(_find(text, wanted, done))
+        if found:
+            return _line(text, found[0]) - 1 + above if len(found) == 1 else None
+    return None
+
+
+def _offset(text: str, line: int) -> int:
+    """Where a line (0-based) begins."""
+    return sum(len(each) for each in split_lines(text)[:line])
 
 
 def split_lines(text: str) -> list[str]:

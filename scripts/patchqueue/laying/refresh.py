@@ -9,7 +9,7 @@ proved by the replay, and written whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..files import atomic
@@ -18,7 +18,7 @@ from ..files.tree import differing, list_folder, sha256
 from ..outcome import Problem, Refused
 from ..queue import guards, patchfile, placed, series
 from ..queue.edit import Change, Lines, joined, tried, variant
-from ..queue.patchfile import CONTEXT, Patch
+from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -27,8 +27,7 @@ from . import pinned
 from . import quilt as quilts
 from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue, replay_on, stack
 from .pinned import rows_on
-from .place import Files, trimmed, widened
-from .unified import unified
+from .place import Files, Row, fitted, lay_patch, shared, widened
 from .worktree import State, WorkTree
 
 Say = Callable[[str], None]
@@ -78,7 +77,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
             raise Refused(unreadable)
         pristine = source.fetch(pin, None, say)
         edited = _edited(root, pin, add, pristine, say)
-        changes = _plan(root, pins, pin, queue, edited or _laid(queue, pin, pristine), pristine, say)
+        changes = _plan(root, pins, pin, queue, edited or Tree(), pristine, say)
         changes = [change for change in changes if not (root / change.path).is_file() or (root / change.path).read_bytes() != change.content]
         if changes:
             atomic.write_all(root, {change.path: change.content for change in changes}, root / atomic.OF_QUEUE)
@@ -98,10 +97,10 @@ class Tree:
     recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its files, empty likewise.
     """
 
-    texts: tuple[tuple[str, str, str], ...]
-    overlay: Files
-    recorded: dict[str, str]
-    listing: dict[str, str]
+    texts: tuple[tuple[str, str, str], ...] = ()
+    overlay: Files = field(default_factory=dict)
+    recorded: dict[str, str] = field(default_factory=dict)
+    listing: dict[str, str] = field(default_factory=dict)
 
 
 def _edited(root: Path, pin: Pin, add: bool, pristine: Source, say: Say) -> Tree | None:
@@ -125,13 +124,6 @@ def _edited(root: Path, pin: Pin, add: bool, pristine: Source, say: Say) -> Tree
         overlay = {file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode() for file in diffs}
         recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
         return Tree(tuple((name, *text) for name, text in texts.items()), overlay, recorded, list_folder(aside))
-
-
-def _laid(queue: Queue, pin: Pin, pristine: Source) -> Tree:
-    """The queue itself as a tree would hold it: every text that has its place, as diff writes it."""
-    rows, _ = rows_on(queue, pin.version, pristine.read)
-    heads = {row.patch: patchfile.split(queue.patches[row.patch].content.decode("utf-8"))[0] for row in rows}
-    return Tree(tuple((row.patch, heads[row.patch], unified(row.before, row.after)) for row in rows if row.lines is not None), {}, {}, {})
 
 
 def _plan(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: Source, say: Say) -> list[Change]:
@@ -215,8 +207,8 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, say: Say)
     """The patches that the tree has otherwise than the queue, and what that makes of the series."""
     old = (root / series.FILE).read_text(encoding="utf-8")
     lines, below = Lines.of(old), ""
-    rows, _ = rows_on(queue, pin.version, source.fetch(pin, None, say).read)
-    here = {row.patch: widened(placed.at(queue.patches[row.patch], row.lines), row.before) for row in rows if row.lines is not None}
+    rows = {row.patch: row for row in rows_on(queue, pin.version, source.fetch(pin, None, say).read)[0] if row.lines is not None}
+    here = {name: widened(placed.at(queue.patches[name], row.lines), row.before) for name, row in rows.items()}
     entries = {entry.name: entry for entry in queue.entries}
     for name, head, diff in tree.texts:
         if not diff:
@@ -233,6 +225,8 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, say: Say)
         today = here[name].content if name in here else b""
         if content == today or tree.recorded.get(name) == sha256(content):
             continue  # not edited in the tree: what the queue has by now stands
+        if name in rows and head == patchfile.split(today.decode("utf-8"))[0] and _does(name, content, rows[name]):
+            continue  # the same change, as another diff writes it
         if diff in (text.diff for other, text in here.items() if queue.base(other) == entries[name].base):
             continue  # written already, as the release's own variant
         if tree.recorded.get(name, sha256(today)) != sha256(today):
@@ -244,27 +238,36 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, say: Say)
         yield Change(str(series.FILE), lines.text.encode(), "guards")
 
 
+def _does(name: str, content: bytes, row: Row) -> bool:
+    """Whether a text makes of the files what the row has."""
+    patch, _ = patchfile.read(name, content)
+    return patch is not None and lay_patch(patch, row.before.get).after == row.after
+
+
 def _shared(pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines, say: Say) -> Change:
-    """The patch itself where its text stands on every release that it is for, with less context if need be; else a variant."""
+    """The patch itself where its changes stand on every release that it is for, with the context on which they agree; else a variant."""
     patch, _ = patchfile.read(entry.name, content)
-    served = [other for other in pins.all if other == pin or entry.is_for(other.version)]
-    if patch is None or served == [pin]:
+    others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
+    if patch is None or not others:
         return Change(f"patches/{entry.name}", content, "refreshed")
-    broken: list[str] = []
-    for context in range(CONTEXT, 0, -1):
-        text = patch if context == CONTEXT else trimmed(patch, context)
-        misfits = [other.tag for other in served if not _fits(queue, text, other, say)]
-        if not misfits:
-            shared = "refreshed" + ("" if context == CONTEXT else f", with {context} line{'s' if context > 1 else ''} of context, on which its releases agree")
-            return Change(f"patches/{entry.name}", text.content, shared)
-        broken = broken or misfits
+    below = {other: _below(queue, patch, other, say) for other in others}
+    texts = {pin: patch} | {other: fitted(patch, files) for other, files in below.items()}
+    broken = [other.tag for other, text in texts.items() if text is None]
+    text = None if broken else shared([texts[each] for each in sorted(texts, key=lambda each: each.version)])
+    if text is not None:
+        broken = [other.tag for other in others if lay_patch(text, below[other].get).lines is None]
+    if text is not None and not broken:
+        return Change(f"patches/{entry.name}", placed.of_files(patch, text.files).content, f"refreshed, for {' '.join(other.tag for other in others)} too")
     known = [other.version for other in pins.all]
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
     return variant(queue, entry, pin.version, known, lines, patchfile.split(content.decode("utf-8"))[1], why)
 
 
-def _fits(queue: Queue, patch: Patch, pin: Pin, say: Say) -> bool:
-    """Whether a text stands at one place of a release."""
-    changed = replace(queue, patches=queue.patches | {patch.name: patch})
-    rows, _ = rows_on(changed, pin.version, source.fetch(pin, None, say).read)
-    return all(row.lines is not None for row in rows if row.patch == patch.name)
+def _below(queue: Queue, patch: Patch, pin: Pin, say: Say) -> dict[str, bytes]:
+    """The files of a release that a patch changes, as they are below it."""
+    read = source.fetch(pin, None, say).read
+    names = [each.name for each in queue.select(pin.version)]
+    beneath = replace(queue, entries=tuple(entry for entry in queue.entries if entry.name in names[: names.index(patch.name)]))
+    _, files = rows_on(beneath, pin.version, read)
+    found = {file.path: files[file.path] if file.path in files else read(file.path) for file in patch.files}
+    return {path: content for path, content in found.items() if content is not None}

@@ -69,7 +69,7 @@ def _one(patch: Patch, read: Read, tag: str) -> tuple[Step, dict[str, bytes]]:
         text = content.decode("utf-8", "surrogateescape")
         laid, moved = lay(text, file), 0
         for spot in laid.spots:
-            wrong = _misfit(text, spot, patch.context, moved, where, tag)
+            wrong = _misfit(text, spot, moved, where, tag)
             problems += [wrong] if wrong else []
             moved += len(spot.hunk.new) - len(spot.hunk.old)
         below[file.path], changed[file.path] = content, laid.text.encode("utf-8", "surrogateescape")
@@ -79,15 +79,12 @@ def _one(patch: Patch, read: Read, tag: str) -> tuple[Step, dict[str, bytes]]:
     return Step(patch.name, worst, tuple(problem for _, problem in problems)), {}
 
 
-def _misfit(text: str, spot: Spot, context: int, moved: int, where: str, tag: str) -> tuple[Outcome, Problem] | None:
+def _misfit(text: str, spot: Spot, moved: int, where: str, tag: str) -> tuple[Outcome, Problem] | None:
     """Why a hunk does not belong at its own line, or None where it does. moved: what the hunks before it push it down."""
     hunk, number = spot.hunk, spot.number
     at = f"{where}: hunk {number}, line {max(hunk.old_start, 1)}"
     if spot.lines != (hunk.old_start,):
         return _elsewhere(text, spot, at, f"{where}: hunk {number}", tag)
-    behind = hunk.old_start + len(hunk.old)
-    if hunk.trailing < context and behind <= len(split_lines(text)):
-        return Outcome.CORRUPT, Problem("unequal-context", at, f"{hunk.trailing} lines of context after it, though the file goes on; they are {context}", "`nox -s refresh` writes it so")
     if hunk.new_start != hunk.old_start + moved:
         return Outcome.CORRUPT, Problem("wrong-hunk-counts", f"{where}: hunk {number}", f"its new side begins at line {hunk.new_start}, but the hunks before it make that {hunk.old_start + moved}", "write patches with `nox -s refresh`, not by hand")
     return None

@@ -82,11 +82,6 @@ class Patch:
         return split(self.content.decode("utf-8"))[1]
 
     @property
-    def context(self) -> int:
-        """How many lines of context its hunks have: CONTEXT, or fewer where its releases agree on fewer."""
-        return max((max(hunk.leading, hunk.trailing) for file in self.files for hunk in file.hunks), default=0)
-
-    @property
     def changed_lines(self) -> int:
         return sum(line.kind != " " for file in self.files for hunk in file.hunks for line in hunk.lines)
 
@@ -226,15 +221,13 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
 
 
 def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
-    """As many lines of context on both sides of every hunk, three at most; fewer before only at a file's start (its end needs the
-    tree: see laying/replay.py)."""
+    """Three lines of context on both sides at most. Where they are fewer, the releases that share the text must agree on no more,
+    which needs their trees: see laying/check.py."""
     try:
         files = parse_diff(diff, first_line - 1)
     except UnidiffParseError as error:
         yield Problem("wrong-hunk-counts", where, str(error))
         return
-    wanted = max((max(hunk.leading, hunk.trailing) for file in files for hunk in file.hunks), default=0)
-    wanted = min(max(wanted, 1), CONTEXT)  # fewer than CONTEXT where the releases that share the text agree on fewer
     for file in files:
         for hunk in file.hunks:
             at = f"{where}:{hunk.at_line}"
@@ -242,8 +235,8 @@ def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
                 yield Problem("new-or-deleted-file", at, "fills an empty file, and `quilt pop` then deletes it" if hunk.new else "empties the file, and quilt then deletes it")
             elif all(line.kind == " " for line in hunk.lines):
                 yield Problem("empty-hunk", at, "a hunk that changes nothing")
-            elif max(hunk.leading, hunk.trailing) > wanted or hunk.leading < wanted and hunk.old_start != 1:
-                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {wanted}", "`nox -s refresh` writes it so")
+            elif not hunk.old or max(hunk.leading, hunk.trailing) > CONTEXT:
+                yield Problem("unequal-context", at, f"{hunk.leading} lines of context before and {hunk.trailing} after; they are {CONTEXT}", "`nox -s refresh` writes it so")
 
 
 def _path(at: str, path: str, prefix: str) -> Iterator[Problem]:

@@ -11,7 +11,6 @@ from packaging.version import Version
 from ..laying import pinned
 from ..laying.place import Row
 from ..laying.replay import replay
-from ..laying.unified import unified
 from ..outcome import Outcome, Problem, Refused
 from ..queue import guards, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes
@@ -19,6 +18,7 @@ from ..queue.lint import lint
 from ..queue.series import Entry, Queue
 from ..upstream.pins import Pins
 from ..upstream.release import Release
+from .unified import unified
 
 
 def plan(root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[Row], complete: bool) -> list[Change]:
