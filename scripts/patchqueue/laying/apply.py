@@ -113,12 +113,12 @@ def stack(queue: Queue, patches: list[Patch], pin: Pin, planned: Replay) -> dict
     Each has the release's own lines and three lines of its own context, as the replay found them: at no offset, with no fuzz.
     """
     below = {step.patch: step.below for step in planned.steps}
-    return _texts(queue, [widened(patch, below[patch.name]) for patch in patches], pin)
+    return _overlay(queue, patches, pin) | {patch.name: widened(patch, below[patch.name]).content for patch in patches}
 
 
-def _texts(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
+def _overlay(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
     overlay = overlay_of(queue, patches, pin)
-    return ({OVERLAY_PATCH: as_patch(overlay)} if overlay else {}) | {patch.name: patch.content for patch in patches}
+    return {OVERLAY_PATCH: as_patch(overlay)} if overlay else {}
 
 
 def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = False) -> Report:
@@ -236,7 +236,7 @@ def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, st
 def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
     """What a record of this selection, and evidence, name as `queue`: it changes with every patch, header included, and overlay file
     in it. The overlay package's provenance.json is one of these, so that what it calls `queue` itself is another hash (`overlay_of`)."""
-    return _queue_hash(_texts(queue, patches, pin))
+    return _queue_hash(_overlay(queue, patches, pin) | {patch.name: patch.content for patch in patches})
 
 
 def changes(queue: Queue, patches: list[Patch], pin: Pin) -> str:

@@ -279,13 +279,15 @@ def _fitted(file: FileDiff, text: str) -> FileDiff | None:
 
 def _start(run: _Run, text: str, done: int) -> int | None:
     """Where a run belongs in a text, behind `done`: 0-based, before that line; None where it is nowhere, or at several places."""
-    sizes = sorted(itertools.product(range(min(len(run.above), CONTEXT), -1, -1), range(min(len(run.below), CONTEXT), -1, -1)), key=sum, reverse=True)
+    above, below = run.above[-CONTEXT:], run.below[:CONTEXT]
     gone = [line.text for line in run.lines if line.kind == "-"]
-    for above, below in sizes:
-        wanted = "".join([*run.above[len(run.above) - above :], *gone, *run.below[:below]])
-        found = list(_find(text, wanted, done))
+    sizes = itertools.product(range(len(above), -1, -1), range(len(below), -1, -1))
+    for over, under in sorted(sizes, key=sum, reverse=True):
+        found = list(_find(text, "".join([*above[len(above) - over :], *gone, *below[:under]]), done))
+        left = "".join(above if not over else below if not under else ())  # it would pull the change elsewhere
         if found:
-            return _line(text, found[0]) - 1 + above if len(found) == 1 else None
+            sure = len(found) == 1 and (gone or not any(_find(text, left, done)))
+            return _line(text, found[0]) - 1 + over if sure else None
     return None
 
 
