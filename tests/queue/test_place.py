@@ -1,4 +1,6 @@
-"""Where a text stands: one place or none; the text that releases share, and what each of them makes of it; quilt agrees."""
+"""Where a text stands: one place or none; the text that releases share, and what each of them makes
+of it; quilt agrees.
+"""
 
 from __future__ import annotations
 
@@ -54,27 +56,41 @@ def test_whole_lines_only(end):
     """Text within a longer line is no place, and what lacks its line end stands at the end only."""
     before = BASE.removesuffix("step_40 = 40\n") + end
     longer = {RUNNER: before.removesuffix("\n").encode() + b"0\n"}  # its last line is another one
-    row = place.lay_patch(patch(before, before.replace("step_39 = 39", "step_39 = None")), longer.get)
+    row = place.lay_patch(
+        patch(before, before.replace("step_39 = 39", "step_39 = None")), longer.get
+    )
     assert row.outcome is Outcome.CONFLICT
-    assert place.places("ab = 1\nb = 1\n", "b = 1\n") == [2] and place.places("b = 1\nb = 1", "b = 1") == [2]
+    assert place.places("ab = 1\nb = 1\n", "b = 1\n") == [2] and place.places(
+        "b = 1\nb = 1", "b = 1"
+    ) == [2]
 
 
 @st.composite
 def releases(draw) -> tuple[list[str], list[str]]:
-    """One change as several releases have it: what they are before and after. Other lines are other in each."""
+    """One change as several releases have it: what they are before and after. Other lines are other
+    in each.
+    """
     count = draw(st.integers(2, 4))
     lines = [f"line {n}\n" for n in range(draw(st.integers(10, 25)))]
     spots = sorted(draw(st.sets(st.integers(0, len(lines) - 1), min_size=1, max_size=3)))
     removes = [draw(st.booleans()) for _ in spots]
     befores, afters = [], []
     for number in range(count):
-        own = {n: f"other {number} {n}\n" * draw(st.integers(0, 2)) for n in draw(st.sets(st.integers(0, len(lines) - 1), max_size=4)) if n not in spots}
+        own = {
+            n: f"other {number} {n}\n" * draw(st.integers(0, 2))
+            for n in draw(st.sets(st.integers(0, len(lines) - 1), max_size=4))
+            if n not in spots
+        }
         before = ["".join(f"top {number} {n}\n" for n in range(draw(st.integers(0, 4))))]
         after = list(before)
         for n, line in enumerate(lines):
             old = own.get(n, line)
             before.append(old)
-            after.append(old if n not in spots else (f"new {n}\n" if removes[spots.index(n)] else f"{old}new {n}\n"))
+            after.append(
+                old
+                if n not in spots
+                else (f"new {n}\n" if removes[spots.index(n)] else f"{old}new {n}\n")
+            )
         befores.append("".join(before))
         afters.append("".join(after))
     return befores, afters
@@ -82,7 +98,9 @@ def releases(draw) -> tuple[list[str], list[str]]:
 
 @given(releases())
 def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
-    """The shared text stands at one place of each, and widened there it is that release's own text again, byte for byte."""
+    """The shared text stands at one place of each, and widened there it is that release's own text
+    again, byte for byte.
+    """
     owns = [patch(before, after) for before, after in zip(*versions)]
     text = place.shared(owns)
     assume(text is not None)  # two changes side by side in one release are one change there
@@ -99,7 +117,10 @@ def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
 def test_what_releases_share_has_no_more_context_than_they_agree_on():
     other = BASE.replace("step_18 = 18\n", "step_18 = None\n").replace("step_23 = 23\n", "")
     text = place.shared([patch(BASE, added(BASE)), patch(other, added(other))])
-    assert text.diff == f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -19,4 +19,5 @@\n step_19 = 19\n step_20 = 20\n+added_step = 20\n step_21 = 21\n step_22 = 22\n"
+    assert (
+        text.diff
+        == f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -19,4 +19,5 @@\n step_19 = 19\n step_20 = 20\n+added_step = 20\n step_21 = 21\n step_22 = 22\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +131,12 @@ def test_what_releases_share_has_no_more_context_than_they_agree_on():
         ("step_20 = 20\n", "step_20 = 20\nbetween = 1\n", False),
         ("step_20 = 20\nstep_21 = 21\n", "a = 1\nb = 1\n", False),
     ],
-    ids=["farther lines are other", "the line above is another", "after the one or before the other", "both are gone"],
+    ids=[
+        "farther lines are other",
+        "the line above is another",
+        "after the one or before the other",
+        "both are gone",
+    ],
 )
 def test_a_change_is_found_on_another_release(old, new, fits):
     other = BASE.replace(old, new)
@@ -120,19 +146,40 @@ def test_a_change_is_found_on_another_release(old, new, fits):
 
 
 def test_other_changes_share_nothing():
-    assert place.shared([patch(BASE, added(BASE)), patch(BASE, added(BASE).replace("added_step", "more_steps"))]) is None
-    nowhere = BASE.replace("step_20 = 20\n", "a = 1\nstep_20 = 20\n").replace("step_21 = 21\n", "b = 1\n")
+    assert (
+        place.shared(
+            [patch(BASE, added(BASE)), patch(BASE, added(BASE).replace("added_step", "more_steps"))]
+        )
+        is None
+    )
+    nowhere = BASE.replace("step_20 = 20\n", "a = 1\nstep_20 = 20\n").replace(
+        "step_21 = 21\n", "b = 1\n"
+    )
     alone = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
-    assert place.shared([patch(BASE, alone), patch(nowhere, nowhere.replace("a = 1\n", "a = 1\nadded_step = 20\n"))]) is None, "no line beside it is the same"
+    assert (
+        place.shared(
+            [
+                patch(BASE, alone),
+                patch(nowhere, nowhere.replace("a = 1\n", "a = 1\nadded_step = 20\n")),
+            ]
+        )
+        is None
+    ), "no line beside it is the same"
 
 
 @pytest.fixture
 def two(project: fakes.Project) -> fakes.Project:
-    """A second release that the first patch is for as well, at another line and with other lines round it."""
+    """A second release that the first patch is for as well, at another line and with other lines
+    round it.
+    """
     runner = "".join(BASE.splitlines(True)[10:]).replace("step_18 = 18\n", "step_18 = None\n")
     project.release(SHORT, fakes.release_of(SHORT) | {"sglang/srt/runner.py": runner})
     project.warm()
-    project.edit("patches/steps/name-the-cut.patch", "Overlay: none", "Gap: >9.9.2: the cut is another one there\nOverlay: none")
+    project.edit(
+        "patches/steps/name-the-cut.patch",
+        "Overlay: none",
+        "Gap: >9.9.2: the cut is another one there\nOverlay: none",
+    )
     project.edit(f"patches/{COUNT}", "@@ -18,6 +18,7 @@\n step_18 = 18\n", "@@ -19,5 +19,6 @@\n")
     project.place()
     return project
@@ -144,23 +191,36 @@ def every(project: fakes.Project) -> pins.Pins:
 
 def test_one_text_serves_two_releases(two):
     assert check(two.root, every(two).all, None, quiet).all_problems == ()
-    assert f'["{SHORT}"]\ntree = "sha256:' in (two.root / placed.FILE).read_text() and (two.root / placed.FILE).read_text().endswith(f'"{COUNT}" = [9]\n')
+    assert f'["{SHORT}"]\ntree = "sha256:' in (two.root / placed.FILE).read_text() and (
+        two.root / placed.FILE
+    ).read_text().endswith(f'"{COUNT}" = [9]\n')
     for tag, line, lead in (("v9.9.1", 18, "step_18 = 18"), (f"v{SHORT}", 8, "step_18 = None")):
-        apply(two.root, every(two).find(tag), None, quiet)  # which holds quilt's tree against the replay's, byte for byte
+        apply(
+            two.root, every(two).find(tag), None, quiet
+        )  # which holds quilt's tree against the replay's, byte for byte
         tree = two.root / "work" / tag
-        assert f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n" in (tree / "patches" / COUNT).read_text()
+        assert (
+            f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n"
+            in (tree / "patches" / COUNT).read_text()
+        )
         before = (tree / "patches" / COUNT).read_bytes()
         engine = quilt.find(source.cache_folder(), quiet)
         engine.run(tree, "pop", "-a")
         assert "offset" not in engine.run(tree, "push", COUNT).stdout
         engine.run(tree, "refresh", *quilt.FORM, check=False)
-        assert (tree / "patches" / COUNT).read_bytes() == before, "it is in the form that quilt writes"
+        assert (tree / "patches" / COUNT).read_bytes() == before, (
+            "it is in the form that quilt writes"
+        )
 
 
 def test_the_record_in_the_tree_is_one_for_both_engines(two):
     """It names the texts; quilt's own have more context than the queue's."""
     two.write(f"overlay/{PACKAGE}report.py", "x = 1\n")
-    two.edit(f"patches/{COUNT}", "Overlay: python/sglang/srt/steps/", f"Overlay: python/sglang/srt/steps/, {PACKAGE}")
+    two.edit(
+        f"patches/{COUNT}",
+        "Overlay: python/sglang/srt/steps/",
+        f"Overlay: python/sglang/srt/steps/, {PACKAGE}",
+    )
     two.place()
     for tag in ("v9.9.1", f"v{SHORT}"):
         assert apply(two.root, every(two).find(tag), None, quiet).outcome is Outcome.APPLIED
@@ -181,12 +241,21 @@ def test_refresh_with_nothing_edited_changes_no_file(two, tag):
 
 def test_an_edit_of_a_shared_text_reaches_the_other_release_and_its_tree(two):
     apply(two.root, two.pin, None, quiet)
-    (two.tree / RUNNER).write_text((two.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21"))
+    (two.tree / RUNNER).write_text(
+        (two.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21")
+    )
     before = placed.read(two.root)[0]
     written, _ = refresh(two.root, every(two), two.pin, False, quiet)
-    assert [change.path for change in written] == [f"patches/{COUNT}", str(placed.FILE)] and written[0].why == f"refreshed, for v{SHORT} too"
+    assert [change.path for change in written] == [
+        f"patches/{COUNT}",
+        str(placed.FILE),
+    ] and written[0].why == f"refreshed, for v{SHORT} too"
     after = placed.read(two.root)[0]
-    assert all(after[version].tree != before[version].tree and after[version].lines == before[version].lines for version in before)
+    assert all(
+        after[version].tree != before[version].tree
+        and after[version].lines == before[version].lines
+        for version in before
+    )
     assert check(two.root, every(two).all, None, quiet).all_problems == ()
     apply(two.root, every(two).find(SHORT), None, quiet)
     assert "added_step = 21" in (two.root / f"work/v{SHORT}" / RUNNER).read_text()
@@ -195,16 +264,35 @@ def test_an_edit_of_a_shared_text_reaches_the_other_release_and_its_tree(two):
 @pytest.mark.parametrize(
     ("change", "tags"),
     [
-        (lambda project: project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours"), ["9.9.1", SHORT]),
-        (lambda project: project.edit("patches/steps/name-the-cut.patch", "+six = 6", "+six = 7"), ["9.9.1"]),
-        (lambda project: project.edit(f"patches/{COUNT}", "Subject: Count the steps once more", "Subject: Count all steps once more"), []),
+        (
+            lambda project: project.edit(
+                "overlay/python/sglang/srt/steps/__init__.py", "our own", "ours"
+            ),
+            ["9.9.1", SHORT],
+        ),
+        (
+            lambda project: project.edit(
+                "patches/steps/name-the-cut.patch", "+six = 6", "+six = 7"
+            ),
+            ["9.9.1"],
+        ),
+        (
+            lambda project: project.edit(
+                f"patches/{COUNT}",
+                "Subject: Count the steps once more",
+                "Subject: Count all steps once more",
+            ),
+            [],
+        ),
     ],
     ids=["overlay", "patch", "header"],
 )
 def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, change, tags):
     change(two)
     problems = check(two.root, every(two).all, None, quiet).all_problems
-    assert [(problem.name, problem.where) for problem in problems] == [("tree mismatch", f"upstream/placed.toml: {tag}") for tag in tags]
+    assert [(problem.name, problem.where) for problem in problems] == [
+        ("tree mismatch", f"upstream/placed.toml: {tag}") for tag in tags
+    ]
     two.place()
     assert check(two.root, every(two).all, None, quiet).all_problems == ()
 
@@ -220,7 +308,9 @@ def test_lines_are_written_anew_where_the_file_is_lost_or_half_merged(two):
     right = (two.root / placed.FILE).read_bytes()
     for content in (b"<<<<<<< HEAD\n" + right, b"", b'["9.9.1"]\n"a/b.patch" = [1]\n'):
         (two.root / placed.FILE).write_bytes(content)
-        assert pinned.write(two.root, every(two), every(two).all, None, quiet)[0].path == str(placed.FILE)
+        assert pinned.write(two.root, every(two), every(two).all, None, quiet)[0].path == str(
+            placed.FILE
+        )
         assert (two.root / placed.FILE).read_bytes() == right
 
 
@@ -233,25 +323,39 @@ def test_a_text_without_one_place_is_named_and_nothing_is_written(two):
 
 
 def test_evidence_stays_when_a_text_comes_to_be_shared(two):
-    """A variant of its own for the second release, with three lines of context, does the same there."""
+    """A variant of its own for the second release, with three lines of context, does the same
+    there.
+    """
     queue, pin = load_queue(two.root), every(two).find(SHORT)
     shared = changes(queue, queue.select(pin.version), pin)
     row = pinned.rows_on(queue, pin.version, source.fetch(pin, None, quiet).read)[0][0]
     own = place.widened(placed.at(queue.patches[COUNT], row.lines), row.before)
     two.write("patches/steps/count-once-more@9.9.3.patch", f"Variant-Of: {COUNT}\n\n{own.diff}")
-    two.write("series", f"{COUNT}  # >=9.9,<9.9.3\nsteps/count-once-more@9.9.3.patch  # >=9.9.3\nsteps/name-the-cut.patch  # ==9.9.1\n")
+    two.write(
+        "series",
+        f"{COUNT}  # >=9.9,<9.9.3\nsteps/count-once-more@9.9.3.patch  # >=9.9.3\nsteps/name-the-cut.patch  # ==9.9.1\n",
+    )
     two.place()
     queue = load_queue(two.root)
-    assert [each.name for each in queue.select(pin.version)] == ["steps/count-once-more@9.9.3.patch"]
+    assert [each.name for each in queue.select(pin.version)] == [
+        "steps/count-once-more@9.9.3.patch"
+    ]
     assert changes(queue, queue.select(pin.version), pin) == shared
 
 
 @settings(max_examples=5)
 @given(at=st.integers(15, 35), gone=st.integers(0, 6))
 def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, tmp_path_factory):
-    """The shared text of two releases, written for each: quilt pushes it at no offset and makes the same bytes."""
+    """The shared text of two releases, written for each: quilt pushes it at no offset and makes the
+    same bytes.
+    """
     engine = quilt.find(quilt_home.parent if quilt_home else source.cache_folder(), quiet)
-    befores = [BASE, "".join(BASE.splitlines(True)[gone:]).replace(f"step_{at - 2} = {at - 2}\n", "changed = 1\n")]
+    befores = [
+        BASE,
+        "".join(BASE.splitlines(True)[gone:]).replace(
+            f"step_{at - 2} = {at - 2}\n", "changed = 1\n"
+        ),
+    ]
     text = place.shared([patch(before, added(before, at)) for before in befores])
     for before in befores:
         tree = tmp_path_factory.mktemp("tree")
@@ -261,4 +365,7 @@ def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, 
         (tree / RUNNER).write_text(before)
         write_patches(tree, {"a/b.patch": own.content})
         done = engine.run(tree, "push", "-a", "--fuzz=0")
-        assert "offset" not in done.stdout and (tree / RUNNER).read_bytes() == row.after[RUNNER] == added(before, at).encode()
+        assert (
+            "offset" not in done.stdout
+            and (tree / RUNNER).read_bytes() == row.after[RUNNER] == added(before, at).encode()
+        )

@@ -329,7 +329,7 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     assert run(project, NEXT, "--continue") == 0
     assert "series: guards\nupstream/placed.toml: lines and trees\n" in capsys.readouterr().out
     assert guards_of(project)[COUNT] == ">=9.9,<10" and fakes.snapshot(project.root / "patches") == texts
-    assert f'["9.9.2"]\ntree = "sha256:' in (project.root / "upstream/placed.toml").read_text()
+    assert '["9.9.2"]\ntree = "sha256:' in (project.root / "upstream/placed.toml").read_text()
     assert (project.root / "upstream/placed.toml").read_text().endswith('"steps/count-once-more.patch" = [19]\n')
     applies(project, runner="# new\n" + fakes.numbered(40))
     assert check(project.root, pins.load(project.root).all, None, fakes.quiet).all_problems == ()

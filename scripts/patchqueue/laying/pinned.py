@@ -1,4 +1,4 @@
-"""What is pinned of the queue on each release (upstream/placed.toml): found anew, and planned as changes to the queue."""
+"""What is pinned of the queue on each release, in upstream/placed.toml: found anew, and planned."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from .place import Files, Read, Row, lay_patch, lines_of, shared, widened
 from .replay import replay
 
 Say = Callable[[str], None]
+LAID = (Outcome.APPLIED, Outcome.NEEDS_REFRESH)
 ITS_OWN = ("bad-placement", "stale-placement")  # what is wrong with the file that is written here
 
 
 @dataclass(frozen=True)
 class Found:
-    """One release: where each of its patches stands, a line for each hunk, and the hash of what is laid ("" to pin none).
+    """What was found on one release.
 
-    texts: the patches as this release's own tree has them, with three lines of its context.
+    lines: where each of its patches stands, a line for each hunk; tree: the hash of what is laid,
+    "" to pin none; texts: the patches as its own tree has them, with three lines of context.
     """
 
     lines: Mapping[str, tuple[int, ...]]
@@ -41,12 +43,16 @@ class Found:
 
 
 def laid_hash(files: Files) -> str:
-    """The hash of what the queue lays on a release: the files it changes and adds, provenance aside, which names their makers."""
-    return hash_listing({path: sha256(content) for path, content in files.items() if path != PROVENANCE})
+    """The hash of the files that the queue changes and adds on a release.
+
+    The record of what they were made of is not in it: it names texts, not what they do.
+    """
+    laid = {path: sha256(content) for path, content in files.items() if path != PROVENANCE}
+    return hash_listing(laid)
 
 
 def rows_on(queue: Queue, version: Version, read: Read) -> tuple[list[Row], dict[str, bytes]]:
-    """Each patch that is for a release, laid wherever its text stands at one place; and all files that are laid."""
+    """Each patch for a release, laid wherever its text is at one place; and all files laid."""
     patches = queue.select(version)
     files = queue.overlay_for(patches)
     rows = []
@@ -58,44 +64,49 @@ def rows_on(queue: Queue, version: Version, read: Read) -> tuple[list[Row], dict
 
 
 def find(queue: Queue, version: Version, read: Read, tag: str) -> Found:
-    """Where the queue stands on a release. Raises Refused, in the replay's words, where a text has no one place."""
+    """Where the queue stands on a release.
+
+    Raises Refused, in the replay's words, where a text has no one place.
+    """
     rows, files = rows_on(queue, version, read)
     lines = {row.patch: row.lines for row in rows if row.lines is not None}
-    texts = {row.patch: widened(placed.at(queue.patches[row.patch], row.lines), row.before) for row in rows if row.lines is not None}
-    if any(row.outcome is Outcome.CONFLICT for row in rows):
+    if len(lines) < len(rows):
         patches = queue.select(version)
-        replayed = replay(patches, queue.overlay_for(patches), read, tag)
-        bad = [step for step in replayed.steps if step.outcome not in (Outcome.APPLIED, Outcome.NEEDS_REFRESH)]
+        steps = replay(patches, queue.overlay_for(patches), read, tag).steps
+        bad = [step for step in steps if step.outcome not in LAID]
         raise Refused(problem for step in bad for problem in step.problems)
+    here = {row.patch: placed.at(queue.patches[row.patch], lines[row.patch]) for row in rows}
+    texts = {row.patch: widened(here[row.patch], row.before) for row in rows}
     return Found(lines, laid_hash(files), texts)
 
 
 def plan(queue: Queue, versions: Iterable[Version], found: Mapping[Version, Found]) -> list[Change]:
-    """What makes the queue stand where it was found: its texts, with the lines of the oldest release that each is for and with
-    the context on which its releases agree, and the file of all other lines.
+    """What makes the queue stand where it was found.
 
-    versions: every pinned release. Releases that are not in `found` keep the lines and the tree that they have.
+    Its texts get the lines of the oldest release that each is for, and the context on which its
+    releases agree; the file gets all other lines, and the trees. versions: every pinned release.
+    Those that are not in `found` keep the lines and the tree that they have.
     """
     known = sorted({*versions, *found, *queue.placed})
-    here = {version: _lines(queue, version) | dict(found[version].lines if version in found else {}) for version in known}
-    changes, texts = [], dict(queue.patches)
+    here = {version: _lines(queue, version, found.get(version)) for version in known}
+    changes, texts = [], {}
     for name, patch in queue.patches.items():
         served = [version for version in known if name in here[version]]
-        own = [found[version].texts.get(name) if version in found else None for version in served]
-        whole = [text for text in own if text is not None]
-        text = shared(whole) if whole and len(whole) == len(own) else None
+        text = agreed(name, served, {version: each.texts for version, each in found.items()})
         if text is not None:
-            texts[name] = placed.of_files(patch, text.files)
             for version in served:
                 here[version][name] = lines_of(text, found[version].texts[name])
+            text = placed.of_files(patch, text.files)
         elif served and len(here[served[0]][name]) == len(placed.own_lines(patch)):
-            texts[name] = placed.at(patch, here[served[0]][name])
+            text = placed.at(patch, here[served[0]][name])
+        texts[name] = text or patch
         if texts[name].content != patch.content:
             changes.append(Change(f"patches/{name}", texts[name].content, "its lines and context"))
     pinned = {}
     for version in known:
-        others = {name: lines for name, lines in here[version].items() if lines != placed.own_lines(texts[name])}
-        tree = found[version].tree if version in found else queue.placed.get(version, Placed()).tree
+        own = {name: placed.own_lines(texts[name]) for name in here[version]}
+        others = {name: lines for name, lines in here[version].items() if lines != own[name]}
+        tree = (found.get(version) or queue.placed.get(version, Placed())).tree
         if others or tree:
             pinned[version] = Placed(tree, others)
     if dict(queue.placed) != pinned:
@@ -103,61 +114,106 @@ def plan(queue: Queue, versions: Iterable[Version], found: Mapping[Version, Foun
     return changes
 
 
-def _lines(queue: Queue, version: Version) -> dict[str, tuple[int, ...]]:
-    """Where the queue says that its texts stand on a release."""
-    return {patch.name: placed.own_lines(patch) for patch in queue.select(version)}
+def _lines(queue: Queue, version: Version, found: Found | None) -> dict[str, tuple[int, ...]]:
+    """Where the queue's texts stand on a release: as was found there, else as they say."""
+    own = {patch.name: placed.own_lines(patch) for patch in queue.select(version)}
+    return own | dict(found.lines if found else {})
 
 
-def write(root: Path, pins: Pins, chosen: Iterable[Pin], origin: str | None, say: Say) -> list[Change]:
-    """Pin the lines and the tree that the queue has now on these releases: for a change of it that is meant.
+def agreed(
+    name: str, served: Iterable[Version], texts: Mapping[Version, Mapping[str, Patch]]
+) -> Patch | None:
+    """A patch's text as it is written: with the context on which all its releases agree.
+
+    served: them all, oldest first; texts: what each one's own tree has. None where one is missing.
+    """
+    own = [texts.get(version, {}).get(name) for version in served]
+    known = [text for text in own if text is not None]
+    return shared(known) if known and len(known) == len(own) else None
+
+
+def write(
+    root: Path, pins: Pins, chosen: Iterable[Pin], origin: str | None, say: Say
+) -> list[Change]:
+    """Pin the lines and trees that the queue has now on these releases: for a change that is meant.
 
     Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
     """
     finish_writing(root)
     with locked(root / QUEUE_LOCK, say):
         queue, problems = series.read(root)
-        if wrong := [problem for problem in (*problems, *lint(root, queue)) if problem.name not in ITS_OWN]:
+        wrong = [each for each in (*problems, *lint(root, queue)) if each.name not in ITS_OWN]
+        if wrong:
             raise Refused(wrong)
-        queue = replace(queue, placed={version: each for version, each in queue.placed.items() if version in {pin.version for pin in pins.all}})
-        found = {}
+        versions = [pin.version for pin in pins.all]
+        good = {v: each for v, each in queue.placed.items() if v in versions or not queue.stale(v)}
+        queue, found = replace(queue, placed=good), {}
         for pin in chosen:
             pristine = source.fetch(pin, origin, say)
             found[pin.version] = find(queue, pin.version, pristine.read, pin.tag)
-        changes = plan(queue, [pin.version for pin in pins.all], found)
-        changed = [change for change in changes if not (root / change.path).is_file() or (root / change.path).read_bytes() != change.content]
+        changes = changed(root, plan(queue, versions, found))
         if wrong := lint(root, with_changes(queue, changes)):
             raise Refused(wrong)
-        if changed:
-            atomic.write_all(root, {change.path: change.content for change in changed}, root / atomic.OF_QUEUE)
-        return changed
+        put(root, changes)
+        return changes
 
 
-def misshapen(queue: Queue, versions: Iterable[Version], texts: Mapping[Version, Mapping[str, Patch]]) -> list[Problem]:
-    """Texts that are not as they are written: with the lines of their oldest release and the context on which all agree.
+def changed(root: Path, changes: Iterable[Change]) -> list[Change]:
+    """Those that a file of the project does not hold yet; of one file the last."""
+    last = {change.path: change for change in changes}.values()
+    return [each for each in last if _content(root / each.path) != each.content]
 
-    texts: what each release's own tree has; a text that is for another pinned release too is not looked at.
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def put(root: Path, changes: Iterable[Change]) -> None:
+    """Write them, all or none."""
+    files = {change.path: change.content for change in changes}
+    if files:
+        atomic.write_all(root, files, root / atomic.OF_QUEUE)
+
+
+def misshapen(
+    queue: Queue, versions: Iterable[Version], texts: Mapping[Version, Mapping[str, Patch]]
+) -> list[Problem]:
+    """Texts that have not the lines of their oldest release, or not the context they are to have.
+
+    texts: what each release's own tree has; a text that is for one of `versions` besides is left.
     """
     found = []
-    for name, patch in queue.patches.items():
-        entry = next(entry for entry in queue.entries if entry.name == name)
+    for entry in (entry for entry in queue.entries if entry.name in queue.patches):
         served = [version for version in sorted(versions) if entry.is_for(version)]
-        own = [texts.get(version, {}).get(name) for version in served]
-        whole = [text for text in own if text is not None]
-        text = shared(whole) if whole and len(whole) == len(own) else None
-        if text is not None and text.diff != patch.diff:
-            old, new = ([(hunk.leading, hunk.trailing) for file in each.files for hunk in file.hunks] for each in (patch, text))
-            name_of = "unequal-context" if old != new else "stale-placement"
-            what = "has not the context on which its releases agree, three lines at most" if old != new else f"has not the lines of sglang {served[0]}, the oldest that it is for"
-            found.append(Problem(name_of, f"patches/{name}", what, placed.WRITE))
+        patch, text = queue.patches[entry.name], agreed(entry.name, served, texts)
+        if text is None or text.diff == patch.diff:
+            continue
+        where = f"patches/{entry.name}"
+        if _context(patch) != _context(text):
+            what = "has not the context on which its releases agree, three lines at most"
+            found.append(Problem("unequal-context", where, what, placed.WRITE))
+        else:
+            what = f"has not the lines of sglang {served[0]}, the oldest that it is for"
+            found.append(Problem("stale-placement", where, what, placed.WRITE))
     return found
 
 
+def _context(patch: Patch) -> list[tuple[int, int]]:
+    return [(hunk.leading, hunk.trailing) for file in patch.files for hunk in file.hunks]
+
+
 def problem_of(queue: Queue, pin: Pin, files: Files) -> Problem | None:
-    """What is wrong with the tree that the queue makes of a pinned release, or None where it is the one that is pinned."""
+    """What is wrong with the tree that the queue makes of a pinned release; None where nothing is.
+
+    files: all that is laid there.
+    """
     pinned, made = queue.placed.get(pin.version, Placed()).tree, laid_hash(files)
-    where = f"{placed.FILE}: {pin.version}"
+    where, pin_it = f"{placed.FILE}: {pin.version}", "`nox -s check -- --write` pins it"
     if not pinned:
-        return Problem("no-tree-pinned", where, f"names no tree; the queue makes {made} there", "`nox -s check -- --write` pins it")
+        what = f"names no tree; the queue makes {made} there"
+        return Problem("no-tree-pinned", where, what, pin_it)
     if pinned != made:
-        return Problem(str(Outcome.TREE_MISMATCH), where, f"the queue lays {made} there, pinned is {pinned}", "where that is meant, `nox -s check -- --write` pins it; else `git diff` shows what changed")
+        what = f"the queue lays {made} there, pinned is {pinned}"
+        hint = f"where that is meant, {pin_it}; else `git diff` shows what changed"
+        return Problem(str(Outcome.TREE_MISMATCH), where, what, hint)
     return None

@@ -1,6 +1,7 @@
-"""Where a patch's hunks stand in a file: one way of placing them, for the replay, for refresh, rebase and export alike.
+"""Where a patch's hunks stand in a file: one way, for the replay, refresh, rebase and export.
 
-A hunk stands where its exact text is: all its context and removed lines, in order, at one place behind the hunk before it.
+A hunk stands where its exact text is: all its context and removed lines, in order, at one place
+behind the hunk before it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ Files = Mapping[str, bytes]  # path in the tree -> content
 
 @dataclass(frozen=True)
 class Spot:
-    """One hunk of a file. number: 1-based; lines: every line at which its text begins, behind the hunk before it."""
+    """One hunk of a file.
+
+    number: 1-based; lines: every line at which its text begins, behind the hunk before it.
+    """
 
     number: int
     hunk: Hunk
     lines: tuple[int, ...]
-
-    @property
-    def moved(self) -> bool:
-        """Whether it stands at one place, and not at its own line."""
-        return len(self.lines) == 1 and self.lines[0] != self.hunk.old_start
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,15 @@ class Laid:
     text: str
     spots: tuple[Spot, ...]
 
-    @property
-    def whole(self) -> bool:
-        """Whether every hunk has one place."""
-        return all(len(spot.lines) == 1 for spot in self.spots)
-
 
 @dataclass(frozen=True)
 class Row:
-    """One patch. outcome: APPLIED as it is, NEEDS_REFRESH, MERGED_UPSTREAM, NOT_SELECTED or CONFLICT; why: what to know about it.
+    """What became of one patch on a release, and what to know about it.
 
-    before, after: the files it changes on the release, where it was laid. ambiguous: a hunk fits at several places.
-    lines: where its own text was laid, a line for each hunk; None where the change was made otherwise.
+    outcome: APPLIED as it is, NEEDS_REFRESH, MERGED_UPSTREAM, NOT_SELECTED or CONFLICT.
+    before, after: the files it changes on the release, where it was laid. ambiguous: a hunk fits at
+    several places. lines: where its own text was laid, a line for each hunk; None where the change
+    was made otherwise.
     """
 
     patch: str
@@ -62,7 +58,7 @@ class Row:
 
 
 def lay(text: str, file: FileDiff) -> Laid:
-    """The file's hunks on a text, each at its one place; one that has none, or several, is left out."""
+    """The file's hunks on a text, each at its one place; others are left out."""
     result: list[str] = []
     done = 0  # characters of the old text that are in the result
     spots = []
@@ -82,10 +78,14 @@ def places(text: str, wanted: str) -> list[int]:
 
 
 def _find(text: str, wanted: str, begin: int) -> Iterator[int]:
-    """Where whole lines of `text` are `wanted`, as offsets; what lacks its line end stands at the end only."""
-    at = text.find(wanted, begin) if wanted else -1  # a hunk that deletes the whole file has no new text to look for
+    """Where whole lines of `text` are `wanted`, as offsets.
+
+    What lacks its line end stands at the end only; no lines at all stand nowhere.
+    """
+    at = text.find(wanted, begin) if wanted else -1
     while at >= 0:
-        if (at == 0 or text[at - 1] == "\n") and (wanted.endswith("\n") or at + len(wanted) == len(text)):
+        begins = at == 0 or text[at - 1] == "\n"
+        if begins and (wanted.endswith("\n") or at + len(wanted) == len(text)):
             yield at
         at = text.find(wanted, at + 1)
 
@@ -95,7 +95,7 @@ def _line(text: str, offset: int) -> int:
 
 
 def lay_patch(patch: Patch, read: Read) -> Row:
-    """One patch on files that it may not have been made for, in memory: all of it, or none of it."""
+    """One patch on files that it may not have been made for: all of it, or none of it."""
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
     lines: list[int] = []
@@ -106,13 +106,14 @@ def lay_patch(patch: Patch, read: Read) -> Row:
         laid = lay(content.decode("utf-8", "surrogateescape"), file)
         bad = next((spot for spot in laid.spots if len(spot.lines) != 1), None)
         if bad:
-            return Row(patch.name, Outcome.CONFLICT, f"{file.path}: hunk {bad.number} fits {_where(bad)}", ambiguous=len(bad.lines) > 1)
+            why = f"{file.path}: hunk {bad.number} fits {_where(bad)}"
+            return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
         lines += [spot.lines[0] for spot in laid.spots]
         before[file.path], after[file.path] = content, laid.text.encode("utf-8", "surrogateescape")
     moved = sum(here != own for here, own in zip(lines, placed.own_lines(patch)))
-    if moved:
-        return Row(patch.name, Outcome.NEEDS_REFRESH, f"{moved} hunk{'s' if moved > 1 else ''} moved", before, after, lines=tuple(lines))
-    return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
+    outcome = Outcome.NEEDS_REFRESH if moved else Outcome.APPLIED
+    why = f"{moved} hunk{'s' if moved > 1 else ''} moved" if moved else ""
+    return Row(patch.name, outcome, why, before, after, lines=tuple(lines))
 
 
 def _where(spot: Spot) -> str:
@@ -123,18 +124,20 @@ def _where(spot: Spot) -> str:
 
 
 def widened(patch: Patch, before: Files) -> Patch:
-    """The patch as a release's own tree has it: with three lines of that tree's own context round every change.
+    """The patch as a release's own tree has it: with three lines of that tree's context.
 
     before: the files below it, on which its hunks stand at their own lines.
     """
-    return placed.of_files(patch, (_widened(file, before[file.path].decode("utf-8", "surrogateescape")) for file in patch.files))
+    texts = {path: content.decode("utf-8", "surrogateescape") for path, content in before.items()}
+    return placed.of_files(patch, (_widened(file, texts[file.path]) for file in patch.files))
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Changed lines without context between them. start: the old line before which they begin, 0-based; gone: how many they remove.
+    """Changed lines without context between them.
 
-    above, below: the context lines that are known before and behind them, up to the runs beside them.
+    start: the old line before which they begin, 0-based; gone: how many they remove.
+    above, below: the context lines that are known before and behind them, up to the runs beside.
     """
 
     start: int
@@ -151,7 +154,8 @@ class _Run:
 def _runs(hunk: Hunk) -> Iterator[_Run]:
     """A hunk's runs of changed lines."""
     lines = hunk.lines
-    edges = [n for n in range(len(lines) + 1) if (n == 0 or lines[n - 1].kind == " ") != (n == len(lines) or lines[n].kind == " ")]
+    is_context = [True, *(line.kind == " " for line in lines), True]
+    edges = [n for n in range(len(lines) + 1) if is_context[n] != is_context[n + 1]]
     pairs = list(zip(edges[::2], edges[1::2]))
     ends = [0, *(end for _, end in pairs)]
     begins = [*(begin for begin, _ in pairs), len(lines)]
@@ -192,14 +196,18 @@ def _widened(file: FileDiff, text: str) -> FileDiff:
             groups[-1].append(known)
         else:
             groups.append([known])
-    return _written(file, ((group, lines[max(group[0].start - CONTEXT, 0) : group[0].start], lines[group[-1].end : group[-1].end + CONTEXT]) for group in groups))
+    edges = [(group[0].start, group[-1].end) for group in groups]
+    above = [lines[max(start - CONTEXT, 0) : start] for start, _ in edges]
+    below = [lines[end : end + CONTEXT] for _, end in edges]
+    return _written(file, zip(groups, above, below))
 
 
 def shared(patches: Sequence[Patch]) -> Patch | None:
-    """The text that these have in common, with the lines of the first: the same changes, and the context on which all agree.
+    """The text that these have in common: the same changes, and the context on which all agree.
 
-    patches: one patch as several releases' own trees have it (see `widened`). None where they change other lines, or
-    where nothing is left beside a change by which its place could be found.
+    Its lines are those of the first. patches: one patch as the own trees of several releases have
+    it (see `widened`). None where they change other lines, or where nothing is left by which
+    a change's place is found.
     """
     if len({tuple(file.path for file in patch.files) for patch in patches}) != 1:
         return None
@@ -219,7 +227,7 @@ def _shared(versions: Sequence[FileDiff]) -> FileDiff | None:
     for change, behind in zip(changes, [*changes[1:], None]):
         above = above if open_hunk else _common([run.above[::-1][:free] for run in change])[::-1]
         open_hunk.append(change[0])
-        gaps = {after.start - run.end for run, after in zip(change, behind)} if behind else {CONTEXT}
+        gaps = {after.start - run.end for run, after in zip(change, behind or [])} or {CONTEXT}
         if behind and gaps == {len(change[0].below)} and len({run.below for run in change}) == 1:
             continue  # all between the two is known, and the same everywhere
         below = _common([run.below[: min(CONTEXT, *gaps)] for run in change])
@@ -231,11 +239,12 @@ def _shared(versions: Sequence[FileDiff]) -> FileDiff | None:
 
 def _common(several: Sequence[Sequence[str]]) -> list[str]:
     """The lines with which all begin."""
-    return [lines[0] for lines in itertools.takewhile(lambda lines: len(set(lines)) == 1, zip(*several))]
+    same = itertools.takewhile(lambda lines: len(set(lines)) == 1, zip(*several))
+    return [lines[0] for lines in same]
 
 
 def lines_of(text: Patch, own: Patch) -> tuple[int, ...]:
-    """Where a text's hunks stand on the release that has it as `own`; both make the same changes."""
+    """Where a text's hunks stand on the release that has the same changes as `own`."""
     lines = []
     for file, there in zip(text.files, own.files):
         runs = (run for hunk in there.hunks for run in _runs(hunk))
@@ -246,24 +255,25 @@ def lines_of(text: Patch, own: Patch) -> tuple[int, ...]:
 
 
 def edits(patch: Patch) -> str:
-    """What a patch does to the files of one release, without the context by which its place is found."""
+    """What a patch does to the files of one release, without the context that tells its place."""
     runs = ((file.path, run) for file in patch.files for hunk in file.hunks for run in _runs(hunk))
-    return "".join(f"{path}:{run.start}\n" + "".join(f"{line.kind}{line.text}" for line in run.lines) for path, run in runs)
+    return "".join(
+        f"{path}:{run.start}\n" + "".join(f"{line.kind}{line.text}" for line in run.lines)
+        for path, run in runs
+    )
 
 
 def fitted(patch: Patch, below: Files) -> Patch | None:
-    """A patch of one release as another's own tree would have it: each change at the one place where most of its context stands.
+    """A patch of one release as another's own tree would have it.
 
-    below: the other release's files. None where a change has no such place.
+    Each change goes to the one place where most of its context stands. below: the other release's
+    files. None where a change has no such place.
     """
-    files = []
-    for file in patch.files:
-        content = below.get(file.path)
-        made = None if content is None else _fitted(file, content.decode("utf-8", "surrogateescape"))
-        if made is None:
-            return None
-        files.append(made)
-    return placed.of_files(patch, files)
+    texts = {path: content.decode("utf-8", "surrogateescape") for path, content in below.items()}
+    files = [
+        _fitted(each, texts[each.path]) if each.path in texts else None for each in patch.files
+    ]
+    return None if None in files else placed.of_files(patch, [file for file in files if file])
 
 
 def _fitted(file: FileDiff, text: str) -> FileDiff | None:
@@ -278,16 +288,20 @@ def _fitted(file: FileDiff, text: str) -> FileDiff | None:
 
 
 def _start(run: _Run, text: str, done: int) -> int | None:
-    """Where a run belongs in a text, behind `done`: 0-based, before that line; None where it is nowhere, or at several places."""
+    """The line (0-based) before which a run belongs in a text, behind `done`.
+
+    None where it is nowhere, at several places, or either behind one line or before another.
+    """
     above, below = run.above[-CONTEXT:], run.below[:CONTEXT]
     gone = [line.text for line in run.lines if line.kind == "-"]
     sizes = itertools.product(range(len(above), -1, -1), range(len(below), -1, -1))
     for over, under in sorted(sizes, key=sum, reverse=True):
-        found = list(_find(text, "".join([*above[len(above) - over :], *gone, *below[:under]]), done))
-        left = "".join(above if not over else below if not under else ())  # it would pull the change elsewhere
+        wanted = "".join([*above[len(above) - over :], *gone, *below[:under]])
+        found = list(_find(text, wanted, done))
+        unused = "".join(above if not over else below if not under else ())
         if found:
-            sure = len(found) == 1 and (gone or not any(_find(text, left, done)))
-            return _line(text, found[0]) - 1 + over if sure else None
+            elsewhere = not gone and bool(list(_find(text, unused, done)))
+            return _line(text, found[0]) - 1 + over if len(found) == 1 and not elsewhere else None
     return None
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..files import atomic
 from ..files.locking import locked
 from ..files.tree import differing, list_folder, sha256
 from ..outcome import Problem, Refused
@@ -77,10 +76,8 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
             raise Refused(unreadable)
         pristine = source.fetch(pin, None, say)
         edited = _edited(root, pin, add, pristine, say)
-        changes = _plan(root, pins, pin, queue, edited or Tree(), pristine, say)
-        changes = [change for change in changes if not (root / change.path).is_file() or (root / change.path).read_bytes() != change.content]
-        if changes:
-            atomic.write_all(root, {change.path: change.content for change in changes}, root / atomic.OF_QUEUE)
+        changes = pinned.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine, say))
+        pinned.put(root, changes)
     try:
         load_queue(root)
     except Refused as refusal:
@@ -144,7 +141,7 @@ def _plan(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: 
     lost = [path for path in differing(kept, tree.listing) if path in tree.listing and path not in _moved_on(patches, tree.recorded, now)]
     if lost:  # the tree is about to be built anew from the queue: never when that would lose an edit
         raise Refused(Problem("edits-not-kept", f"work/{pin.tag}", f"the queue does not make the tree's own {' '.join(lost[:5])}", "the tree stays as it is; say which patch should have the edit: quilt add, then refresh"))
-    return list({change.path: change for change in changes}.values())
+    return changes
 
 
 def _selection(queue: Queue, pin: Pin) -> tuple[list[tuple[str, str]], dict[str, bytes]]:

@@ -1,6 +1,7 @@
-"""Changes to the queue, planned in memory: guards on the series' lines, variants, and the queue as it would then be read.
+"""Changes to the queue, planned in memory: guards on the series' lines, and variants.
 
-Whoever writes the queue (refresh, rebase) plans such changes, proves them, and writes all of them or none.
+Whoever writes the queue (refresh, rebase) plans such changes, reads the queue as it would then be,
+proves that, and writes all or none.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Lines:
             place = self._number(after) + 1
             column = len(self.lines[place - 1].partition(" #")[0])
         else:
-            place = next((number for number, line in enumerate(self.lines) if _name(line)), len(self.lines))
+            entries = [number for number, line in enumerate(self.lines) if _name(line)]
+            place = entries[0] if entries else len(self.lines)
             column = len(name) + 1
         self.lines.insert(place, f"{name:<{column}} # {guard}")
 
@@ -63,10 +65,19 @@ def _name(line: str) -> str:
     return "" if line.startswith("#") else line.split(" #")[0].strip()
 
 
-def variant(queue: Queue, entry: Entry, version: Version, pinned: Sequence[Version], lines: Lines, diff: str, why: str) -> Change:
-    """A patch's other text for one release, and for those behind it that its guard takes; its guards go into `lines`.
+def variant(
+    queue: Queue,
+    entry: Entry,
+    version: Version,
+    pinned: Sequence[Version],
+    lines: Lines,
+    diff: str,
+    why: str,
+) -> Change:
+    """A patch's other text for one release, and for those behind it that its guard takes.
 
-    Where no other pinned release is left to the entry, its own text is replaced. Raises Refused where no name is free.
+    The guards go into `lines`. Where no other pinned release is left to the entry, its own text is
+    replaced. Raises Refused where no name is free.
     """
     if entry.is_for(version):
         kept, guard = guards.parted(entry.text, version, pinned)
@@ -80,7 +91,11 @@ def variant(queue: Queue, entry: Entry, version: Version, pinned: Sequence[Versi
     names = (f"{stem}@{guards.whole(version)}.patch", f"{stem}@{version}.patch")
     name = next((name for name in names if name not in queue.patches), None)
     if name is None:
-        raise Refused(Problem("bad-variant", f"patches/{names[1]}", "is there already, for another release", f"give it a guard that takes {version}, or another name"))
+        where, hint = (
+            f"patches/{names[1]}",
+            f"give it a guard that takes {version}, or another name",
+        )
+        raise Refused(Problem("bad-variant", where, "is there already, for another release", hint))
     lines.insert(entry.name, name, guard)
     return Change(f"patches/{name}", joined(f"Variant-Of: {entry.base}", diff), why)
 

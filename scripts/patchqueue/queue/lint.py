@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from ..outcome import Problem
@@ -18,16 +17,12 @@ def lint(root: Path, queue: Queue) -> list[Problem]:
     return [*_guards(queue), *_variants(queue), *_placed(queue), *_overlay(root, queue), *_tests(root, queue)]
 
 
-def _placed(queue: Queue) -> Iterator[Problem]:
-    """Pinned lines that no release's text has: of a patch that is not for it, or that has another number of hunks."""
-    entries = {entry.name: entry for entry in queue.entries if entry.name in queue.patches}
-    for version, each in sorted(queue.placed.items()):
-        for name, lines in each.lines.items():
-            where = f"{placed.FILE}: {version}, {name}"
-            if name not in entries or not entries[name].is_for(version):
-                yield Problem("stale-placement", where, "the release does not get this patch", placed.WRITE)
-            elif len(lines) != (count := len(placed.own_lines(queue.patches[name]))):
-                yield Problem("stale-placement", where, f"has {len(lines)} lines, and the patch {count} hunks", placed.WRITE)
+def _placed(queue: Queue) -> list[Problem]:
+    return [
+        Problem("stale-placement", f"{placed.FILE}: {version}, {name}", why, placed.WRITE)
+        for version in sorted(queue.placed)
+        for name, why in queue.stale(version).items()
+    ]
 
 
 def _guards(queue: Queue) -> list[Problem]:

@@ -1,7 +1,9 @@
-"""Where a patch's text stands in each release, and what tree the queue makes there: upstream/placed.toml, written by the tool.
+"""Where a patch's text stands in each release, and what tree the queue makes there:
+upstream/placed.toml, written by the tool.
 
-The line numbers in a patch file are those of the oldest pinned release that it is for. For every other release whose lines
-are others, they are pinned here: one number for each hunk, in the patch's own order.
+The line numbers in a patch file are those of the oldest pinned release that it is for. For every
+other release whose lines are others, they are pinned here: one number for each hunk, in the patch's
+own order.
 """
 
 from __future__ import annotations
@@ -29,21 +31,26 @@ HASH = re.compile(r"sha256:[0-9a-f]{64}")
 WRITE = "`nox -s check -- --write` writes it anew"
 HEAD = """\
 # Written by `nox -s refresh`, `nox -s rebase` and `nox -s check -- --write`; not by hand.
-# tree: the hash of the files that the queue lays on the release (sha256sum's output, sorted by path), provenance.json aside.
-# Below it: at which line each hunk of a patch stands there, where that is not the line in the patch file.
+# tree: the hash of the files that the queue lays on the release (sha256sum's output, sorted by
+# path), provenance.json aside. Below it: at which line each hunk of a patch stands there, where
+# that is not the line in the patch file.
 """
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What is pinned of the queue on one release. tree: a hash, "" where none is pinned; lines: patch -> a line for each hunk."""
+    """What is pinned of the queue on one release. tree: a hash, "" where none is pinned; lines:
+    patch -> a line for each hunk.
+    """
 
     tree: str = ""
     lines: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def read(root: Path) -> tuple[dict[Version, Placed], list[Problem]]:
-    """What is pinned below `root`, by release, and what cannot be read of it. No file: nothing is pinned."""
+    """What is pinned below `root`, by release, and what cannot be read of it. No file: nothing is
+    pinned.
+    """
     try:
         return parse((root / FILE).read_bytes())
     except FileNotFoundError:
@@ -72,7 +79,9 @@ def _release(table: object) -> Placed:
     if not isinstance(table, dict):
         raise ValueError("is no table of a release")
     lines = {name: value for name, value in table.items() if name != TREE}
-    if not isinstance(table.get(TREE, ""), str) or not HASH.fullmatch(table.get(TREE, f"sha256:{'0' * 64}")):
+    if not isinstance(table.get(TREE, ""), str) or not HASH.fullmatch(
+        table.get(TREE, f"sha256:{'0' * 64}")
+    ):
         raise ValueError(f"its tree is {table[TREE]!r}, not sha256: and 64 hex digits")
     for name, value in lines.items():
         if not isinstance(value, list) or not all(type(line) is int and line > 0 for line in value):
@@ -81,7 +90,9 @@ def _release(table: object) -> Placed:
 
 
 def text(placed: Mapping[Version, Placed]) -> bytes:
-    """The file that says this: releases and patches sorted, so that a change is a change of its own lines alone."""
+    """The file that says this: releases and patches sorted, so that a change is a change of its own
+    lines alone.
+    """
     blocks = [HEAD]
     for version, each in sorted(placed.items()):
         rows = [f'{TREE} = "{each.tree}"\n'] if each.tree else []
@@ -100,7 +111,13 @@ def at(patch: Patch, lines: tuple[int, ...]) -> Patch:
     if lines == own_lines(patch):
         return patch
     wanted = iter(lines)
-    return of_files(patch, (replace(file, hunks=tuple(_moved(hunk, next(wanted)) for hunk in file.hunks)) for file in patch.files))
+    return of_files(
+        patch,
+        (
+            replace(file, hunks=tuple(_moved(hunk, next(wanted)) for hunk in file.hunks))
+            for file in patch.files
+        ),
+    )
 
 
 def of_files(patch: Patch, files: Iterable[patchfile.FileDiff]) -> Patch:

@@ -65,6 +65,17 @@ class Queue:
         lines = self.placed.get(version, Placed()).lines.get(patch, ())
         return placing.at(text, lines) if len(lines) == len(placing.own_lines(text)) else text  # lint names the others
 
+    def stale(self, version: Version) -> dict[str, str]:
+        """What is pinned for a release and no text of it has: patch -> why."""
+        found = {}
+        served = {entry.name for entry in self.entries if entry.name in self.patches and entry.is_for(version)}
+        for name, lines in self.placed.get(version, Placed()).lines.items():
+            if name not in served:
+                found[name] = "the release does not get this patch"
+            elif len(lines) != (count := len(placing.own_lines(self.patches[name]))):
+                found[name] = f"has {len(lines)} lines, and the patch {count} hunks"
+        return found
+
     def base(self, patch: str) -> str:
         """The name that all variants of a patch share."""
         return next(entry.base for entry in self.entries if entry.name == patch)
