@@ -354,6 +354,27 @@ def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
     assert run(project, NEXT) == 0
     assert "steps/count-once-more: merged without markers, which is no proof of meaning: read it" in capsys.readouterr().out
     assert run(project, NEXT, "--continue") == 0
+    assert f"patches/{COUNT}: for 9.9.2 too, with the context on which its releases agree\n" in capsys.readouterr().out
+    assert "@@ -19,5 +19,6 @@\n step_19 = 19\n" in (project.root / "patches" / COUNT).read_text() and guards_of(project)[COUNT] == ">=9.9,<10"
+    applies(project, runner=near)
+    assert check(project.root, pins.load(project.root).all, None, fakes.quiet).all_problems == ()
+
+
+def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(project, capsys):
+    """Only the lines farther off tell the two places of 9.9.1 apart, and these are others in the release."""
+    twice = "".join(f"{name} = 1\nx = 1\ny = 1\nz = 1\n{name}_end = 1\n" for name in ("a", "b", "c"))
+    change = ("b = 1\nx = 1\ny = 1\n", "b = 1\nx = 1\nadded_step = 1\ny = 1\n")
+    (project.root / "upstream/pins.toml").unlink()
+    project.release(files=fakes.RELEASE | {"sglang/srt/runner.py": twice})
+    project.write(f"patches/{COUNT}", fakes.patch_text(before=twice, after=twice.replace(*change), Overlay="python/sglang/srt/steps/"))
+    project.place()
+    near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n").replace("b_end = 1\n", "b_end = 2\n")
+    next_release(project, runner=near)
+    if rows(project)[COUNT][0] is Outcome.CONFLICT:
+        assert run(project, NEXT) == 0
+        (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(near.replace("b = 2\nx = 1\n", "b = 2\nx = 1\nadded_step = 1\n"))
+    assert run(project, NEXT, "--continue") == 0
+    assert (project.root / VARIANT).is_file() and guards_of(project)[COUNT] == ">=9.9,<9.9.2"
     applies(project, runner=near)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import fakes
 import pytest
 from fakes import RUNNER, TAG, numbered, quiet
@@ -205,6 +207,16 @@ def test_a_text_in_another_form_is_written_in_this_one(applied, old, new, name):
     assert name in [problem.name for problem in check(applied.root, [applied.pin], None, quiet).all_problems]
     assert run(applied)[0][0].path == COUNT and (applied.root / COUNT).read_bytes() == right
     assert check(applied.root, [applied.pin], None, quiet).all_problems == ()
+
+
+def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied):
+    all_pins = two_releases(applied, numbered(40))
+    run(applied, tag="v9.9.3")
+    shutil.rmtree(applied.cache / "archives" / all_pins.find("v9.9.3").wheels[0].sha256)
+    (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
+    assert [file.path for file in run(applied)[0]] == [f"overlay/{STEPS}", PLACED]
+    assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in applied.said[-1]
+    assert [problem.name for problem in check(applied.root, all_pins.all, None, quiet).all_problems] == ["tree mismatch"]
 
 
 def test_an_edit_that_another_release_cannot_take_becomes_a_variant(applied):

@@ -128,7 +128,7 @@ def _plan(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: 
     changes = list(_texts(root, pins, pin, queue, tree, say))
     changes += [Change(f"overlay/{path}", text, "refreshed" if path in queue.overlay else "new") for path, text in tree.overlay.items() if path != PROVENANCE and queue.overlay.get(path) != text]
     made, _ = tried(queue, changes)
-    changed = [other for other in pins.all if other == pin or _selection(made, other) != _selection(queue, other)]
+    changed = [other for other in pins.all if other == pin or _changes(queue, made, other, say)]
     found = {other.version: pinned.find(made, other.version, source.fetch(other, None, say).read, other.tag) for other in changed}
     changes += pinned.plan(made, [other.version for other in pins.all], found)
     made, _ = tried(queue, changes)
@@ -144,10 +144,17 @@ def _plan(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: 
     return changes
 
 
-def _selection(queue: Queue, pin: Pin) -> tuple[list[tuple[str, str]], dict[str, bytes]]:
-    """What a release gets, by what it does."""
-    patches = queue.select(pin.version)
-    return [(patch.name, patch.diff) for patch in patches], queue.overlay_for(patches)
+def _changes(queue: Queue, made: Queue, pin: Pin, say: Say) -> bool:
+    """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not cached, it is not fetched for that."""
+    patches = [each.select(pin.version) for each in (queue, made)]
+    texts = [[(patch.name, patch.diff) for patch in each] for each in patches]
+    if texts[0] != texts[1]:
+        return True
+    if queue.overlay_for(patches[0]) == made.overlay_for(patches[1]):
+        return False
+    if not source.is_cached(pin):
+        say(f"{pin.tag} is not in the cache, and its tree stays as it was pinned; `nox -s check -- --write` fetches it and pins it")
+    return source.is_cached(pin)
 
 
 def _moved_on(patches: list[Patch], recorded: dict[str, str], now: dict[str, bytes]) -> set[str]:
@@ -247,13 +254,12 @@ def _shared(pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, li
     others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
     if patch is None or not others:
         return Change(f"patches/{entry.name}", content, "refreshed")
-    below = {other: _below(queue, patch, other, say) for other in others}
-    texts = {pin: patch} | {other: fitted(patch, files) for other, files in below.items()}
-    broken = [other.tag for other, text in texts.items() if text is None]
-    text = None if broken else shared([texts[each] for each in sorted(texts, key=lambda each: each.version)])
-    if text is not None:
-        broken = [other.tag for other in others if lay_patch(text, below[other].get).lines is None]
-    if text is not None and not broken:
+    served = sorted([pin, *others], key=lambda each: each.version)
+    below = {each: _below(queue, patch, each, say) for each in served}
+    texts = [patch if each == pin else fitted(patch, below[each]) for each in served]
+    text = None if None in texts else shared(texts)
+    broken = [each.tag for each, own in zip(served, texts) if own is None] or [other.tag for other in others]
+    if text is not None and all(lay_patch(text, files.get).lines is not None for files in below.values()):
         return Change(f"patches/{entry.name}", placed.of_files(patch, text.files).content, f"refreshed, for {' '.join(other.tag for other in others)} too")
     known = [other.version for other in pins.all]
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"

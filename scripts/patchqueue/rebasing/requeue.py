@@ -9,17 +9,21 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..laying import pinned
-from ..laying.place import Row
+from ..laying.place import Row, edits, lay_patch, lines_of, shared, widened
 from ..laying.replay import replay
 from ..outcome import Outcome, Problem, Refused
 from ..queue import guards, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes
 from ..queue.lint import lint
+from ..queue.patchfile import Patch
+from ..queue.placed import Placed, at, of_files
 from ..queue.series import Entry, Queue
+from ..upstream import source
 from ..upstream.pins import Pins
 from ..upstream.release import Release
 from .unified import unified
 
+Stands = dict[Version, dict[str, tuple[int, ...]]]  # release -> patch -> a line for each hunk
 
 def plan(root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[Row], complete: bool) -> list[Change]:
     """What these rows make of the queue, the file of lines and trees last. complete: they are all there are, so that the tree is known.
@@ -28,7 +32,7 @@ def plan(root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[
     """
     rows, known = list(rows), [pin.version for pin in pins.all]
     old = (root / series.FILE).read_text(encoding="utf-8")
-    lines, changes = Lines.of(old), []
+    lines, changes, stands = Lines.of(old), [], {}
     for row in rows:
         entry = next(entry for entry in queue.entries if entry.name == row.patch)
         if row.outcome is Outcome.MERGED_UPSTREAM:
@@ -36,13 +40,13 @@ def plan(root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[
         elif row.outcome is Outcome.NOT_SELECTED and entry.is_for(version):
             lines.guard(entry.name, _rest(entry, version, known))
         elif row.outcome is Outcome.NEEDS_REFRESH or (row.outcome is Outcome.APPLIED and not entry.is_for(version)):
-            changes += _carry(queue, entry, row, version, known, lines)
+            changes += _carry(queue, pins, entry, row, version, lines, stands)
     changes += [Change(str(series.FILE), lines.text.encode(), "guards")] if lines.text != old else []
-    return changes + _placed(with_changes(queue, changes), version, known, rows, complete)
+    return changes + _placed(with_changes(queue, changes), version, known, rows, complete, stands)
 
 
-def _placed(queue: Queue, version: Version, known: list[Version], rows: list[Row], complete: bool) -> list[Change]:
-    """The lines of the texts that the release takes as they are, and its tree."""
+def _placed(queue: Queue, version: Version, known: list[Version], rows: list[Row], complete: bool, stands: Stands) -> list[Change]:
+    """The lines of the texts that the release takes, and its tree. stands: those of texts that are written anew."""
     selected = queue.select(version)
     names = {patch.name for patch in selected}
     files = dict(queue.overlay_for(selected))
@@ -50,7 +54,8 @@ def _placed(queue: Queue, version: Version, known: list[Version], rows: list[Row
         files |= row.after
     lines = {row.patch: row.lines for row in rows if row.lines is not None and row.patch in names}
     tree = pinned.laid_hash(files) if complete else ""
-    return pinned.plan(queue, known, {version: pinned.Found(lines, tree)})
+    others = {other: pinned.Found(where, queue.placed.get(other, Placed()).tree) for other, where in stands.items()}
+    return pinned.plan(queue, known, others | {version: pinned.Found(lines | stands.get(version, {}), tree)})
 
 
 def prove(root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable[Row], changes: Iterable[Change]) -> None:
@@ -60,7 +65,7 @@ def prove(root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable
     new = with_changes(queue, changes)
     problems = lint(root, new)
     for pin in pins.all:
-        names = [[(patch.name, patch.diff) for patch in each.select(pin.version)] for each in (queue, new)]
+        names = [[(patch.name, edits(patch)) for patch in each.select(pin.version)] for each in (queue, new)]
         if pin.version != release.version and names[0] != names[1]:
             problems.append(Problem("guard-not-split", str(series.FILE), f"{pin.tag} would get other patches: {sorted({name for name, _ in set(names[0]) ^ set(names[1])})}", "write this release's guards by hand"))
     laid = [row for row in rows if row.outcome in (Outcome.APPLIED, Outcome.NEEDS_REFRESH)]
@@ -109,16 +114,44 @@ def _end(queue: Queue, entry: Entry, version: Version, pinned: list[Version], li
     return [Change(f"patches/{entry.base}", new.encode(), f"merged upstream: {status} before")]
 
 
-def _carry(queue: Queue, entry: Entry, row: Row, version: Version, pinned: list[Version], lines: Lines) -> list[Change]:
-    """The patch for the release: its own text where that stands there, by a wider guard where that is needed; else a variant."""
-    if row.lines is not None:
-        if entry.is_for(version):
-            return []
-        wider = guards.widened(entry.text, version, pinned)
-        if wider and _alone(queue, entry, wider):
-            lines.guard(entry.name, wider)
-            return []
-    return [variant(queue, entry, version, pinned, lines, unified(row.before, row.after), f"for {version}: {row.why or 'fits as it is'}")]
+def _carry(queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, lines: Lines, stands: Stands) -> list[Change]:
+    """The patch for the release: its own text where that stands there, with less context if need be; else a variant.
+
+    Where its text is written anew, the lines that it has on each release go into `stands`.
+    """
+    known = [pin.version for pin in pins.all]
+    wider = entry.text if entry.is_for(version) else guards.widened(entry.text, version, known)
+    diff = unified(row.before, row.after)
+    if wider and _alone(queue, entry, wider):
+        texts = {} if row.lines is not None else _texts(queue, pins, entry, row, version, diff)
+        text = shared([texts[each] for each in sorted(texts)]) if texts else None
+        if text is not None or row.lines is not None:
+            if not entry.is_for(version):
+                lines.guard(entry.name, wider)
+            if text is None:
+                return []
+            for each, own in texts.items():
+                stands.setdefault(each, {})[entry.name] = lines_of(text, own)
+            content = of_files(queue.patches[entry.name], text.files).content
+            return [Change(f"patches/{entry.name}", content, f"for {version} too, with the context on which its releases agree")]
+    return [variant(queue, entry, version, known, lines, diff, f"for {version}: {row.why or 'fits as it is'}")]
+
+
+def _texts(queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, diff: str) -> dict[Version, Patch]:
+    """A patch as each release's own tree has it, and the new one's; empty where these cannot be one text.
+
+    Releases that are not cached are not fetched for this: then they cannot.
+    """
+    served = [pin for pin in pins.all if pin.version != version and entry.is_for(pin.version)]
+    texts, below = {version: of_files(queue.patches[entry.name], patchfile.parse_diff(diff))}, {version: row.before}
+    for pin in served if all(map(source.is_cached, served)) else ():
+        there = next(each for each in pinned.rows_on(queue, pin.version, source.fetch(pin, None, lambda text: None).read)[0] if each.patch == entry.name)
+        if there.lines is None:
+            return {}
+        texts[pin.version], below[pin.version] = widened(at(queue.patches[entry.name], there.lines), there.before), there.before
+    text = shared([texts[each] for each in sorted(texts)])
+    at_one_place = text is not None and all(lay_patch(text, files.get).lines is not None for files in below.values())
+    return texts if at_one_place and len(texts) == 1 + len(served) else {}
 
 
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:
