@@ -123,6 +123,26 @@ def test_what_releases_share_has_no_more_context_than_they_agree_on():
     )
 
 
+def test_two_hunks_never_share_a_line_of_context():
+    """Where lines repeat, four lines between two changes could be three below the one and three
+    above the other.
+    """
+    befores = [
+        numbered(5) + "".join(f"c{n}\n" for n in between) + numbered(9, "more")
+        for between in ((1, 2, 3, 4), (1, 2, 3, 2, 3, 4))
+    ]
+    afters = [
+        before.replace("step_5 = 5", "step_5 = 0").replace("more_1 = 1", "more_1 = 0")
+        for before in befores
+    ]
+    owns = [patch(before, after) for before, after in zip(befores, afters)]
+    text = place.shared(owns)
+    assert [(hunk.leading, hunk.trailing) for hunk in text.files[0].hunks] == [(3, 3), (1, 3)]
+    for before, after in zip(befores, afters):
+        row = place.lay_patch(text, lambda path, content=before: content.encode())
+        assert row.after == {RUNNER: after.encode()}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fits"),
     [
