@@ -98,7 +98,8 @@ def am(checkout: Path, clone: Path, base: str, mails: list[Path]) -> tuple[str, 
 
 
 def read_back(repository: Repository, queue: Queue, made: backport.Branch, space: Path) -> tuple[list[str], int]:
-    """The patches that the branch's commits are, by their trailers and by what they do; how many are patches/ byte for byte.
+    """The patches that the branch's commits are, by their trailers and by what they do; how many are byte for byte the text that
+    the release gets.
 
     The diff is GNU diff's, as quilt writes it. Where a patch has an added line elsewhere among equal ones, its diff is another;
     laid on the same files at its exact lines, it has to make the same ones.
@@ -108,8 +109,9 @@ def read_back(repository: Repository, queue: Queue, made: backport.Branch, space
         name = repository.git("show", "--no-patch", "--format=%(trailers:key=Queue-Patch,valueonly,separator=)", commit).decode().strip()
         changed = repository.git("diff-tree", "-r", "-z", "--name-only", "--diff-filter=M", parent, commit).decode().split("\0")[:-1]
         read = b"".join(gnu_diff(path, repository.read(parent, path), repository.read(commit, path), space) for path in sorted(changed)).decode()
-        same += read == queue.patches[name].diff
-        made_by = [replay([replace(queue.patches[name], files=parse_diff(diff))], {}, lambda path: repository.read(parent, path), name) for diff in (read, queue.patches[name].diff)]
+        patch = queue.at(name, made.pin.version)
+        same += read == patch.diff
+        made_by = [replay([each], {}, lambda path: repository.read(parent, path), name) for each in (replace(patch, files=parse_diff(read)), patch)]
         names.append(name if made_by[0].files == made_by[1].files and not made_by[0].problems else f"{name} (differs)")
     return names, same
 

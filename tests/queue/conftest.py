@@ -39,7 +39,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, quilt_home: Path | None) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATCHQUEUE_CACHE", str(folder / "cache"))
         project = fakes.make(folder / "project", folder / "cache", folder / "wheels")
-        project.warm()
+        project.place()
         project.apply()
     return folder
 

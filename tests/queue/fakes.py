@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shutil
+import os
 import subprocess
 import sys
 import zipfile
@@ -11,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchqueue.laying import apply
+import pytest
+from patchqueue.laying import apply, pinned
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
 
@@ -134,6 +136,12 @@ class Project:
         for each in pins.load(self.root).all:
             source.fetch(each, str(self.wheels), quiet)
 
+    def place(self) -> None:
+        """Pin the lines and trees that the queue has now on every release; their wheels are in the cache, or come into it."""
+        self.warm()
+        every = pins.load(self.root)
+        pinned.write(self.root, every, every.all, None, quiet)
+
     def apply(self, origin: object = None, **options) -> apply.Report:
         return apply.apply(self.root, self.pin, str(origin) if origin else None, self.said.append, **options)
 
@@ -173,6 +181,12 @@ def git(folder: Path, *arguments: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "commit.gpgSign=false", "-c", "tag.gpgSign=false"]
     return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def sha256sum(folder: Path, names: list[str]) -> str:
+    """What `sha256sum NAMES | sha256sum` prints there."""
+    listing = subprocess.run(["sha256sum", *names], cwd=folder, check=True, capture_output=True).stdout
+    return subprocess.run(["sha256sum"], input=listing, check=True, capture_output=True, text=False).stdout.decode().split()[0]
 
 
 def snapshot(*folders: Path) -> dict[str, object]:
@@ -227,3 +241,20 @@ def program(path: Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{line}\n")
     path.chmod(0o755)
+
+
+def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies at the number-th rename."""
+    calls = []
+
+    def dying(function):
+        def wrapped(*arguments, **options):
+            calls.append(function)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return wrapped
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name)))

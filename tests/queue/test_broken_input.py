@@ -59,6 +59,11 @@ def hunk(text: str) -> Break:
     return body(f"--- a/{RUNNER}\n+++ b/{RUNNER}\n{text}")
 
 
+def placed(line: str) -> Break:
+    """What upstream/placed.toml says of the release."""
+    return write("upstream/placed.toml", f'["9.9.1"]\n{line}\n')
+
+
 def upstream(old: str, new: str) -> Break:
     """Another release, in which the runner reads differently, takes the place of the pinned one."""
 
@@ -68,6 +73,11 @@ def upstream(old: str, new: str) -> Break:
         project.warm()
 
     return change
+
+
+def fits_twice(project: Project) -> None:
+    """The release has the text once more, further down."""
+    upstream("step_40 = 40\n", "step_40 = 40\n" + numbered(40))(project)
 
 
 def repinned(*members: tuple[str | zipfile.ZipInfo, str]) -> Break:
@@ -205,7 +215,20 @@ CASES = [
     Case("patch-file-twice", "file-twice", FIRST, one_file(RUNNER, diff(RUNNER, "a\n", "b\n"))),
     Case("patch-files-unsorted", "unsorted-files", FIRST, one_file(RUNNER, diff("python/sglang/a.py", "a\n", "b\n"))),
     Case("patch-changes-nothing", "empty-hunk", FIRST, hunk("@@ -1,2 +1,2 @@\n a\n b\n")),
-    Case("patch-unequal-context", "unequal-context", FIRST, hunk(f"@@ -18,4 +18,5 @@\n{CONTEXT}+x\n step_21 = 21\n")),
+    Case("patch-unequal-context", "unequal-context", FIRST, hunk(f"@@ -18,4 +18,5 @@\n{CONTEXT}+x\n step_21 = 21\n"), ("check",)),
+    Case("patch-too-much-context", "unequal-context", FIRST, hunk(f"@@ -17,5 +17,6 @@\n step_17 = 17\n{CONTEXT}+x\n step_21 = 21\n")),
+    Case("patch-fits-at-two-places", "conflict", FIRST, fits_twice),
+    # the lines and trees
+    Case("placed-after-a-merge", "bad-placement", "upstream/placed.toml", lambda p: p.write("upstream/placed.toml", "<<<<<<< HEAD\n")),
+    Case("placed-no-version", "bad-placement", "upstream/placed.toml: next", lambda p: p.write("upstream/placed.toml", "[next]\n")),
+    Case("placed-no-table", "bad-placement", "upstream/placed.toml: 9.9.1", lambda p: p.write("upstream/placed.toml", '"9.9.1" = 1\n')),
+    Case("placed-tree-is-no-hash", "bad-placement", "upstream/placed.toml: 9.9.1", placed('tree = "b"')),
+    Case("placed-lines-are-no-lines", "bad-placement", "upstream/placed.toml: 9.9.1", placed('"steps/count-once-more.patch" = [0]')),
+    Case("placed-of-another-patch", "stale-placement", "upstream/placed.toml: 9.9.1, a/b.patch", placed('"a/b.patch" = [1]')),
+    Case("placed-at-another-line", "needs refresh", FIRST, placed('"steps/count-once-more.patch" = [17]')),
+    Case("placed-at-another-line-check", "needs refresh", FIRST, placed('"steps/count-once-more.patch" = [17]'), ("check",)),
+    Case("tree-not-pinned", "no-tree-pinned", "upstream/placed.toml: 9.9.1", lambda p: (p.root / "upstream/placed.toml").unlink(), ("check",)),
+    Case("tree-is-another", "tree mismatch", "upstream/placed.toml: 9.9.1", edit(f"{STEPS}__init__.py", "our own", "ours"), ("check",)),
     Case("patch-path-up", "bad-path", FIRST, one_file("python/sglang/../../../x")),
     Case("patch-path-outside", "bad-path", FIRST, one_file("setup.py")),
     Case("patch-path-absolute", "bad-path", FIRST, body("--- /etc/x\n+++ /etc/x\n@@ -1 +1 @@\n-a\n+b\n")),

@@ -198,6 +198,7 @@ def test_check_lists_gaps_and_what_is_not_needed_where_asked(run):
     run.project.edit("upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "none yet"')
     run.project.edit("patches/steps/count-once-more.patch", "Origin: own\n", "Origin: own\nGap: <9.10: the steps are counted otherwise there, and nobody has looked at these releases yet\n")
     run.project.edit("patches/steps/name-the-cut.patch", "Origin: own\n", "Origin: own\nGap: <9.10: not needed: nothing is cut\n")
+    run.project.place()
     code, out, err = run("check")
     assert code == 0, err
     assert out.split("gaps\n")[1].split()[2:6] == ["0", "0", "1", "1"]
@@ -211,17 +212,20 @@ def test_check_says_how_much_it_fetches(run):
         run.project.release(version)
     run.project.edit("series", "==9.9.1", ">=9.9")
     code, _, err = run("check")
-    assert code == 0 and "2 releases to fetch first, once: about 30 MB" in err and "another run" not in err
-    assert "fetched first" not in run("check")[2]
+    assert "2 releases to fetch first, once: about 30 MB" in err and "another run" not in err
+    assert code == 1 and err.count("[no-tree-pinned]") == 2
+    code, out, err = run("check", "--write")
+    assert code == 0 and out.startswith("upstream/placed.toml: lines and trees\n") and "to fetch first" not in err
+    assert run("check", "--write")[1].split("\n")[0] == out.split("\n")[1], "nothing is left to write"
 
 
-@pytest.mark.parametrize("line", ["", " moved = 1\n"])
-def test_a_patch_that_does_not_fit_is_answered_with_rebase(run, line):
+@pytest.mark.parametrize("line, step", [("", f"refresh -- {TAG}"), (" moved = 1\n", f"rebase -- {TAG}")], ids=["moved", "conflict"])
+def test_a_patch_that_does_not_fit_is_answered_with_what_mends_it(run, line, step):
     run.project.edit("patches/steps/count-once-more.patch", "@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@")
     if line:
         run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18\n", line)
     code, _, err = run("check")
-    assert code == 1 and f"`scripts/nox rebase {TAG}`" in err and "REVISION" not in err
+    assert code == 1 and f"`scripts/nox {step}`" in err and "REVISION" not in err
 
 
 def test_check_goes_on_after_a_problem(run):

@@ -64,7 +64,6 @@ PROBLEMS = [
     refuse("file-twice", header() + "\n" + diff(RUNNER, "a\n", "b\n") * 2, FIRST + 6),
     refuse("unsorted-files", header() + "\n" + diff("python/sglang/b.py", "a\n", "b\n") + diff("python/sglang/a.py", "a\n", "b\n"), FIRST + 6),
     refuse("empty-hunk", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +1,2 @@\n a\n b\n", FIRST + 2),
-    refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,5 +18,6 @@\n a\n b\n+x\n c\n d\n e\n", FIRST + 2, "2 lines"),
     refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n d\n+x\n e\n f\n g\n", FIRST + 2, "4 lines"),
     refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n+x\n d\n e\n f\n g\n", FIRST + 2, "4 after"),
     refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,0 +19 @@\n+x\n", FIRST + 2, "0 lines"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ from packaging.version import Version
 from patchqueue.commands import cli
 from patchqueue.laying import apply, refresh
 from patchqueue.laying.apply import load_queue
+from patchqueue.laying.check import check
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import guards
 from patchqueue.rebasing.forecast import Forecast, forecast
@@ -221,7 +221,7 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
     assert (project.root / VARIANT).read_text() == f"Variant-Of: {COUNT}\n\n" + fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
     assert guards_of(project) == {COUNT: ">=9.9,<9.9.2", "steps/count-once-more@9.9.2.patch": ">=9.9.2,<10", CUT: ">=9.9.1,<9.9.3"}
     said = capsys.readouterr().out
-    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo conflict is left. Next: `scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`." in said
+    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nupstream/placed.toml: lines and trees\nNo conflict is left. Next: `scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`." in said
     assert not conflict.exists()
     applies(project, runner=RIVAL)
 
@@ -302,7 +302,7 @@ def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(project, 
 
 def test_killed_while_the_next_conflict_is_laid_out_lays_it_out_again(project, two_conflicts, monkeypatch):
     with monkeypatch.context() as patch:
-        killed_at(5, patch)  # what the repository is about now
+        fakes.killed_at(5, patch)  # what the repository is about now
         assert run(project, "--continue") == 130
     assert guards_of(project)[COUNT] == ">=9.9,<9.9.2", "the first one is written"
     assert run(project, NEXT) == 0
@@ -321,13 +321,19 @@ def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, 
 
 
 def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
+    """A text that stands at another line there stays one text: the guard takes the release, and its line is pinned."""
     next_release(project, runner="# new\n" + fakes.numbered(40))
     assert run(project, NEXT) == 0
     assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue` writes the variants and guards." in capsys.readouterr().out
     assert not (project.root / f"work/rebase-{NEXT}").exists()
+    texts = fakes.snapshot(project.root / "patches")
     assert run(project, NEXT, "--continue") == 0
-    assert f"{VARIANT}: for 9.9.2: 1 hunk moved" in capsys.readouterr().out
+    assert "series: guards\nupstream/placed.toml: lines and trees\n" in capsys.readouterr().out
+    assert guards_of(project)[COUNT] == ">=9.9,<10" and fakes.snapshot(project.root / "patches") == texts
+    assert '["9.9.2"]\ntree = "sha256:' in (project.root / "upstream/placed.toml").read_text()
+    assert (project.root / "upstream/placed.toml").read_text().endswith('"steps/count-once-more.patch" = [19]\n')
     applies(project, runner="# new\n" + fakes.numbered(40))
+    assert check(project.root, pins.load(project.root).all, None, fakes.quiet).all_problems == ()
     assert run(project, NEXT, "--continue") == 0
     assert "nothing to write, the queue holds it all" in capsys.readouterr().out
 
@@ -349,6 +355,27 @@ def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
     assert run(project, NEXT) == 0
     assert "steps/count-once-more: merged without markers, which is no proof of meaning: read it" in capsys.readouterr().out
     assert run(project, NEXT, "--continue") == 0
+    assert f"patches/{COUNT}: for 9.9.2 too, with the context on which its releases agree\n" in capsys.readouterr().out
+    assert "@@ -19,5 +19,6 @@\n step_19 = 19\n" in (project.root / "patches" / COUNT).read_text() and guards_of(project)[COUNT] == ">=9.9,<10"
+    applies(project, runner=near)
+    assert check(project.root, pins.load(project.root).all, None, fakes.quiet).all_problems == ()
+
+
+def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(project, capsys):
+    """Only the lines farther off tell the two places of 9.9.1 apart, and these are others in the release."""
+    twice = "".join(f"{name} = 1\nx = 1\ny = 1\nz = 1\n{name}_end = 1\n" for name in ("a", "b", "c"))
+    change = ("b = 1\nx = 1\ny = 1\n", "b = 1\nx = 1\nadded_step = 1\ny = 1\n")
+    (project.root / "upstream/pins.toml").unlink()
+    project.release(files=fakes.RELEASE | {"sglang/srt/runner.py": twice})
+    project.write(f"patches/{COUNT}", fakes.patch_text(before=twice, after=twice.replace(*change), Overlay="python/sglang/srt/steps/"))
+    project.place()
+    near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n").replace("b_end = 1\n", "b_end = 2\n")
+    next_release(project, runner=near)
+    if rows(project)[COUNT][0] is Outcome.CONFLICT:
+        assert run(project, NEXT) == 0
+        (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(near.replace("b = 2\nx = 1\n", "b = 2\nx = 1\nadded_step = 1\n"))
+    assert run(project, NEXT, "--continue") == 0
+    assert (project.root / VARIANT).is_file() and guards_of(project)[COUNT] == ">=9.9,<9.9.2"
     applies(project, runner=near)
 
 
@@ -438,31 +465,14 @@ def test_without_edits_it_is_laid_out_anew(project, conflict):
     assert "ours" in (conflict / "python/sglang/srt/steps/__init__.py").read_text()
 
 
-def killed_at(number: int, monkeypatch) -> None:
-    """The process dies at the number-th rename."""
-    calls = []
-
-    def dying(function):
-        def wrapped(*arguments, **options):
-            calls.append(function)
-            if len(calls) == number:
-                raise KeyboardInterrupt
-            return function(*arguments, **options)
-
-        return wrapped
-
-    for name in ("rename", "replace"):
-        monkeypatch.setattr(os, name, dying(getattr(os, name)))
-
-
-@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("number", range(1, 8))
 def test_killed_while_it_writes_the_queue_ends_old_or_new(project, conflict, number, monkeypatch):
-    """The renames: the journal (from here on it is new), the variant, the series, the journal away, the repository away."""
+    """The renames: the journal (from here on it is new), the variant, the series, the lines, the journal away, the repository away."""
     (conflict / fakes.RUNNER).write_text(SOLVED)
     before = queue_of(project)
     with monkeypatch.context() as patch:
-        killed_at(number, patch)
-        assert run(project, NEXT, "--continue") == (0 if number == 6 else 130)
+        fakes.killed_at(number, patch)
+        assert run(project, NEXT, "--continue") == (0 if number == 7 else 130)
     if number == 1:
         assert queue_of(project) == before
     assert run(project, NEXT, "--continue") == 0
@@ -474,10 +484,9 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(project, conflict, num
 def test_what_a_killed_run_had_made_good_is_finished_by_any_other(project, conflict, monkeypatch):
     (conflict / fakes.RUNNER).write_text(SOLVED)
     with monkeypatch.context() as patch:
-        killed_at(2, patch)
+        fakes.killed_at(2, patch)
         assert run(project, NEXT, "--continue") == 130
-    with pytest.raises(Refused, match="half-written"):  # until then nothing else reads it
-        load_queue(project.root)
+    assert load_queue(project.root)
     assert run(project, NEXT, "--abort") == 0
     assert guards_of(project)["steps/count-once-more@9.9.2.patch"] == ">=9.9.2,<10"
 
@@ -486,7 +495,7 @@ def test_what_a_killed_run_had_made_good_is_finished_by_any_other(project, confl
 def test_killed_while_a_conflict_is_laid_out_starts_again(project, number, monkeypatch):
     next_release(project, runner=RIVAL)
     with monkeypatch.context() as patch:
-        killed_at(number, patch)
+        fakes.killed_at(number, patch)
         assert run(project, NEXT) == 130
     assert run(project, NEXT) == 0
     folder = project.root / f"work/rebase-{NEXT}"

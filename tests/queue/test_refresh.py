@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import fakes
 import pytest
 from fakes import RUNNER, TAG, numbered, quiet
@@ -15,6 +17,9 @@ from patchqueue.upstream import pins, source
 
 COUNT, CUT = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"
 STEPS = "python/sglang/srt/steps/__init__.py"
+
+
+PLACED = "upstream/placed.toml"
 
 
 def engine() -> quilt.Quilt:
@@ -52,7 +57,7 @@ def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
     with pytest.raises(Refused, match="edited-tree"):
         applied.apply()
     written, report = run(applied)
-    assert [file.path for file in written] == [COUNT]
+    assert [file.path for file in written] == [COUNT, PLACED]
     assert "+added_step = 21\n" in (applied.root / COUNT).read_text() and report.outcome is Outcome.APPLIED
     assert hash_listing(list_folder(applied.tree)) == wanted == report.record["tree"]["after"]
 
@@ -80,7 +85,7 @@ def test_a_file_in_no_patch_is_refused_and_kept(applied):
 def test_add_takes_it_into_the_top_patch(applied):
     edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.2")
     written, report = run(applied, add=True)
-    assert [file.path for file in written] == [CUT] and report.outcome is Outcome.APPLIED
+    assert [file.path for file in written] == [CUT, PLACED] and report.outcome is Outcome.APPLIED
     assert '+__version__ = "9.9.2"' in (applied.root / CUT).read_text()
     assert (applied.tree / "python/sglang/version.py").read_text() == '__version__ = "9.9.2"\n'
 
@@ -93,7 +98,7 @@ def test_leftovers_of_a_failed_push_are_refused(applied):
 def test_the_overlay_comes_back(applied):
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
     written, _ = run(applied)
-    assert [file.path for file in written] == [f"overlay/{STEPS}"]
+    assert [file.path for file in written] == [f"overlay/{STEPS}", PLACED]
     assert (applied.root / "overlay" / STEPS).read_text() == '"""Steps of our own, more of them."""\n'
 
 
@@ -101,7 +106,7 @@ def test_popped_patches_come_back_too(applied):
     engine().run(applied.tree, "pop")
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
     written, report = run(applied)
-    assert [file.path for file in written] == [COUNT] and report.outcome is Outcome.APPLIED
+    assert [file.path for file in written] == [COUNT, PLACED] and report.outcome is Outcome.APPLIED
     assert len(quilt.applied(applied.tree)) == 3
 
 
@@ -117,7 +122,7 @@ def test_a_queue_that_moved_on_is_no_edit(applied):
     (applied.tree / STEPS).write_text('"""Mine."""\n')
     edit(applied.root / CUT, "+six = 6", "+six = 66")
     written, report = run(applied)
-    assert [file.path for file in written] == [f"overlay/{STEPS}"] and report.outcome is Outcome.APPLIED
+    assert [file.path for file in written] == [f"overlay/{STEPS}", PLACED] and report.outcome is Outcome.APPLIED
     assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")
 
 
@@ -127,9 +132,9 @@ def test_a_new_patch_from_start_to_apply(applied):
     engine().run(applied.tree, "add", "python/sglang/version.py")
     edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.1-mine")
     written, report = run(applied)
-    assert [file.path for file in written] == ["patches/steps/say-version.patch"]
+    assert [file.path for file in written] == ["patches/steps/say-version.patch", "series", PLACED]
     assert report is None and any("[bad-field]" in line for line in applied.said)  # the header is a form to fill in
-    assert (applied.root / "series").read_text().splitlines()[-1] == "steps/say-version.patch  # ==9.9.1.*"
+    assert (applied.root / "series").read_text().splitlines()[-1].split(" #") == [f"{'steps/say-version.patch':<29}", " >=9.9.1,<9.9.2"]
     path = applied.root / "patches/steps/say-version.patch"
     diff = path.read_text()[path.read_text().index("--- a/") :]
     path.write_text(f"{fakes.header(Probe='python/sglang/version.py :: 9.9.1-mine')}\n{diff}")
@@ -155,20 +160,107 @@ def test_new_refuses_a_bad_name(applied, name, problem):
     assert [each.name for each in caught.value.problems] == [problem]
 
 
-def test_text_that_moved_on_another_release_becomes_a_variant(applied):
+def two_releases(project, runner: str) -> pins.Pins:
+    """9.9.3 as well, with this runner; the cut is not for it."""
+    project.release("9.9.3", fakes.release_of("9.9.3") | {"sglang/srt/runner.py": runner})
+    project.warm()
+    edit(project.root / CUT, "Overlay: none", "Gap: >9.9.2: the cut is another one there\nOverlay: none")
+    return pins.load(project.root)
+
+
+def test_text_that_moved_on_another_release_gets_its_line_there(applied):
     """9.9.3 has two lines more on top: quilt lays the patch with an offset, the strict replay refuses it, refresh mends it."""
-    files = fakes.release_of("9.9.3") | {"sglang/srt/runner.py": "new_a = 1\nnew_b = 2\n" + numbered(40)}
-    applied.release("9.9.3", files)
-    applied.warm()
-    all_pins = pins.load(applied.root)
+    all_pins = two_releases(applied, "new_a = 1\nnew_b = 2\n" + numbered(40))
     report = check(applied.root, all_pins.all, None, quiet)
-    assert {problem.name for problem in report.all_problems} == {"needs refresh", "unexplained-gap"}
-    edit(applied.root / CUT, "Overlay: none", "Gap: >9.9.2: the cut is another one there\nOverlay: none")
+    assert [problem.name for problem in report.all_problems] == ["needs refresh"]
+    before = fakes.snapshot(applied.root / "patches", applied.root / "series")
     written, laid = run(applied, tag="v9.9.3")
-    assert [file.path for file in written] == ["patches/steps/count-once-more@9.9.3.patch"] and laid.outcome is Outcome.APPLIED
-    assert "steps/count-once-more.patch  # >=9.9,<10,!=9.9.3.*\nsteps/count-once-more@9.9.3.patch  # ==9.9.3.*\n" in (applied.root / "series").read_text()
+    assert [file.path for file in written] == [PLACED] and laid.outcome is Outcome.APPLIED
+    assert fakes.snapshot(applied.root / "patches", applied.root / "series") == before
+    assert '"steps/count-once-more.patch" = [20]\n' in (applied.root / PLACED).read_text()
+    assert "@@ -20,6 +20,7 @@\n" in (applied.root / "work/v9.9.3" / COUNT).read_text(), "quilt's own file has the release's line"
     assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
     assert apply(applied.root, applied.pin, None, quiet).outcome is Outcome.APPLIED
+
+
+def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_share(applied):
+    all_pins = two_releases(applied, "new = 1\n" + numbered(40).replace("step_29 = 29\n", "step_29 = None\n"))
+    run(applied, tag="v9.9.3")
+    edit(applied.tree / RUNNER, "step_31 = 31\n", "step_31 = 31\nlate = 1\n")
+    written, report = run(applied)
+    assert [file.path for file in written] == [COUNT, PLACED] and report.outcome is Outcome.APPLIED
+    assert written[0].why == "refreshed, for v9.9.3 too"
+    shared = "@@ -30,5 +31,6 @@\n step_30 = 30\n step_31 = 31\n+late = 1\n step_32 = 32\n step_33 = 33\n step_34 = 34\n"
+    assert (applied.root / COUNT).read_text().endswith(shared)
+    assert '"steps/count-once-more.patch" = [19, 31]\n' in (applied.root / PLACED).read_text()
+    assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
+    apply(applied.root, all_pins.find("v9.9.3"), None, quiet)
+    laid = (applied.root / "work/v9.9.3" / COUNT).read_text()
+    assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in laid, "quilt's own file has three lines of the release's own"
+    assert run(applied)[0] == [] and run(applied, tag="v9.9.3")[0] == []
+
+
+@pytest.mark.parametrize("old, new, name", [("@@ -18,6 +18,7 @@\n step_18 = 18\n", "@@ -19,5 +19,6 @@\n", "unequal-context"), ("@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@", "needs refresh")])
+def test_a_text_in_another_form_is_written_in_this_one(applied, old, new, name):
+    right = (applied.root / COUNT).read_bytes()
+    edit(applied.root / COUNT, old, new)
+    assert name in [problem.name for problem in check(applied.root, [applied.pin], None, quiet).all_problems]
+    assert run(applied)[0][0].path == COUNT and (applied.root / COUNT).read_bytes() == right
+    assert check(applied.root, [applied.pin], None, quiet).all_problems == ()
+
+
+def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied):
+    all_pins = two_releases(applied, numbered(40))
+    run(applied, tag="v9.9.3")
+    shutil.rmtree(applied.cache / "archives" / all_pins.find("v9.9.3").wheels[0].sha256)
+    (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
+    assert [file.path for file in run(applied)[0]] == [f"overlay/{STEPS}", PLACED]
+    assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in applied.said[-1]
+    assert [problem.name for problem in check(applied.root, all_pins.all, None, quiet).all_problems] == ["tree mismatch"]
+
+
+def test_an_edit_that_another_release_cannot_take_becomes_a_variant(applied):
+    all_pins = two_releases(applied, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
+    run(applied, tag="v9.9.3")
+    edit(applied.tree / RUNNER, "step_31 = 31\n", "")
+    written, report = run(applied)
+    assert [file.path for file in written] == ["patches/steps/count-once-more@9.9.1.patch", "series", PLACED] and report.outcome is Outcome.APPLIED
+    assert "steps/count-once-more.patch  # >=9.9,<10,!=9.9.1.*\nsteps/count-once-more@9.9.1.patch # ==9.9.1.*\n" in (applied.root / "series").read_text()
+    assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_killed_while_it_writes_it_ends_old_or_new(applied, number, monkeypatch):
+    """The renames: the journal (from here on it is new), the variant, the series, the lines, the journal away; then work/."""
+    all_pins = two_releases(applied, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
+    run(applied, tag="v9.9.3")
+    edit(applied.tree / RUNNER, "step_31 = 31\n", "")
+    folders = [applied.root / name for name in ("patches", "upstream", "overlay")]
+    before = {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
+    with monkeypatch.context() as patch:
+        fakes.killed_at(number, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(applied)
+    problems = check(applied.root, all_pins.all, None, quiet).all_problems
+    after = {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
+    assert problems == () and (after == before) is (number == 1), "the next command finds a whole queue, the old one or the new one"
+    run(applied)
+    assert (applied.root / "patches/steps/count-once-more@9.9.1.patch").is_file() and check(applied.root, all_pins.all, None, quiet).all_problems == ()
+
+
+def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(applied):
+    """A second patch of 9.9.3 alone stands on the line that the edit takes away."""
+    two_releases(applied, numbered(40))
+    before, after = (numbered(40).replace("step_20 = 20\n", f"step_20 = 20\nadded_step = 20\n{more}") for more in ("", "twice = 1\n"))
+    applied.write("patches/steps/count-twice.patch", fakes.patch_text(before=before, after=after, Probe=f"{RUNNER} :: twice", Gap="<9.9.2: not needed: there"))
+    with open(applied.root / "series", "a") as file:
+        file.write("steps/count-twice.patch  # >=9.9.2,<10\n")
+    run(applied, tag="v9.9.3")
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    folders = [applied.root / name for name in ("patches", "upstream", "series")]
+    found = fakes.snapshot(*folders)
+    assert refused(applied) == ["conflict"]
+    assert fakes.snapshot(*folders) == found and "added_step = 21" in (applied.tree / RUNNER).read_text()
 
 
 def test_an_edit_that_fits_every_release_stays_one_patch(applied):
@@ -178,7 +270,7 @@ def test_an_edit_that_fits_every_release_stays_one_patch(applied):
     applied.apply()
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     written, _ = run(applied)
-    assert [file.path for file in written] == [COUNT] and check(applied.root, pins.load(applied.root).all, None, quiet).all_problems == ()
+    assert [file.path for file in written] == [COUNT, PLACED] and check(applied.root, pins.load(applied.root).all, None, quiet).all_problems == ()
 
 
 def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):

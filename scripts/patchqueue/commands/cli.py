@@ -24,6 +24,7 @@ from ..environments.lock import LockFailed, compile_lock
 from ..environments.testing import Result, build_environment, has_environment, is_built, lock_file, test_revision, test_tool
 from ..files.gitrun import GitFailed
 from ..hint import counted, to_type
+from ..laying import pinned
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
 from ..laying.check import CheckReport, check
@@ -127,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     applied.add_argument("--verbose", action="store_true", help="list all patches of the queue, and say why one is not for the release")
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", paths.DEFAULT, "--all")
     checked = command("check", _check, "lint the queue, and replay it in memory on each release", "every pinned release", "--all", "--from")
+    checked.add_argument("--write", action="store_true", help="pin the lines and trees that the queue has now, in upstream/placed.toml, for a change that is meant")
     checked.add_argument("--gaps", action="store_true", help="also list the patches that a release does not need, and why")
     tested = command("test", _test, TEST, "the tool, and the releases that upstream/pins.toml calls tested", "--all", "--from")
     tested.add_argument("--tool", action="store_true", help="test the tool itself: check, and tests/queue; without a release nothing else")
@@ -200,7 +202,9 @@ def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
     chosen = _chosen(options, pins, pins.all)
-    report = check(options.root, chosen, options.origin, _say)
+    for change in pinned.write(options.root, pins, chosen, options.origin, _say) if options.write else ():
+        OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
+    report = check(options.root, chosen, options.origin, _say, pins.all)
     _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
     if not report.all_problems:

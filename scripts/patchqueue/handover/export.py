@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..laying.apply import load_queue
+from ..laying.place import Row, lay_patch
 from ..laying.probe import passes
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import Queue, read_overlay
-from ..rebasing.forecast import Row, lay
 from ..upstream.pins import Pin, Pins
 from . import formatting
 from .backport import date_of, put, refuse_folder, release_of, text_of, write_mails
@@ -149,7 +149,7 @@ def _laid(root: Path, queue: Queue, topic: str, chosen: list[Patch], patches: li
     laid: dict[str, bytes] = {}
     parts = []
     for patch in patches:
-        row = lay(patch, _over(laid, read))
+        row = lay_patch(patch, _over(laid, read))
         if row.outcome is Outcome.CONFLICT:
             raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", row.why, "write a variant that fits this base, or name another: --base COMMIT"))
         new = {path: content for path, content in additions(root, queue, patch).items() if path not in laid}

@@ -19,7 +19,7 @@ from .. import RELEASE
 from ..files.locking import locked_folder
 from ..files.tree import LISTING, differing, hash_listing, list_package, listing_text, own_listing, sha256
 from ..hint import to_type
-from ..laying.apply import identity, load_queue, overlay_of, record_of, select
+from ..laying.apply import identity, load_queue, overlay_of, record_of, select, stack
 from ..laying.replay import replay
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
@@ -238,7 +238,7 @@ def plan(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -
     files = {path: content for path, content in laid.files.items() if path.startswith("python/sglang/")}
     after = here.listing | {path: sha256(content) for path, content in files.items()}
     origin = {"kind": "installed", "name": f"sglang {here.version or known.pin.version}", "sha256": hash_listing(here.listing).removeprefix("sha256:")}
-    record = record_of(queue, patches, known.pin, origin, here.listing, after) | {"release": RELEASE}
+    record = record_of(queue, patches, known.pin, origin, here.listing, after, stack(queue, patches, known.pin, laid)) | {"release": RELEASE}
     if PROVENANCE in after:
         files[LISTING] = listing_text(own_listing(after)).encode()
     by_place = {path.removeprefix(PREFIX): content for path, content in files.items()}

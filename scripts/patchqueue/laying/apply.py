@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .. import RELEASE
 from ..files import atomic
+from ..files.locking import locked
 from ..files.tree import LISTING, ROOTS, differing, hash_listing, list_folder, listing_text, own_listing, sha256
 from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
@@ -24,11 +25,13 @@ from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import quilt as quilts
+from .place import edits, widened
 from .probe import probe
 from .replay import Replay, replay
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 Say = Callable[[str], None]
+QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")  # held by whoever writes patches/, series and what goes with them
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,21 @@ class Report:
 
 
 def load_queue(root: Path) -> Queue:
-    """The queue below `root`. Raises Refused with everything that lint has against it, and where a rebase has half written it: no
-    broken queue is ever laid."""
-    if (root / atomic.OF_QUEUE).is_dir():
-        raise Refused(Problem("half-written", "patches/ and series", "are being written by a rebase, or one was killed while it did", f"{to_type('rebase', '--continue')} finishes it"))
+    """The queue below `root`. Raises Refused with everything that lint has against it: no broken queue is ever laid."""
+    finish_writing(root)
     queue, problems = series.read(root)
     problems += lint(root, queue)
     if problems:
         raise Refused(problems)
     return queue
+
+
+def finish_writing(root: Path) -> list[str]:
+    """Put in place what a run that was killed had made good to write (see files/atomic.py); the paths. Waits for one that writes now."""
+    if not (root / atomic.OF_QUEUE).is_dir():
+        return []
+    with locked(root / QUEUE_LOCK, lambda text: None):
+        return atomic.recover(root, root / atomic.OF_QUEUE)
 
 
 def select(queue: Queue, pin: Pin) -> list[Patch]:
@@ -99,10 +108,18 @@ def replay_on(queue: Queue, patches: list[Patch], origin: Source) -> Replay:
     return replay(patches, overlay_of(queue, patches, origin.pin), origin.read, origin.pin.tag)
 
 
-def stack(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
-    """What quilt pushes, in order: the overlay as one generated patch (where one is needed), then the patches."""
+def stack(queue: Queue, patches: list[Patch], pin: Pin, planned: Replay) -> dict[str, bytes]:
+    """What quilt pushes, in order: the overlay as one generated patch (where one is needed), then the patches.
+
+    Each has the release's own lines and three lines of its own context, as the replay found them: at no offset, with no fuzz.
+    """
+    below = {step.patch: step.below for step in planned.steps}
+    return _overlay(queue, patches, pin) | {patch.name: widened(patch, below[patch.name]).content for patch in patches}
+
+
+def _overlay(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
     overlay = overlay_of(queue, patches, pin)
-    return ({OVERLAY_PATCH: as_patch(overlay)} if overlay else {}) | {patch.name: patch.content for patch in patches}
+    return {OVERLAY_PATCH: as_patch(overlay)} if overlay else {}
 
 
 def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = False) -> Report:
@@ -117,12 +134,12 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
     planned = replay_on(queue, patches, pristine)
     if planned.problems:
         raise Refused(planned.problems)
-    pushed = stack(queue, patches, pin)
+    pushed = stack(queue, patches, pin, planned)
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder(), say)
     with tree.locked(say) as lock:
         found = tree.inspect()
-        made_of = _queue_hash(pushed), changes(queue, patches, pin), pristine.sha256
+        made_of = identity(queue, patches, pin), changes(queue, patches, pin), pristine.sha256
         if found.state is State.APPLIED and made_of == (found.record["queue"], found.record.get("changes"), found.record["source"]["sha256"]):
             return _report(queue, pristine, tree, Outcome.ALREADY_APPLIED, patches, found.record)
         refuse_to_lose(tree, found, discard)
@@ -195,21 +212,21 @@ def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str,
     if after != expected:
         raise Refused(Problem("engines-disagree", tree.tag, f"quilt and the replay made different files: {' '.join(differing(after, expected)[:5])}", "report this"))
     origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
-    record = record_of(queue, patches, pristine.pin, origin, before, after)
+    record = record_of(queue, patches, pristine.pin, origin, before, after, pushed)
     write_record(aside, record)
     if PROVENANCE in after:
         (aside / LISTING).write_text(listing_text(own_listing(after)))
     return record, after
 
 
-def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, str], before: dict[str, str], after: dict[str, str]) -> dict:
-    """A patched tree's provenance. origin: what it was made of (kind, name, sha256); before, after: the tree's listings."""
-    pushed = stack(queue, patches, pin)
+def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, str], before: dict[str, str], after: dict[str, str], pushed: dict[str, bytes]) -> dict:
+    """A patched tree's provenance. origin: what it was made of (kind, name, sha256); before, after: the tree's listings; pushed: its
+    stack."""
     return {
         "version": str(pin.version),
         "tag": pin.tag,
         "source": origin,
-        "queue": _queue_hash(pushed),
+        "queue": identity(queue, patches, pin),
         "changes": changes(queue, patches, pin),
         "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
         "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(overlay_of(queue, patches, pin).items())],
@@ -220,18 +237,18 @@ def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, st
 def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
     """What a record of this selection, and evidence, name as `queue`: it changes with every patch, header included, and overlay file
     in it. The overlay package's provenance.json is one of these, so that what it calls `queue` itself is another hash (`overlay_of`)."""
-    return _queue_hash(stack(queue, patches, pin))
+    return _queue_hash(_overlay(queue, patches, pin) | {patch.name: patch.content for patch in patches})
 
 
 def changes(queue: Queue, patches: list[Patch], pin: Pin) -> str:
-    """What the selection does to a release, as evidence names it: over the pinned tree, the overlay's files and the patches'
-    diffs, in order.
+    """What the selection does to a release, as evidence names it: over the pinned tree, the overlay's files, and the lines that
+    the patches remove and add, in order.
 
-    Their headers and names are not in it, so that a patch can be submitted, described better or shared with another release
-    without making what was measured stale.
+    Their headers, names and context are not in it, so that a patch can be submitted, described better or shared with another
+    release without making what was measured stale.
     """
     files = [f"{path} {sha256(content)}" for path, content in sorted(queue.overlay_for(patches).items())]
-    return "sha256:" + sha256("\n".join([pin.tree, *files, *(sha256(patch.diff.encode()) for patch in patches)]).encode())
+    return "sha256:" + sha256("\n".join([pin.tree, *files, *(sha256(edits(patch).encode()) for patch in patches)]).encode())
 
 
 def tree_after(queue: Queue, patches: list[Patch], pristine: Source) -> str:

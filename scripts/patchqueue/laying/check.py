@@ -1,10 +1,10 @@
-"""The whole queue against every pin, in memory: lint, strict replay, and what upstream has merged."""
+"""The whole queue against every pin, in memory: lint, strict replay, the tree that is pinned, and what upstream has merged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,23 +13,30 @@ from ..hint import counted
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
 from ..queue.lint import lint
+from ..queue.patchfile import Patch
 from ..queue.series import Queue
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from .apply import replay_on, select
+from .apply import finish_writing, replay_on, select
+from .pinned import misshapen, problem_of
+from .place import widened
 from .probe import Finding, probe
 from .replay import Step
 
 
 @dataclass(frozen=True)
 class PinReport:
-    """One pin: what the replay made of each selected patch, where every patch stands upstream, and all problems."""
+    """One pin: what the replay made of each selected patch, where every patch stands upstream, and all problems.
+
+    texts: the patches as the release's own tree has them, where the replay had no problem.
+    """
 
     pin: Pin
     steps: tuple[Step, ...]
     findings: tuple[Finding, ...]
     problems: tuple[Problem, ...]
+    texts: dict[str, Patch] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def outcome(self) -> Outcome:
@@ -49,8 +56,12 @@ class CheckReport:
         return (*self.problems, *(problem for report in self.pins for problem in report.problems))
 
 
-def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[str], None]) -> CheckReport:
-    """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be had."""
+def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[str], None], every: Iterable[Pin] = ()) -> CheckReport:
+    """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be had.
+
+    every: all pinned releases, where `pins` are not; a text's form is looked at where all that it is for are in `pins`.
+    """
+    finish_writing(root)
     queue, problems = series.read(root)
     problems += lint(root, queue)
     pins = list(pins)
@@ -60,8 +71,9 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[st
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, origin, say), pins))
     with ProcessPoolExecutor(mp_context=get_context("fork")) as processes:  # reading their directories does not
-        reports = processes.map(partial(_one, queue), sources)
-        return CheckReport(tuple(reports), tuple(problems))
+        reports = tuple(processes.map(partial(_one, queue), sources))
+    problems += misshapen(queue, [pin.version for pin in every or pins], {report.pin.version: report.texts for report in reports})
+    return CheckReport(reports, tuple(problems))
 
 
 def _one(queue: Queue, pristine: Source) -> PinReport:
@@ -73,4 +85,7 @@ def _one(queue: Queue, pristine: Source) -> PinReport:
     except Refused as refusal:
         return PinReport(pin, (), findings, (*problems, *refusal.problems))
     replayed = replay_on(queue, patches, pristine)
-    return PinReport(pin, replayed.steps, findings, (*replayed.problems, *problems))
+    other = None if replayed.problems else problem_of(queue, pin, replayed.files)
+    below = {step.patch: step.below for step in replayed.steps}
+    texts = {} if replayed.problems else {patch.name: widened(patch, below[patch.name]) for patch in patches}
+    return PinReport(pin, replayed.steps, findings, (*replayed.problems, *([other] if other else []), *problems), texts)

@@ -1,30 +1,34 @@
 """Write what a person did in work/<tag>/ back to the queue: edited patches, new ones, and the overlay.
 
 The tree is copied, every patch is refreshed and popped, then pushed again one by one and written in one fixed form, so
-the same edits give the same bytes whoever made them. A patch that another release shares and that no longer fits there
-becomes a variant for this release alone.
+the same edits give the same bytes whoever made them. A text that other releases share is placed on them anew, with less
+context where theirs is other; where it no longer stands there, this release gets a variant. All that changes is planned,
+proved by the replay, and written whole or not at all.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..files.locking import locked
 from ..files.tree import differing, list_folder, sha256
 from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
-from ..queue import patchfile, series
+from ..outcome import Problem, Refused
+from ..queue import guards, patchfile, placed, series
+from ..queue.edit import Change, Lines, joined, tried, variant
 from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
+from . import pinned
 from . import quilt as quilts
-from .apply import Report, apply, load_queue, replay_on, select, stack
-from .replay import replay
-from .worktree import State, WorkTree, write_patches
+from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue, replay_on, stack
+from .pinned import rows_on
+from .place import Files, Row, fitted, lay_patch, shared, widened
+from .worktree import State, WorkTree
 
 Say = Callable[[str], None]
 TEMPLATE = """Subject: TODO
@@ -35,14 +39,6 @@ Probe: TODO
 Overlay: none
 Test: TODO
 """
-
-
-@dataclass(frozen=True)
-class Written:
-    """A file of the project that refresh wrote, and why."""
-
-    path: str
-    why: str
 
 
 def new(root: Path, pin: Pin, name: str, say: Say) -> Path:
@@ -68,55 +64,105 @@ def new(root: Path, pin: Pin, name: str, say: Say) -> Path:
     return file
 
 
-def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list[Written], Report | None]:
+def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list[Change], Report | None]:
     """Write the edits of work/<tag>/ back; what was written, and the apply that followed (None where lint stopped it).
 
-    Without such a tree (or with one that holds no edits), the queue itself is laid with quilt and written again: that
-    is how a patch whose text has only moved gets its variant. add: edits of files that are in no patch go into the top one.
+    Without such a tree (or with one that holds no edits) the queue itself is laid, each text at the one place where it stands,
+    and written in its fixed form: that is how a text that has moved gets its line. add: edits of files that are in no patch
+    go into the top one. Raises Refused, with nothing written, where an edit would be lost, or another release broken.
     """
-    queue, problems = series.read(root)
-    unreadable = [problem for problem in problems if problem.name in ("no-series", "missing-patch", "bad-guard", "empty-guard", "duplicate")]
-    if unreadable:
-        raise Refused(unreadable)
-    pristine = source.fetch(pin, None, say)
+    finish_writing(root)
+    with locked(root / QUEUE_LOCK, say):
+        queue, problems = series.read(root)
+        unreadable = [problem for problem in problems if problem.name in ("no-series", "missing-patch", "bad-guard", "empty-guard", "duplicate")]
+        if unreadable:
+            raise Refused(unreadable)
+        pristine = source.fetch(pin, None, say)
+        edited = _edited(root, pin, add, pristine, say)
+        changes = pinned.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine, say))
+        pinned.put(root, changes)
+    try:
+        load_queue(root)
+    except Refused as refusal:
+        for problem in refusal.problems:
+            say(str(problem))
+        return changes, None
+    return changes, apply(root, pin, None, say, discard=True)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What a tree holds. texts: (patch, header, diff) of each applied patch, in order; overlay: its new files.
+
+    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its files, empty likewise.
+    """
+
+    texts: tuple[tuple[str, str, str], ...] = ()
+    overlay: Files = field(default_factory=dict)
+    recorded: dict[str, str] = field(default_factory=dict)
+    listing: dict[str, str] = field(default_factory=dict)
+
+
+def _edited(root: Path, pin: Pin, add: bool, pristine: Source, say: Say) -> Tree | None:
+    """What work/<tag>/ holds, read from a copy in which quilt wrote every patch anew; None where it holds no edits."""
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder(), say)
     with tree.locked(say) as lock:
         found = tree.inspect()
         if found.state is State.FOREIGN:
             raise Refused(Problem("foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"))
-        edited = found.state is State.CHANGED
-        aside = tree.start(copy=edited)
-        if edited:
-            recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
-            stray = _take_off(aside, quilt, lock, pristine)
-            if stray and not add:
-                raise Refused(Problem("stray-edits", f"work/{pin.tag}", f"edited, but in no patch: {' '.join(stray)}", f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch; {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"))
-            _lay(aside, quilt, lock, stray)
-        else:
-            recorded = {}
-            pristine.unpack(aside)
-            write_patches(aside, stack(queue, queue.select(pin.version), pin))
-            _lay(aside, quilt, lock, {})
-        written = list(_write_back(root, pins, pin, queue, aside, recorded, say))
-        wanted = list_folder(aside)
-    try:
-        complete = load_queue(root)
-    except Refused as refusal:
-        for problem in refusal.problems:
-            say(str(problem))
-        return written, None
-    laid = replay_on(complete, select(complete, pin), pristine)
-    kept = pristine.listing() | {path: sha256(content) for path, content in laid.files.items()}
-    lost = [path for path in differing(kept, wanted) if path in wanted and path not in _moved_on(complete, select(complete, pin), recorded)]
+        if found.state is not State.CHANGED:
+            return None
+        aside = tree.start(copy=True)
+        stray = _take_off(aside, quilt, lock, pristine)
+        if stray and not add:
+            raise Refused(Problem("stray-edits", f"work/{pin.tag}", f"edited, but in no patch: {' '.join(stray)}", f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch; {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"))
+        _lay(aside, quilt, lock, stray)
+        files = {name: aside / "patches" / name for name in quilts.applied(aside)}
+        texts = {name: patchfile.split(file.read_text(encoding="utf-8") if file.is_file() else "") for name, file in files.items()}
+        diffs = patchfile.parse_diff(texts.pop(OVERLAY_PATCH, ("", ""))[1])
+        overlay = {file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode() for file in diffs}
+        recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
+        return Tree(tuple((name, *text) for name, text in texts.items()), overlay, recorded, list_folder(aside))
+
+
+def _plan(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: Source, say: Say) -> list[Change]:
+    """The changes that make the queue hold what the tree holds, proved on this release. Raises Refused where there are none."""
+    changes = list(_texts(root, pins, pin, queue, tree, say))
+    changes += [Change(f"overlay/{path}", text, "refreshed" if path in queue.overlay else "new") for path, text in tree.overlay.items() if path != PROVENANCE and queue.overlay.get(path) != text]
+    made, _ = tried(queue, changes)
+    changed = [other for other in pins.all if other == pin or _changes(queue, made, other, say)]
+    found = {other.version: pinned.find(made, other.version, source.fetch(other, None, say).read, other.tag) for other in changed}
+    changes += pinned.plan(made, [other.version for other in pins.all], found)
+    made, _ = tried(queue, changes)
+    patches = made.select(pin.version)
+    replayed = replay_on(made, patches, pristine)
+    if replayed.problems:
+        raise Refused(replayed.problems)
+    kept = pristine.listing() | {path: sha256(content) for path, content in replayed.files.items()}
+    now = stack(made, patches, pin, replayed)
+    lost = [path for path in differing(kept, tree.listing) if path in tree.listing and path not in _moved_on(patches, tree.recorded, now)]
     if lost:  # the tree is about to be built anew from the queue: never when that would lose an edit
-        raise Refused([*laid.problems, Problem("edits-not-kept", f"work/{pin.tag}", f"the queue does not make the tree's own {' '.join(lost[:5])}", "the tree stays as it is; say which patch should have the edit: " + to_type("quilt", pin.tag, "add FILE"))])
-    return written, apply(root, pin, None, say, discard=True)
+        raise Refused(Problem("edits-not-kept", f"work/{pin.tag}", f"the queue does not make the tree's own {' '.join(lost[:5])}", "the tree stays as it is; say which patch should have the edit: " + to_type("quilt", pin.tag, "add FILE")))
+    return changes
 
 
-def _moved_on(queue: Queue, patches: list[Patch], recorded: dict[str, str]) -> set[str]:
+def _changes(queue: Queue, made: Queue, pin: Pin, say: Say) -> bool:
+    """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not cached, it is not fetched for that."""
+    patches = [each.select(pin.version) for each in (queue, made)]
+    texts = [[(patch.name, patch.diff) for patch in each] for each in patches]
+    if texts[0] != texts[1]:
+        return True
+    if queue.overlay_for(patches[0]) == made.overlay_for(patches[1]):
+        return False
+    if not source.is_cached(pin):
+        say(f"{pin.tag} is not in the cache, and its tree stays as it was pinned; {to_type('check', '--write')} fetches it and pins it")
+    return source.is_cached(pin)
+
+
+def _moved_on(patches: list[Patch], recorded: dict[str, str], now: dict[str, bytes]) -> set[str]:
     """Files that the queue changes otherwise than it did when the tree was made: there the tree is only older, not edited."""
-    newer = [patch for patch in patches if recorded.get(patch.name) != sha256(patch.content)]
+    newer = [patch for patch in patches if recorded.get(patch.name) != sha256(now[patch.name])]
     return {PROVENANCE} | {file.path for patch in newer for file in patch.files}
 
 
@@ -164,112 +210,70 @@ def _without_diff(aside: Path) -> dict[str, str]:
     return {path.relative_to(aside / "patches").as_posix(): text for path, text in empty.items()}
 
 
-def _write_back(root: Path, pins: Pins, pin: Pin, queue: Queue, aside: Path, recorded: dict[str, str], say: Say) -> Iterator[Written]:
-    listed = {entry.name for entry in queue.entries}
-    applied = quilts.applied(aside)
-    for name in applied:
-        file, kept = aside / "patches" / name, root / "patches" / name
-        head, diff = patchfile.split(file.read_text(encoding="utf-8") if file.is_file() else "")
-        if name == OVERLAY_PATCH:
-            yield from _write_overlay(root, queue, diff)
-        elif not diff:
+def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, say: Say) -> Iterator[Change]:
+    """The patches that the tree has otherwise than the queue, and what that makes of the series."""
+    old = (root / series.FILE).read_text(encoding="utf-8")
+    lines, below = Lines.of(old), ""
+    rows = {row.patch: row for row in rows_on(queue, pin.version, source.fetch(pin, None, say).read)[0] if row.lines is not None}
+    here = {name: widened(placed.at(queue.patches[name], row.lines), row.before) for name, row in rows.items()}
+    entries = {entry.name: entry for entry in queue.entries}
+    for name, head, diff in tree.texts:
+        if not diff:
             say(f"{name} changes nothing yet; it stays in the tree")
-        elif name not in listed:
-            below = [other for other in applied[: applied.index(name)] if other != OVERLAY_PATCH]
-            _insert(root, below[-1] if below else "", f"{name}  # {_only(pin)}")
-            yield _write(root, f"patches/{name}", _join(head or TEMPLATE, diff), f"new, for {pin.tag}")
-        else:
-            old = kept.read_bytes()
-            if name not in recorded and not head:  # started in the tree, its header filled in in patches/
-                head = patchfile.split(old.decode())[0]
-            content = _join(head, diff)
-            if recorded.get(name) == sha256(content):
-                continue  # not edited in the tree: what the queue has by now stands
-            if _make_the_same(name, old, content, aside / ".pc" / name, pin.tag):
-                continue  # an insertion can begin at either of two equal lines: which one is diff's choice, and differs by its version
-            if old != content and recorded.get(name, sha256(old)) != sha256(old):
-                raise Refused(Problem("changed-twice", f"patches/{name}", f"was changed in the queue and in work/{pin.tag}", "keep one of the two: put the other aside, then refresh again"))
-            if old != content:
-                yield from _write_patch(root, pins, pin, queue, name, content, say)
+            continue
+        above, below = below, name
+        if name not in entries:
+            lines.insert(above, name, guards.own(pin.version, [other.version for other in pins.all]))
+            yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
+            continue
+        if name not in tree.recorded and not head:  # started in the tree, its header filled in in patches/
+            head = patchfile.split((root / "patches" / name).read_text(encoding="utf-8"))[0]
+        content = joined(head, diff)
+        today = here[name].content if name in here else b""
+        if content == today or tree.recorded.get(name) == sha256(content):
+            continue  # not edited in the tree: what the queue has by now stands
+        if name in rows and head == patchfile.split(today.decode("utf-8"))[0] and _does(name, content, rows[name]):
+            continue  # the same change, as another diff writes it
+        if diff in (text.diff for other, text in here.items() if queue.base(other) == entries[name].base):
+            continue  # written already, as the release's own variant
+        if tree.recorded.get(name, sha256(today)) != sha256(today):
+            raise Refused(Problem("changed-twice", f"patches/{name}", f"was changed in the queue and in work/{pin.tag}", "keep one of the two: put the other aside, then refresh again"))
+        change = _shared(pins, pin, queue, entries[name], content, lines, say)
+        queue = tried(queue, [change])[0] if change.path == f"patches/{name}" else queue
+        yield change
+    if lines.text != old:
+        yield Change(str(series.FILE), lines.text.encode(), "guards")
 
 
-def _make_the_same(name: str, old: bytes, new: bytes, before: Path, tag: str) -> bool:
-    """Whether two texts of a patch have one header and, both strictly laid on the files in `before`, give the same files."""
-
-    def read(path: str) -> bytes | None:
-        return (before / path).read_bytes() if (before / path).is_file() else None
-
-    heads, results = [], []
-    for text in (old, new):
-        patch, problems = patchfile.read(name, text)
-        laid = replay([patch], {}, read, tag) if patch and not problems else None
-        if laid is None or laid.problems:
-            return False
-        heads.append(patchfile.split(text.decode())[0].strip())
-        results.append(laid.files)
-    return heads[0] == heads[1] and results[0] == results[1]
+def _does(name: str, content: bytes, row: Row) -> bool:
+    """Whether a text makes of the files what the row has."""
+    patch, _ = patchfile.read(name, content)
+    return patch is not None and lay_patch(patch, row.before.get).after == row.after
 
 
-def _join(head: str, diff: str) -> bytes:
-    return f"{head.strip()}\n\n{diff}".encode()
+def _shared(pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines, say: Say) -> Change:
+    """The patch itself where its changes stand on every release that it is for, with the context on which they agree; else a variant."""
+    patch, _ = patchfile.read(entry.name, content)
+    others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
+    if patch is None or not others:
+        return Change(f"patches/{entry.name}", content, "refreshed")
+    served = sorted([pin, *others], key=lambda each: each.version)
+    below = {each: _below(queue, patch, each, say) for each in served}
+    texts = [patch if each == pin else fitted(patch, below[each]) for each in served]
+    text = None if None in texts else shared(texts)
+    broken = [each.tag for each, own in zip(served, texts) if own is None] or [other.tag for other in others]
+    if text is not None and all(lay_patch(text, files.get).lines is not None for files in below.values()):
+        return Change(f"patches/{entry.name}", placed.of_files(patch, text.files).content, f"refreshed, for {' '.join(other.tag for other in others)} too")
+    known = [other.version for other in pins.all]
+    why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
+    return variant(queue, entry, pin.version, known, lines, patchfile.split(content.decode("utf-8"))[1], why)
 
 
-def _write_patch(root: Path, pins: Pins, pin: Pin, queue: Queue, name: str, content: bytes, say: Say) -> Iterator[Written]:
-    """The patch itself where it still fits every release it is for; else a variant for this one."""
-    entry = next(entry for entry in queue.entries if entry.name == name)
-    patch, problems = patchfile.read(name, content)
-    others = [other for other in pins.all if other.version != pin.version and entry.is_for(other.version)]
-    broken = [other.tag for other in others if patch and not _fits(queue, patch, other, say)]
-    if not broken:
-        yield _write(root, f"patches/{name}", content, "refreshed")
-        return
-    release = f"{pin.version.major}.{pin.version.minor}.{pin.version.micro}"
-    variant = f"{entry.base.removesuffix('.patch')}@{release}.patch"
-    if variant == name or variant in queue.patches:
-        raise Refused(Problem("bad-variant", f"patches/{name}", f"as edited it no longer fits {' '.join(broken)}", f"narrow its guard in series to {pin.tag}, and give the others a variant"))
-    _replace_guard(root, entry, f"{entry.text},!={release}.*")
-    _insert(root, name, f"{variant}  # {_only(pin)}")
-    diff = patchfile.split(content.decode())[1]
-    yield _write(root, f"patches/{variant}", _join(f"Variant-Of: {entry.base}", diff), f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}")
-
-
-def _fits(queue: Queue, patch: Patch, pin: Pin, say: Say) -> bool:
-    changed = replace(queue, patches=queue.patches | {patch.name: patch})
-    steps = replay_on(changed, changed.select(pin.version), source.fetch(pin, None, say)).steps
-    return all(step.outcome is Outcome.APPLIED for step in steps if step.patch == patch.name)
-
-
-def _write_overlay(root: Path, queue: Queue, diff: str) -> Iterator[Written]:
-    for file in patchfile.parse_diff(diff):
-        text = "".join(line for hunk in file.hunks for line in hunk.new).encode()
-        if file.path != PROVENANCE and queue.overlay.get(file.path) != text:
-            yield _write(root, f"overlay/{file.path}", text, "refreshed" if file.path in queue.overlay else "new")
-
-
-def _write(root: Path, name: str, content: bytes, why: str) -> Written:
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(content)
-    temporary.replace(path)
-    return Written(name, why)
-
-
-def _only(pin: Pin) -> str:
-    """The guard for a release and its post releases."""
-    return f"=={pin.version.major}.{pin.version.minor}.{pin.version.micro}.*"
-
-
-def _insert(root: Path, after: str, line: str) -> None:
-    """Put a line into the series behind the entry `after`, or before all entries."""
-    lines = (root / series.FILE).read_text(encoding="utf-8").splitlines()
-    names = [text.split(" #")[0].strip() if not text.startswith("#") else "" for text in lines]
-    place = names.index(after) + 1 if after else next((number for number, name in enumerate(names) if name), len(lines))
-    lines.insert(place, line)
-    _write(root, str(series.FILE), ("\n".join(lines) + "\n").encode(), "")
-
-
-def _replace_guard(root: Path, entry: Entry, guard: str) -> None:
-    text = (root / series.FILE).read_text(encoding="utf-8")
-    pattern = re.compile(rf"^({re.escape(entry.name)}\s+#).*$", re.MULTILINE)
-    _write(root, str(series.FILE), pattern.sub(lambda match: f"{match.group(1)} {guard}", text).encode(), "")
+def _below(queue: Queue, patch: Patch, pin: Pin, say: Say) -> dict[str, bytes]:
+    """The files of a release that a patch changes, as they are below it."""
+    read = source.fetch(pin, None, say).read
+    names = [each.name for each in queue.select(pin.version)]
+    beneath = replace(queue, entries=tuple(entry for entry in queue.entries if entry.name in names[: names.index(patch.name)]))
+    _, files = rows_on(beneath, pin.version, read)
+    found = {file.path: files[file.path] if file.path in files else read(file.path) for file in patch.files}
+    return {path: content for path, content in found.items() if content is not None}

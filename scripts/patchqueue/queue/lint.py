@@ -8,12 +8,21 @@ import re
 from pathlib import Path
 
 from ..outcome import Problem
+from . import placed
 from .series import FILE, PROVENANCE, Queue, overlapping
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
     """What is wrong with the series' guards, the variants and the overlay taken together."""
-    return [*_guards(queue), *_variants(queue), *_overlay(root, queue), *_tests(root, queue)]
+    return [*_guards(queue), *_variants(queue), *_placed(queue), *_overlay(root, queue), *_tests(root, queue)]
+
+
+def _placed(queue: Queue) -> list[Problem]:
+    return [
+        Problem("stale-placement", f"{placed.FILE}: {version}, {name}", why, placed.WRITE)
+        for version in sorted(queue.placed)
+        for name, why in queue.stale(version).items()
+    ]
 
 
 def _guards(queue: Queue) -> list[Problem]:

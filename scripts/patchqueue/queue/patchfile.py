@@ -6,7 +6,7 @@ unidiff reads the hunks; the form is checked here line by line, since unidiff le
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from unidiff import PatchSet
@@ -124,6 +124,20 @@ def parse_diff(diff: str, lines_before: int = 0) -> tuple[FileDiff, ...]:
     )  # fmt: skip
 
 
+def render(files: Iterable[FileDiff]) -> str:
+    """The diffs as text, in the form that `quilt refresh` writes: what `parse_diff` reads back."""
+    return "".join(f"--- a/{file.path}\n+++ b/{file.path}\n" + "".join(map(_rendered, file.hunks)) for file in files)
+
+
+def _rendered(hunk: Hunk) -> str:
+    body = "".join(line.kind + (line.text if line.text.endswith("\n") else f"{line.text}\n\\ No newline at end of file\n") for line in hunk.lines)
+    return f"@@ -{_range(hunk.old_start, len(hunk.old))} +{_range(hunk.new_start, len(hunk.new))} @@\n{body}"
+
+
+def _range(start: int, count: int) -> str:
+    return str(start) if count == 1 else f"{start},{count}"
+
+
 def _hunk(hunk, lines_before: int) -> Hunk:
     lines: list[Line] = []
     for line in hunk:
@@ -208,7 +222,8 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
 
 
 def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
-    """Three lines of context on both sides; fewer before only at a file's start (its end needs the tree: see laying/replay.py)."""
+    """Three lines of context on both sides at most. Where they are fewer, the releases that share the text must agree on no more,
+    which needs their trees: see laying/check.py."""
     try:
         files = parse_diff(diff, first_line - 1)
     except UnidiffParseError as error:
@@ -221,9 +236,7 @@ def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
                 yield Problem("new-or-deleted-file", at, "fills an empty file, and `quilt pop` then deletes it" if hunk.new else "empties the file, and quilt then deletes it")
             elif all(line.kind == " " for line in hunk.lines):
                 yield Problem("empty-hunk", at, "a hunk that changes nothing")
-            elif hunk.leading > CONTEXT or hunk.trailing > CONTEXT:
-                yield Problem("unequal-context", at, f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
-            elif hunk.leading < CONTEXT and hunk.old_start != 1:
+            elif not hunk.old or max(hunk.leading, hunk.trailing) > CONTEXT:
                 yield Problem("unequal-context", at, f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after; they are {CONTEXT}", f"{to_type('refresh')} writes it so")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -13,8 +13,10 @@ from packaging.version import Version
 from ..files.tree import is_part_of_tree
 from ..outcome import Problem
 from . import patchfile
+from . import placed as placing
 from .header import Header
 from .patchfile import Patch
+from .placed import Placed
 
 FILE = Path("series")
 OVERLAY_PATCH = "overlay.patch"  # the overlay, as quilt sees it: one patch that makes new files, generated for each tree
@@ -43,15 +45,36 @@ class Entry:
 
 @dataclass(frozen=True)
 class Queue:
-    """Everything the project lays on a release. overlay: path in the tree -> content."""
+    """Everything the project lays on a release. patches: each text as its file has it; overlay: path in the tree -> content.
+
+    placed: what is pinned of the queue on each release.
+    """
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
     overlay: dict[str, bytes]
+    placed: Mapping[Version, Placed] = field(default_factory=dict)
 
     def select(self, version: Version) -> list[Patch]:
-        """The patches for one release, in the series' order."""
-        return [self.patches[entry.name] for entry in self.entries if entry.name in self.patches and entry.is_for(version)]
+        """The patches for one release, in the series' order, each with the lines that are pinned for that release."""
+        return [self.at(entry.name, version) for entry in self.entries if entry.name in self.patches and entry.is_for(version)]
+
+    def at(self, patch: str, version: Version) -> Patch:
+        """One patch with a release's lines: every reader of a text that is laid on a release takes it from here."""
+        text = self.patches[patch]
+        lines = self.placed.get(version, Placed()).lines.get(patch, ())
+        return placing.at(text, lines) if len(lines) == len(placing.own_lines(text)) else text  # lint names the others
+
+    def stale(self, version: Version) -> dict[str, str]:
+        """What is pinned for a release and no text of it has: patch -> why."""
+        found = {}
+        served = {entry.name for entry in self.entries if entry.name in self.patches and entry.is_for(version)}
+        for name, lines in self.placed.get(version, Placed()).lines.items():
+            if name not in served:
+                found[name] = "the release does not get this patch"
+            elif len(lines) != (count := len(placing.own_lines(self.patches[name]))):
+                found[name] = f"has {len(lines)} lines, and the patch {count} hunks"
+        return found
 
     def base(self, patch: str) -> str:
         """The name that all variants of a patch share."""
@@ -97,7 +120,8 @@ def read(root: Path) -> tuple[Queue, list[Problem]]:
         name = path.relative_to(root / "patches").as_posix()
         if path.is_file() and name not in listed:
             problems.append(Problem("unlisted-file", f"patches/{name}", "is not in the series", "add a line `PATH  # GUARD` to series, or remove the file"))
-    return Queue(tuple(entries), patches, read_overlay(root / "overlay")), problems
+    placed, wrong = placing.read(root)
+    return Queue(tuple(entries), patches, read_overlay(root / "overlay"), placed), [*problems, *wrong]
 
 
 def read_overlay(folder: Path) -> dict[str, bytes]:

@@ -16,10 +16,11 @@ from packaging.version import Version
 
 from ..files.gitrun import git
 from ..files.tree import differing, hash_listing, list_folder, sha256
+from ..laying.place import Files, Row
 from ..outcome import Outcome, Problem, Refused
 from ..queue.series import Queue
 from ..upstream.release import Release
-from .forecast import Files, Row, Stages
+from .forecast import Stages
 
 OWN = Path("work/.patchqueue")  # where things are built and put aside, out of everybody's sight
 MARKER = re.compile(rb"(?:<{7}|\|{7}|>{7})(?: .*)?|={7}")

@@ -1,47 +1,30 @@
 """What the queue would do on a release that has no variants yet: each patch applies, has moved, is merged upstream, or conflicts.
 
-Starts from what the nearest older pin gets, and lays it on the new tree in memory. A hunk whose text stands at one other
-place is laid there; where that fails, git merges the change as it was made on the nearest pin, file by file. What needs no
+Starts from what the nearest older pin gets, and lays it on the new tree in memory. A hunk is laid at the one place where its
+text stands; where that fails, git merges the change as it was made on the nearest pin, file by file. What needs no
 hand is laid, so that what builds on it can be judged too. Nothing is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from packaging.version import Version
 
 from ..files import gitrun
 from ..hint import counted, to_type
-from ..laying.probe import Read, passes
-from ..laying.replay import apply_to_text, find_text, split_lines
+from ..laying.place import Files, Read, Row, lay_patch
+from ..laying.probe import passes
 from ..outcome import Outcome, Problem, Refused
-from ..queue.patchfile import FileDiff, Hunk, Patch
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Release
 
 Say = Callable[[str], None]
-Files = Mapping[str, bytes]  # path in the tree -> content
 MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
-
-
-@dataclass(frozen=True)
-class Row:
-    """One patch. outcome: APPLIED as it is, NEEDS_REFRESH, MERGED_UPSTREAM, NOT_SELECTED or CONFLICT; why: what to know about it.
-
-    before, after: the files it changes on the release, where it was laid. ambiguous: a hunk fits at several places.
-    """
-
-    patch: str
-    outcome: Outcome
-    why: str = ""
-    before: Files = field(default_factory=dict, repr=False, compare=False)
-    after: Files = field(default_factory=dict, repr=False, compare=False)
-    ambiguous: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +65,7 @@ class Stages:
         """Raises Refused where the queue is broken on that pin."""
         files, found = dict(self.overlay), {}
         for patch in self.queue.select(self.pin.version):
-            row = lay(patch, lambda path: files[path] if path in files else self.pristine.read(path))
+            row = lay_patch(patch, lambda path: files[path] if path in files else self.pristine.read(path))
             if row.outcome is not Outcome.APPLIED:
                 raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", f"does not apply on {self.pin.tag} itself", f"{to_type('check', self.pin.tag)} says why"))
             found[self.queue.base(patch.name)] = row.before, row.after
@@ -138,31 +121,11 @@ def _rows(queue: Queue, tried: list[Entry], overlay: Files, release: Release, st
         elif decided is not None:
             row = Row(entry.name, Outcome.NEEDS_REFRESH, "solved", {path: read(path) or b"" for path in decided}, decided)
         else:
-            row = lay(queue.patches[entry.name], read)
+            row = lay_patch(queue.at(entry.name, release.version if entry.is_for(release.version) else stages.pin.version), read)
             if row.outcome is Outcome.CONFLICT:
                 row = _merge(row, stages.of.get(entry.base, ({}, {})), read, (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch")))
         files |= row.after
         yield row
-
-
-def lay(patch: Patch, read: Read) -> Row:
-    """One patch on other files than those it was made for, in memory: all of it, or none of it."""
-    before, after, moved = {}, {}, 0
-    for file in patch.files:
-        content = read(file.path)
-        if content is None:
-            return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
-        text = content.decode("utf-8", "surrogateescape")
-        result, problems = apply_to_text(text, file, file.path, "VERSION")
-        if problems:
-            result, why, places = _elsewhere(text, file)
-            if result is None:
-                return Row(patch.name, Outcome.CONFLICT, f"{file.path}: {why}", ambiguous=places > 1)
-            moved += len(problems)
-        before[file.path], after[file.path] = content, result.encode("utf-8", "surrogateescape")
-    if moved:
-        return Row(patch.name, Outcome.NEEDS_REFRESH, f"{counted(moved, 'hunk')} moved", before, after)
-    return Row(patch.name, Outcome.APPLIED, "", before, after)
 
 
 def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, str, str]) -> Row:
@@ -179,24 +142,3 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
     if after == before:
         return Row(row.patch, Outcome.CONFLICT, "changes nothing there, though no Probe of it finds the change")
     return Row(row.patch, Outcome.NEEDS_REFRESH, MERGED_BY_GIT, before, after)
-
-
-def _elsewhere(text: str, file: FileDiff) -> tuple[str | None, str, int]:
-    """The text with every hunk at the one place where it fits, or None, why not, and how many places the hunk in question has.
-
-    Hunk by hunk, none before the last.
-    """
-    lines, result, done = split_lines(text), [], 0
-    for number, hunk in enumerate(file.hunks, 1):
-        places = [place for place in find_text(lines, hunk.old) if place >= done]
-        if len(places) != 1:
-            where = f"at {len(places)} places" if places else f"nowhere; it begins {_begin(hunk)!r}"
-            return None, f"hunk {number} fits {where}", len(places)
-        result += lines[done : places[0]] + hunk.new
-        done = places[0] + len(hunk.old)
-    return "".join(result + lines[done:]), "", 1
-
-
-def _begin(hunk: Hunk) -> str:
-    """The first line that it changes."""
-    return next((line.text for line in hunk.lines if line.kind != " "), "").strip()[:60]

@@ -16,14 +16,16 @@ from packaging.version import Version
 from ..files import atomic
 from ..files.locking import locked
 from ..hint import to_type
-from ..laying.apply import load_queue
+from ..laying.apply import QUEUE_LOCK, load_queue
+from ..laying.place import Row
 from ..outcome import Problem, Refused
+from ..queue.edit import Change, with_changes
 from ..queue.series import Queue
 from ..upstream.pins import Pins
 from ..upstream.release import Release, kept
-from .conflictrepo import OWN, Region, Repository, contents, digest, tree_of
-from .forecast import Forecast, Row, Stages, forecast
-from .requeue import Change, plan, prove, skipped, with_changes
+from .conflictrepo import Region, Repository, contents, digest, tree_of
+from .forecast import Forecast, Stages, forecast
+from .requeue import plan, prove, skipped
 
 Say = Callable[[str], None]
 
@@ -114,7 +116,7 @@ def laid_out(root: Path, version: Version) -> bool:
 @contextmanager
 def _alone(root: Path, say: Say) -> Iterator[None]:
     """Be the only rebase; what a killed one had made good is finished first."""
-    with locked(root / OWN / "rebase.lock", say):
+    with locked(root / QUEUE_LOCK, say):
         for name in atomic.recover(root, root / atomic.OF_QUEUE):
             say(f"{name}: written, as a run that was killed had begun to")
         yield
@@ -128,7 +130,7 @@ def _below(found: Forecast) -> list[Row]:
 def _to_write(root: Path, queue: Queue, pins: Pins, found: Forecast) -> bool:
     """Whether the rows change the queue. Where that cannot be planned, `proceed` says why."""
     try:
-        return bool(plan(root, queue, pins, found.version, found.rows))
+        return bool(plan(root, queue, pins, found.version, found.rows, True))
     except Refused:
         return True
 
@@ -137,7 +139,7 @@ def _write(root: Path, queue: Queue, pins: Pins, release: Release, found: Foreca
     """Plan, prove, write, go on. first: changes that are decided already."""
     rows = _below(found)
     begun = with_changes(queue, first)
-    changes = (*first, *plan(root, begun, pins, release.version, rows))
+    changes = (*first, *plan(root, begun, pins, release.version, rows, found.conflict is None))
     files = {change.path: change.content for change in changes}
     prove(root, queue, pins, release, rows, changes)
     if files:

@@ -1,69 +1,61 @@
-"""What a rebase writes to the queue: variants, guards and headers, planned in memory and proved before anything is written."""
+"""What a rebase writes to the queue: lines, variants, guards and headers, planned in memory and proved before anything is written."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import Version
 
+from ..laying import pinned
+from ..laying.place import Row, edits, lay_patch, lines_of, shared, widened
 from ..laying.replay import replay
 from ..outcome import Outcome, Problem, Refused
 from ..queue import guards, patchfile, series
+from ..queue.edit import Change, Lines, variant, with_changes
 from ..queue.lint import lint
 from ..queue.patchfile import Patch
+from ..queue.placed import Placed, at, of_files
 from ..queue.series import Entry, Queue
+from ..upstream import source
 from ..upstream.pins import Pins
 from ..upstream.release import Release
-from .forecast import Row
 from .unified import unified
 
+Stands = dict[Version, dict[str, tuple[int, ...]]]  # release -> patch -> a line for each hunk
 
-@dataclass(frozen=True)
-class Change:
-    """One file of the project as it will be. why: what for."""
+def plan(root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[Row], complete: bool) -> list[Change]:
+    """What these rows make of the queue, the file of lines and trees last. complete: they are all there are, so that the tree is known.
 
-    path: str
-    content: bytes
-    why: str
-
-
-@dataclass
-class _Lines:
-    """The series' lines, edited with their columns kept."""
-
-    lines: list[str]
-
-    def _number(self, name: str) -> int:
-        return next(number for number, line in enumerate(self.lines) if not line.startswith("#") and line.split(" #")[0].strip() == name)
-
-    def guard(self, name: str, guard: str) -> None:
-        number = self._number(name)
-        self.lines[number] = f"{self.lines[number].partition(' #')[0]} # {guard}"
-
-    def insert(self, after: str, name: str, guard: str) -> None:
-        number = self._number(after)
-        column = len(self.lines[number].partition(" #")[0])
-        self.lines.insert(number + 1, f"{name:<{column}} # {guard}")
-
-
-def plan(root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[Row]) -> list[Change]:
-    """What these rows make of the queue, the series last. Raises Refused where a guard cannot be made right."""
-    pinned = [pin.version for pin in pins.all]
+    Raises Refused where a guard cannot be made right.
+    """
+    rows, known = list(rows), [pin.version for pin in pins.all]
     old = (root / series.FILE).read_text(encoding="utf-8")
-    lines, changes = _Lines(old.removesuffix("\n").split("\n")), []
+    lines, changes, stands = Lines.of(old), [], {}
     for row in rows:
         entry = next(entry for entry in queue.entries if entry.name == row.patch)
         if row.outcome is Outcome.MERGED_UPSTREAM:
-            changes += _end(queue, entry, version, pinned, lines)
+            changes += _end(queue, entry, version, known, lines)
         elif row.outcome is Outcome.NOT_SELECTED and entry.is_for(version):
-            lines.guard(entry.name, _rest(entry, version, pinned))
+            lines.guard(entry.name, _rest(entry, version, known))
         elif row.outcome is Outcome.NEEDS_REFRESH or (row.outcome is Outcome.APPLIED and not entry.is_for(version)):
-            changes += _carry(queue, entry, row, version, pinned, lines)
-    new = "\n".join(lines.lines) + "\n"
-    return changes + ([Change(str(series.FILE), new.encode(), "guards")] if new != old else [])
+            changes += _carry(queue, pins, entry, row, version, lines, stands)
+    changes += [Change(str(series.FILE), lines.text.encode(), "guards")] if lines.text != old else []
+    return changes + _placed(with_changes(queue, changes), version, known, rows, complete, stands)
+
+
+def _placed(queue: Queue, version: Version, known: list[Version], rows: list[Row], complete: bool, stands: Stands) -> list[Change]:
+    """The lines of the texts that the release takes, and its tree. stands: those of texts that are written anew."""
+    selected = queue.select(version)
+    names = {patch.name for patch in selected}
+    files = dict(queue.overlay_for(selected))
+    for row in rows:
+        files |= row.after
+    lines = {row.patch: row.lines for row in rows if row.lines is not None and row.patch in names}
+    tree = pinned.laid_hash(files) if complete else ""
+    others = {other: pinned.Found(where, queue.placed.get(other, Placed()).tree) for other, where in stands.items()}
+    return pinned.plan(queue, known, others | {version: pinned.Found(lines | stands.get(version, {}), tree)})
 
 
 def prove(root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable[Row], changes: Iterable[Change]) -> None:
@@ -73,9 +65,9 @@ def prove(root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable
     new = with_changes(queue, changes)
     problems = lint(root, new)
     for pin in pins.all:
-        names = [[patch.name for patch in each.select(pin.version)] for each in (queue, new)]
+        names = [[(patch.name, edits(patch)) for patch in each.select(pin.version)] for each in (queue, new)]
         if pin.version != release.version and names[0] != names[1]:
-            problems.append(Problem("guard-not-split", str(series.FILE), f"{pin.tag} would get other patches: {sorted(set(names[0]) ^ set(names[1]))}", "write this release's guards by hand"))
+            problems.append(Problem("guard-not-split", str(series.FILE), f"{pin.tag} would get other patches: {sorted({name for name, _ in set(names[0]) ^ set(names[1])})}", "write this release's guards by hand"))
     laid = [row for row in rows if row.outcome in (Outcome.APPLIED, Outcome.NEEDS_REFRESH)]
     bases = [queue.base(row.patch) for row in laid]
     selected = [patch for patch in new.select(release.version) if new.base(patch.name) in bases]
@@ -102,23 +94,6 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
     return Change(f"patches/{base}", f"{head[:place]}{gap}{head[place:]}{diff}".encode(), f"{version} goes without it")
 
 
-def with_changes(queue: Queue, changes: Iterable[Change]) -> Queue:
-    """The queue as it would be read back. Raises Refused where it could not be."""
-    patches: dict[str, Patch] = dict(queue.patches)
-    entries, problems = list(queue.entries), []
-    for change in changes:
-        if change.path == str(series.FILE):
-            entries, wrong = series.parse(change.content.decode("utf-8"))
-        else:
-            name = change.path.removeprefix("patches/")
-            patch, wrong = patchfile.read(name, change.content)
-            patches |= {name: patch} if patch else {}
-        problems += wrong
-    if problems:
-        raise Refused(problems)
-    return replace(queue, entries=tuple(entries), patches=patches)
-
-
 def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
     rest = guards.parted(entry.text, version, pinned)[0]
     if not rest:
@@ -126,7 +101,7 @@ def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
     return rest
 
 
-def _end(queue: Queue, entry: Entry, version: Version, pinned: list[Version], lines: _Lines) -> list[Change]:
+def _end(queue: Queue, entry: Entry, version: Version, pinned: list[Version], lines: Lines) -> list[Change]:
     """Merged upstream: the guard stops before the release, and the header says since when."""
     if entry.is_for(version):
         lines.guard(entry.name, _rest(entry, version, pinned))
@@ -139,36 +114,47 @@ def _end(queue: Queue, entry: Entry, version: Version, pinned: list[Version], li
     return [Change(f"patches/{entry.base}", new.encode(), f"merged upstream: {status} before")]
 
 
-def _carry(queue: Queue, entry: Entry, row: Row, version: Version, pinned: list[Version], lines: _Lines) -> list[Change]:
-    """The patch for the release: by a wider guard where it fits as it is, else in a variant, or anew where it has no other release."""
-    if row.outcome is Outcome.APPLIED:
-        wider = guards.widened(entry.text, version, pinned)
-        if wider and _alone(queue, entry, wider):
-            lines.guard(entry.name, wider)
-            return []
+def _carry(queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, lines: Lines, stands: Stands) -> list[Change]:
+    """The patch for the release: its own text where that stands there, with less context if need be; else a variant.
+
+    Where its text is written anew, the lines that it has on each release go into `stands`.
+    """
+    known = [pin.version for pin in pins.all]
+    wider = entry.text if entry.is_for(version) else guards.widened(entry.text, version, known)
     diff = unified(row.before, row.after)
-    if entry.is_for(version):
-        kept, guard = guards.parted(entry.text, version, pinned)
-        if not kept:
-            head = patchfile.split(queue.patches[entry.name].content.decode("utf-8"))[0]
-            return [Change(f"patches/{entry.name}", _join(head, diff), f"for {version}: {row.why}")]
-        lines.guard(entry.name, kept)
-    else:
-        guard = guards.own(version, pinned)
-    stem = entry.base.removesuffix(".patch")
-    names = (f"{stem}@{guards.whole(version)}.patch", f"{stem}@{version}.patch")
-    name = next((name for name in names if name not in queue.patches), None)
-    if name is None:
-        raise Refused(Problem("bad-variant", f"patches/{names[1]}", "is there already, for another release", f"give it a guard that takes {version}, or another name"))
-    lines.insert(entry.name, name, guard)
-    return [Change(f"patches/{name}", _join(f"Variant-Of: {entry.base}", diff), f"for {version}: {row.why or 'fits as it is'}")]
+    if wider and _alone(queue, entry, wider):
+        texts = {} if row.lines is not None else _texts(queue, pins, entry, row, version, diff)
+        text = shared([texts[each] for each in sorted(texts)]) if texts else None
+        if text is not None or row.lines is not None:
+            if not entry.is_for(version):
+                lines.guard(entry.name, wider)
+            if text is None:
+                return []
+            for each, own in texts.items():
+                stands.setdefault(each, {})[entry.name] = lines_of(text, own)
+            content = of_files(queue.patches[entry.name], text.files).content
+            return [Change(f"patches/{entry.name}", content, f"for {version} too, with the context on which its releases agree")]
+    return [variant(queue, entry, version, known, lines, diff, f"for {version}: {row.why or 'fits as it is'}")]
+
+
+def _texts(queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, diff: str) -> dict[Version, Patch]:
+    """A patch as each release's own tree has it, and the new one's; empty where these cannot be one text.
+
+    Releases that are not cached are not fetched for this: then they cannot.
+    """
+    served = [pin for pin in pins.all if pin.version != version and entry.is_for(pin.version)]
+    texts, below = {version: of_files(queue.patches[entry.name], patchfile.parse_diff(diff))}, {version: row.before}
+    for pin in served if all(map(source.is_cached, served)) else ():
+        there = next(each for each in pinned.rows_on(queue, pin.version, source.fetch(pin, None, lambda text: None).read)[0] if each.patch == entry.name)
+        if there.lines is None:
+            return {}
+        texts[pin.version], below[pin.version] = widened(at(queue.patches[entry.name], there.lines), there.before), there.before
+    text = shared([texts[each] for each in sorted(texts)])
+    at_one_place = text is not None and all(lay_patch(text, files.get).lines is not None for files in below.values())
+    return texts if at_one_place and len(texts) == 1 + len(served) else {}
 
 
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:
     """Whether the entry may have this guard beside its other variants."""
     wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
     return not series.overlapping([wider, *(other for other in queue.entries if other.base == entry.base and other.name != entry.name)])
-
-
-def _join(head: str, diff: str) -> bytes:
-    return f"{head.strip()}\n\n{diff}".encode()

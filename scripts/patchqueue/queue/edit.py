@@ -1,0 +1,134 @@
+"""Changes to the queue, planned in memory: guards on the series' lines, and variants.
+
+Whoever writes the queue (refresh, rebase) plans such changes, reads the queue as it would then be,
+proves that, and writes all or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from packaging.version import Version
+
+from ..outcome import Problem, Refused
+from . import guards, patchfile, placed, series
+from .series import Entry, Queue
+
+OVERLAY = "overlay/"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file of the project as it will be. why: what for."""
+
+    path: str
+    content: bytes
+    why: str
+
+
+@dataclass
+class Lines:
+    """The series' lines, edited with their columns kept."""
+
+    lines: list[str]
+
+    @classmethod
+    def of(cls, text: str) -> Lines:
+        return cls(text.removesuffix("\n").split("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def _number(self, name: str) -> int:
+        return next(number for number, line in enumerate(self.lines) if _name(line) == name)
+
+    def guard(self, name: str, guard: str) -> None:
+        """Give an entry another guard."""
+        number = self._number(name)
+        self.lines[number] = f"{self.lines[number].partition(' #')[0]} # {guard}"
+
+    def insert(self, after: str, name: str, guard: str) -> None:
+        """Put an entry behind another one; before all entries where `after` is empty."""
+        if after:
+            place = self._number(after) + 1
+            column = len(self.lines[place - 1].partition(" #")[0])
+        else:
+            entries = [number for number, line in enumerate(self.lines) if _name(line)]
+            place = entries[0] if entries else len(self.lines)
+            column = len(name) + 1
+        self.lines.insert(place, f"{name:<{column}} # {guard}")
+
+
+def _name(line: str) -> str:
+    return "" if line.startswith("#") else line.split(" #")[0].strip()
+
+
+def variant(
+    queue: Queue,
+    entry: Entry,
+    version: Version,
+    pinned: Sequence[Version],
+    lines: Lines,
+    diff: str,
+    why: str,
+) -> Change:
+    """A patch's other text for one release, and for those behind it that its guard takes.
+
+    The guards go into `lines`. Where no other pinned release is left to the entry, its own text is
+    replaced. Raises Refused where no name is free.
+    """
+    if entry.is_for(version):
+        kept, guard = guards.parted(entry.text, version, pinned)
+        if not kept:
+            head = patchfile.split(queue.patches[entry.name].content.decode("utf-8"))[0]
+            return Change(f"patches/{entry.name}", joined(head, diff), why)
+        lines.guard(entry.name, kept)
+    else:
+        guard = guards.own(version, pinned)
+    stem = entry.base.removesuffix(".patch")
+    names = (f"{stem}@{guards.whole(version)}.patch", f"{stem}@{version}.patch")
+    name = next((name for name in names if name not in queue.patches), None)
+    if name is None:
+        where, hint = (
+            f"patches/{names[1]}",
+            f"give it a guard that takes {version}, or another name",
+        )
+        raise Refused(Problem("bad-variant", where, "is there already, for another release", hint))
+    lines.insert(entry.name, name, guard)
+    return Change(f"patches/{name}", joined(f"Variant-Of: {entry.base}", diff), why)
+
+
+def joined(head: str, diff: str) -> bytes:
+    """A patch file's content: its header, an empty line, its diff."""
+    return f"{head.strip()}\n\n{diff}".encode()
+
+
+def with_changes(queue: Queue, changes: Iterable[Change]) -> Queue:
+    """The queue as it would be read back. Raises Refused where it could not be."""
+    made, problems = tried(queue, changes)
+    if problems:
+        raise Refused(problems)
+    return made
+
+
+def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]]:
+    """The same, as far as it is readable, with what is wrong with what changed."""
+    patches, overlay = dict(queue.patches), dict(queue.overlay)
+    entries, where, problems = queue.entries, queue.placed, []
+    for change in changes:
+        wrong: list[Problem] = []
+        if change.path == str(series.FILE):
+            found, wrong = series.parse(change.content.decode("utf-8"))
+            entries = tuple(found)
+        elif change.path == str(placed.FILE):
+            where, wrong = placed.parse(change.content)
+        elif change.path.startswith(OVERLAY):
+            overlay[change.path.removeprefix(OVERLAY)] = change.content
+        else:
+            name = change.path.removeprefix("patches/")
+            patch, wrong = patchfile.read(name, change.content)
+            patches |= {name: patch} if patch else {}
+        problems += wrong
+    return replace(queue, entries=entries, patches=patches, overlay=overlay, placed=where), problems

@@ -1,0 +1,391 @@
+"""Where a text stands: one place or none; the text that releases share, and what each of them makes
+of it; quilt agrees.
+"""
+
+from __future__ import annotations
+
+import fakes
+import pytest
+from fakes import RUNNER, diff, numbered, quiet
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from patchqueue.laying import pinned, place, quilt
+from patchqueue.laying.apply import apply, changes, load_queue
+from patchqueue.laying.check import check
+from patchqueue.laying.refresh import refresh
+from patchqueue.laying.worktree import write_patches
+from patchqueue.outcome import Outcome, Refused
+from patchqueue.queue import patchfile, placed
+from patchqueue.queue.header import Header
+from patchqueue.queue.series import PACKAGE
+from patchqueue.upstream import pins, source
+
+BASE = numbered(40)
+COUNT = "steps/count-once-more.patch"
+SHORT = "9.9.3"  # lacks the first ten lines, and has another 18th
+
+
+def patch(before: str, after: str) -> patchfile.Patch:
+    text = diff(RUNNER, before, after)
+    return patchfile.Patch("a/b.patch", text.encode(), Header(()), patchfile.parse_diff(text))
+
+
+def added(text: str, at: int = 20) -> str:
+    return text.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded_step = {at}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "lines"),
+    [
+        (BASE, Outcome.APPLIED, (18,)),
+        ("new = 1\n" + BASE, Outcome.NEEDS_REFRESH, (19,)),
+        (BASE.replace("step_18 = 18\n", ""), Outcome.CONFLICT, None),
+        (BASE + BASE, Outcome.CONFLICT, None),
+        (None, Outcome.CONFLICT, None),
+    ],
+    ids=["its own line", "another line", "nowhere", "twice", "no file"],
+)
+def test_a_text_is_laid_at_its_one_place(text, outcome, lines):
+    row = place.lay_patch(patch(BASE, added(BASE)), lambda path: text.encode() if text else None)
+    assert (row.outcome, row.lines) == (outcome, lines) and row.ambiguous is (text == BASE + BASE)
+    assert row.after == ({RUNNER: added(text).encode()} if lines else {})
+
+
+@pytest.mark.parametrize("end", ["step_40 = 40\n", "step_40 = 40"], ids=["line end", "no line end"])
+def test_whole_lines_only(end):
+    """Text within a longer line is no place, and what lacks its line end stands at the end only."""
+    before = BASE.removesuffix("step_40 = 40\n") + end
+    longer = {RUNNER: before.removesuffix("\n").encode() + b"0\n"}  # its last line is another one
+    row = place.lay_patch(
+        patch(before, before.replace("step_39 = 39", "step_39 = None")), longer.get
+    )
+    assert row.outcome is Outcome.CONFLICT
+    assert place.places("ab = 1\nb = 1\n", "b = 1\n") == [2] and place.places(
+        "b = 1\nb = 1", "b = 1"
+    ) == [2]
+
+
+@st.composite
+def releases(draw) -> tuple[list[str], list[str]]:
+    """One change as several releases have it: what they are before and after. Other lines are other
+    in each.
+    """
+    count = draw(st.integers(2, 4))
+    lines = [f"line {n}\n" for n in range(draw(st.integers(10, 25)))]
+    spots = sorted(draw(st.sets(st.integers(0, len(lines) - 1), min_size=1, max_size=3)))
+    removes = [draw(st.booleans()) for _ in spots]
+    befores, afters = [], []
+    for number in range(count):
+        own = {
+            n: f"other {number} {n}\n" * draw(st.integers(0, 2))
+            for n in draw(st.sets(st.integers(0, len(lines) - 1), max_size=4))
+            if n not in spots
+        }
+        before = ["".join(f"top {number} {n}\n" for n in range(draw(st.integers(0, 4))))]
+        after = list(before)
+        for n, line in enumerate(lines):
+            old = own.get(n, line)
+            before.append(old)
+            after.append(
+                old
+                if n not in spots
+                else (f"new {n}\n" if removes[spots.index(n)] else f"{old}new {n}\n")
+            )
+        befores.append("".join(before))
+        afters.append("".join(after))
+    return befores, afters
+
+
+@given(releases())
+def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
+    """The shared text stands at one place of each, and widened there it is that release's own text
+    again, byte for byte.
+    """
+    owns = [patch(before, after) for before, after in zip(*versions)]
+    text = place.shared(owns)
+    assume(text is not None)  # two changes side by side in one release are one change there
+    assert text.diff == place.shared([*owns, owns[0]]).diff
+    for own, before, after in zip(owns, *versions):
+        below = {RUNNER: before.encode()}
+        row = place.lay_patch(text, below.get)
+        assert row.after == {RUNNER: after.encode()} and row.lines == place.lines_of(text, own)
+        assert place.widened(placed.at(text, row.lines), below).diff == own.diff
+        assert place.edits(placed.at(text, row.lines)) == place.edits(own)
+        assert place.fitted(own, below).diff == own.diff
+
+
+def test_what_releases_share_has_no_more_context_than_they_agree_on():
+    other = BASE.replace("step_18 = 18\n", "step_18 = None\n").replace("step_23 = 23\n", "")
+    text = place.shared([patch(BASE, added(BASE)), patch(other, added(other))])
+    assert (
+        text.diff
+        == f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -19,4 +19,5 @@\n step_19 = 19\n step_20 = 20\n+added_step = 20\n step_21 = 21\n step_22 = 22\n"
+    )
+
+
+def test_two_hunks_never_share_a_line_of_context():
+    """Where lines repeat, four lines between two changes could be three below the one and three
+    above the other.
+    """
+    befores = [
+        numbered(5) + "".join(f"c{n}\n" for n in between) + numbered(9, "more")
+        for between in ((1, 2, 3, 4), (1, 2, 3, 2, 3, 4))
+    ]
+    afters = [
+        before.replace("step_5 = 5", "step_5 = 0").replace("more_1 = 1", "more_1 = 0")
+        for before in befores
+    ]
+    owns = [patch(before, after) for before, after in zip(befores, afters)]
+    text = place.shared(owns)
+    assert [(hunk.leading, hunk.trailing) for hunk in text.files[0].hunks] == [(3, 3), (1, 3)]
+    for before, after in zip(befores, afters):
+        row = place.lay_patch(text, lambda path, content=before: content.encode())
+        assert row.after == {RUNNER: after.encode()}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fits"),
+    [
+        ("step_18 = 18\n", "step_18 = None\n", True),
+        ("step_20 = 20\n", "step_20 = None\n", True),
+        ("step_20 = 20\n", "step_20 = 20\nbetween = 1\n", False),
+        ("step_20 = 20\nstep_21 = 21\n", "a = 1\nb = 1\n", False),
+    ],
+    ids=[
+        "farther lines are other",
+        "the line above is another",
+        "after the one or before the other",
+        "both are gone",
+    ],
+)
+def test_a_change_is_found_on_another_release(old, new, fits):
+    other = BASE.replace(old, new)
+    found = place.fitted(patch(BASE, added(BASE)), {RUNNER: other.encode()})
+    after = other.replace("step_21 = 21\n", "added_step = 20\nstep_21 = 21\n")
+    assert (found.diff if found else None) == (patch(other, after).diff if fits else None)
+
+
+def test_other_changes_share_nothing():
+    assert (
+        place.shared(
+            [patch(BASE, added(BASE)), patch(BASE, added(BASE).replace("added_step", "more_steps"))]
+        )
+        is None
+    )
+    nowhere = BASE.replace("step_20 = 20\n", "a = 1\nstep_20 = 20\n").replace(
+        "step_21 = 21\n", "b = 1\n"
+    )
+    alone = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    assert (
+        place.shared(
+            [
+                patch(BASE, alone),
+                patch(nowhere, nowhere.replace("a = 1\n", "a = 1\nadded_step = 20\n")),
+            ]
+        )
+        is None
+    ), "no line beside it is the same"
+
+
+@pytest.fixture
+def two(project: fakes.Project) -> fakes.Project:
+    """A second release that the first patch is for as well, at another line and with other lines
+    round it.
+    """
+    runner = "".join(BASE.splitlines(True)[10:]).replace("step_18 = 18\n", "step_18 = None\n")
+    project.release(SHORT, fakes.release_of(SHORT) | {"sglang/srt/runner.py": runner})
+    project.warm()
+    project.edit(
+        "patches/steps/name-the-cut.patch",
+        "Overlay: none",
+        "Gap: >9.9.2: the cut is another one there\nOverlay: none",
+    )
+    project.edit(f"patches/{COUNT}", "@@ -18,6 +18,7 @@\n step_18 = 18\n", "@@ -19,5 +19,6 @@\n")
+    project.place()
+    return project
+
+
+def every(project: fakes.Project) -> pins.Pins:
+    return pins.load(project.root)
+
+
+def test_one_text_serves_two_releases(two):
+    assert check(two.root, every(two).all, None, quiet).all_problems == ()
+    assert f'["{SHORT}"]\ntree = "sha256:' in (two.root / placed.FILE).read_text() and (
+        two.root / placed.FILE
+    ).read_text().endswith(f'"{COUNT}" = [9]\n')
+    for tag, line, lead in (("v9.9.1", 18, "step_18 = 18"), (f"v{SHORT}", 8, "step_18 = None")):
+        apply(
+            two.root, every(two).find(tag), None, quiet
+        )  # which holds quilt's tree against the replay's, byte for byte
+        tree = two.root / "work" / tag
+        assert (
+            f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n"
+            in (tree / "patches" / COUNT).read_text()
+        )
+        before = (tree / "patches" / COUNT).read_bytes()
+        engine = quilt.find(source.cache_folder(), quiet)
+        engine.run(tree, "pop", "-a")
+        assert "offset" not in engine.run(tree, "push", COUNT).stdout
+        engine.run(tree, "refresh", *quilt.FORM, check=False)
+        assert (tree / "patches" / COUNT).read_bytes() == before, (
+            "it is in the form that quilt writes"
+        )
+
+
+def test_the_record_in_the_tree_is_one_for_both_engines(two):
+    """It names the texts; quilt's own have more context than the queue's."""
+    two.write(f"overlay/{PACKAGE}report.py", "x = 1\n")
+    two.edit(
+        f"patches/{COUNT}",
+        "Overlay: python/sglang/srt/steps/",
+        f"Overlay: python/sglang/srt/steps/, {PACKAGE}",
+    )
+    two.place()
+    for tag in ("v9.9.1", f"v{SHORT}"):
+        assert apply(two.root, every(two).find(tag), None, quiet).outcome is Outcome.APPLIED
+        assert apply(two.root, every(two).find(tag), None, quiet).outcome is Outcome.ALREADY_APPLIED
+
+
+@pytest.mark.parametrize("tag", ["v9.9.1", f"v{SHORT}"])
+def test_refresh_with_nothing_edited_changes_no_file(two, tag):
+    folders = [two.root / name for name in ("patches", "overlay", "upstream")]
+    before = fakes.snapshot(*folders), (two.root / "series").read_bytes()
+    for _ in range(2):  # without a tree, then with one
+        written, report = refresh(two.root, every(two), every(two).find(tag), False, quiet)
+        assert written == [] and report.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
+    quilt.find(source.cache_folder(), quiet).run(two.root / "work" / tag, "pop", "-a")
+    assert refresh(two.root, every(two), every(two).find(tag), False, quiet)[0] == []
+    assert (fakes.snapshot(*folders), (two.root / "series").read_bytes()) == before
+
+
+def test_an_edit_of_a_shared_text_reaches_the_other_release_and_its_tree(two):
+    apply(two.root, two.pin, None, quiet)
+    (two.tree / RUNNER).write_text(
+        (two.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21")
+    )
+    before = placed.read(two.root)[0]
+    written, _ = refresh(two.root, every(two), two.pin, False, quiet)
+    assert [change.path for change in written] == [
+        f"patches/{COUNT}",
+        str(placed.FILE),
+    ] and written[0].why == f"refreshed, for v{SHORT} too"
+    after = placed.read(two.root)[0]
+    assert all(
+        after[version].tree != before[version].tree
+        and after[version].lines == before[version].lines
+        for version in before
+    )
+    assert check(two.root, every(two).all, None, quiet).all_problems == ()
+    apply(two.root, every(two).find(SHORT), None, quiet)
+    assert "added_step = 21" in (two.root / f"work/v{SHORT}" / RUNNER).read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "tags"),
+    [
+        (
+            lambda project: project.edit(
+                "overlay/python/sglang/srt/steps/__init__.py", "our own", "ours"
+            ),
+            ["9.9.1", SHORT],
+        ),
+        (
+            lambda project: project.edit(
+                "patches/steps/name-the-cut.patch", "+six = 6", "+six = 7"
+            ),
+            ["9.9.1"],
+        ),
+        (
+            lambda project: project.edit(
+                f"patches/{COUNT}",
+                "Subject: Count the steps once more",
+                "Subject: Count all steps once more",
+            ),
+            [],
+        ),
+    ],
+    ids=["overlay", "patch", "header"],
+)
+def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, change, tags):
+    change(two)
+    problems = check(two.root, every(two).all, None, quiet).all_problems
+    assert [(problem.name, problem.where) for problem in problems] == [
+        ("tree mismatch", f"upstream/placed.toml: {tag}") for tag in tags
+    ]
+    two.place()
+    assert check(two.root, every(two).all, None, quiet).all_problems == ()
+
+
+def test_the_pinned_tree_is_that_of_the_files_that_are_laid(two):
+    apply(two.root, two.pin, None, quiet)
+    names = [RUNNER, "python/sglang/srt/cut.py", "python/sglang/srt/steps/__init__.py"]
+    by_hand = "sha256:" + fakes.sha256sum(two.tree, sorted(names))
+    assert placed.read(two.root)[0][two.pin.version].tree == by_hand
+
+
+def test_lines_are_written_anew_where_the_file_is_lost_or_half_merged(two):
+    right = (two.root / placed.FILE).read_bytes()
+    for content in (b"<<<<<<< HEAD\n" + right, b"", b'["9.9.1"]\n"a/b.patch" = [1]\n'):
+        (two.root / placed.FILE).write_bytes(content)
+        assert pinned.write(two.root, every(two), every(two).all, None, quiet)[0].path == str(
+            placed.FILE
+        )
+        assert (two.root / placed.FILE).read_bytes() == right
+
+
+def test_a_text_without_one_place_is_named_and_nothing_is_written(two):
+    two.edit(f"patches/{COUNT}", " step_21 = 21\n", " step_21 = other\n")
+    before = (two.root / placed.FILE).read_bytes()
+    with pytest.raises(Refused, match="step_21 = other.*upstream has 'step_21 = 21'"):
+        pinned.write(two.root, every(two), every(two).all, None, quiet)
+    assert (two.root / placed.FILE).read_bytes() == before
+
+
+def test_evidence_stays_when_a_text_comes_to_be_shared(two):
+    """A variant of its own for the second release, with three lines of context, does the same
+    there.
+    """
+    queue, pin = load_queue(two.root), every(two).find(SHORT)
+    shared = changes(queue, queue.select(pin.version), pin)
+    row = pinned.rows_on(queue, pin.version, source.fetch(pin, None, quiet).read)[0][0]
+    own = place.widened(placed.at(queue.patches[COUNT], row.lines), row.before)
+    two.write("patches/steps/count-once-more@9.9.3.patch", f"Variant-Of: {COUNT}\n\n{own.diff}")
+    two.write(
+        "series",
+        f"{COUNT}  # >=9.9,<9.9.3\nsteps/count-once-more@9.9.3.patch  # >=9.9.3\nsteps/name-the-cut.patch  # ==9.9.1\n",
+    )
+    two.place()
+    queue = load_queue(two.root)
+    assert [each.name for each in queue.select(pin.version)] == [
+        "steps/count-once-more@9.9.3.patch"
+    ]
+    assert changes(queue, queue.select(pin.version), pin) == shared
+
+
+@settings(max_examples=5)
+@given(at=st.integers(15, 35), gone=st.integers(0, 6))
+def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, tmp_path_factory):
+    """The shared text of two releases, written for each: quilt pushes it at no offset and makes the
+    same bytes.
+    """
+    engine = quilt.find(quilt_home.parent if quilt_home else source.cache_folder(), quiet)
+    befores = [
+        BASE,
+        "".join(BASE.splitlines(True)[gone:]).replace(
+            f"step_{at - 2} = {at - 2}\n", "changed = 1\n"
+        ),
+    ]
+    text = place.shared([patch(before, added(before, at)) for before in befores])
+    for before in befores:
+        tree = tmp_path_factory.mktemp("tree")
+        row = place.lay_patch(text, lambda path: before.encode())
+        own = place.widened(placed.at(text, row.lines), row.before)
+        (tree / RUNNER).parent.mkdir(parents=True)
+        (tree / RUNNER).write_text(before)
+        write_patches(tree, {"a/b.patch": own.content})
+        done = engine.run(tree, "push", "-a", "--fuzz=0")
+        assert (
+            "offset" not in done.stdout
+            and (tree / RUNNER).read_bytes() == row.after[RUNNER] == added(before, at).encode()
+        )

@@ -1,0 +1,44 @@
+"""The real queue: one text for a patch wherever its lines stand, and variants for what is other
+code alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from patchqueue.laying.apply import load_queue
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_no_two_texts_differ_in_line_numbers_alone():
+    queue = load_queue(ROOT)
+    texts = Counter(
+        (
+            queue.base(name),
+            tuple((file.path, tuple(hunk.lines for hunk in file.hunks)) for file in patch.files),
+        )
+        for name, patch in queue.patches.items()
+    )
+    assert [text[0] for text, count in texts.items() if count > 1] == []
+
+
+def test_few_texts_make_the_same_changes_in_other_surroundings():
+    """Where the releases have no line beside a change in common, or an order that is not theirs."""
+    queue = load_queue(ROOT)
+    texts = Counter(
+        (
+            queue.base(name),
+            tuple(
+                (
+                    file.path,
+                    tuple(line for hunk in file.hunks for line in hunk.lines if line.kind != " "),
+                )
+                for file in patch.files
+            ),
+        )
+        for name, patch in queue.patches.items()
+    )
+    again = {text[0]: count for text, count in texts.items() if count > 1}
+    assert sum(again.values()) - len(again) <= 6, again
