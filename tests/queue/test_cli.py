@@ -219,7 +219,7 @@ def test_check_says_how_much_it_fetches(run):
     assert run("check", "--write")[1].split("\n")[0] == out.split("\n")[1], "nothing is left to write"
 
 
-@pytest.mark.parametrize("line, step", [("", f"refresh -- {TAG}"), (" moved = 1\n", f"rebase -- {TAG}")], ids=["moved", "conflict"])
+@pytest.mark.parametrize("line, step", [("", f"refresh {TAG}"), (" moved = 1\n", f"rebase {TAG}")], ids=["moved", "conflict"])
 def test_a_patch_that_does_not_fit_is_answered_with_what_mends_it(run, line, step):
     run.project.edit("patches/steps/count-once-more.patch", "@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@")
     if line:

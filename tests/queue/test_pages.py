@@ -103,6 +103,7 @@ def make(folder: Path) -> World:
         fakes.patch_text("python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe=probe),
     )
     project.write("tests/revision/test_steps.py", "")
+    project.place()
     fakes.as_clone(queue)
     return world
 
@@ -284,6 +285,8 @@ RUN: dict[str, list[Step | Deed]] = {
         fill_in,
         Step("scripts/nox refresh v0.5.9", "patches/nsa/skip-pointer-check.patch"),
         Step("scripts/nox check", "0 problems"),
+        edit("overlay/python/sglang/srt/prefill_graph/breaks.py", "from __future__", "# told\nfrom __future__"),
+        Step("scripts/nox check --write", "upstream/placed.toml: lines and trees"),
     ],
     "a release": [
         packages_move,
@@ -502,6 +505,7 @@ NAMED = {
         "scripts/nox status",
         "git am",
         "git clean",
+        "git diff upstream/placed.toml",
         "pre-commit run",
     ),
     *("pip show sglang", "pip uninstall sglang"),

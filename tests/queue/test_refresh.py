@@ -287,7 +287,8 @@ def test_an_insertion_that_can_begin_at_two_places_stays_where_it_is(project, fi
     hunk = [*lines[first - 1 : first + 2], *added, *lines[first + 2 : first + 5]]
     text = f"{fakes.header(Overlay='python/sglang/srt/steps/')}\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -{first},6 +{first},8 @@\n{''.join(hunk)}"
     project.write(COUNT, text)
+    project.place()
     project.apply()
     assert run(project)[0] == [] and (project.root / COUNT).read_text() == text
     edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
-    assert [file.path for file in run(project)[0]] == [COUNT] and "added_step = 21" in (project.root / COUNT).read_text()
+    assert [file.path for file in run(project)[0]] == [COUNT, "upstream/placed.toml"] and "added_step = 21" in (project.root / COUNT).read_text()

@@ -11,6 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from ..files.tree import is_part_of_tree
+from ..hint import counted
 from ..outcome import Problem
 from . import patchfile
 from . import placed as placing
@@ -73,7 +74,7 @@ class Queue:
             if name not in served:
                 found[name] = "the release does not get this patch"
             elif len(lines) != (count := len(placing.own_lines(self.patches[name]))):
-                found[name] = f"has {len(lines)} lines, and the patch {count} hunks"
+                found[name] = f"has {counted(len(lines), 'line')}, and the patch {counted(count, 'hunk')}"
         return found
 
     def base(self, patch: str) -> str:
