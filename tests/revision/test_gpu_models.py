@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from host import interpreted
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import models  # noqa: E402
@@ -47,27 +48,10 @@ def test_the_release_reads_falcon_h1_as_its_own_kind(build_model, tmp_path):
     assert read.rope_parameters["rope_theta"] == models.FALCON_H1["rope_theta"]
 
 
-def test_the_sums_in_float64_are_the_published_model(tmp_path, monkeypatch):
+def test_the_sums_in_float64_are_the_published_model():
     """Held against transformers', which is right within one chunk and without its least time step."""
-    transformers = pytest.importorskip("transformers")
-    if not hasattr(transformers, "NemotronHForCausalLM"):
+    found = interpreted.run("host.references.compare_nemotron", {"": {}})[""]
+    if found is None:
         pytest.skip("this transformers has no NemotronH")
-    import nemotron_sums
-
-    config = models.nemotron_h("M-*M", 64, 96, (4, 2), (8, 16), 256, head_dim=16, attention_head_dim=16, n_groups=4, mamba_n_groups=4, ssm_state_size=16, use_mamba_kernels=False)
-    models.write(tmp_path, config)
-    read, weights = nemotron_sums.read(tmp_path, "cpu")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    for module in theirs.modules():
-        if hasattr(module, "time_step_min"):
-            module.time_step_min = 0.0
-    ids = torch.randint(10, 256, (100,), generator=torch.Generator().manual_seed(5))
-    mine = nemotron_sums.log_probabilities(read, weights, ids)
-    with torch.no_grad():
-        logits = theirs(ids[None], use_cache=False).logits[0]
-    assert (torch.log_softmax(logits.double(), -1) - mine).abs().max() < 1e-4
-    passes = {"cold": {"single": {"answers": [{"tokens": [7, 9], "logprobs": [0.0, 0.0]}]}}}
-    off = nemotron_sums.distance(read, weights, passes, {"single": [tuple(ids[:5].tolist())]}, "cpu")
-    rows = nemotron_sums.log_probabilities(read, weights, torch.tensor([*ids[:5], 7]))
-    wanted = [-rows[4, 7].item(), -rows[5, 9].item()]
-    assert off == {"mean": pytest.approx(sum(wanted) / 2), "worst": pytest.approx(max(wanted), abs=1e-4), "tokens": 2}
+    assert found["apart"] < 1e-4
+    assert found["distance"] == {"mean": pytest.approx(sum(found["wanted"]) / 2), "worst": pytest.approx(max(found["wanted"]), abs=1e-4), "tokens": 2}
