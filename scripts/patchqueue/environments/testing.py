@@ -60,7 +60,7 @@ def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment
 
 def test_tool(root: Path) -> int:
     """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit code."""
-    workers = min((os.cpu_count() or 1) + 1, TOOL_WORKERS)  # one more: many tests wait for processes
+    workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)  # twice as many: tests wait for processes
     command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
