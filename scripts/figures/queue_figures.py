@@ -38,7 +38,7 @@ from patchqueue.install import inplace, journal  # noqa: E402
 from patchqueue.laying import quilt  # noqa: E402
 from patchqueue.laying.apply import load_queue, select, tree_after  # noqa: E402
 from patchqueue.laying.worktree import State, WorkTree, read_record  # noqa: E402
-from patchqueue.queue import series  # noqa: E402
+from patchqueue.queue import placed, series  # noqa: E402
 from patchqueue.upstream import pins, source  # noqa: E402
 
 COPIED = ("series", "patches", "overlay", "upstream", "tests", "scripts", "noxfile.py")
@@ -102,6 +102,30 @@ class Copy:
         head, mark, diff = path.read_text(encoding="utf-8").partition("\n--- ")
         longer = re.sub(r"(?m)^Description:.*\n(?: .*\n)*", lambda found: f"{found[0]} {text}\n", head, count=1)
         path.write_text((longer if longer != head else f"{head}Description: {text} Nothing else.\n") + mark + diff, encoding="utf-8")
+
+    def queue_files(self) -> dict[str, bytes]:
+        """Every file that a refresh may write."""
+        files = (file for name in ("patches", "overlay") for file in (self.root / name).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        return {str(file.relative_to(self.root)): file.read_bytes() for file in (*files, self.root / "series", self.root / placed.FILE)}
+
+    def set_queue(self, files: dict[str, bytes]) -> None:
+        """Put these files there, and take away those that are not among them."""
+        for name in self.queue_files().keys() - files.keys():
+            (self.root / name).unlink()
+        for name, content in files.items():
+            (self.root / name).write_bytes(content)
+
+    def edit_tree(self) -> None:
+        """Edit a line that a patch for several releases adds, and an overlay file, in the work tree."""
+        queue, _ = series.read(self.root)
+        known = [pin.version for pin in pins.load(self.root).all]
+        shared = {entry.name for entry in queue.entries if sum(map(entry.is_for, known)) > 1}
+        patch = next(each for each in queue.select(pins.load(self.root).find(self.tag).version) if each.name in shared)
+        added = next(line.text for hunk in patch.files[0].hunks for line in hunk.lines if line.kind == "+" and line.text.strip())
+        for path, line in ((patch.files[0].path, added.rstrip("\n")), (next(iter(queue.overlay)), "")):
+            file = self.tree / path
+            text = file.read_text(encoding="utf-8")
+            file.write_text(text.replace(line, f"{line}  # edited", 1) if line else f"{text}# edited\n", encoding="utf-8")
 
     def expected(self) -> str:
         """The hash of the tree that the queue makes now, from the replay alone: no tool that was killed had a part in it."""
@@ -204,6 +228,45 @@ def _kills(copy: Copy, rounds: int, name: str, kill: Callable[[subprocess.Popen[
         moments.append({"second": round(moment, 3), "was running": in_time, "tree then": str(state)})
     hit = sum(moment["was running"] for moment in moments)
     return Figure(name, f"{rounds - len({what.split(':')[0] for what in harm})} of {rounds} right", f"{rounds}", not harm, {"whole": round(whole, 2), "hit": hit, "moments": moments, "harm": harm})
+
+
+def refresh_kills(copy: Copy, options: argparse.Namespace) -> Figure:
+    """Kill a refresh at moments spread over its whole running time: the queue must be whole, the old or the new one.
+
+    The edit is of a patch that several releases share, and of an overlay file. The next refresh must end with the new queue.
+    """
+
+    def prepare() -> None:
+        copy.set_queue(before)
+        copy.run("apply", copy.tag, "--discard")
+        copy.edit_tree()
+
+    before = copy.queue_files()
+    prepare()
+    whole = copy.run("refresh", copy.tag)
+    after = copy.queue_files()
+    harm: list[str] = [] if after != before else ["the edit did not change the queue"]
+    moments: list[dict] = []
+    for number in range(options.kills):
+        prepare()
+        moment = whole * (number + random.random()) / options.kills
+        running = copy.start("refresh", copy.tag)
+        time.sleep(moment)
+        in_time = running.poll() is None
+        if in_time:
+            os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+        copy.run("check")
+        found = copy.queue_files()
+        then = "old" if found == before else "new" if found == after else "broken"
+        copy.run("refresh", copy.tag)
+        if then == "broken" or copy.queue_files() != after:
+            harm.append(f"at {moment:.2f} s: the queue was {then} and is {'the new one' if copy.queue_files() == after else 'another'}")
+        moments.append({"second": round(moment, 3), "was running": in_time, "queue then": then})
+    copy.set_queue(before)
+    copy.remove_tree()
+    hit = sum(moment["was running"] for moment in moments)
+    return Figure("refresh killed", f"{options.kills - len(harm)} of {options.kills} whole", f"{options.kills}", not harm, {"whole": round(whole, 2), "hit": hit, "moments": moments, "harm": harm})
 
 
 def _timed_rebuild(copy: Copy) -> float:
@@ -416,6 +479,7 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "check": check_time,
     "kills": kills,
     "parent-kills": parent_kills,
+    "refresh-kills": refresh_kills,
     "two-at-once": two_at_once,
     "install": install_time,
     "install-kills": install_kills,
