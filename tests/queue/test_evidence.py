@@ -275,7 +275,6 @@ TOPICS = {"piecewise": ("piecewise",), "piecewise-inductor": ("piecewise", "comp
 TOPICS_OF = {status.NEMOTRON: ("nemotron-h", "mamba2", "moe"), status.QWEN: ("qwen3-next", "gdn", "moe"), status.LLAMA: (), status.SPARSE: ("nsa", "moe")}
 FASTER = "makes prefill faster and repairs nothing"
 APART = {
-    "piecewise/cut-queries-of-a-batch-of-one": "Gemma3 alone",
     "breakable/find-layer-stack": "models whose stack the release does not find",
     "breakable/refuse-uncovered-mamba2": "Falcon-H1 alone",
     "moe/copy-input-of-piecewise-op": "inductor alone",

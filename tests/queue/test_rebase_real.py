@@ -30,7 +30,8 @@ from patchqueue.upstream.release import find
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = source.cache_folder()  # read before it is redirected
 OLD, NEW = Version("0.5.18"), Version("0.5.20")
-SHARED = "deepseek-v4/zero-rows-behind-batch.patch"  # stands in 0.5.20 as it is, at another line
+SHARED = "breakable/return-result-when-no-size-fits.patch"  # stands in 0.5.20 as it is, at another line
+HOOK = "piecewise/zero-rows-behind-batch.patch"  # the same, at the same line; 0.5.20 is the last that gets it
 LATER = ("nemotron-h/capture-layers-without-state.patch",)  # begins with 0.5.20: nothing to carry
 
 
@@ -133,7 +134,8 @@ def test_a_text_that_only_moved_is_carried_without_a_file(carried):
     assert last.found.conflict is None
     guards = {entry.name: entry.text for entry in load_queue(cut).entries}
     today = {entry.name: entry.text for entry in load_queue(ROOT).entries}
-    assert guards["breakable/keep-break-tensors@0.5.16.patch"] == ">=0.5.16,<0.5.21" and guards[SHARED] == today[SHARED] == ">=0.5.14,<0.5.21"
+    assert guards["breakable/keep-break-tensors@0.5.16.patch"] == ">=0.5.16,<0.5.21" and guards[SHARED] == ">=0.5.18,<0.5.21"
+    assert guards[HOOK] == today[HOOK] == ">=0.5.8,<0.5.21"
     assert split((cut / "patches" / SHARED).read_text())[1] == split((ROOT / "patches" / SHARED).read_text())[1]
     lines = [placed.read(root)[0][NEW].lines[SHARED] for root in (cut, ROOT)]
     assert lines[0] == lines[1]

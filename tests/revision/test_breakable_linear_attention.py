@@ -4,6 +4,7 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 HEADS, DIM = 2, 4
+GATES = {"as GDN": [(-1, HEADS)] * 2, "as KDA": [(1, -1, HEADS, DIM), (1, -1, HEADS)]}
 
 
 class Backend:
@@ -13,7 +14,7 @@ class Backend:
         self.rows = []
 
     def forward(self, *, layer, forward_batch, mixed_qkv, a, b):
-        assert len(mixed_qkv) == len(a) == len(b)
+        assert a.numel() // HEADS in (len(mixed_qkv), len(mixed_qkv) * DIM) and b.numel() // HEADS == len(mixed_qkv)
         self.rows.append(len(mixed_qkv))
         return mixed_qkv.cumsum(0).view(1, -1, HEADS, DIM)
 
@@ -30,18 +31,20 @@ def layer(monkeypatch):
         yield RadixLinearAttention(0, HEADS, HEADS, HEADS, DIM, DIM, DIM)
 
 
-def test_a_replay_runs_it_on_the_batch_at_hand(layer):
+@pytest.mark.parametrize("shapes", GATES.values(), ids=GATES)
+def test_a_replay_runs_it_on_the_batch_at_hand(layer, shapes):
     """Captured, it would go on with the capture's own batch: the state slots and lengths of one request."""
     import torch
     from host.served import batch_of, served
     from sglang.srt.prefill_graph.breakable import primitive
 
     backend, own = Backend(), primitive()
-    qkv, gates = torch.zeros(8, HEADS * DIM), torch.zeros(8, HEADS)
+    qkv = torch.zeros(8, HEADS * DIM)
+    a, b = (torch.zeros(8, *shape[shape.index(-1) + 1 :]).view(shape) for shape in shapes)
     graph, placeholder = own.graph(), batch_of(8, backend)
     with own.capturing(), served(placeholder, layer, backend):
         with own.capture(graph, (0, 1), None):
-            output = layer(placeholder, qkv * 1, gates * 1, gates * 1) + 1
+            output = layer(placeholder, qkv * 1, a * 1, b * 1) + 1
     for tokens in (5, 8, 1):
         qkv.copy_(torch.randn(8, HEADS * DIM))
         qkv[tokens:] = float("nan")

@@ -1,4 +1,4 @@
-"""The rows that the piecewise graph's attention op leaves behind the real tokens."""
+"""The rows that the piecewise graph's attention ops leave behind the real tokens."""
 
 from types import SimpleNamespace
 
@@ -55,3 +55,38 @@ def test_a_batch_that_counts_no_tokens_keeps_every_row(module, monkeypatch):
     """Verifying drafts does not count prefill tokens; its rows are real."""
     query, output = run_op(module, None, 8, monkeypatch)
     torch.testing.assert_close(output, query + 1)
+
+
+HEADS, DIM = 2, 3
+GATES = {"as GDN": [(-1, HEADS)] * 2, "as KDA": [(1, -1, HEADS, DIM), (1, -1, HEADS)]}
+
+
+class LinearBackend:
+    """Computes the real tokens; the rows behind them come from the allocator. Gates and queries go row by row."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def forward(self, *, layer, forward_batch, mixed_qkv, a, b):
+        rows = len(mixed_qkv)
+        assert a.numel() // HEADS in (rows, rows * DIM) and b.numel() == rows * HEADS
+        result = torch.full((1, rows, HEADS, DIM), float("nan"))
+        result[:, : self.real] = mixed_qkv[: self.real].view(1, -1, HEADS, DIM) + 1
+        return result
+
+
+@pytest.mark.revision(">=0.5.9,<0.5.11")
+@pytest.mark.parametrize("shapes", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("real, counted", [(1, 1), (5, 5), (8, 8), (8, None)], ids=["one", "padded", "full", "drafts"])
+def test_linear_attention_leaves_zero(monkeypatch, real, counted, shapes):
+    """Kimi-Linear's rows come from an allocation that nothing fills; the NaN in them went on as attention's did."""
+    linear = load_undecorated("sglang.srt.layers.radix_linear_attention", monkeypatch)
+    batch = SimpleNamespace(attn_backend=LinearBackend(real), extend_num_tokens=counted)
+    context = SimpleNamespace(forward_batch=batch, attention_layers=["the layer"])
+    monkeypatch.setattr(linear, "get_forward_context", lambda: context)
+    qkv = torch.arange(8 * HEADS * DIM, dtype=torch.float32).view(8, HEADS * DIM)
+    a, b = (torch.zeros(8, *shape[shape.index(-1) + 1 :]).view(shape) for shape in shapes)
+    output = torch.full((1, 8, HEADS, DIM), float("nan"))
+    linear.unified_linear_attention_with_output(qkv, a, b, output, 0)
+    torch.testing.assert_close(output[0, :real].flatten(1), qkv[:real] + 1)
+    assert output[0, real:].eq(0).all(), output[0, real:]

@@ -8,6 +8,7 @@ import pytest
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 ops = pytest.mark.revision("<0.5.21")  # attention is a method from 0.5.23 on
 HEADS, DIM, ROWS = 2, 4, 8
+GATES = {"as GDN": [(-1, HEADS)] * 2, "as KDA": [(1, -1, HEADS, DIM), (1, -1, HEADS)]}
 
 
 class Backend:
@@ -18,12 +19,21 @@ class Backend:
 
         query = mixed_qkv if q is None else q
         assert query.numel() == forward_batch.num_token_non_padded_cpu * HEADS * DIM, f"{tuple(query.shape)} for {forward_batch.num_token_non_padded_cpu} tokens"
+        for gate, size in ((kwargs.get("a"), (HEADS, HEADS * DIM)), (kwargs.get("b"), (HEADS,))):
+            assert gate is None or gate.numel() / forward_batch.num_token_non_padded_cpu in size, tuple(gate.shape)
         result = torch.empty_like(query).copy_(query * 2)
         return result.view(1, -1, HEADS, DIM) if q is None else result
 
 
+class BackendWithLse(Backend):
+    """Gives the logarithm of each row's sum of weights as well."""
+
+    def forward(self, q, *args, **kwargs):
+        return super().forward(q, *args, **kwargs), q.new_ones(len(q), HEADS)
+
+
 @contextlib.contextmanager
-def served(tokens, handed=None):
+def served(tokens, handed=None, backend=Backend):
     """The release's own contexts around a replay of ROWS rows for a batch of `tokens`; handed: how many it was padded to
     before the runner had it, where another rank has more."""
     import torch
@@ -37,7 +47,7 @@ def served(tokens, handed=None):
     layer = RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
     values = dict(forward_batch=batch, attention_layers=[layer], quant_config=None, moe_layers=[], moe_fusions=[], num_tokens=ROWS, raw_num_tokens=handed or tokens)
     known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
-    with forward_context(ForwardContext(attn_backend=Backend())):
+    with forward_context(ForwardContext(attn_backend=backend())):
         with pieces.set_tc_piecewise_forward_context(**{name: value for name, value in values.items() if name in known}):
             yield batch
 
@@ -76,14 +86,16 @@ def test_attention_leaves_zero(monkeypatch, shape, tokens):
 
 @ops
 @pytest.mark.parametrize("tokens", [5, 1, ROWS])
-def test_linear_attention_leaves_zero(monkeypatch, tokens):
+@pytest.mark.parametrize("shapes", GATES.values(), ids=GATES)
+def test_linear_attention_leaves_zero(monkeypatch, shapes, tokens):
     import torch
     from host import bodies
 
     op = bodies.load_undecorated("sglang.srt.layers.radix_linear_attention", monkeypatch).unified_linear_attention_with_output
-    given, gates, output = rows(tokens), torch.zeros(ROWS, HEADS), torch.full((1, ROWS, HEADS, DIM), float("nan"))
+    given, output = rows(tokens), torch.full((1, ROWS, HEADS, DIM), float("nan"))
+    a, b = (torch.zeros(ROWS, *shape[shape.index(-1) + 1 :]).view(shape) for shape in shapes)
     with served(tokens):
-        op(given, gates, gates, output, 0)
+        op(given, a, b, output, 0)
     check(output, given, tokens)
 
 
@@ -110,6 +122,20 @@ def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypat
     with served(3, handed=6):
         op(given, keys, keys, output, True, 0)
     check(output, given, 3)
+
+
+@pytest.mark.revision(">=0.5.18,<0.5.21")
+def test_attention_that_gives_its_lse_leaves_zero(monkeypatch):
+    """What it returns has as many rows as its output, which is how the graph was captured."""
+    import torch
+    from host import bodies
+
+    op = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).unified_attention_with_output_and_lse
+    given, keys, output = rows(3), torch.zeros(ROWS, HEADS, DIM), torch.full((ROWS, HEADS, DIM), float("nan"))
+    with served(3, handed=6, backend=BackendWithLse):
+        lse = op(given.view(ROWS, HEADS, DIM), keys, keys, output, True, 0)
+    check(output, given, 3)
+    assert lse.shape == (ROWS, HEADS) and lse[:3].eq(1).all() and lse[3:].eq(0).all()
 
 
 @pytest.mark.revision(">=0.5.23")

@@ -86,7 +86,7 @@ def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], repairs: tuple[
 # The tables, by title, and their columns. A column of two features shows both states, or one where they are the same.
 TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
     "Piecewise graph, by compiler: eager / inductor": {
-        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, ("nemotron-h/zero-padded-rows.patch", ROUTING, *STATES), (TORCH, MOE)),
+        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, (ROUTING, *STATES), (TORCH, MOE)),
         "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (ROUTING,), (TORCH, MOE)),
         "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
     },

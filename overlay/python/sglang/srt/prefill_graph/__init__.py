@@ -8,7 +8,8 @@ Thin patches hook the release's own files; what they call is here. Modules, low 
     stack               where a model keeps its decoder layers
     lifetimes           what a graph with breaks has to keep alive
     breakable_graph     a graph with breaks, for releases that have none
-    breaks              the release's split ops as such breaks
+    rows                which rows of a split op's tensors are real, and zero in the others
+    breaks              what stands for a split op's function: such a break, and those rows
     arguments           server arguments that cannot go together with a graph
     layers, split_op    what each layer is; how a layer method becomes an op at which the graph is split
     mamba2, gdn, nsa    the split op of each kind of layer

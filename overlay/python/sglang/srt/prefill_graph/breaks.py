@@ -1,4 +1,5 @@
-"""The release's split ops as breaks of the breakable graph, on releases whose own graph has none (before 0.5.11).
+"""What stands for a split op's function: its rows behind the batch zeroed, and on releases whose own graph has no breaks
+(before 0.5.11) a break of the overlay's breakable graph.
 
 Where the piecewise graph is split, the breakable one breaks: `register_split_op` hands every op's function to `at_op`.
 These releases' functions expect a batch without padding. A break therefore gets its tensors cut to the tokens of the
@@ -9,22 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
+from . import breakable_graph, compat, rows
 
-from . import breakable_graph, compat
-
-# Which dimension of which argument counts tokens (layers/radix_attention.py, layers/radix_linear_attention.py,
-# models/qwen3_next.py in 0.5.9 and 0.5.10). Ops that are not listed cut their input themselves, or take it whole.
-# A tensor of four dimensions, the first of size one, has its tokens in the second (Gemma3's queries, models/gemma3_causal.py).
-TOKENS = {
-    "unified_attention_with_output": {"query": 0, "key": 0, "value": 0, "q_rope": 0, "k_rope": 0, "output": 0},
-    "unified_linear_attention_with_output": {"mixed_qkv": 0, "a": 0, "b": 0, "output": 1},
-    "gdn_with_output": {"hidden_states": 0, "output": 0},
-}
 _active = False
 
 
@@ -44,38 +34,36 @@ def in_breakable_graph() -> Iterator[None]:
         _active = before
 
 
-def at_op(function: Callable[..., None], name: str | None = None) -> Callable[..., None]:
-    """The function of a split op, made a break while `active`, and itself otherwise."""
-    broken = breakable_graph.break_at(_cut(function, TOKENS.get(name or function.__name__, {})))
+def at_op(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """What the release registers for a split op in place of its function; the hook in `register_split_op` calls this."""
+    mended = rows.zeroed(function, name)
+    return breaking(function, name, mended) if compat.lacks_breaks() else mended
+
+
+def breaking(function: Callable[..., None], name: str, otherwise: Callable[..., None] | None = None) -> Callable[..., None]:
+    """The function of a split op, made a break while `active`, and `otherwise` (if None, itself) at any other time."""
+    broken, otherwise = breakable_graph.break_at(_cut(function, name)), otherwise or function
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
-        return (broken if _active else function)(*args, **kwargs)
+        return (broken if _active else otherwise)(*args, **kwargs)
 
-    run.__signature__ = inspect.signature(function, eval_str=True)  # an op's schema is read off, in the op's own module
-    return run
+    return rows.with_signature(run, function)
 
 
-def _cut(function: Callable[..., None], dimensions: dict[str, int]) -> Callable[..., None]:
-    if not dimensions:
+def _cut(function: Callable[..., None], name: str) -> Callable[..., None]:
+    """Ops that rows.OPS does not list cut their input themselves, or take it whole."""
+    op = rows.OPS.get(name)
+    if op is None:
         return function
-    signature = inspect.signature(function)
+    cut, output_of = rows.each(function, op.ranks, op.ranks, rows.head), rows.argument(function, "output")
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> None:
-        count = len(compat.forward_context().forward_batch.input_ids)
-        bound = signature.bind(*args, **kwargs)
-        output = bound.arguments["output"]
-        for name, dimension in dimensions.items():
-            tensor = bound.arguments.get(name)
-            if tensor is not None:
-                bound.arguments[name] = tensor.narrow(_tokens_in(tensor, dimension), 0, count)
-        function(*bound.args, **bound.kwargs)
-        dimension = _tokens_in(output, dimensions["output"])
-        output.narrow(dimension, count, output.shape[dimension] - count).zero_()  # captured layers behind it read these rows too
+    def run(*given: Any, **kwargs: Any) -> None:
+        count, args = len(compat.forward_context().forward_batch.input_ids), list(given)
+        output = output_of(args, kwargs)
+        cut(args, kwargs, count)
+        function(*args, **kwargs)
+        rows.zero_behind(output, op.ranks["output"], count)
 
     return run
-
-
-def _tokens_in(tensor: torch.Tensor, dimension: int) -> int:
-    return 1 if tensor.dim() == 4 and tensor.shape[0] == 1 else dimension

@@ -120,6 +120,41 @@ def new_tokens(forward_batch: Any) -> int:
     return forward_batch.batch_size * forward_batch.spec_info.draft_token_num
 
 
+def mamba2_tokens(forward_batch: Any) -> int:
+    """Rows that Mamba2's metadata accounts for: prefill tokens, then one per decode, or its drafts when verifying them.
+
+    The fields are those of Mamba2Metadata (layers/attention/mamba/mamba2_metadata.py); is_target_verify and
+    draft_token_num begin in 0.5.6. MambaMixer2 asserts that it is given exactly so many rows.
+    """
+    metadata = forward_batch.attn_backend.linear_attn_backend.forward_metadata
+    per_decode = metadata.draft_token_num if getattr(metadata, "is_target_verify", False) else 1
+    return metadata.num_prefill_tokens + metadata.num_decodes * per_decode
+
+
+def counted_tokens(forward_batch: Any) -> int | None:
+    """Tokens before padding, as the batch of a release's own prefill graph counts them for its split ops.
+
+    Up to 0.5.10 that is extend_num_tokens, and None where drafts are verified: all rows count as real then.
+    """
+    for name in ("global_num_token_non_padded_cpu", "num_token_non_padded_cpu", "extend_num_tokens"):
+        count = getattr(forward_batch, name, None)
+        if count is not None:
+            return count
+    return None
+
+
+def batch_getter(function: Callable[..., Any]) -> Callable[[], Any]:
+    """What gives the batch that a split op's function runs for, from the forward context that its own module asks.
+
+    Raises RuntimeError where the module asks none of the known ones.
+    """
+    names = function.__globals__
+    for name in ("get_forward_context", "get_tc_piecewise_forward_context"):  # the latter from 0.5.14
+        if name in names:
+            return lambda: names[name]().forward_batch
+    raise RuntimeError(f"{function.__module__}.{function.__name__} asks no known forward context for its batch")
+
+
 def mamba_cache_chunk_size() -> int:
     """Of how many tokens a multiple the prefix cache keeps a hybrid model's states for, from 0.5.11 on. Asked as the release's
     backend does it: a function from 0.5.18 on, before that a property of its server arguments."""
@@ -273,6 +308,11 @@ def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
 def has_breakable() -> bool:
     """Whether the release has a breakable graph of its own."""
     return _has(_BREAKABLE)
+
+
+def lacks_breaks() -> bool:
+    """Whether the piecewise graph is the release's only prefill graph (before 0.5.11)."""
+    return _has(_CONTEXT) and not has_breakable()
 
 
 def knows_idle_ranks() -> bool:

@@ -52,7 +52,7 @@ def split_op(name: str, tokens: Callable[[Any], int], upstream: str | None = Non
         if upstream and compat.defines(upstream, name):
             return _late(name)
         if not hasattr(torch.ops.sglang, name):
-            return define(name, breaks.at_op(_op_function(body, tokens), name), "output")
+            return define(name, breaks.breaking(_op_function(body, tokens), name), "output")
         compat.split_at(name)
         return getattr(torch.ops.sglang, name)
 
