@@ -138,8 +138,8 @@ def draw_tool(pyplot, measured: Measured):
             ran = moment["was running"]
             bottom.plot(moment["second"], place, "o" if ran else "x", color=colours.get(tree_then(moment), VERDICTS["failed"]), markersize=6)
         bottom.annotate(one["shown"], (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, annotation_clip=False)
-    _rows(bottom, [one["name"] for one in killed], "second of the kill, and what tree was there then")
-    for mark, colour, what in (("o", colours["applied"], "a whole one"), ("o", colours["absent"], "none yet, or pristine"), ("o", colours["mixed"], "old and new files"), ("o", VERDICTS["failed"], "a broken one"), ("x", "0.3", "the run had ended before the kill")):
+    _rows(bottom, [one["name"] for one in killed], "second of the kill, and what was there then")
+    for mark, colour, what in (("o", colours["applied"], "a whole one"), ("o", colours["absent"], "none yet, pristine or old"), ("o", colours["mixed"], "old and new files"), ("o", VERDICTS["failed"], "a broken one"), ("x", "0.3", "the run had ended before the kill")):
         bottom.plot([], [], mark, color=colour, markersize=6, label=what)
     bottom.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.32))
     return figure
@@ -149,6 +149,8 @@ def tree_then(moment: dict) -> str:
     """What a kill left, before anything was made good: "absent" (or pristine), "applied", "mixed" whole files, or else.
 
     Of an apply the measuring script says it; of an install it counts the files that are patched, pristine, and neither."""
+    if "queue then" in moment:
+        return {"old": "absent", "new": "applied"}.get(moment["queue then"], "broken")
     if "tree then" in moment:
         return moment["tree then"]
     patched, pristine, neither = (moment["then"][name] for name in ("patched files", "pristine files", "neither"))
