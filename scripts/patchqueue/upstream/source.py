@@ -306,27 +306,38 @@ def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
     with _workspace(cache, say) as space:
-        repository = Path(origin)
-        if not repository.is_dir() and ":" not in origin:
-            raise Refused(Problem("not-fetched", origin, "is no file and no folder", "name a wheel, a folder of wheels, or a git repository"))
-        if not repository.is_dir():
-            say(f"cloning {pin.tag} of {origin}")
-            repository = space / "clone"
-            _git(origin, pin, "clone", "-q", "--bare", "--depth=1", f"--branch={pin.tag}", "--", origin, str(repository))
-        commit = _git(origin, pin, "-C", str(repository), "rev-parse", "--verify", "-q", f"refs/tags/{pin.tag}^{{commit}}").strip()
-        top = _git(origin, pin, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
-        wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
-        file = space / f"sglang-{pin.tag}-{commit[:SHORT]}.zip"
-        # From outside the checkout: inside one, git archives the current folder only.
-        folder = _git(origin, pin, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
-        _git(origin, pin, "-C", str(space), f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}", commit, "--", *wanted)
+        file, commit = archive_of_tag(pin.tag, origin, space, say)
         digest = file_sha256(file)
         probe = Source(pin, file, digest, "git", commit)
         probe.verify(probe.listing())  # before it is kept: a wrong tree never enters the cache
         return Source(pin, _keep(file, digest, file.name, cache), digest, "git", commit)
 
 
-def _git(origin: str, pin: Pin, *arguments: str) -> str:
+def archive_of_tag(tag: str, origin: str, space: Path, say: Say) -> tuple[Path, str]:
+    """A zip of what a tag of the repository `origin` holds, written into `space`, and its commit.
+
+    This is what `--from REPOSITORY` means in every command: the files that are checked out there
+    are not read. Raises Refused where there is no such repository or tag.
+    """
+    repository = Path(origin)
+    if not repository.is_dir() and ":" not in origin:
+        raise Refused(Problem("not-fetched", origin, "is no file and no folder", "name a wheel, a folder of wheels, or a git repository"))
+    if not repository.is_dir():
+        say(f"cloning {tag} of {origin}")
+        repository = space / "clone"
+        _git(origin, tag, "clone", "-q", "--bare", "--depth=1", f"--branch={tag}", "--", origin, str(repository))
+    commit = _git(origin, tag, "-C", str(repository), "rev-parse", "--verify", "-q", f"refs/tags/{tag}^{{commit}}").strip()
+    say(f"{tag} from {origin}: the commit of that tag, {commit[:SHORT]}; what is checked out is not read")
+    top = _git(origin, tag, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
+    wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
+    file = space / f"sglang-{tag}-{commit[:SHORT]}.zip"
+    # From outside the checkout: inside one, git archives the current folder only.
+    folder = _git(origin, tag, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
+    _git(origin, tag, "-C", str(space), f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}", commit, "--", *wanted)
+    return file, commit
+
+
+def _git(origin: str, tag: str, *arguments: str) -> str:
     """Run git as nobody's repository and nobody's configuration would have it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_SSL")}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
@@ -336,8 +347,8 @@ def _git(origin: str, pin: Pin, *arguments: str) -> str:
     except FileNotFoundError:
         raise Refused(Problem("no-git", origin, "git is not installed", "install git, or give a wheel")) from None
     if done.returncode:
-        last = (done.stderr.strip() or f"it has no tag {pin.tag}").splitlines()[-1]
-        raise Refused(Problem("not-fetched", origin, f"no {pin.tag} to be had: {last}", f"give a wheel, or a git repository that has the tag {pin.tag}"))
+        last = (done.stderr.strip() or f"it has no tag {tag}").splitlines()[-1]
+        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", f"give a wheel, or a git repository that has the tag {tag}"))
     return done.stdout
 
 
