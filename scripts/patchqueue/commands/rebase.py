@@ -24,7 +24,7 @@ from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
 from ..upstream.release import Release, find, newer, version_of
-from . import paths
+from . import idle, paths
 
 COLOURS = {Outcome.APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.NEEDS_REFRESH: "yellow"}
 KINDS = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "to refresh"), (Outcome.MERGED_UPSTREAM, "merged upstream"), (Outcome.CONFLICT, "in conflict"))
@@ -40,7 +40,7 @@ def add(commands) -> None:
     made = commands.add_parser("rebase", help="say what the queue does on another release, and carry it there", description=REBASE)
     made.set_defaults(run=_rebase)
     made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="a version as 0.5.24, or a wheel or checkout of sglang as it stands; not needed while one rebase is under way")
-    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel, folder of wheels, or git repository with its tag")
+    made.add_argument("--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM)
     step = made.add_mutually_exclusive_group()
     step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved, and go on to the next conflict")
     step.add_argument("--skip", metavar="REASON", help="leave this patch out of the release; REASON goes into its header, as a Gap")
@@ -61,6 +61,7 @@ def _rebase(options: argparse.Namespace) -> int:
         return 0
     version = _version(root, pins, options.release)
     if options.abort:
+        idle.refuse(options, "with --abort, which reads no release", "--from")
         rebase.abort(root, version, _say)
         OUT.print(f"work/rebase-{version} is gone; what was written to the queue stays (`git diff` shows it)", soft_wrap=True)
         return 0
@@ -99,6 +100,7 @@ def _version(root: Path, pins: Pins, word: str | None) -> Version:
 def _release(root: Path, pins: Pins, options: argparse.Namespace, version: Version) -> Iterator[Release | None]:
     """The release, where no repository holds it."""
     if rebase.laid_out(root, version):
+        idle.refuse(options, f"here: work/rebase-{version} holds the release that was begun with", "--from")
         yield None
         return
     with find(pins, options.release or str(version), options.origin, _say) as release:
