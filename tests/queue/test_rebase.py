@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -528,17 +529,27 @@ def test_a_pinned_release_is_carried_too(project, capsys):
     applies(project)
 
 
-def test_a_checkout_in_place_of_a_version(project, tmp_path):
-    checkout = project.checkout(tmp_path / "sglang", None)
-    (checkout / fakes.RUNNER).write_text(RIVAL)
+def older(project: fakes.Project) -> None:
+    """Pin an older release, for the pin that is rebased onto to have one before it."""
+    project.release("9.8.0")
+    source.fetch(pins.load(project.root).find("9.8.0"), str(project.wheels), fakes.quiet)
+
+
+@pytest.fixture
+def checkout(project, tmp_path) -> Path:
+    """A checkout of sglang in which upstream changed what the first patch changes; no tag yet."""
+    made = project.checkout(tmp_path / "sglang", None)
+    (made / fakes.RUNNER).write_text(RIVAL)
+    fakes.git(made, "commit", "-qam", "more")
+    return made
+
+
+def test_a_checkout_in_place_of_a_version(project, checkout):
+    (checkout / "python/sglang/version.py").write_text("")
     with pytest.raises(Refused, match="which release it is"):
-        (checkout / "python/sglang/version.py").write_text("")
-        version_of(checkout)
-    fakes.git(checkout, "commit", "-qam", "more")
-    fakes.git(checkout, "tag", "v9.9.1")
-    assert version_of(checkout) == Version("9.9.1")
-    fakes.git(checkout, "commit", "--allow-empty", "-qm", "after the release")
-    assert version_of(checkout) == Version(NEXT)
+        version_of(checkout, pins.load(project.root))
+    fakes.git(checkout, "checkout", "-q", ".")
+    fakes.git(checkout, "tag", f"v{NEXT}")
     assert run(project, str(checkout)) == 0
     (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
     shutil.rmtree(checkout)
@@ -546,19 +557,109 @@ def test_a_checkout_in_place_of_a_version(project, tmp_path):
     applies(project, runner=RIVAL)
 
 
+@pytest.mark.parametrize(
+    ("tag", "commits", "version"),
+    [("v9.9.1", 0, "9.9.1"), ("v9.9.1", 2, "9.9.1"), ("v9.8.0", 2, "9.8.0"), (f"v{NEXT}", 0, NEXT), (f"v{NEXT}", 2, "9.9.3"), ("v9.9.2rc1", 1, NEXT)],
+)  # fmt: skip
+def test_commits_on_a_pinned_tag_are_that_pin_with_edits(project, checkout, tag, commits, version):
+    """Or on an older tag; on top of a newer one they are the next release."""
+    fakes.git(checkout, "tag", tag)
+    for number in range(commits):
+        fakes.git(checkout, "commit", "--allow-empty", "-qm", f"edit {number}")
+    assert version_of(checkout, pins.load(project.root)) == Version(version)
+
+
+@pytest.mark.parametrize("words", [("{}",), ("9.9.1", "--from", "{}"), ("{}", "--continue")])
+def test_a_pin_with_edits_is_refused_and_the_queue_stays(project, checkout, capsys, words):
+    """Whether they are commits on its tag, or the tag was moved: today's patches of the pin were rewritten for them."""
+    fakes.git(checkout, "tag", "v9.9.1")
+    before = queue_of(project)
+    said = refused(project, capsys, *(word.format(checkout) for word in words))
+    assert "[tree mismatch]" in said and "v9.9.1 from" in said
+    assert queue_of(project) == before and not list(project.root.glob("work/rebase-*"))
+
+
+def test_a_fork_is_told_what_to_do(project, checkout, capsys):
+    fakes.git(checkout, "tag", "v9.9.1", "HEAD~1")
+    said = refused(project, capsys, str(checkout))
+    assert f"sglang 9.9.1 from {checkout} (v9.9.1 and 1 commit): its files as they stand\n" in said
+    assert "`scripts/nox backport --onto FORK --base v9.9.1 BRANCH`" in said
+    assert run(project, NEXT, "--from", str(checkout)) == 0, "it can be named as a release to come"
+    assert f"work/rebase-{NEXT} shows" in capsys.readouterr().out
+
+
+def test_the_pins_own_checkout_is_taken(project, tmp_path, capsys):
+    """By its files, by its tag whatever is checked out, and as a wheel."""
+    older(project)
+    checkout = project.checkout(tmp_path / "sglang")
+    assert run(project, str(checkout)) == 0
+    (checkout / fakes.RUNNER).write_text(RIVAL)
+    fakes.git(checkout, "commit", "-qam", "edited")
+    assert run(project, "9.9.1", "--from", str(checkout)) == 0
+    assert run(project, "9.9.1", "--from", str(project.wheels)) == 0
+    assert capsys.readouterr().out.count("which is pinned") == 3
+
+
+def test_a_release_that_is_pinned_under_way_as_another_tree_is_refused(project, checkout, capsys):
+    assert run(project, NEXT, "--from", str(checkout)) == 0
+    (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
+    project.release(NEXT)
+    before = queue_of(project)
+    said = refused(project, capsys, NEXT, "--continue")
+    assert "[tree mismatch]" in said and f"`scripts/nox rebase {NEXT} --abort`, then" in said
+    assert queue_of(project) == before
+
+
+@pytest.mark.parametrize("command", ["apply", "check", "rebase"])
+def test_from_a_checkout_is_the_tag_in_every_command(project, checkout, capsys, command):
+    """Here the tag is the release, and what is checked out is not."""
+    older(project)
+    fakes.git(checkout, "tag", "v9.9.1", "HEAD~1")
+    commit = fakes.git(checkout, "rev-parse", "HEAD~1")[:12]
+    assert cli.main(["--root", str(project.root), command, "9.9.1", "--from", str(checkout)]) == 0
+    told = f"v9.9.1 from {checkout}: the commit of that tag, {commit}; what is checked out is not read"
+    assert capsys.readouterr().err.splitlines() == [told]
+
+
+def test_a_later_tag_of_a_checkout_is_taken_too(project, checkout, capsys):
+    fakes.git(checkout, "tag", f"v{NEXT}")
+    fakes.git(checkout, "rm", "-q", fakes.RUNNER)
+    fakes.git(checkout, "commit", "-qm", "gone")
+    assert run(project, NEXT, "--from", str(checkout)) == 0
+    assert "1 region between markers" in capsys.readouterr().out
+
+
+def test_a_folder_of_wheels_has_the_release(project, tmp_path, monkeypatch):
+    wheel = next_release(project)
+    (tmp_path / "kept").mkdir()
+    wheel.rename(tmp_path / "kept" / wheel.name)
+    assert run(project, NEXT, "--from", str(tmp_path / "kept")) == 0
+
+
+def test_what_has_no_conflict_is_continued_from_where_it_was_taken(project, tmp_path, capsys):
+    """Nothing is laid out, so the command to type names the checkout again."""
+    checkout = project.checkout(tmp_path / "my sglang", f"v{NEXT}")
+    for words in ([str(checkout)], [NEXT, "--from", str(checkout)]):
+        assert run(project, *words) == 0
+        shown = re.search(r"`scripts/nox (rebase .* --continue)`", capsys.readouterr().out)[1]
+        assert shlex.split(shown)[1:] == [*words, "--continue"]
+    assert run(project, *shlex.split(shown)[1:]) == 0
+    assert Version(NEXT) in load_queue(project.root).placed
+
+
 @pytest.mark.parametrize(("written", "version"), [("9.9.2", "9.9.2"), ("9.9.2.post1", "9.9.2.post1"), ("9.9.2rc1", "9.9.2rc1"), ("9.9.2.dev3+gabc", "9.9.2")])
 def test_a_version_written_in_a_folder(project, tmp_path, written, version):
     checkout = project.checkout(tmp_path / "sglang", None)
     shutil.rmtree(checkout / ".git")
     (checkout / "python/sglang/version.py").write_text(f'__version__ = "{written}"\n')
-    assert version_of(checkout) == Version(version)
+    assert version_of(checkout, pins.load(project.root)) == Version(version)
 
 
 def test_a_wheel_in_place_of_a_version(project, tmp_path):
     wheel = next_release(project)
     assert run(project, str(wheel.rename(tmp_path / wheel.name))) == 0
     with pytest.raises(Refused, match="is not named as a wheel is"):
-        version_of(Path("sglang.whl"))
+        version_of(Path("sglang.whl"), pins.load(project.root))
 
 
 def test_an_overlay_file_that_the_release_has_itself_is_refused(project, capsys):

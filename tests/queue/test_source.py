@@ -15,6 +15,7 @@ import zipfile
 import fakes
 import pytest
 from fakes import RELEASE, TAG, git, quiet
+from patchqueue.commands import cli
 from patchqueue.files import tree
 from patchqueue.files.tree import hash_listing, list_folder
 from patchqueue.outcome import Refused
@@ -331,6 +332,64 @@ def test_from_nowhere(project, given):
     said: list[str] = []
     name, text = refusal(source.fetch, project.pin, given, said.append)
     assert name == "not-fetched" and (":" in given or ("is no file and no folder" in text and not said))
+
+
+@pytest.fixture
+def lonely(applied, tmp_path, monkeypatch) -> fakes.Project:
+    """A host with a checkout of the release: no wheel in its cache, no package index."""
+    (cached(applied)).unlink()
+    shutil.rmtree(applied.root / "work")
+    shutil.rmtree(applied.wheels)
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    applied.checkout(tmp_path / "checkout")
+    return applied
+
+
+def commands(project, *each: tuple[str, ...]) -> list[int]:
+    return [cli.main(["--root", str(project.root), *words]) for words in each]
+
+
+def test_a_release_from_a_checkout_needs_no_index_afterwards(lonely, tmp_path, capsys):
+    assert commands(lonely, ("apply",)) == [1] and "[not-fetched]" in capsys.readouterr().err
+    assert commands(lonely, ("apply", "--from", str(tmp_path / "checkout"))) == [0]
+    commit = git(tmp_path / "checkout", "rev-parse", "HEAD").strip()
+    shutil.rmtree(tmp_path / "checkout")
+    runner = lonely.tree / fakes.RUNNER
+    runner.write_text(runner.read_text().replace("added_step = 20", "added_step = 21"))
+    capsys.readouterr()
+    assert commands(lonely, ("refresh",), ("apply",), ("check",)) == [0, 0, 0]
+    said = capsys.readouterr()
+    assert "already applied" in said.out and f"from {commit}" in said.out
+    assert "to fetch first" not in said.err
+    assert "+added_step = 21" in (lonely.root / "patches/steps/count-once-more.patch").read_text()
+
+
+def test_edits_of_a_checkouts_tree_come_back_where_a_wheel_is_cached_too(applied, tmp_path):
+    checkout = applied.checkout(tmp_path / "checkout")
+    assert commands(applied, ("apply", "--from", str(checkout))) == [0]
+    runner = applied.tree / fakes.RUNNER
+    runner.write_text(runner.read_text().replace("added_step = 20", "added_step = 21"))
+    assert commands(applied, ("refresh",), ("check",)) == [0, 0]
+    assert "+added_step = 21" in (applied.root / "patches/steps/count-once-more.patch").read_text()
+
+
+def test_a_wheel_is_made_of_wheels_alone(lonely, tmp_path, capsys):
+    assert commands(lonely, ("apply", "--from", str(tmp_path / "checkout")), ("build",)) == [0, 1]
+    assert "[not-fetched]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["damaged", "another tree"])
+def test_a_kept_archive_that_is_no_good_is_not_taken(lonely, tmp_path, how):
+    kept = source.fetch(lonely.pin, str(tmp_path / "checkout"), quiet).archive
+    said: list[str] = []
+    if how == "damaged":
+        kept.chmod(0o644)
+        kept.write_bytes(kept.read_bytes()[:-1] + b"x")
+    else:
+        lonely.edit("upstream/pins.toml", lonely.pin.python, "sha256:" + "0" * 64)
+    assert refusal(source.fetch, lonely.pin, None, said.append)[0] == "not-fetched"
+    assert kept.exists() == (how == "another tree")
+    assert ("is damaged" in said[0]) == (how == "damaged")
 
 
 def test_a_folder_that_is_no_repository(project, tmp_path):

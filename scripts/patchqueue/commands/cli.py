@@ -64,6 +64,10 @@ EXAMPLES = {  # by command: what a user types behind it
     "unapply": ["v0.5.9"],
     "uninstall": ["--site-packages /sgl-workspace/sglang/python"],
 }
+WORDS = {  # by command: what its words are, where they are not releases that are pinned
+    "new": ("WORD", "the patch's name, as nsa/skip-pointer-check; before it a release, where the default is not meant"),
+    "pin": ("VERSION", "a release that is not pinned yet, as 0.5.24"),
+}
 TEST = "apply, build the release's environment, run tests/revision in it"
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
 TOOL_MINUTES, RELEASE_MINUTES = 4, 2
@@ -116,18 +120,19 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run, text: str, default: str, *takes: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text)
         added.set_defaults(run=run)
-        added.add_argument("words", nargs="*", metavar="VERSION", help=f"v0.5.9 or 0.5.9 (default: {default})")
+        metavar, meant = WORDS.get(name, ("VERSION", "v0.5.9 or 0.5.9"))
+        added.add_argument("words", nargs="*", metavar=metavar, help=f"{meant} (default: {default})" if default else meant)
         if "--all" in takes:
             added.add_argument("--all", action="store_true", help="every pinned release")
         if "--from" in takes:
-            added.add_argument("--from", dest="origin", type=paths.place, metavar="PATH|URL", help="take the release from this wheel, folder of wheels, or git repository")
+            added.add_argument("--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM)
         return added
 
     applied = command("apply", _apply, "lay the queue on a release, in work/TAG/", paths.DEFAULT, "--all", "--from")
     applied.add_argument("--discard", action="store_true", help="throw away edits of the work tree that no patch holds")
     applied.add_argument("--verbose", action="store_true", help="list all patches of the queue, and say why one is not for the release")
     command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", paths.DEFAULT, "--all")
-    checked = command("check", _check, "lint the queue, and replay it in memory on each release", "every pinned release", "--all", "--from")
+    checked = command("check", _check, "lint the queue, and replay it in memory on each release", "every pinned release", "--from")
     checked.add_argument("--write", action="store_true", help="pin the lines and trees that the queue has now, in upstream/placed.toml, for a change that is meant")
     checked.add_argument("--gaps", action="store_true", help="also list the patches that a release does not need, and why")
     tested = command("test", _test, TEST, "the tool, and the releases that upstream/pins.toml calls tested", "--all", "--from")
@@ -135,8 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
     tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
     command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", paths.DEFAULT, "--all").add_argument("--add", action="store_true", help="put edits of files that are in no patch into the top one")
-    command("new", _new, "start an empty patch on top of work/TAG/; name it topic/verb-object", paths.DEFAULT)
-    command("pin", _pin, "add a release to upstream/pins.toml", "none", "--from")
+    command("new", _new, "start an empty patch on top of work/TAG/; name it topic/verb-object", "")
+    added = command("pin", _pin, "add a release to upstream/pins.toml", "")
+    added.add_argument("--from", dest="origin", type=paths.place, metavar="FOLDER", help="a folder that holds all wheels of the release")
     command("lock", _lock, "resolve a release's test environment as of its release day", paths.DEFAULT, "--all")
     gpu.add(commands)
     handover.add(commands)
@@ -160,10 +166,11 @@ def sentence(text: str) -> str:
 
 
 def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> list[Pin]:
-    if options.all and options.words:
+    every = getattr(options, "all", False)
+    if every and options.words:
         step = f"name {options.words[0]} alone, or --all alone"
         raise Refused(Problem("bad-words", "--all", f"means every release, {options.words[0]} means one", step))
-    if options.all:
+    if every:
         return list(pins.all)
     return [pins.find(name) for name in options.words] or list(default)
 

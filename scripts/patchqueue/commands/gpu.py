@@ -20,11 +20,12 @@ from ..outcome import Problem, Refused
 from ..proofs import benchpage, evidence, figurespage, fleet, gpurun, merge, status
 from ..upstream import pins as pinning
 from ..wheels import build, bundle, host
-from . import paths
+from . import idle, paths
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 MIB = 2**20
+RUNS = ("--from", "--here", "--python", "--out", "--site", "--pass")  # options of a run on a GPU
 
 
 def add(commands) -> None:
@@ -64,12 +65,12 @@ def add(commands) -> None:
     text = f"make {figurespage.PAGE} and its plots from evidence/"
     drawn = commands.add_parser("figures", help=text)
     drawn.set_defaults(run=_figures)
-    drawn.add_argument("--page", action="store_true", help=f"make the page; without it {to_type('figures')} measures the tool")
+    drawn.add_argument("--page", action="store_true", required=True, help=f"make the page; without it {to_type('figures')} measures the tool")
     text = "print the GPU runs that are to be made, by release, GPU and model, as JSON for GitHub's strategy.matrix"
     listed = commands.add_parser("matrix", help=text)
     listed.set_defaults(run=_matrix)
     listed.add_argument("revisions", nargs="*", metavar="VERSION", help="v0.5.9 or 0.5.9 (default: every pinned release)")
-    listed.add_argument("--revision", dest="more", action="append", default=[], metavar="VERSION", help="the same as RELEASE alone")
+    listed.add_argument("--revision", dest="more", action="append", default=[], metavar="VERSION", help="the same as VERSION alone; may be repeated")
     listed.add_argument("--gpu", action="append", default=[], metavar="NAME", help="only this kind, as H200; may be repeated (default: every kind in evidence/)")
     listed.add_argument("--model", action="append", default=[], help="only this model; may be repeated")
     listed.add_argument("--stale", action="store_true", help="only runs without evidence about today's queue")
@@ -142,6 +143,8 @@ def _bundle(options: argparse.Namespace) -> int:
 
 
 def _gpu(options: argparse.Namespace) -> int:
+    if options.agree:
+        idle.refuse(options, "with --agree, which keeps nothing in evidence/", "--take", "--stale")
     gpurun.refuse_unknown(options.root, options.model, options.mode)
     return _unkept(options, "agree") if options.agree else _run(options, "run")
 
@@ -174,6 +177,8 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    if options.page:
+        idle.refuse(options, "with --page, which runs nothing", *RUNS, "--gain", "--take", "--stale")
     code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
     drawn = benchpage.write(options.root)
     OUT.print(f"{benchpage.PAGE} written{', its plots drawn' if drawn else '; no plot: matplotlib is not installed, or nothing was measured'}")
@@ -183,7 +188,12 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, script: str) -> int:
     pins, chosen = _chosen(options)
-    if options.out and (options.take or len(chosen) > 1):
+    if options.take:
+        given = ["--gain"] if "gain" in options else ["--model", "--mode"]
+        idle.refuse(options, "with --take, which runs nothing", *RUNS, *given)
+    else:
+        idle.refuse(options, "without --take", "--stale")
+    if options.out and len(chosen) > 1:
         raise Refused(Problem("bad-words", "--out", "is for one run of one release", to_type("gpu", f"{chosen[0].tag} --out FOLDER")))
     here, words = _here(options), _words(options)
     files, codes = list(options.take or []), []
@@ -229,6 +239,7 @@ def _matrix(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     chosen = [pins.find(name) for name in dict.fromkeys([*options.revisions, *options.more])] or list(pins.all)
     if options.cpu:
+        idle.refuse(options, "with --cpu, which lists releases", "--gpu", "--model", "--stale", "--host")
         rows: list[dict] = [{"revision": pin.tag} for pin in chosen if has_environment(options.root, pin)]
     else:
         found = fleet.jobs(options.root, chosen, options.gpu, options.model, options.host or options.root / host.DEFAULT, options.stale)

@@ -11,7 +11,7 @@ from ..hint import counted, to_type
 from ..install import inplace
 from ..install.inplace import Report
 from ..outcome import Outcome
-from . import paths
+from . import idle, paths
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -35,6 +35,7 @@ def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
 def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
+        idle.refuse(options, "with --verify, which writes no file of yours", "--discard")
         return _verify(options)
     report = inplace.install(options.root, options.site, _say, options.discard)
     for note in report.notes:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 CALLED_FROM = "PATCHQUEUE_CALLED_FROM"
 DEFAULT = "the one that upstream/pins.toml calls default"
+FROM = "take the release from this wheel, folder of wheels, or git repository with its tag"
+PLACE = "PATH|URL"
 ADDRESS = re.compile(r"[^/]*:")  # as git tells them: a colon before the first slash, https://… or host:path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
 from ..upstream.release import Release, find, newer, version_of
-from . import paths
+from . import idle, paths
 
 COLOURS = {Outcome.APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.NEEDS_REFRESH: "yellow"}
 KINDS = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "to refresh"), (Outcome.MERGED_UPSTREAM, "merged upstream"), (Outcome.CONFLICT, "in conflict"))
@@ -39,8 +39,8 @@ def add(commands) -> None:
     """Add this module's commands to the parser's."""
     made = commands.add_parser("rebase", help="say what the queue does on another release, and carry it there", description=REBASE)
     made.set_defaults(run=_rebase)
-    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="a version as 0.5.24, a wheel, or a checkout of sglang; not needed while one rebase is under way")
-    made.add_argument("--from", dest="origin", type=paths.place, metavar="PATH", help="take the release from this wheel, or this folder that holds python/sglang")
+    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="a version as 0.5.24, or a wheel or checkout of sglang as it stands; not needed while one rebase is under way")
+    made.add_argument("--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM)
     step = made.add_mutually_exclusive_group()
     step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved, and go on to the next conflict")
     step.add_argument("--skip", metavar="REASON", help="leave this patch out of the release; REASON goes into its header, as a Gap")
@@ -57,10 +57,11 @@ def _rebase(options: argparse.Namespace) -> int:
             raise Refused(Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24")))
         with find(pins, options.release, options.origin, _say) as release:
             progress = rebase.begin(root, pins, release, _say, lambda found: _show_forecast(pins, found, time.monotonic() - started))
-        _show_next(root, pins, progress, begun=True)
+        _show_next(root, pins, progress, _named(options))
         return 0
-    version = _version(root, options.release)
+    version = _version(root, pins, options.release)
     if options.abort:
+        idle.refuse(options, "with --abort, which reads no release", "--from")
         rebase.abort(root, version, _say)
         OUT.print(f"work/rebase-{version} is gone; what was written to the queue stays (`git diff` shows it)", soft_wrap=True)
         return 0
@@ -70,15 +71,22 @@ def _rebase(options: argparse.Namespace) -> int:
         OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
     if not progress.changes:
         OUT.print("nothing to write, the queue holds it all")
-    _show_next(root, pins, progress, begun=False)
+    _show_next(root, pins, progress)
     return 0
 
 
-def _version(root: Path, word: str | None) -> Version:
+def _named(options: argparse.Namespace) -> list[object]:
+    """The words that name the release, to be typed again: what is begun without a conflict is kept nowhere."""
+    typed = Path(options.release) if os.sep in options.release else options.release
+    origin = [] if options.origin is None else ["--from", Path(options.origin) if Path(options.origin).exists() else options.origin]
+    return [typed, *origin]
+
+
+def _version(root: Path, pins: Pins, word: str | None) -> Version:
     """The release that --continue, --skip or --abort is about."""
     under_way = rebase.under_way(root)
     if word and (Path(word).is_dir() or word.endswith(".whl")):
-        return version_of(Path(word))
+        return version_of(Path(word), pins)
     if word:
         return pinning.version(word)
     if len(under_way) == 1:
@@ -92,6 +100,7 @@ def _version(root: Path, word: str | None) -> Version:
 def _release(root: Path, pins: Pins, options: argparse.Namespace, version: Version) -> Iterator[Release | None]:
     """The release, where no repository holds it."""
     if rebase.laid_out(root, version):
+        idle.refuse(options, f"here: work/rebase-{version} holds the release that was begun with", "--from")
         yield None
         return
     with find(pins, options.release or str(version), options.origin, _say) as release:
@@ -133,11 +142,12 @@ def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
     OUT.print(f"sglang {found.version}, {tried}: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True)
 
 
-def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool) -> None:
-    """What is to be done now, and the command to type."""
+def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[object] = ()) -> None:
+    """What is to be done now, and the command to type. named: what named the release that is begun now, empty for one under way."""
+    begun = bool(named)
     version, row = progress.found.version, progress.found.conflict
     if row is None and begun and progress.to_write:
-        OUT.print(f"No patch conflicts: {to_type('rebase', f'{version} --continue')} writes the variants and guards.", soft_wrap=True)
+        OUT.print(f"No patch conflicts: {to_type('rebase', *named, '--continue')} writes the variants and guards.", soft_wrap=True)
     elif row is None:
         state = "No patch conflicts, and the queue holds it all." if begun else "No conflict is left."
         OUT.print(f"{state} Next: {_after(root, pins, version)}.", soft_wrap=True)

@@ -28,7 +28,7 @@ from . import quilt as quilts
 from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue, replay_on, stack
 from .pinned import rows_on
 from .place import Files, Row, fitted, lay_patch, shared, widened
-from .worktree import State, WorkTree
+from .worktree import State, WorkTree, read_record
 
 Say = Callable[[str], None]
 TEMPLATE = """Subject: TODO
@@ -77,7 +77,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
         unreadable = [problem for problem in problems if problem.name in ("no-series", "missing-patch", "bad-guard", "empty-guard", "duplicate")]
         if unreadable:
             raise Refused(unreadable)
-        pristine = source.fetch(pin, None, say)
+        pristine = _made_of(root, pin, say)
         edited = _edited(root, pin, add, pristine, say)
         changes = pinned.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine, say))
         pinned.put(root, changes)
@@ -88,6 +88,13 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list
             say(str(problem))
         return changes, None
     return changes, apply(root, pin, None, say, discard=True)
+
+
+def _made_of(root: Path, pin: Pin, say: Say) -> Source:
+    """The release as work/<tag>/ was made of it: a wheel has files that a checkout has not."""
+    record = read_record(WorkTree(root, pin.tag).path)
+    kept = source.kept(pin, record["source"]["sha256"], say) if record else None
+    return kept or source.fetch(pin, None, say)
 
 
 @dataclass(frozen=True)

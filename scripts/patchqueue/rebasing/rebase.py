@@ -22,7 +22,7 @@ from ..outcome import Problem, Refused
 from ..queue.edit import Change, with_changes
 from ..queue.series import Queue
 from ..upstream.pins import Pins
-from ..upstream.release import Release, kept
+from ..upstream.release import Release, kept, refuse_other_tree
 from .conflictrepo import Region, Repository, contents, digest, tree_of
 from .forecast import Forecast, Stages, forecast
 from .requeue import plan, prove, skipped
@@ -49,9 +49,10 @@ def begin(root: Path, pins: Pins, release: Release, say: Say, show: Callable[[Fo
     """Say what the queue does on a release (to `show`, at once), and lay out its first conflict. The queue is not written to.
 
     A conflict that is laid out already stays as it is, with the edits made to it. Raises Refused where the queue has moved
-    on under such edits.
+    on under such edits, and for a release that is pinned with another tree.
     """
     with _alone(root, say):
+        refuse_other_tree(pins, release)
         queue = load_queue(root)
         found = forecast(queue, pins, release, say)
         show(found)
@@ -71,11 +72,14 @@ def proceed(root: Path, pins: Pins, version: Version, release: Release | None, r
         if state is None:
             if release is None:
                 raise Refused(Problem("nothing-to-continue", f"work/rebase-{version}", "no rebase is under way", f"{to_type('rebase', version)} begins one"))
+            refuse_other_tree(pins, release)
             found = forecast(queue, pins, release, say)
             if found.conflict or reason is not None:
                 raise Refused(Problem("nothing-to-continue", f"work/rebase-{version}", "no conflict is laid out", f"{to_type('rebase', version)} begins"))
             return _write(root, queue, pins, release, found, (), say)
         with kept(version, state["name"], repository.archive) as release:
+            again = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
+            refuse_other_tree(pins, release, again)
             found = forecast(queue, pins, release, say)
             row = found.conflict
             laid = _below(found)

@@ -14,13 +14,13 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files.gitrun import git
-from ..files.tree import GENERATED, is_part_of_tree
-from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..files.tree import GENERATED, hash_listing, is_part_of_tree, python_part, sha256
+from ..hint import counted, to_type
+from ..outcome import Outcome, Problem, Refused
 from . import pins as pinning
 from . import source
 from .pin import wheel_of
-from .pins import Pins
+from .pins import Pin, Pins
 
 Say = Callable[[str], None]
 WRITTEN = re.compile(r"^(?:__version__ = )?(?:version|__version__) = ['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -44,28 +44,74 @@ class Release:
 
 @contextmanager
 def find(pins: Pins, word: str, origin: str | None, say: Say) -> Iterator[Release]:
-    """The release that a user calls `word`: a version (then `origin` may be its wheel or checkout), or a wheel or checkout itself.
+    """The release that a user calls `word`.
 
+    word: a version, or a wheel or checkout, whose files are taken as they stand.
+    origin: where a version is taken from, as `source.fetch` means it. A release that is not pinned
+    may have no tag in a checkout yet: then the files are taken as they stand.
     Raises Refused where that is none of these, or its files cannot be had.
     """
-    if origin is None and (Path(word).is_dir() or word.endswith(".whl")):
-        origin, version = word, version_of(Path(word))
-    else:
-        version = pinning.version(word)
-        _names_it(origin or "", version)
-    pin = next((pin for pin in pins.all if pin.version == version), None)
-    if origin and Path(origin).is_dir():
-        yield _of_folder(version, Path(origin))
-    elif pin and not origin:
-        pristine = source.fetch(pin, None, say)
+    named = origin is None and (Path(word).is_dir() or word.endswith(".whl"))
+    version = version_of(Path(word), pins) if named else pinning.version(word)
+    place = Path(word if named else origin or "")
+    _names_it(str(place), version)
+    pin = _pin_of(pins, version)
+    if named and place.is_dir():
+        yield _of_folder(version, place, say)
+    elif pin:
+        pristine = source.fetch(pin, str(place) if named else origin, say)
         yield Release(version, pristine.name, pristine.read, tuple(sorted(pristine.listing())))
+    elif origin and place.is_dir() and not _wheels(place, version) and not _has_tag(place, version):
+        yield _of_folder(version, place, say)
     else:
         with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
-            file = Path(origin) if origin else wheel_of(version, Path(space), say)
-            if file is None or not file.is_file():
-                raise Refused(Problem("not-fetched", f"sglang {version}", "no wheel of it is to be had", "check the version and `pip config list`, or give a wheel or checkout: --from PATH"))
-            with _of_archive(version, file, "wheel") as release:
+            file, kind = _archive(version, str(place) if named else origin, Path(space), say)
+            with _of_archive(version, file, kind) as release:
                 yield release
+
+
+def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
+    """Raise Refused for a release that is pinned and whose Python files are not the pinned ones."""
+    pin = _pin_of(pins, release.version)
+    if pin is None:
+        return
+    listing = {path: sha256(release.read(path) or b"") for path in release.paths}
+    if hash_listing(python_part(listing)) == pin.python:
+        return
+    fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
+    later = to_type("rebase", "VERSION --from PATH")
+    what = f"is pinned, and this is another tree, as {pin.tag} with edits is"
+    step = step or f"{fork} makes a branch to merge; {later} takes it for a release to come"
+    raise Refused(Problem(str(Outcome.TREE_MISMATCH), f"{pin.tag} from {release.name}", what, step))
+
+
+def _pin_of(pins: Pins, version: Version) -> Pin | None:
+    return next((pin for pin in pins.all if pin.version == version), None)
+
+
+def _wheels(folder: Path, version: Version) -> list[Path]:
+    return sorted(folder.glob(f"sglang-{version}-*.whl"))
+
+
+def _has_tag(folder: Path, version: Version) -> bool:
+    """Whether the folder is a git repository, not a part of one, that has the release's tag."""
+    if not (folder / ".git").exists() and not (folder / "HEAD").is_file():
+        return False
+    tag = f"refs/tags/v{version}^{{commit}}"
+    return git(folder, "rev-parse", "--verify", "-q", tag, check=False).returncode == 0
+
+
+def _archive(version: Version, origin: str | None, space: Path, say: Say) -> tuple[Path, str]:
+    """(an archive of a release that is not pinned, "wheel" or "git")."""
+    place = Path(origin or "")
+    if origin and (place.is_dir() or ":" in origin) and not _wheels(place, version):
+        return source.archive_of_tag(f"v{version}", origin, space, say)[0], "git"
+    found = [place] if origin and place.is_file() else _wheels(place, version) if origin else []
+    file = found[0] if found else None if origin else wheel_of(version, space, say)
+    if file is None or not file.is_file():
+        step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
+        raise Refused(Problem("not-fetched", f"sglang {version}", "no wheel of it is to be had", step))
+    return file, "wheel"
 
 
 @contextmanager
@@ -82,10 +128,12 @@ def newer(pins: Pins) -> list[Version]:
     return sorted(version for version in versions if version > pins.all[-1].version and not version.is_prerelease)
 
 
-def version_of(path: Path) -> Version:
+def version_of(path: Path, pins: Pins) -> Version:
     """The version of a wheel, or of a folder that holds python/sglang: its git tag, else the one written in its files.
 
-    A checkout behind a tag counts as the next release: v0.5.23 and 692 commits is 0.5.24. Raises Refused where none is found.
+    Commits on top of a tag that is pinned, or older than the newest pin, are a fork: that release
+    with edits. On top of a newer tag they count as the next release: v0.5.24 and 692 commits is
+    0.5.25. Raises Refused where no version is found.
     """
     if path.suffix == ".whl":
         try:
@@ -93,19 +141,28 @@ def version_of(path: Path) -> Version:
         except (InvalidWheelFilename, InvalidVersion):
             raise Refused(Problem("unknown-revision", path.name, "is not named as a wheel is", f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}")) from None
     _holds_sglang(path)
-    described = git(path, "describe", "--tags", "--match", "v[0-9]*", check=False).stdout.decode("utf-8", "replace").strip() if (path / ".git").exists() else ""
-    tag, behind, _ = re.fullmatch(r"v(.+?)(-\d+)?(-g[0-9a-f]+)?", described).groups() if described.startswith("v") else ("", None, None)
+    tag, behind = _described(path)
     written = [match.group(1) for file in (GENERATED, "python/sglang/version.py") if (path / file).is_file() for match in [WRITTEN.search((path / file).read_text("utf-8", "replace"))] if match]
     for text in [tag, *written]:
         try:
             found = Version(text)
         except InvalidVersion:
             continue
-        if behind and text == tag or found.is_devrelease:
+        forked = text == tag and found <= pins.all[-1].version
+        if (behind and text == tag and not forked) or found.is_devrelease:
             step = 0 if found.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
             return Version(f"{found.major}.{found.minor}.{found.micro + step}")
         return Version(found.public)
     raise Refused(Problem("unknown-revision", str(path), "has no release's tag and no version written in python/sglang", f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}"))
+
+
+def _described(path: Path) -> tuple[str, int]:
+    """(the release of the nearest tag, how many commits lie on top of it); ("", 0) without one."""
+    if not (path / ".git").exists():
+        return "", 0
+    done = git(path, "describe", "--tags", "--long", "--match", "v[0-9]*", check=False)
+    found = re.fullmatch(r"v(.+)-(\d+)-g[0-9a-f]+", done.stdout.decode("utf-8", "replace").strip())
+    return (found[1], int(found[2])) if found else ("", 0)
 
 
 def _names_it(origin: str, version: Version) -> None:
@@ -123,8 +180,11 @@ def _holds_sglang(folder: Path) -> None:
         raise Refused(Problem("not-fetched", str(folder), "holds no python/sglang", "give a wheel, or a checkout of sglang"))
 
 
-def _of_folder(version: Version, folder: Path) -> Release:
+def _of_folder(version: Version, folder: Path, say: Say) -> Release:
     _holds_sglang(folder)
+    tag, behind = _described(folder)
+    where = f" (v{tag} and {counted(behind, 'commit')})" if behind else ""
+    say(f"sglang {version} from {folder}{where}: its files as they stand")
     files = (path for root in ("python/sglang", "test") for path in (folder / root).rglob("*") if path.is_file() and not path.is_symlink())
     paths = tuple(sorted(name for name in (path.relative_to(folder).as_posix() for path in files) if is_part_of_tree(name)))
     return Release(version, folder.resolve().name, lambda path: (folder / path).read_bytes() if (folder / path).is_file() else None, paths)

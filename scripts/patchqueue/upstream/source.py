@@ -36,6 +36,7 @@ LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")  # a backslash, or a p
 # What pip says, in its warnings, of a package index that it cannot reach.
 UNREACHABLE = re.compile(r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify failed|Tunnel connection failed: [^\"')]+")
 
+SHORT = 12  # hex digits of a commit, in the name of an archive
 CACHE_README = """Upstream release archives, kept by the sglang patch queue under their own sha256.
 Everything here can be deleted; it is fetched again when it is needed.
 """
@@ -129,10 +130,14 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     return found
 
 
-def fetch(pin: Pin, origin: str | None, say: Say) -> Source:
-    """The release's pristine source: cached, else from `origin`, else from the package index pip is configured for.
+def fetch(pin: Pin, origin: str | None, say: Say, wheel_only: bool = False) -> Source:
+    """The release's pristine source: from `origin` where it is given.
 
-    origin: a wheel of the release, a folder of wheels, a git checkout, or a git repository's path or address.
+    Else a wheel in the cache, else the archive that an earlier `--from CHECKOUT` left there, else
+    the package index that pip is configured for.
+
+    origin: a wheel of the release, a folder of wheels, or a git repository that has its tag, by
+    path or address. wheel_only: take no git archive out of the cache.
     Raises Refused when none can be had, or when what was had is not what is pinned.
     """
     cache = cache_folder()
@@ -149,14 +154,24 @@ def fetch(pin: Pin, origin: str | None, say: Say) -> Source:
         source = _cached(pin, wheel, cache, say)
         if source:
             return source
+    archived = None if wheel_only else next(_kept_from_git(pin, cache, say), None)
+    if archived:
+        return archived
     with _workspace(cache, say) as space:
         wheel = _preferred(pin.wheels)[0]
         return _cached(pin, wheel, cache, say) or _from_index(pin, wheel, cache, space, say)  # another run may have it by now
 
 
+def kept(pin: Pin, digest: str, say: Say) -> Source | None:
+    """The git archive of the release that a tree was made of, by its sha256; None where the cache has it no more."""
+    return next((found for found in _kept_from_git(pin, cache_folder(), say) if found.sha256 == digest), None)
+
+
 def is_cached(pin: Pin) -> bool:
-    """Whether a wheel of the release lies in the cache; what is in it is looked at when it is taken."""
-    return any(_entry(cache_folder(), wheel.sha256, wheel.file).is_file() for wheel in pin.wheels)
+    """Whether the cache has an archive of the release. It is looked at when it is taken."""
+    cache = cache_folder()
+    wheels = any(_entry(cache, wheel.sha256, wheel.file).is_file() for wheel in pin.wheels)
+    return wheels or bool(_git_archives(pin, cache))
 
 
 def _preferred(wheels: tuple[Wheel, ...]) -> list[Wheel]:
@@ -177,6 +192,31 @@ def _cached(pin: Pin, wheel: Wheel, cache: Path, say: Say) -> Source | None:
     say(f"the cached {wheel.file} is damaged; it is fetched again")
     shutil.rmtree(path.parent, ignore_errors=True)
     return None
+
+
+def _git_archives(pin: Pin, cache: Path) -> list[Path]:
+    """The archives of the release's tag that are in the cache, the last one first."""
+    found = cache.glob(f"archives/*/sglang-{pin.tag}-{'[0-9a-f]' * SHORT}.zip")
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+
+
+def _kept_from_git(pin: Pin, cache: Path, say: Say) -> Iterator[Source]:
+    """Those of them that are whole and that hold the pinned tree.
+
+    No pin names such an archive, so that its tree is looked at in every use. git writes the commit
+    into the archive, as its comment.
+    """
+    for path in _git_archives(pin, cache):
+        digest = path.parent.name
+        if file_sha256(path) != digest:
+            say(f"the cached {path.name} is damaged; it is removed")
+            shutil.rmtree(path.parent, ignore_errors=True)
+            continue
+        with zipfile.ZipFile(path) as archive:
+            commit = archive.comment.decode("ascii", "replace")
+        probe = Source(pin, path, digest, "git", commit)
+        if hash_listing(python_part(probe.listing())) == pin.python:
+            yield Source(pin, path, digest, "git", commit)  # not open: check sends it to a process
 
 
 def _keep(file: Path, digest: str, name: str, cache: Path) -> Path:
@@ -266,27 +306,38 @@ def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
     with _workspace(cache, say) as space:
-        repository = Path(origin)
-        if not repository.is_dir() and ":" not in origin:
-            raise Refused(Problem("not-fetched", origin, "is no file and no folder", "name a wheel, a folder of wheels, or a git repository"))
-        if not repository.is_dir():
-            say(f"cloning {pin.tag} of {origin}")
-            repository = space / "clone"
-            _git(origin, pin, "clone", "-q", "--bare", "--depth=1", f"--branch={pin.tag}", "--", origin, str(repository))
-        commit = _git(origin, pin, "-C", str(repository), "rev-parse", "--verify", "-q", f"refs/tags/{pin.tag}^{{commit}}").strip()
-        top = _git(origin, pin, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
-        wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
-        file = space / f"sglang-{pin.tag}-{commit[:12]}.zip"
-        # From outside the checkout: inside one, git archives the current folder only.
-        folder = _git(origin, pin, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
-        _git(origin, pin, "-C", str(space), f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}", commit, "--", *wanted)
+        file, commit = archive_of_tag(pin.tag, origin, space, say)
         digest = file_sha256(file)
         probe = Source(pin, file, digest, "git", commit)
         probe.verify(probe.listing())  # before it is kept: a wrong tree never enters the cache
         return Source(pin, _keep(file, digest, file.name, cache), digest, "git", commit)
 
 
-def _git(origin: str, pin: Pin, *arguments: str) -> str:
+def archive_of_tag(tag: str, origin: str, space: Path, say: Say) -> tuple[Path, str]:
+    """A zip of what a tag of the repository `origin` holds, written into `space`, and its commit.
+
+    This is what `--from REPOSITORY` means in every command: the files that are checked out there
+    are not read. Raises Refused where there is no such repository or tag.
+    """
+    repository = Path(origin)
+    if not repository.is_dir() and ":" not in origin:
+        raise Refused(Problem("not-fetched", origin, "is no file and no folder", "name a wheel, a folder of wheels, or a git repository"))
+    if not repository.is_dir():
+        say(f"cloning {tag} of {origin}")
+        repository = space / "clone"
+        _git(origin, tag, "clone", "-q", "--bare", "--depth=1", f"--branch={tag}", "--", origin, str(repository))
+    commit = _git(origin, tag, "-C", str(repository), "rev-parse", "--verify", "-q", f"refs/tags/{tag}^{{commit}}").strip()
+    say(f"{tag} from {origin}: the commit of that tag, {commit[:SHORT]}; what is checked out is not read")
+    top = _git(origin, tag, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
+    wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
+    file = space / f"sglang-{tag}-{commit[:SHORT]}.zip"
+    # From outside the checkout: inside one, git archives the current folder only.
+    folder = _git(origin, tag, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
+    _git(origin, tag, "-C", str(space), f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}", commit, "--", *wanted)
+    return file, commit
+
+
+def _git(origin: str, tag: str, *arguments: str) -> str:
     """Run git as nobody's repository and nobody's configuration would have it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_SSL")}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
@@ -296,8 +347,8 @@ def _git(origin: str, pin: Pin, *arguments: str) -> str:
     except FileNotFoundError:
         raise Refused(Problem("no-git", origin, "git is not installed", "install git, or give a wheel")) from None
     if done.returncode:
-        last = (done.stderr.strip() or f"it has no tag {pin.tag}").splitlines()[-1]
-        raise Refused(Problem("not-fetched", origin, f"no {pin.tag} to be had: {last}", f"give a wheel, or a git repository that has the tag {pin.tag}"))
+        last = (done.stderr.strip() or f"it has no tag {tag}").splitlines()[-1]
+        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", f"give a wheel, or a git repository that has the tag {tag}"))
     return done.stdout
 
 

@@ -96,7 +96,7 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, s
     if pin.no_patches:
         raise Refused(Problem("nothing-to-build", pin.tag, f"no patch is for it: {pin.no_patches}", "install upstream's own wheel"))
     wheel = _wheel_for(pin, target)
-    archive = source.fetch(replace(pin, wheels=(wheel,)), origin, say)
+    archive = source.fetch(replace(pin, wheels=(wheel,)), origin, say, wheel_only=True)
     if archive.kind != "wheel":
         raise Refused(Problem("no-wheel", pin.tag, f"{origin} has no wheel to repack", "give a wheel or a folder of wheels, or leave --from out"))
     report = apply(root, pin, None if origin is None else str(archive.archive), say)

@@ -1,0 +1,491 @@
+"""Every option of every command changes something: the command is run with it and without it, on the same files.
+
+CASES names each option once; one that is new or gone fails here. What a test cannot have (a GPU, an
+environment of gigabytes, an index) is replaced where the tool would start it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import fakes
+import pytest
+import test_words
+from fakes import RUNNER, TAG
+from patchqueue.commands import cli
+from patchqueue.environments import testing
+from patchqueue.environments.environment import Environment
+from patchqueue.handover import prtest
+from patchqueue.proofs import benchpage, gpurun, status
+from patchqueue.upstream import pins, source
+from patchqueue.wheels import bundle, host
+from test_evidence import result
+from test_export import tools  # noqa: F401
+from test_fleet import LLAMA, keep
+from test_merge import ran
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHER = "3.12" if HERE == "3.11" else "3.11"
+MACHINE = os.uname().machine
+OTHER_MACHINE = "aarch64" if MACHINE == "x86_64" else "x86_64"
+GPU_SCRIPT = """import json, pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+out.mkdir(parents=True, exist_ok=True)
+(out / "words.json").write_text(json.dumps(sys.argv))
+(out / "RESULT").write_text("{}")
+"""
+
+
+@dataclass
+class World:
+    """A reader's folder: the project, its wheels, and what the case laid beside them."""
+
+    at: Path
+    project: fakes.Project
+
+    def run(self, words: str, root: str = "project") -> int:
+        try:
+            return cli.main(["--root", str(self.at / root), *shlex.split(words.format(at=self.at))])
+        except SystemExit as stop:
+            return int(stop.code or 0)
+
+    def note(self, text: str) -> None:
+        with (self.project.root / "noted").open("a") as file:
+            file.write(f"{text}\n")
+
+
+def effect(world: World, code: int, said: str) -> tuple[object, ...]:
+    """What a run did: its exit code, its words less the seconds they tell of, and every file."""
+    files = {
+        path.relative_to(world.at).as_posix(): path.read_bytes()
+        for path in world.at.rglob("*")
+        if path.is_file()
+        and not {"cache", ".git", ".patchqueue"} & set(path.parts[len(world.at.parts) :])
+    }
+    return code, re.sub(r"\d+\.\d s", "", said), files
+
+
+# What the world holds before the command is run.
+
+
+def plain(world: World) -> None:
+    """The project as it is applied."""
+
+
+def lonely(world: World) -> None:
+    """The release's wheel is in kept/ alone: no cache, no index."""
+    (world.at / "wheels").rename(world.at / "kept")
+    (world.at / "wheels").mkdir()
+    shutil.rmtree(world.at / "cache/archives")
+    shutil.rmtree(world.project.root / "work")
+    world.project.write("upstream/locks/9.9.1.txt", "")
+
+
+def two(world: World) -> None:
+    """A second release is pinned; neither has a work tree."""
+    world.project.release("9.9.2")
+    world.project.edit("series", "==9.9.1", ">=9.9")
+    world.project.place()
+    shutil.rmtree(world.project.root / "work")
+    for version in ("9.9.1", "9.9.2"):
+        world.project.write(f"upstream/locks/{version}.txt", "")
+
+
+def two_applied(world: World) -> None:
+    two(world)
+    assert world.run("apply --all") == 0
+
+
+def edited(world: World) -> None:
+    runner = world.project.tree / RUNNER
+    runner.write_text(runner.read_text().replace("added_step = 20", "added_step = 21"))
+
+
+def stray(world: World) -> None:
+    (world.project.tree / "python/sglang/srt/page.py").write_text("first = 2\n")
+
+
+def overlay_moved(world: World) -> None:
+    world.project.write("overlay/python/sglang/srt/steps/__init__.py", "mine = 1\n")
+
+
+def not_needed(world: World) -> None:
+    entries = "steps/count-once-more.patch  # >=9.9,<10\nsteps/name-the-cut.patch  # >=9.10\n"
+    world.project.write("series", entries)
+    cut = "patches/steps/name-the-cut.patch"
+    world.project.edit(
+        cut, "Origin: own\n", "Origin: own\nGap: <9.10: not needed: nothing is cut\n"
+    )
+    world.project.place()
+
+
+def locked(world: World) -> None:
+    world.project.write("upstream/locks/9.9.1.txt", "")
+
+
+def to_pin(world: World) -> None:
+    lonely(world)
+    name = "sglang-9.9.2-py3-none-any.whl"
+    fakes.write_wheel(world.at / "kept" / name, fakes.release_of("9.9.2"))
+
+
+def compiled(world: World) -> None:
+    """A release with a wheel for each of two Pythons and machines."""
+    for python in (HERE, OTHER):
+        tag = f"cp{python.replace('.', '')}"
+        for machine in (MACHINE, OTHER_MACHINE):
+            name = f"sglang-9.9.2-{tag}-{tag}-manylinux_2_34_{machine}.whl"
+            fakes.write_wheel(world.at / "wheels" / name, fakes.release_of("9.9.2"))
+    fakes.pin.add(world.project.root, "9.9.2", str(world.at / "wheels"), fakes.quiet)
+    world.project.edit("series", "==9.9.1", ">=9.9")
+    world.project.place()
+
+
+def gpu(world: World) -> None:
+    """Scripts that write down how they were called, and a second interpreter."""
+    for script, name in gpurun.RESULTS.items():
+        world.project.write(f"tests/gpu/{script}.py", GPU_SCRIPT.replace("RESULT", name))
+    world.project.write(benchpage.PAGE, (ROOT / benchpage.PAGE).read_bytes())
+    fakes.program(
+        world.at / "other-python", f'echo ran >> {world.at}/used; exec {sys.executable} "$@"'
+    )
+    world.project.write("tests/gpu/harness.py", "def identity():\n    return 'sha256:rules'\n")
+    found = result(world.project, harness="sha256:rules")
+    (world.at / "today.json").write_text(json.dumps(found))
+    (world.at / "old.json").write_text(
+        json.dumps(found | {"changes": "sha256:earlier", "queue": "sha256:x"})
+    )
+
+
+def lonely_gpu(world: World) -> None:
+    gpu(world)
+    lonely(world)
+
+
+def to_pack(world: World) -> None:
+    gpu(world)
+    for name in (str(host.DEFAULT), "../other-host.toml"):
+        world.project.write(name, (ROOT / host.DEFAULT).read_bytes())
+
+
+def lonely_to_pack(world: World) -> None:
+    to_pack(world)
+    lonely(world)
+
+
+def to_merge(world: World) -> None:
+    gpu(world)
+    (world.at / "results/one").mkdir(parents=True)
+    found = json.loads((world.at / "today.json").read_text()) | {"runs": ran("one")}
+    (world.at / "results/one/evidence.json").write_text(json.dumps(found))
+    world.project.write(status.PAGE, status.BEGIN + status.END)
+    world.project.write(status.PATCHES, status.PATCHES_BEGIN + status.PATCHES_END)
+
+
+def figures(world: World) -> None:
+    for name in ("docs/figures.md", "evidence/figures.json"):
+        world.project.write(name, (ROOT / name).read_bytes())
+
+
+def real(world: World) -> None:
+    """The real queue, with evidence about one model of 0.5.9."""
+    (world.at / "real").mkdir()
+    for name in ("series", "patches", "overlay", "upstream", "tests"):
+        (world.at / "real" / name).symlink_to(ROOT / name)
+    keep(world.at / "real", *LLAMA)
+    text = (ROOT / host.DEFAULT).read_text()
+    (world.at / "other-host.toml").write_text(text)
+
+
+def wheel_beside(world: World) -> None:
+    to_pin(world)
+    shutil.copy(world.at / "kept/sglang-9.9.1-py3-none-any.whl", world.at / "wheels")
+
+
+def conflict(world: World) -> None:
+    rival = fakes.numbered(40).replace("step_20 = 20", "step_20 = 200")
+    files = fakes.release_of("9.9.2") | {"sglang/srt/runner.py": rival}
+    fakes.write_wheel(world.at / "wheels/sglang-9.9.2-py3-none-any.whl", files)
+    assert world.run("rebase 9.9.2") == 0
+    solved = rival.replace("step_20 = 200\n", "step_20 = 200\nadded_step = 200\n")
+    world.project.write(f"work/rebase-9.9.2/{RUNNER}", solved)
+
+
+def checkouts(world: World) -> None:
+    """Two checkouts of the release, with another commit on top of it, and upstream's format."""
+    (world.at / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+    shutil.copy(ROOT / "upstream/format.toml", world.project.root / "upstream/format.toml")
+    world.project.edit("upstream/format.toml", ">=0.5.19", ">=9")
+    for name in ("sglang", "second"):
+        folder = world.project.checkout(world.at / name)
+        fakes.git(folder, "branch", "first")
+        (folder / "python/sglang/srt/page.py").write_text("first = 3\n")
+        fakes.git(folder, "commit", "-qam", name)
+
+
+def sites(world: World) -> None:
+    fakes.install(world.at / "site")
+    fakes.install(world.at / "second")
+
+
+def installed(world: World) -> None:
+    sites(world)
+    assert world.run("install --site-packages {at}/site") == 0
+    assert world.run("install --site-packages {at}/second") == 0
+
+
+def edited_site(world: World) -> None:
+    installed(world)
+    (world.at / "site/sglang/srt/runner.py").write_text("mine\n")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The words with the option, which must do their work, and those to hold them against; what is laid before; where."""
+
+    with_it: str
+    without: str
+    before: Callable[[World], None] = plain
+    root: str = "project"
+
+
+def on_gpu(command: str, option: str, words: str = "") -> tuple[str, Case]:
+    base = f"{command} --here --out {{at}}/out"
+    return f"{command} {option}", Case(f"{base} {words or option}", base, gpu)
+
+
+def gpu_cases(command: str) -> dict[str, Case]:
+    run = f"{command} --out {{at}}/out"
+    here = f"{run} --here"
+    return dict(
+        [
+            on_gpu(command, "--site", "--site {at}/packages"),
+            on_gpu(command, "--pass", "--pass=--limit"),
+            on_gpu(command, "--python", "--python {at}/other-python"),
+            (f"{command} --here", Case(here, run, gpu)),
+            (f"{command} --out", Case(here, f"{command} --here", gpu)),
+            (f"{command} --from", Case(f"{here} --from {{at}}/kept", here, lonely_gpu)),
+        ]
+    )
+
+
+CASES: dict[str, Case] = {
+    "apply --all": Case("apply --all", "apply", two),
+    "apply --from": Case("apply --from {at}/kept", "apply", lonely),
+    "apply --discard": Case("apply --discard", "apply", edited),
+    "apply --verbose": Case("apply --verbose", "apply"),
+    "unapply --all": Case("unapply --all", "unapply", two_applied),
+    "check --from": Case("check --from {at}/kept", "check", lonely),
+    "check --write": Case("check --write", "check", overlay_moved),
+    "check --gaps": Case("check --gaps", "check", not_needed),
+    "test --all": Case("test --all", "test", two),
+    "test --from": Case("test v9.9.1 --from {at}/kept", "test v9.9.1", lonely),
+    "test --tool": Case("test v9.9.1 --tool", "test v9.9.1", locked),
+    "test -k": Case("test v9.9.1 -k scan", "test v9.9.1", locked),
+    "test --plan": Case("test v9.9.1 --plan", "test v9.9.1", locked),
+    "refresh --all": Case("refresh --all", "refresh", two),
+    "refresh --add": Case("refresh --add", "refresh", stray),
+    "pin --from": Case("pin 9.9.2 --from {at}/kept", "pin 9.9.2", to_pin),
+    "lock --all": Case("lock --all", "lock", two),
+    "build --from": Case("build --from {at}/kept", "build", lonely),
+    "build --python": Case(f"build 9.9.2 --python {OTHER}", "build 9.9.2", compiled),
+    "build --machine": Case(f"build 9.9.2 --machine {OTHER_MACHINE}", "build 9.9.2", compiled),
+    "build --verbose": Case("build --verbose", "build"),
+    "bundle --from": Case("bundle --from {at}/kept", "bundle", lonely_to_pack),
+    "bundle --host": Case("bundle --host {at}/other-host.toml", "bundle", to_pack),
+    "bundle --sm": Case("bundle --sm 80", "bundle", to_pack),
+    "bundle --part-size": Case("bundle --part-size 0.001", "bundle", to_pack),
+    **gpu_cases("sweep"),
+    **gpu_cases("gpu"),
+    **gpu_cases("bench"),
+    **dict(
+        [
+            on_gpu("gpu", "--model", "--model one"),
+            on_gpu("gpu", "--mode", "--mode eager"),
+            on_gpu("gpu", "--agree"),
+            on_gpu("bench", "--gain"),
+        ]
+    ),
+    "gpu --take": Case("gpu --take {at}/today.json", "gpu", gpu),
+    "gpu --stale": Case("gpu --stale --take {at}/old.json", "gpu --take {at}/old.json", gpu),
+    "bench --take": Case("bench --take {at}/today.json", "bench", gpu),
+    "bench --stale": Case("bench --stale --take {at}/old.json", "bench --take {at}/old.json", gpu),
+    "bench --page": Case("bench --page", "bench", gpu),
+    "status --merge": Case("status --merge {at}/results", "status", to_merge),
+    "figures --page": Case("figures --page", "figures", figures),
+    "matrix --revision": Case("matrix --revision v0.5.9", "matrix", real, root="real"),
+    "matrix --gpu": Case("matrix v0.5.9 --gpu H100", "matrix v0.5.9", real, root="real"),
+    "matrix --model": Case("matrix v0.5.9 --model llama", "matrix v0.5.9", real, root="real"),
+    "matrix --stale": Case("matrix v0.5.9 --stale", "matrix v0.5.9", real, root="real"),
+    "matrix --host": Case(
+        "matrix v0.5.9 --host {at}/other-host.toml", "matrix v0.5.9", real, root="real"
+    ),
+    "matrix --cpu": Case("matrix v0.5.9 --cpu", "matrix v0.5.9", real, root="real"),
+    "rebase --from": Case("rebase 9.9.2 --from {at}/kept", "rebase 9.9.2", wheel_beside),
+    "rebase --continue": Case("rebase 9.9.2 --continue", "rebase 9.9.2", conflict),
+    "rebase --skip": Case("rebase 9.9.2 --skip 'nobody counts there'", "rebase 9.9.2", conflict),
+    "rebase --abort": Case("rebase 9.9.2 --abort", "rebase 9.9.2", conflict),
+    "backport --onto": Case(
+        "backport --onto {at}/second --base first b",
+        "backport --onto {at}/sglang --base first b",
+        checkouts,
+    ),
+    "backport --base": Case(
+        "backport --onto {at}/sglang --base first b", "backport --onto {at}/sglang b", checkouts
+    ),
+    "backport --mails": Case(
+        "backport --onto {at}/sglang --base first --mails {at}/mails b",
+        "backport --onto {at}/sglang --base first b",
+        checkouts,
+    ),
+    "export --onto": Case("export --onto {at}/second", "export --onto {at}/sglang", checkouts),
+    "export --base": Case(
+        "export --onto {at}/sglang --base first", "export --onto {at}/sglang", checkouts
+    ),
+    "export --out": Case(
+        "export --onto {at}/sglang --out {at}/out", "export --onto {at}/sglang", checkouts
+    ),
+    "export --test": Case(
+        "export --onto {at}/sglang --test", "export --onto {at}/sglang", checkouts
+    ),
+    "install --site-packages": Case(
+        "install --site-packages {at}/second", "install --site-packages {at}/site", sites
+    ),
+    "install --verify": Case(
+        "install --site-packages {at}/site --verify", "install --site-packages {at}/site", sites
+    ),
+    "install --discard": Case(
+        "install --site-packages {at}/site --discard",
+        "install --site-packages {at}/site",
+        edited_site,
+    ),
+    "uninstall --site-packages": Case(
+        "uninstall --site-packages {at}/second", "uninstall --site-packages {at}/site", installed
+    ),
+    "uninstall --discard": Case(
+        "uninstall --site-packages {at}/site --discard",
+        "uninstall --site-packages {at}/site",
+        edited_site,
+    ),
+}
+
+
+def test_every_option_has_a_case_and_no_other():
+    found = {
+        f"{name} {action.option_strings[-1]}"
+        for name, parser in test_words.parsers().items()
+        for action in parser._actions
+        if action.option_strings and "--help" not in action.option_strings
+    }
+    assert found == CASES.keys()
+
+
+@pytest.fixture
+def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools) -> World:  # noqa: F811
+    """What no test has is noted where the tool would start it, with the words that it is started with."""
+    for name, value in tools.items():
+        monkeypatch.setenv(name, value)
+    made = World(tmp_path, applied)
+    root = applied.root
+    fakes.program(tmp_path / "driver/nvidia-smi", "echo 'GPU 0: NVIDIA Fake (UUID: GPU-1)'")
+    fakes.program(tmp_path / "driver/pytest-python", f'echo "$PATCHQUEUE_TREE $@" >> {root}/noted')
+    monkeypatch.setenv("PATH", str(tmp_path / "driver"), prepend=os.pathsep)
+    python = Environment(tmp_path / "driver/pytest-python", {})
+    monkeypatch.setattr(testing.environment, "build", lambda *words: python)
+    monkeypatch.setattr(testing, "spread", lambda *words: [])
+    monkeypatch.setattr(cli, "test_tool", lambda root: made.note("the tool") or 0)
+    monkeypatch.setattr(cli, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
+    monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
+    monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
+    monkeypatch.setattr(
+        gpurun,
+        "environment",
+        lambda pin, wheel, lock, folder, say: (
+            sys.executable,
+            gpurun.unpack(wheel, folder / "site"),
+        ),
+    )
+    return made
+
+
+def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
+    """The packed dependencies, which say what they were packed for."""
+
+    def dependencies(
+        pin: pins.Pin, machine: host.Host, sm: int, say: source.Say
+    ) -> tuple[Path, dict]:
+        site.write_bytes(b"x" * 3000)
+        return site, {"packages": [], "for": [machine.name, sm]}
+
+    return dependencies
+
+
+@pytest.mark.parametrize("option", CASES)
+def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, capfd, option):
+    case = CASES[option]
+    if option.startswith("status"):  # the tables name the real queue's patches
+        monkeypatch.setattr(status, "TABLES", {})
+        monkeypatch.setattr(status, "FEATURES", ())
+    case.before(world)
+    kept = tmp_path_factory.mktemp("before") / "all"
+    shutil.copytree(world.at, kept, symlinks=True)
+    capfd.readouterr()
+    effects = []
+    for words in (case.without, case.without, case.with_it):
+        shutil.rmtree(world.at)
+        shutil.copytree(kept, world.at, symlinks=True)
+        code = world.run(words, case.root)
+        said = "".join(capfd.readouterr())
+        effects.append(effect(world, code, said))
+    assert effects[0] == effects[1], "the same words do the same"
+    assert effects[1] != effects[2], f"{option} changes nothing"
+    assert effects[2][0] == 0, said
+
+
+@pytest.mark.parametrize(
+    ("words", "idle"),
+    [
+        ("gpu --stale", "--stale"),
+        ("bench --stale", "--stale"),
+        ("gpu --take x.json --model llama", "--model"),
+        ("gpu --take x.json --out y", "--out"),
+        ("bench --take x.json --gain", "--gain"),
+        ("gpu --agree --take x.json", "--take"),
+        ("bench --page --here", "--here"),
+        ("bench --page --from x", "--from"),
+        ("matrix --cpu --gpu H100", "--gpu"),
+        ("install --site-packages x --verify --discard", "--discard"),
+        ("rebase 9.9.2 --abort --from x", "--from"),
+        ("rebase 9.9.2 --continue --from x", "--from"),
+    ],
+)
+def test_an_option_that_another_one_makes_idle_is_refused(world, capsys, words, idle):
+    if words.startswith("rebase"):
+        conflict(world)
+    before = fakes.snapshot(world.project.root)
+    capsys.readouterr()
+    assert world.run(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"{idle}: does nothing ") and "[bad-words]" in said
+    assert fakes.snapshot(world.project.root) == before
+
+
+def test_the_release_is_named_once(world):
+    """`check` means every release as it is: there is no --all that would say so again."""
+    assert world.run("check --all") == 2 and world.run(f"check {TAG}") == 0
+
+
+def test_a_word_that_is_no_pinned_release_is_not_called_one(world, capsys):
+    for command, meant in (("new", "the patch's name"), ("pin", "a release that is not pinned yet")):
+        assert world.run(f"{command} --help") == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert meant in said and "default:" not in said
