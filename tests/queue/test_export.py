@@ -122,6 +122,30 @@ def test_files_of_its_own_take_the_overlays_place(sent):
     assert names(sent, f"{request.branch}~1") == ["python/sglang/srt/counting.py", fakes.RUNNER, TEST]
 
 
+def mended(line: str) -> str:
+    """A change@….patch that adds `line` to the runner."""
+    before = fakes.numbered(40)
+    return f"Variant-Of: {COUNT}.patch\n\n" + fakes.diff(fakes.RUNNER, before, before.replace("step_20 = 20\n", f"step_20 = 20\n{line}\n"))
+
+
+def test_a_text_of_its_own_is_sent_in_place_of_the_series(sent):
+    """The newest that is not above the release; no file of the overlay goes along."""
+    for version in ("9.8", "9.9", "9.10"):
+        sent.write(f"pull-requests/{COUNT}/change@{version}.patch", mended(f"since = {version.replace('.', '')}"))
+    [request] = send(sent).requests
+    assert names(sent, f"{request.branch}~1") == [fakes.RUNNER, TEST]
+    made = git(sent, "show", f"{request.branch}:{fakes.RUNNER}")
+    assert "since = 99\n" in made and "added_step" not in made
+
+
+def test_a_text_of_its_own_that_does_not_fit_is_named(sent):
+    sent.write(f"pull-requests/{COUNT}/change@9.9.patch", mended("x = 1").replace("step_19", "step_91"))
+    problem = refused(sent)
+    assert (problem.name, problem.where.partition(":")[0]) == ("conflict", f"pull-requests/{COUNT}/change@9.9.patch")
+    sent.write(f"pull-requests/{COUNT}/change@9.9.patch", "no diff")
+    assert refused(sent).where == f"pull-requests/{COUNT}/change@9.9.patch"
+
+
 def test_everything_is_put_into_upstreams_form(sent):
     sent.write(f"pull-requests/{COUNT}/{TEST}", "from sglang import b\nimport os\nprint(os,   b, 'x')\n")
     done = send(sent)

@@ -35,7 +35,7 @@ def set_up(caplog):
         caplog.clear()
         found = prefill.capture(model, *words, layers=layers, **more)
         captured = getattr(found, "runner", found) is not None
-        return captured, [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith("sglang.srt.model_executor")]
+        return captured, [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith(("sglang.srt.model_executor", "sglang.srt.prefill_graph"))]
 
     return run
 
@@ -87,9 +87,11 @@ def test_models_whose_state_breaks_cover_are_captured(build_model, set_up, kind,
 
 def test_state_of_another_kind_is_judged_as_before(set_up, monkeypatch):
     """LFM2: its convolutions are no Mamba2, and its set-up had another word to say."""
-    model, module = other("lfm2.Lfm2ForCausalLM"), guarded()
+    from sglang.srt.prefill_graph import layers
+
+    model = other("lfm2.Lfm2ForCausalLM")
     first = set_up(model, layers=2)
-    monkeypatch.setattr(module, "first_layer_with_uncovered_mixer", lambda *_: None)
+    monkeypatch.setattr(layers, "captures_mixer", lambda *_: False)
     assert first == set_up(model, layers=2) and not first[0]
 
 
@@ -99,21 +101,20 @@ def test_no_model_has_a_mixer_that_is_not_looked_at_here(tree):
     assert {"falcon_h1.py", "granitemoehybrid.py", "nemotron_h.py"} <= found <= WITH_MIXER
 
 
-def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model):
+def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model, caplog):
     import torch
+    from sglang.srt.prefill_graph.layers import captures_mixer
 
-    find = guarded().first_layer_with_uncovered_mixer
     layers = build_model("falcon_h1").model.layers
     holder = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity(), layers[1]]))
-    assert find(holder, [None, layers[1].attn]) == "decoder layer 1 (FalconH1HybridAttentionDecoderLayer)"
-    assert find(holder, [None, layers[1]]) is None
+    assert captures_mixer(runner([None, layers[1].attn]), holder)
+    assert "decoder layer 1 (FalconH1HybridAttentionDecoderLayer)" in caplog.text
+    assert not captures_mixer(runner([None, layers[1]]), holder)
     holder.layers = torch.nn.ModuleDict({"here": layers[1]})
-    assert find(holder, [None]) == "decoder layer 0 (FalconH1HybridAttentionDecoderLayer)"
+    assert captures_mixer(runner([None]), holder)
+    assert "decoder layer 0 (FalconH1HybridAttentionDecoderLayer)" in caplog.text
 
 
-def guarded():
-    """The module that has the guard."""
-    try:
-        return importlib.import_module("sglang.srt.model_executor.model_runner_components.cuda_graph_setup")
-    except ModuleNotFoundError:
-        return importlib.import_module("sglang.srt.model_executor.model_runner")
+def runner(breaks):
+    """A model runner whose release makes its breaks for `breaks`."""
+    return SimpleNamespace(tp_rank=0, attention_layers=breaks, get_cuda_graph_layers=lambda owner: (breaks,))

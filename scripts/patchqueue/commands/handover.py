@@ -69,7 +69,7 @@ def _export(options: argparse.Namespace) -> int:
         written = export.write(request, prbody.body(options.root, queue, done, request, tried), options.out)
         OUT.print(f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]}; {paths.shown(written[0])}, {counted(len(written) - 1, 'mail')}")
         for part in request.parts:
-            moved = f" ({part.row.why})" if part.row.outcome is Outcome.NEEDS_REFRESH else ""
+            moved = f" ({part.row.why})" if part.row.outcome is Outcome.NEEDS_REFRESH and not done.exact else ""
             OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}: {counted(len(part.tests), 'test file')}")
         for one in tried:
             OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")

@@ -2,7 +2,8 @@
 
 What a pull request brings beside its patch lies below pull-requests/TOPIC/PATCH/, laid out as upstream's tree is: tests at the
 places where upstream keeps them, and, under python/, files in place of the overlay's, which know more releases than upstream
-needs. Everything is put into upstream's own format.
+needs. A change@VERSION.patch there is laid in place of the series' text, from that release on up to the next one: the series hooks
+upstream's code where a pull request mends it. No file of the overlay goes along. Everything is put into upstream's own format.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from packaging.version import Version
+
 from ..laying.apply import load_queue
 from ..laying.place import Row, lay_patch
 from ..laying.probe import passes
 from ..outcome import Outcome, Problem, Refused
+from ..queue import patchfile
 from ..queue.patchfile import Patch
 from ..queue.series import Queue, read_overlay
 from ..upstream.pins import Pin, Pins
@@ -99,8 +103,10 @@ def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, o
     pending = [patch for patch in pending if queue.base(patch.name) not in merged]
     if not pending:
         raise Refused(Problem("nothing-pending", pin.tag, f"no patch for it is {PENDING} that {base} lacks", "see Upstream-Status in patches/"))
-    selected = [patch for patch in queue.select(pin.version) if queue.base(patch.name) not in merged]
-    drafts = [_draft(root, queue, topic, chosen, selected, read) for topic, chosen in topics(queue, pending, words).items()]
+    mended = changes(root, queue, pending, pin)
+    pending = [mended.get(patch.name, patch) for patch in pending]
+    selected = [mended.get(patch.name, patch) for patch in queue.select(pin.version) if queue.base(patch.name) not in merged]
+    drafts = [_draft(root, queue, pin, topic, chosen, selected, read) for topic, chosen in topics(queue, pending, words).items()]
     drafts, tidied = _in_form(drafts, read, rules)
     built = [_build(repository, start, person, date_of(pin, repository, start), queue, draft) for draft in drafts]  # every one, before the first branch
     before = {request.branch: repository.branch(request.branch) for request in built}
@@ -133,26 +139,27 @@ class _Draft:
     patches: tuple[Patch, ...]
 
 
-def _draft(root: Path, queue: Queue, topic: str, chosen: list[Patch], selected: list[Patch], read: Read) -> _Draft:
+def _draft(root: Path, queue: Queue, pin: Pin, topic: str, chosen: list[Patch], selected: list[Patch], read: Read) -> _Draft:
     """A topic's commits, in no particular format yet. On an older release a patch may stand on others of the same files
     that its header does not name, since later ones have them: then these come too."""
     try:
-        return _laid(root, queue, topic, chosen, _standing(queue, chosen, selected), read)
+        return _laid(root, queue, pin, topic, chosen, _standing(queue, chosen, selected), read)
     except Refused as refusal:
         more = _same_files(chosen, selected)
         if len(more) == len(_standing(queue, chosen, selected)) or refusal.problems[0].name != str(Outcome.CONFLICT):
             raise
-    return _laid(root, queue, topic, chosen, more, read)
+    return _laid(root, queue, pin, topic, chosen, more, read)
 
 
-def _laid(root: Path, queue: Queue, topic: str, chosen: list[Patch], patches: list[Patch], read: Read) -> _Draft:
+def _laid(root: Path, queue: Queue, pin: Pin, topic: str, chosen: list[Patch], patches: list[Patch], read: Read) -> _Draft:
     laid: dict[str, bytes] = {}
     parts = []
     for patch in patches:
         row = lay_patch(patch, _over(laid, read))
         if row.outcome is Outcome.CONFLICT:
-            raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", row.why, "write a variant that fits this base, or name another: --base COMMIT"))
-        new = {path: content for path, content in additions(root, queue, patch).items() if path not in laid}
+            text = change(root, _stem(queue, patch), pin) or root / "patches" / patch.name
+            raise Refused(Problem(str(row.outcome), str(text.relative_to(root)), row.why, "write a variant that fits this base, or name another: --base COMMIT"))
+        new = {path: content for path, content in additions(root, queue, patch, pin).items() if path not in laid}
         taken = [path for path in new if read(path) is not None]
         if taken:
             raise Refused(Problem("file-exists", taken[0], "the base has a file of this name, and the pull request would add one", f"rename it below {ADDITIONS}/{_stem(queue, patch)}/"))
@@ -180,10 +187,34 @@ def _same_files(chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
     return kept[::-1]
 
 
-def additions(root: Path, queue: Queue, patch: Patch) -> dict[str, bytes]:
-    """The new files of a patch's pull request: those below pull-requests/, and the overlay's where it has none under python/."""
-    own = read_overlay(root / ADDITIONS / _stem(queue, patch))
-    return own if any(path.startswith("python/") for path in own) else queue.overlay_for([patch]) | own
+def change(root: Path, stem: str, pin: Pin) -> Path | None:
+    """The text of a patch's pull request on a release, where that is not the series' own."""
+    found = {Version(file.stem.partition("@")[2]): file for file in (root / ADDITIONS / stem).glob("change@*.patch")}
+    return found.get(max((version for version in found if version <= pin.version), default=None))
+
+
+def changes(root: Path, queue: Queue, patches: Iterable[Patch], pin: Pin) -> dict[str, Patch]:
+    """Those of `patches` that have a text of their own for pull requests, with it, by name. Raises Refused for a bad one."""
+    found, wrong = {}, []
+    for patch in patches:
+        if file := change(root, _stem(queue, patch), pin):
+            made, said = patchfile.read(patch.name, file.read_bytes())
+            wrong += [replace(problem, where=str(file.relative_to(root))) for problem in said]
+            found |= {patch.name: made} if made else {}
+    if wrong:
+        raise Refused(wrong)
+    return found
+
+
+def additions(root: Path, queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
+    """The new files of a patch's pull request: those below pull-requests/, and the overlay's where it has none under python/.
+
+    A text of its own for pull requests needs no file but those beside it.
+    """
+    stem = _stem(queue, patch)
+    own = {path: content for path, content in read_overlay(root / ADDITIONS / stem).items() if "/" in path}
+    alone = change(root, stem, pin) or any(path.startswith("python/") for path in own)
+    return own if alone else queue.overlay_for([patch]) | own
 
 
 def _in_form(drafts: list[_Draft], read: Read, rules: formatting.Rules) -> tuple[list[_Draft], tuple[str, ...]]:

@@ -68,7 +68,7 @@ def _origin(header: Header) -> str:
 
 def _modifications(part: Part, exported: Exported) -> str:
     lines = [f"`{path}`{_kind(path, part)}" for path in sorted(part.files)]
-    moved = f" Its hunks stand at other lines than in {exported.pin.version}: {part.row.why}." if part.row.outcome is Outcome.NEEDS_REFRESH else ""
+    moved = f" Its hunks stand at other lines than in {exported.pin.version}: {part.row.why}." if part.row.outcome is Outcome.NEEDS_REFRESH and not exported.exact else ""
     return f"**{part.subject}**{'' if part.own else ' (of another pull request)'}{'.' if moved else ''}{moved}\n\n" + "\n".join(f"- {line}" for line in lines)
 
 

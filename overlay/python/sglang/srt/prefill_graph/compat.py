@@ -393,6 +393,18 @@ def out_of_reach(runner: Any, owner: Any) -> str | None:
     return None
 
 
+def attention_layers(runner: Any, owner: Any) -> list[Any]:
+    """What a release from 0.5.14 on makes its breaks for, in the layer stack `owner`. None stands for a layer without.
+
+    From 0.5.16 a function collects them, which 0.5.20 calls in a method of the runner. Before, the runner has them already.
+    """
+    setup = "sglang.srt.model_executor.model_runner_components.layer_setup"
+    if not _has(setup):
+        return runner.attention_layers
+    collect = getattr(runner, "get_cuda_graph_layers", None) or importlib.import_module(setup).compute_attention_and_moe_layers
+    return collect(owner)[0]
+
+
 def graph_runner(runner: Any) -> Any:
     """The prefill graph's runner, or None where the release left the graph off."""
     return getattr(runner, "piecewise_cuda_graph_runner", None)

@@ -250,6 +250,23 @@ def outside_breaks(layers: Iterable[Any]) -> Layer | None:
     return None
 
 
+def captures_mixer(runner: Any, owner: Any) -> bool:
+    """Whether the graph would capture a Mamba2 mixer with the state slots of one batch. Then the first rank has logged why not.
+
+    Called from 0.5.14 on, where a release makes its breaks itself. owner: the layer stack. A mixer must lie inside of what the
+    release breaks at. Layers by name, and those that other ranks hold, are looked at too.
+    """
+    covered = {id(part) for module in compat.attention_layers(runner, owner) if module is not None for part in _parts(module)}
+    layers = owner.layers.values() if hasattr(owner.layers, "values") else owner.layers
+    for index, layer in enumerate(layers):
+        if any(_is_a(part, "MambaMixer2") and id(part) not in covered for part in _parts(layer)):
+            if compat.is_first_rank(runner):
+                why = "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the state slots of the batch that was captured"
+                logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) %s.", index, type(layer).__name__, why)
+            return True
+    return False
+
+
 def _parts(module: Any) -> Iterable[Any]:
     return module.modules() if callable(getattr(module, "modules", None)) else ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from . import compat
@@ -69,6 +70,11 @@ def inner_stack(model: Any) -> Any:
     if found.owner is model:
         raise NoStack(f"{type(model).__name__} has the layers itself, and no language model inside")
     return found.owner
+
+
+def language_model(model: Any) -> SimpleNamespace:
+    """inner_stack() as the `model` of an object. There the prefill runner of 0.5.14 to 0.5.16 looks for it."""
+    return SimpleNamespace(model=inner_stack(model))
 
 
 def has_layer_stack(runner: Any) -> bool:
