@@ -15,6 +15,7 @@ sys.path.insert(0, SCRIPTS)  # the tool is run from the checkout, never installe
 os.environ["PYTHONPATH"] = SCRIPTS  # for the tests that start it as a process
 
 import fakes  # noqa: E402
+import forkedpip  # noqa: E402
 from patchqueue.laying import quilt  # noqa: E402
 from patchqueue.upstream import source  # noqa: E402
 
@@ -56,6 +57,21 @@ def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_CONFIG_FILE": os.devnull,
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
+
+
+STARTED_PIP = source._pip
+
+
+@pytest.fixture(autouse=True)
+def forked_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip does the same in a fifth of the time; `started_pip` is for tests of how it is started."""
+    monkeypatch.setattr(source, "_pip", forkedpip.run)
+
+
+@pytest.fixture
+def started_pip(forked_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip as users have it: a new process."""
+    monkeypatch.setattr(source, "_pip", STARTED_PIP)
 
 
 @pytest.fixture
