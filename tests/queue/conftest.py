@@ -92,3 +92,9 @@ def project(applied: fakes.Project) -> fakes.Project:
 def real_cache() -> Path:
     """The machine's own cache of releases. Asked for before anything is redirected."""
     return source.cache_folder()
+
+
+@pytest.fixture(scope="session")
+def engine_bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Byte code of what the fake engines import: else each run compiles it, and Python's own modules, for a folder of its own."""
+    return tmp_path_factory.mktemp("bytecode")
