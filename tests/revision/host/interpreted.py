@@ -37,11 +37,11 @@ def run(module, cases):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def call(module, *words, folder=""):
-    """`python -m module words`; folder: one that comes first on its path, where no byte code is left."""
+def call(module, *words, folder="", **variables):
+    """`python -m module words`; folder: one that comes first on its path, where no byte code is left; variables: its own."""
     with tempfile.TemporaryDirectory() as space, socket.socket(socket.AF_UNIX) as server:
         server.connect(os.environ.get(SHARED) or start_server())
-        server.sendall((json.dumps([module, words, str(folder), space]) + "\n").encode())
+        server.sendall((json.dumps([module, words, str(folder), space, variables]) + "\n").encode())
         code = int(server.makefile().readline())
         return subprocess.CompletedProcess([module, *words], code, *(_read(space, name) for name in ("stdout", "stderr")))
 
@@ -109,13 +109,14 @@ def _answer(connection):
         os._exit(0)
 
 
-def _run_in_fork(module, words, folder, space):
+def _run_in_fork(module, words, folder, space, variables):
     """As `python -m module words`, its output in files of `space`. Does not return."""
     code = 1
     try:
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(os.path.join(space, name), os.O_WRONLY | os.O_CREAT), number)
         sys.argv = [module, *words]
+        os.environ.update(variables)
         if folder:
             sys.path.insert(0, folder)
             sys.dont_write_bytecode = True
