@@ -62,6 +62,12 @@ def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 STARTED_PIP = source._pip
 
 
+@pytest.fixture(scope="session", autouse=True)
+def imported_pip() -> None:
+    """Before a test has a home of its own: what pip asks the system leaves files there."""
+    forkedpip.load()
+
+
 @pytest.fixture(autouse=True)
 def forked_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     """pip does the same in a fifth of the time; `started_pip` is for tests of how it is started."""

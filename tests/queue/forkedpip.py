@@ -38,7 +38,7 @@ IMPORTED_LATE = (
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """What patchqueue.upstream.source._pip returns for the same words."""
     assert command[:3] == [sys.executable, "-m", "pip"]
-    main = _pip()
+    main = load()
     with tempfile.TemporaryDirectory() as space:
         files = Path(space, "stdout"), Path(space, "stderr")
         child = os.fork()
@@ -49,7 +49,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @functools.cache
-def _pip() -> Callable[[list[str]], int]:
+def load() -> Callable[[list[str]], int]:
     for name in COMMANDS:
         create_command(name)
     for name in IMPORTED_LATE:
