@@ -12,22 +12,22 @@ OPT_OUT = pytest.mark.revision(">=0.5.10")
 
 
 def has_own_graph():
-    from sglang.srt.prefill_graph import compat
+    from sglang.srt.prefill_graph.compat import features
 
-    return compat.has_breakable()
+    return features.has_breakable()
 
 
 @pytest.fixture
 def decided(caplog, monkeypatch, tmp_path):
     """decided(model, **runner fields): the model runner after its own decision, its warnings, and the report's verdict."""
     from host import runner as host
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import verdict
 
     def decide(model, **fields):
         caplog.clear()
         made = host.decide(model, enable_breakable_cuda_graph=True, **fields)
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()]
-        return made, warnings, report.explain(made)
+        return made, warnings, verdict.explain(made)
 
     with caplog.at_level(logging.INFO):
         yield decide
@@ -49,13 +49,13 @@ def test_a_mixer_beside_attention_is_refused_by_name(build_model, decided):
 
 
 def refused(model, in_order=False, **fields):
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     return breakable.refuse(SimpleNamespace(model=model, attn_backend=None, **fields), in_order)
 
 
 def test_mla_is_refused_unless_its_backend_prepares_the_graph(build_model):
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     model = build_model("deepseek_v32")
     assert "MLA" in refused(model, use_mla_backend=True).reason
@@ -110,7 +110,7 @@ def test_a_list_of_attentions_is_refused():
 @pytest.mark.revision(">=0.5.12")
 def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
     """It would read page ids beyond the context's width."""
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     runner = SimpleNamespace(
         model=build_model("llama"), attn_backend=None, max_total_num_tokens=100, model_config=SimpleNamespace(context_len=40),
@@ -147,7 +147,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("changes, named", CONFLICTS.values(), ids=CONFLICTS)
 def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes, named):
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     with pytest.raises(ValueError, match=f"(?i)--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
         check_breakable(arguments(**changes))
@@ -156,7 +156,7 @@ def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes,
 
 @OPT_OUT
 def test_the_switch_that_turns_the_graph_off_is_named():
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     with pytest.raises(ValueError, match="cannot be honoured: --disable-piecewise-cuda-graph is given"):
         check_breakable(arguments(disable_piecewise_cuda_graph=True))
@@ -165,7 +165,7 @@ def test_the_switch_that_turns_the_graph_off_is_named():
 @pytest.mark.revision("<0.5.13")
 @pytest.mark.parametrize("changes, named", [({"enable_dp_attention": True}, "--enable-dp-attention"), ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend")])
 def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
     from sglang.srt.server_args import ServerArgs
 
     enforced = {name: True for name in ("enforce_piecewise_cuda_graph",) if name in ServerArgs.__dataclass_fields__}
@@ -176,7 +176,7 @@ def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
 @OPT_OUT
 def test_a_rule_about_the_models_files_is_an_error():
     """It names the model's path, and what it asks is an argument all the same."""
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     with pytest.raises(ValueError, match="gguf"):
         check_breakable(arguments(load_format="gguf"))
@@ -185,7 +185,7 @@ def test_a_rule_about_the_models_files_is_an_error():
 @OPT_OUT
 def test_a_rule_about_the_model_is_no_error():
     """The report tells it; Qwen3-Next is on such a list."""
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     args = arguments()
     args.model_config.is_piecewise_cuda_graph_disabled_model = True
@@ -194,7 +194,7 @@ def test_a_rule_about_the_model_is_no_error():
 
 
 def test_a_memory_saver_that_pauses_graphs_is_an_error(monkeypatch):
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     check_breakable(arguments(enable_memory_saver=True))
     monkeypatch.setenv("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "true")
@@ -216,7 +216,7 @@ def test_arguments_are_checked_at_start(monkeypatch, tmp_path, build_model):
 
 @OWN_FLAG
 def test_the_flag_is_spelled_as_in_later_releases():
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser()

@@ -54,7 +54,7 @@ def traced(monkeypatch):
     import torch
     from host import graph
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
-    from sglang.srt.prefill_graph import layers, stack
+    from sglang.srt.prefill_graph.model import layers, stack
 
     def halve(hidden_states, *_):
         return hidden_states * 0.5

@@ -58,7 +58,7 @@ def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog
 
 
 def test_the_listing_is_the_tree_that_the_tool_recorded(tree):
-    from sglang.srt.prefill_graph import provenance
+    from sglang.srt.prefill_graph.report import provenance
 
     assert provenance.tree_hash() == json.loads((tree / "provenance.json").read_text())["tree"]["listing"]
 
@@ -73,10 +73,10 @@ def test_a_tree_as_it_was_made_verifies(copy):
 def test_every_file_that_differs_is_named(copy):
     write(copy / "sglang/srt/entrypoints/engine.py", "x = 1\n")
     (copy / "sglang/srt/utils/__init__.py").with_name("left_behind.py").write_text("")
-    (copy / "sglang/srt/prefill_graph/gdn.py").unlink()
+    (copy / "sglang/srt/prefill_graph/model/stack.py").unlink()
     done = verify(copy)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-3:] == ["  changed  sglang/srt/entrypoints/engine.py", "  missing  sglang/srt/prefill_graph/gdn.py", "  added    sglang/srt/utils/left_behind.py"]
+    assert done.stdout.splitlines()[-3:] == ["  changed  sglang/srt/entrypoints/engine.py", "  missing  sglang/srt/prefill_graph/model/stack.py", "  added    sglang/srt/utils/left_behind.py"]
 
 
 @pytest.mark.parametrize("text", [None, "no listing\n"])

@@ -55,7 +55,7 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
         for name in stand_ins.keys() & vars(model_runner).keys():
             stack.enter_context(mock.patch.object(model_runner, name, stand_ins[name]))
         if "admit_sparse_attention(self)" in inspect.getsource(model_runner):
-            stack.enter_context(mock.patch("sglang.srt.prefill_graph.compat.on_cuda", lambda: True))
+            stack.enter_context(mock.patch("sglang.srt.prefill_graph.compat.features.on_cuda", lambda: True))
         if "make_runner" in vars(model_runner):
             stack.enter_context(mock.patch.object(sys.modules[model_runner.make_runner.__module__], "BreakableRunner", Captured))
         _decide(runner)

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import json
 
-from . import provenance, report
+from .report import provenance, records
 
 
 def main() -> int:
@@ -19,12 +19,12 @@ def main() -> int:
     made_of = provenance.read()
     if options.verify:
         return _verify(made_of, options.json)
-    records = report.read_all()
+    found = records.read_all()
     if options.json:
-        servers = [dataclasses.asdict(record) for record in records]
+        servers = [dataclasses.asdict(record) for record in found]
         print(json.dumps({"tree": dataclasses.asdict(made_of), "servers": servers}, indent=1))
     else:
-        print("\n".join(report.lines(made_of, records)))
+        print("\n".join(records.lines(made_of, found)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What this tree was made of, and whether it still is that: from two files that the queue's tool left beside this one.
+"""What this tree was made of, and whether it still is that: from two files that the queue's tool left beside this folder.
 
 provenance.json: the release, the queue, and every patch and overlay file with its sha256. tree.sha256: the sha256 of every
 file of the tree, as sha256sum prints it, by its name in upstream's repository; `sha256sum tree.sha256` is the tree's hash.
@@ -16,8 +16,9 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-RECORD, LISTING = Path(__file__).with_name("provenance.json"), Path(__file__).with_name("tree.sha256")
-ROOT = Path(__file__).parents[3]  # the folder that holds sglang/: python/ of a checkout, or site-packages
+HERE = Path(__file__).parents[1]
+RECORD, LISTING = HERE / "provenance.json", HERE / "tree.sha256"
+ROOT = Path(__file__).parents[4]  # the folder that holds sglang/: python/ of a checkout, or site-packages
 PREFIX, PACKAGE = "python/", "sglang"
 GENERATED = "sglang/_version.py"  # written when a wheel is built
 
@@ -62,7 +63,7 @@ class Verification:
 
 
 def read() -> Provenance:
-    """The record beside this file; "unknown" where there is none, or not in this form."""
+    """The record; "unknown" where there is none, or not in this form."""
     try:
         found = json.loads(RECORD.read_text(encoding="utf-8"))
         names = tuple(patch["name"].removesuffix(".patch") for patch in found["patches"])

@@ -19,8 +19,11 @@ from typing import Any, Optional
 
 import torch
 
-from . import arguments, compat, split_op, stack
-from .layers import Refusal, no_size_fits
+from ..compat import features, model_runner, ops
+from ..compat.arguments import no_size_fits, sizes_that_fit
+from ..model import stack
+from ..model.layers import Refusal
+from . import sparse, split_op
 
 logger = logging.getLogger(__name__)
 BACKEND = "NativeSparseAttnBackend"  # layers/attention/nsa_backend.py: the one whose metadata the indexer reads
@@ -64,7 +67,7 @@ def _run_indexer(
     selection of more rows or another width. Fewer rows there are where the batch itself was padded for tensor parallelism
     (prepare_mlp_sync_batch, model_executor/forward_batch_info.py): the indexer then answers for the tokens of requests.
     """
-    context = compat.forward_context()
+    context = ops.forward_context()
     batch, rows = context.forward_batch, x.shape[0]
     indexer = _indexer(context, layer_id)
     count = _count(batch, rows, layer_id)
@@ -93,7 +96,7 @@ def _run_attention(
     as `select` made them; output [padded tokens, heads * v_head_dim]. The backend's result may have any shape of as many
     numbers: kernels made for decoding return [requests, tokens, heads, v_head_dim]. Raises as `_run_indexer`.
     """
-    context = compat.forward_context()
+    context = ops.forward_context()
     batch, rows = context.forward_batch, query.shape[0]
     layer = split_op.layer_of(context, layer_id)
     count = _count(batch, rows, layer_id)
@@ -111,7 +114,7 @@ split_op.define("nsa_attention_with_output", _run_attention, "output")
 
 
 def _count(batch: Any, rows: int, layer_id: int) -> int:
-    count = compat.new_tokens(batch)
+    count = ops.new_tokens(batch)
     if count > rows:
         raise ValueError(f"layer {layer_id}: {count} tokens in {rows} rows")
     return count
@@ -166,12 +169,12 @@ def admit_sparse_attention(runner: Any) -> bool:
     `prefill_graph_refusal`, for the report. Sizes beyond the context are left out: these releases capture them all, and the
     kernels of the selection would read past the placeholder's page table.
     """
-    if not compat.has_sparse_attention(runner.model_config) or getattr(runner.server_args, "enable_breakable_cuda_graph", False):
+    if not features.has_sparse_attention(runner.model_config) or getattr(runner.server_args, "enable_breakable_cuda_graph", False):
         return True
-    reasons = arguments.against_sparse(runner.server_args)
+    reasons = sparse.against_sparse(runner.server_args)
     if not reasons and type(runner.attn_backend).__name__ != BACKEND:
         reasons = [f"attention runs on {type(runner.attn_backend).__name__}, which keeps nothing for the indexer"]
-    sizes = compat.sizes_that_fit(runner)
+    sizes = sizes_that_fit(runner)
     if not reasons and not sizes:
         reasons = [no_size_fits(runner)]
     if not reasons:
@@ -179,7 +182,7 @@ def admit_sparse_attention(runner: Any) -> bool:
         for layer in stack.find(runner.model).layers:
             _prepare(layer.self_attn)
         return True
-    runner.prefill_graph_refusal = Refusal(arguments.sparse_reason(reasons))
-    if compat.is_first_rank(runner):
+    runner.prefill_graph_refusal = Refusal(sparse.sparse_reason(reasons))
+    if model_runner.is_first_rank(runner):
         logger.warning("Prefill runs without a CUDA graph: %s", runner.prefill_graph_refusal.reason)
     return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from . import compat
+from ..compat import model_runner
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +82,10 @@ def has_layer_stack(runner: Any) -> bool:
     that lists what was probed."""
     try:
         found = find(runner.model)
-        reason = "" if compat.sees_layers(runner.model) else f"the release does not look for decoder layers in {found.path or 'the model itself'}"
+        reason = "" if model_runner.sees_layers(runner.model) else f"the release does not look for decoder layers in {found.path or 'the model itself'}"
     except NoStack as error:
         reason = str(error)
-    if reason and compat.is_first_rank(runner):
+    if reason and model_runner.is_first_rank(runner):
         logger.warning("Prefill runs without a CUDA graph: %s", reason)
     return not reason
 
@@ -98,12 +98,12 @@ def find_layer_stack(runner: Any) -> Any | None:
     """
     try:
         owner = inner_stack(runner.model)
-        reason = compat.out_of_reach(runner, owner)
+        reason = model_runner.out_of_reach(runner, owner)
     except NoStack as error:
         owner, reason = None, str(error)
     if reason is None:
         return owner
-    if compat.is_first_rank(runner):
+    if model_runner.is_first_rank(runner):
         logger.warning("Prefill runs eagerly, without a CUDA graph: %s: %s", type(runner.model).__name__, reason)
     return None
 

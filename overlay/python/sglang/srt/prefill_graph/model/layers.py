@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from . import compat, stack
+from ..compat import model_runner
+from . import stack
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +107,6 @@ class Refusal:
 
     reason: str
     offender: Layer | None = None
-
-
-def no_size_fits(runner: Any) -> str:
-    """The reason where none of the sizes asked for can be captured."""
-    asked = list(compat.sizes_to_capture(runner.server_args))
-    return f"no capture size fits: asked for were {asked}, the context and the cache allow {compat.largest_batch(runner)} tokens"
 
 
 def describe(layers: Iterable[Any]) -> LayerTable:
@@ -256,11 +251,11 @@ def captures_mixer(runner: Any, owner: Any) -> bool:
     Called from 0.5.14 on, where a release makes its breaks itself. owner: the layer stack. A mixer must lie inside of what the
     release breaks at. Layers by name, and those that other ranks hold, are looked at too.
     """
-    covered = {id(part) for module in compat.attention_layers(runner, owner) if module is not None for part in _parts(module)}
+    covered = {id(part) for module in model_runner.attention_layers(runner, owner) if module is not None for part in _parts(module)}
     layers = owner.layers.values() if hasattr(owner.layers, "values") else owner.layers
     for index, layer in enumerate(layers):
         if any(_is_a(part, "MambaMixer2") and id(part) not in covered for part in _parts(layer)):
-            if compat.is_first_rank(runner):
+            if model_runner.is_first_rank(runner):
                 why = "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the state slots of the batch that was captured"
                 logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) %s.", index, type(layer).__name__, why)
             return True
@@ -293,8 +288,8 @@ def complete_layer_lists(runner: Any) -> bool:
         decision = Decision(False, str(error))
     if decision.use_table:
         runner.attention_layers = table.attention_layers
-        for name in compat.layer_lists(runner):
+        for name in model_runner.layer_lists(runner):
             setattr(runner, name, getattr(table, name))
-    if not decision.allowed and compat.is_first_rank(runner):
+    if not decision.allowed and model_runner.is_first_rank(runner):
         logger.warning("Prefill runs without a CUDA graph: %s", decision.reason)
     return decision.allowed

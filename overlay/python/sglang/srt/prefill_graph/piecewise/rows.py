@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import compat
+from ..compat import ops
 
 Change = Callable[[torch.Tensor, int, int], torch.Tensor]
 
@@ -36,7 +36,7 @@ class Rows:
     narrowed: bool = False
     single: tuple[str, ...] = ()
     settled_by: str | None = None
-    count: Callable[[Any], int | None] = compat.counted_tokens
+    count: Callable[[Any], int | None] = ops.counted_tokens
 
 
 # Gemma3's queries have a batch dimension, the gates of Kimi's linear attention too. From layers/radix_attention.py and
@@ -56,7 +56,7 @@ OPS = {
     "gdn_with_output": Rows({"hidden_states": 2, "output": 2}),
     "deepseek_v4_attention_with_output": Rows({"query": 3, "key_value": 3, "output": 3}),
     "nemotron_mamba2_with_output": Rows(
-        {"hidden_states": 2, "output": 2}, settled_by="zero_", count=compat.mamba2_tokens
+        {"hidden_states": 2, "output": 2}, settled_by="zero_", count=ops.mamba2_tokens
     ),
 }
 
@@ -69,7 +69,7 @@ def zeroed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     rows = OPS.get(name)
     if rows is None or rows.settled_by in function.__code__.co_names:
         return function
-    batch_of, count_of = compat.batch_getter(function), rows.count
+    batch_of, count_of = ops.batch_getter(function), rows.count
     single = each(function, rows.single, rows.ranks, _without_batch)
     inputs = each(function, rows.ranks if rows.narrowed else (), rows.ranks, head)
     output_of = argument(function, "output")

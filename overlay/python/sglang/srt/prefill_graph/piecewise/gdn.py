@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from . import compat
+from ..compat import ops
 from .split_op import split_op
 
 
-@split_op("gdn_with_output", tokens=compat.new_tokens, upstream="sglang.srt.models.qwen3_next")
+@split_op("gdn_with_output", tokens=ops.new_tokens)
 def gdn_with_output(layer: Any, hidden_states: torch.Tensor, output: torch.Tensor, forward_batch: Any) -> None:
     """Run one Qwen3GatedDeltaNet on normed hidden_states, [tokens, hidden] -> [tokens, hidden].
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from . import compat
+from ..compat import ops
 from .split_op import split_op
 
 
-@split_op("nemotron_mamba2_with_output", tokens=compat.mamba2_tokens, upstream="sglang.srt.models.nemotron_h")
+@split_op("nemotron_mamba2_with_output", tokens=ops.mamba2_tokens)
 def nemotron_mamba2_with_output(layer: Any, hidden_states: torch.Tensor, output: torch.Tensor, forward_batch: Any) -> None:
     """Run one NemotronHMambaDecoderLayer's mixer on normed hidden_states, [tokens, hidden] -> [tokens, hidden].
 

@@ -5,7 +5,7 @@
         output = forward()      # a function made by break_at ends the segment it is called in and begins the next
     graph.replay()              # writes output
 
-For releases that have no such graph of their own (before 0.5.11). Nothing here knows sglang.
+For releases that have no such graph of their own (before 0.5.11).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..compat.capture import weak_view
 from .lifetimes import OwnMemory, hold
 
 
@@ -92,7 +93,7 @@ def break_at(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         capture.end()
         result = function(*args, **kwargs)
-        held_args, held_kwargs = hold(args, capture.own), hold(kwargs, capture.own)
+        held_args, held_kwargs = hold(args, capture.own, weak_view), hold(kwargs, capture.own, weak_view)
 
         def again() -> None:
             new = function(*held_args, **held_kwargs)

@@ -27,12 +27,13 @@ from typing import Any
 
 import torch
 
-from . import breaks, compat
+from ..compat import ops
+from . import op_function
 
 Body = Callable[[Any, torch.Tensor, torch.Tensor, Any], None]
 _LIBRARY = torch.library.Library("sglang", "FRAGMENT")  # ops live as long as the library that defined them
 
-in_prefill_graph = compat.graph_flag()  # also true while the breakable graph of compat.primitive is captured
+in_prefill_graph = ops.graph_flag()  # also true while the breakable graph of breakable/ is captured
 
 
 def on_one_stream() -> bool:
@@ -40,20 +41,16 @@ def on_one_stream() -> bool:
     return torch.compiler.is_compiling() or in_prefill_graph()
 
 
-def split_op(name: str, tokens: Callable[[Any], int], upstream: str | None = None) -> Callable[[Body], Callable[..., None]]:
+def split_op(name: str, tokens: Callable[[Any], int]) -> Callable[[Body], Callable[..., None]]:
     """Decorate body(layer, hidden_states, output, forward_batch); the result is called as op(hidden_states, output, layer_id).
 
     tokens: from the forward batch, the number of real tokens; a host integer, since reading the device would wait for it.
-    upstream: the release's module that defines an op of this name in later releases. Where it does, nothing is defined
-    here and the release's own op is returned once it is there.
     """
 
     def decorate(body: Body) -> Callable[..., None]:
-        if upstream and compat.defines(upstream, name):
-            return _late(name)
         if not hasattr(torch.ops.sglang, name):
-            return define(name, breaks.breaking(_op_function(body, tokens), name), "output")
-        compat.split_at(name)
+            return define(name, op_function.breaking(_op_function(body, tokens), name), "output")
+        ops.split_at(name)
         return getattr(torch.ops.sglang, name)
 
     return decorate
@@ -61,7 +58,7 @@ def split_op(name: str, tokens: Callable[[Any], int], upstream: str | None = Non
 
 def _op_function(body: Body, tokens: Callable[[Any], int]) -> Callable[..., None]:
     def run(hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> None:
-        context = compat.forward_context()
+        context = ops.forward_context()
         layer = layer_of(context, layer_id)
         count, rows = tokens(context.forward_batch), hidden_states.shape[0]
         if count > rows or output.shape != hidden_states.shape:
@@ -87,16 +84,9 @@ def define(name: str, run: Callable[..., None], mutates: str) -> Callable[..., N
     _LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=(mutates,)))
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"sglang::{name}", _fake, lib=_LIBRARY)
-    compat.split_at(name)
+    ops.split_at(name)
     return getattr(torch.ops.sglang, name)
 
 
 def _fake(*args: Any, **kwargs: Any) -> None:
     return None
-
-
-def _late(name: str) -> Callable[..., None]:
-    def upstream_op(hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> None:
-        getattr(torch.ops.sglang, name)(hidden_states, output, layer_id)
-
-    return upstream_op

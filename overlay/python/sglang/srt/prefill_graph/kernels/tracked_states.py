@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import compat
+from ..compat import ops
 
 AT_ONCE = 8  # requests: their tokens are held in float32, 8 MB for each request of a layer of 128 heads
 
@@ -55,7 +55,7 @@ def aim(metadata: Any, batch: Any) -> None:
     metadata.between_chunks = ()
     if metadata.track_ssm_h_src is None or metadata.mixed_metadata is None:
         return
-    size, step = metadata.mixed_metadata.chunk_size, compat.mamba_cache_chunk_size()
+    size, step = metadata.mixed_metadata.chunk_size, ops.mamba_cache_chunk_size()
     given = (batch.mamba_track_mask, batch.mamba_track_seqlens, batch.extend_prefix_lens, batch.extend_seq_lens, batch.mamba_track_indices)
     mask, tracked, prefixes, lengths, slots = (tensor.cpu() for tensor in given)
     wanted = tracked - prefixes

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-from . import compat
-
 logger = logging.getLogger(__name__)
 
 NO_POOL = (0, 0)  # to capture_begin: a new pool for this segment alone; to memory_snapshot: every pool
@@ -81,7 +79,7 @@ class _Spans:
 _warn = functools.lru_cache(logger.warning)  # once, not at every captured size
 
 
-def hold(value: Any, own: OwnMemory, weak_view: Callable[[torch.Tensor], torch.Tensor] = compat.weak_view) -> Any:
+def hold(value: Any, own: OwnMemory, weak_view: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """`value` as a break should keep it: tensors that are `own` become weak views, all others stay.
 
     Tensors are looked for in tuples, lists and dicts; these are made anew, any other object stays as it is.

@@ -18,8 +18,11 @@ from typing import Any
 import torch
 import tqdm
 
-from . import breakable_graph, breaks, compat, layers, stack
-from .layers import Refusal, no_size_fits
+from ..compat import arguments, capture, model_runner
+from ..model import layers, stack
+from ..model.layers import Refusal
+from . import breaks
+from .graph import Capture, Graph
 
 logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not at every batch
@@ -43,7 +46,7 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
         except CannotCapture as error:
             refusal = Refusal(str(error))
     runner.prefill_graph_refusal = refusal
-    if refusal and compat.is_first_rank(runner):
+    if refusal and model_runner.is_first_rank(runner):
         logger.warning("Prefill runs without a CUDA graph: %s", refusal.reason)
     return made
 
@@ -61,7 +64,7 @@ def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
 
     in_order: the release's runner hands the stack these three arguments by position, and no other.
     """
-    if getattr(runner, "use_mla_backend", False) and not compat.keeps_own_metadata(runner):
+    if getattr(runner, "use_mla_backend", False) and not capture.keeps_own_metadata(runner):
         return Refusal("MLA attention runs outside of the graph's breaks")
     if getattr(runner, "is_multimodal", False):
         return Refusal("the model is multimodal, and none is known to work in the breakable graph of this release")
@@ -83,7 +86,7 @@ def _arguments(module: Any) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(module.forward).parameters)
 
 
-def primitive() -> compat.Primitive:
+def primitive() -> capture.Primitive:
     """The release's own graph with breaks, else this package's.
 
     Releases without one know of one prefill graph only: while it is captured their piecewise flag is set, so that model
@@ -92,11 +95,11 @@ def primitive() -> compat.Primitive:
 
     @contextlib.contextmanager
     def capturing() -> Iterator[None]:
-        with compat.piecewise_flag(), breaks.in_breakable_graph():
+        with capture.piecewise_flag(), breaks.in_breakable_graph():
             yield
 
-    own = compat.Primitive(breakable_graph.Graph, breakable_graph.Capture, capturing, breaks.in_breakable_graph)
-    return compat.own_primitive() or own
+    own = capture.Primitive(Graph, Capture, capturing, breaks.in_breakable_graph)
+    return capture.own_primitive() or own
 
 
 class BreakableRunner:
@@ -110,7 +113,7 @@ class BreakableRunner:
         self.runner, self.stack = runner, stack.inner_stack(runner.model)
         self.arguments = inspect.signature(self.stack.forward)
         self.primitive = primitive()
-        self.hidden_modes = compat.hidden_modes(runner)
+        self.hidden_modes = capture.hidden_modes(runner)
         self.graphs: dict[int, Any] = {}
         self.output: Any = None  # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
         sizes = sizes_that_fit(runner)
@@ -152,7 +155,7 @@ class BreakableRunner:
             return first_rows(self.output, len(ids))
 
         self.runner.attn_backend.init_forward_metadata(forward_batch)
-        with self.primitive.replaying(), compat.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
+        with self.primitive.replaying(), capture.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
             return self.runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)
 
     def _capture(self, sizes: list[int]) -> None:
@@ -168,9 +171,9 @@ class BreakableRunner:
 
     def _lack_of_memory(self, sizes: list[int]) -> Exception | None:
         """Capture these sizes, or say that memory is too small for them."""
-        pool, shown = compat.graph_pool(self.runner), compat.is_first_rank(self.runner)
+        pool, shown = capture.graph_pool(self.runner), model_runner.is_first_rank(self.runner)
         try:
-            with compat.capture_context(self.runner) as stream, self.primitive.capturing():
+            with capture.capture_context(self.runner) as stream, self.primitive.capturing():
                 for size in tqdm.tqdm(sizes[::-1], desc="Capturing the breakable prefill graph", disable=not shown):
                     self.graphs[size] = self._capture_one(size, pool, stream)
         except torch.OutOfMemoryError as error:
@@ -178,9 +181,9 @@ class BreakableRunner:
         return None
 
     def _capture_one(self, size: int, pool: Any, stream: Any) -> Any:
-        batch = compat.placeholder_batch(self.runner, {name: tensor[:size] for name, tensor in self.inputs.items()}, size)
+        batch = capture.placeholder_batch(self.runner, {name: tensor[:size] for name, tensor in self.inputs.items()}, size)
         self.runner.attn_backend.init_forward_metadata(batch)
-        compat.torch_device_module(self.runner).synchronize()
+        capture.torch_device_module(self.runner).synchronize()
         self.runner.tp_group.barrier()
         try:  # kernels compile, and libraries take their workspace, outside of the capture
             output = first_rows(self._forward(batch, size), size)
@@ -198,10 +201,10 @@ class BreakableRunner:
 
     @torch.no_grad()  # as the whole model's forward has it
     def _forward(self, batch: Any, size: int) -> Any:
-        compat.begin_forward(batch, size)
+        capture.begin_forward(batch, size)
         given = {"input_ids": batch.input_ids, "positions": batch.positions, "forward_batch": batch}
         wanted = {name: None for name, known in self.arguments.parameters.items() if known.default is known.empty and known.kind is known.POSITIONAL_OR_KEYWORD}
-        with compat.forward_scope(self.runner, batch):
+        with capture.forward_scope(self.runner, batch):
             return self.stack.forward(**{**wanted, **given})
 
 
@@ -215,10 +218,10 @@ def _out_of_memory(runner: Any, error: Exception) -> Exception:
 
 
 def sizes_that_fit(runner: Any) -> list[int]:
-    """compat.sizes_that_fit. Raises CannotCapture where there is none."""
-    sizes = compat.sizes_that_fit(runner)
+    """arguments.sizes_that_fit. Raises CannotCapture where there is none."""
+    sizes = arguments.sizes_that_fit(runner)
     if not sizes:
-        raise CannotCapture(no_size_fits(runner))
+        raise CannotCapture(arguments.no_size_fits(runner))
     return sizes
 
 
