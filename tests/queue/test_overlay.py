@@ -98,3 +98,31 @@ def test_a_release_gets_no_file_that_nothing_reaches(pin):
     laid = queue().overlay_for(selected)
     reached = {series.PACKAGE + "__main__.py"}.union(*map(lint.called, selected))
     assert laid and not laid.keys() - imports.closure(reached, queue().overlay)
+
+
+def assigned(text: str) -> list[str]:
+    """The lines that give an attribute of upstream's ServerArgs a value, by the names that it goes by."""
+    holder = r"(?:(?:\w+\.)*(?:server_args|args)|get_(?:global_)?server_args\(\))"
+    found = [
+        rf"^\s*{holder}(?:\.\w+)+(?:\[[^\]]*\])*\s*(?::[^=]+)?[-+*/|&]?=(?!=)",
+        rf"\b(?:setattr|delattr|__setattr__)\(\s*{holder}\s*,",
+        rf"\b{holder}\.(?:__setattr__|__dict__)\b",
+        rf"\bvars\(\s*{holder}\s*\)\s*[\[.]",
+        r"^\s*\w+\s*=\s*(?:\w+\.)*server_args\s*$",  # another name, under which this would not see it
+    ]
+    return [line.strip() for line in text.splitlines() if any(re.search(one, line) for one in found)]
+
+
+@pytest.mark.parametrize("pin", [pin for pin in PINS if pin.version >= Version("0.5.16")], ids=lambda pin: pin.tag)
+def test_nobody_assigns_to_resolved_server_args(pin):
+    """ServerArgs.__setattr__ of these releases: what has been resolved is changed by override() alone."""
+    selected = queue().select(pin.version)
+    texts = {path: content.decode() for path, content in queue().overlay_for(selected).items()}
+    texts |= {f"{patch.name} {n}": text for patch in selected for n, text in enumerate(added(patch))}
+    assert not {name: lines for name, text in texts.items() if (lines := assigned(text))}
+
+
+def test_an_assignment_to_server_args_is_seen():
+    """On earlier releases, which have no such rule, the overlay has some."""
+    seen = {path.stem for path in FOLDER.rglob("*.py") if assigned(path.read_text(encoding="utf-8"))}
+    assert {"arguments", "runner", "nsa", "sparse"} <= seen
