@@ -397,6 +397,11 @@ RUN: dict[str, list[Step | Deed]] = {
             "site",
         ),
         Step(
+            "python sglang/srt/prefill_graph --verify",
+            "sglang 0.5.9, queue release 1, 2 patches",
+            "site",
+        ),
+        Step(
             "python -m sglang.srt.prefill_graph --verify",
             "sglang 0.5.9, queue release 1, 2 patches",
         ),

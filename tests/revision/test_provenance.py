@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -77,6 +79,15 @@ def test_every_file_that_differs_is_named(copy):
     done = verify(copy)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-3:] == ["  changed  sglang/srt/entrypoints/engine.py", "  missing  sglang/srt/prefill_graph/model/stack.py", "  added    sglang/srt/utils/left_behind.py"]
+
+
+def test_the_folder_verifies_where_the_libraries_are_missing(copy):
+    """`sglang` itself imports numpy, torch and more; -I and -S leave an interpreter with the standard library alone."""
+    command = [sys.executable, "-I", "-S", copy / "sglang/srt/prefill_graph", "--verify"]
+    assert subprocess.run([*command[:3], "-c", "import numpy"], capture_output=True).returncode == 1
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "files are as the queue made them" in done.stdout, done.stdout + done.stderr
+    assert "servers" in json.loads(subprocess.run([*command[:-1], "--json"], capture_output=True, text=True).stdout)
 
 
 @pytest.mark.parametrize("text", [None, "no listing\n"])

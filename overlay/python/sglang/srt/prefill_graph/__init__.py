@@ -13,5 +13,6 @@ Each room's docstring lists its modules in the same order, and what a patch may 
 call, and those that these import: rooms import nothing themselves, so that a hook loads no more than it needs.
 
 `python -m sglang.srt.prefill_graph` prints what this tree was made of and every server that runs on this host; with
---verify it compares the tree's files with what the queue made.
+--verify it compares the tree's files with what the queue made. Where sglang's own libraries are missing, run the folder:
+`python FOLDER/sglang/srt/prefill_graph --verify`.
 """

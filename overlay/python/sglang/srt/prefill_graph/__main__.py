@@ -1,5 +1,7 @@
 """`python -m sglang.srt.prefill_graph [--json | --verify [--json]]`: what this tree was made of, and the prefill graph of every
-server here; or whether the tree's files are still those that the queue made."""
+server here; or whether the tree's files are still those that the queue made.
+
+Run as `python …/sglang/srt/prefill_graph`, it needs none of the libraries that sglang imports."""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ import argparse
 import dataclasses
 import json
 
-from .report import provenance, records
+if __package__:
+    from .report import provenance, records
+else:  # the folder itself is run
+    from report import provenance, records
 
 
 def main() -> int:
