@@ -165,6 +165,11 @@ def mamba_cache_chunk_size() -> int:
     return arguments().mamba_cache_chunk_size
 
 
+def mamba2_scan() -> Callable[..., Any]:
+    """The release's own scan of a Mamba2 prefill, as its mixer's module has it (layers/attention/mamba/mamba.py)."""
+    return importlib.import_module("sglang.srt.layers.attention.mamba.mamba").mamba_chunk_scan_combined
+
+
 def has_sparse_attention(model_config: Any) -> bool:
     """Whether the release runs this model's attention behind an indexer (is_deepseek_nsa, configs/model_config.py)."""
     is_sparse = getattr(importlib.import_module("sglang.srt.configs.model_config"), "is_deepseek_nsa", None)
