@@ -48,6 +48,36 @@ class Between:
     slots: torch.Tensor
 
 
+class Answered(torch.Tensor):
+    """A mask on a GPU that the host knows: any() and nonzero() do not ask again. In all else it is the tensor that it was made of."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    _rows: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> Answered:
+        """Ask `mask` now. Whoever changes it later has to make another."""
+        made = mask.as_subclass(cls)
+        made._rows = mask.nonzero(as_tuple=True)
+        return made
+
+    def any(self) -> bool:
+        return len(self._rows[0]) > 0
+
+    def nonzero(self, *, as_tuple: bool = False) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        return self._rows if as_tuple else torch.stack(self._rows, dim=-1)
+
+
+def ask_once(batch: Any) -> None:
+    """Let the layers of a prefill know which requests leave a state, without asking the GPU one by one.
+
+    Called where linear attention prepares a ForwardBatch. Decoding and the drafts that are verified leave none that way.
+    """
+    mode, mask = batch.forward_mode, batch.mamba_track_mask
+    if mask is not None and mode.is_extend() and not mode.is_target_verify():
+        batch.mamba_track_mask = Answered.of(mask)
+
+
 def aim(metadata: Any, batch: Any) -> None:
     """Correct where a prefill's metadata says that tracked states are, and leave in `keep_between_chunks` what keeps the others.
 
