@@ -19,6 +19,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -330,6 +331,11 @@ def knows_idle_ranks() -> bool:
 def keeps_own_metadata(runner: Any) -> bool:
     """Whether the attention backend prepares breakable graphs itself (DeepSeek-V4's, from 0.5.13)."""
     return bool(getattr(runner.attn_backend, "use_captured_forward_metadata_for_breakable_cuda_graph", False))
+
+
+def weak_views(capture: Any) -> Callable[[Any], Any]:
+    """What the module of a release's own capture of a breakable graph makes weak views with (from 0.5.11)."""
+    return vars(sys.modules[type(capture).__module__])["_weak_ref_if_tensor"]
 
 
 def weak_view(tensor: Any) -> Any:
