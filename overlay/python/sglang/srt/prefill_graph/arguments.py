@@ -7,10 +7,13 @@ prefills eagerly (breakable.refuse).
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 from . import compat
+
+logger = logging.getLogger(__name__)
 
 FLAG = "--enable-breakable-cuda-graph"
 
@@ -38,7 +41,7 @@ def admits_sparse_attention(args: Any) -> bool:
         return False
     reasons = against_sparse(args)
     if reasons:  # some of the arguments are still to be changed: these are what was typed
-        args.sparse_refusal = sparse_reason(reasons)
+        args.prefill_graph_refusal = f"{sparse_reason(reasons)}; the release keeps such models from the graph"
     return not reasons
 
 
@@ -93,3 +96,21 @@ def _against(args: Any) -> list[str]:
     if getattr(args, "speculative_algorithm", None) and not compat.has_breakable():
         found.append("--speculative-algorithm: drafts are not captured")
     return found
+
+
+BYPASSING = ("flashinfer_trtllm", "flashinfer_mxfp4", "experimental_sgl_trtllm")
+
+
+def keep_bypassed_topk_eager(args: Any) -> None:
+    """Turn the piecewise graph off for MoE kernels that pick the experts themselves, from more than the graph's op hands on.
+
+    args: ServerArgs, once the MoE backend is final. A graph that was asked for stays, and so does GptOss's, which wraps its
+    whole MoE block in an op of its own. The reason stays with the arguments as `prefill_graph_refusal`, for the report.
+    """
+    if args.moe_runner_backend not in BYPASSING or not compat.piecewise_unasked(args):
+        return
+    if args.get_model_config().hf_config.architectures[0] == "GptOssForCausalLM":
+        return
+    args.prefill_graph_refusal = f"the piecewise graph is incompatible with MoE runner backend {args.moe_runner_backend} (it bypasses top-k)"
+    logger.warning("Prefill runs without a CUDA graph: %s", args.prefill_graph_refusal)
+    compat.piecewise_off(args)
