@@ -30,32 +30,48 @@ def verify(folder, *words):
     return interpreted.call("sglang.srt.prefill_graph", "--verify", *words, folder=folder)
 
 
-def started(monkeypatch, caplog):
-    """What a server logs up to where it has set up its logging, which the tests' own takes the place of."""
-    from sglang.srt.entrypoints import engine
+class Stop(Exception):
+    pass
 
-    class Stop(Exception):
-        pass
 
-    def stop(*_, **__):
+class Arguments:
+    """Those of a server that asks for any stops there."""
+
+    def __getattr__(self, name):
         raise Stop
 
-    class Arguments:
-        def __getattr__(self, name):  # the first thing that the release asks of its arguments from here on
-            stop()
 
-    monkeypatch.setattr(engine, "configure_logger", lambda *_, **__: None)
+def started(monkeypatch):
+    """What a server calls up to where it has set up its process, by name."""
+    from sglang.srt.entrypoints import engine
+
+    called = []
+
+    def stop(*_, **__):
+        called.append("_set_envs_and_config")
+        raise Stop
+
+    monkeypatch.setattr(engine, "configure_logger", lambda *_, **__: called.append("configure_logger"))
     monkeypatch.setattr(engine, "_set_envs_and_config", stop)
     launch = getattr(engine, "_launch_subprocesses", None) or engine.Engine._launch_subprocesses
     needed = [one.name for one in inspect.signature(launch).parameters.values() if one.default is one.empty]
-    with caplog.at_level(logging.INFO), pytest.raises(Stop):
+    with pytest.raises(Stop):
         launch(**dict.fromkeys(needed) | {"server_args": Arguments()})
-    return [record.getMessage() for record in caplog.records]
+    return called
 
 
 def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog, tree, revision):
+    """In the function that it calls right after its logging is set up."""
+    from sglang.srt.entrypoints import engine
+
+    with monkeypatch.context() as patch:
+        assert started(patch) == ["configure_logger", "_set_envs_and_config"]
+    if hasattr(engine, "resolving_view"):  # it only reads, from 0.5.20 on
+        monkeypatch.setattr(engine, "resolving_view", lambda arguments: arguments)
+    with caplog.at_level(logging.INFO), pytest.raises(Stop):
+        engine._set_envs_and_config(Arguments())
     record = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
-    [line] = [line for line in started(monkeypatch, caplog) if line.startswith("Patched by")]
+    [line] = [line for line in caplog.messages if line.startswith("Patched by")]
     assert line.startswith(f"Patched by the prefill graph queue: sglang {revision}, queue release {record['release']}, {len(record['patches'])} patches, tree sha256:")
 
 

@@ -8,5 +8,5 @@
 
 A patch calls:
 
-    arguments.check_breakable, lifetimes.OwnMemory, lifetimes.hold, runner.make_runner.
+    arguments.check_breakable, lifetimes.OwnMemory, lifetimes.holder, runner.make_runner.
 """

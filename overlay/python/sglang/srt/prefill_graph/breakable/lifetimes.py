@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from ..compat import features
+
 logger = logging.getLogger(__name__)
 
 NO_POOL = (0, 0)  # to capture_begin: a new pool for this segment alone; to memory_snapshot: every pool
@@ -95,3 +97,8 @@ def hold(value: Any, own: OwnMemory, weak_view: Callable[[torch.Tensor], torch.T
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return kind._make(map(again, value))
     return value
+
+
+def holder(capture: Any) -> Callable[[Any], Any]:
+    """hold() for the breaks of a release's own BreakableCUDAGraphCapture, in place of what its module makes weak views with."""
+    return functools.partial(hold, own=capture._own_memory, weak_view=features.weak_views(capture))

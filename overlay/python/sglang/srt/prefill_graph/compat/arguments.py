@@ -119,6 +119,26 @@ def switch_on(server_args: Any) -> None:
         setattr(server_args, OPT_IN, True)
 
 
+def piecewise_unasked(args: Any) -> bool:
+    """Whether the piecewise graph is on (0.5.13, 0.5.14), and by default: nobody asked for it, nor for another one.
+
+    From 0.5.14 on one setting holds each phase's graph, and those that were typed are locked.
+    """
+    if not hasattr(args, "cuda_graph_config"):
+        asked = args.enforce_piecewise_cuda_graph or args.enable_breakable_cuda_graph
+        return not args.disable_piecewise_cuda_graph and not asked
+    locked = ("prefill", "backend") in args._cuda_graph_config_locked
+    return args.cuda_graph_config.prefill.backend == "tc_piecewise" and not locked
+
+
+def piecewise_off(args: Any) -> None:
+    """Leave the piecewise graph off, on the releases of `piecewise_unasked`."""
+    if hasattr(args, "cuda_graph_config"):
+        args.cuda_graph_config.prefill.backend = "disabled"
+    else:
+        args.disable_piecewise_cuda_graph = True
+
+
 def runner_rules(runner: Any) -> list[Rule]:
     """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to 0.5.9), evaluated now."""
     method = getattr(type(runner), "can_run_piecewise_cuda_graph", None)

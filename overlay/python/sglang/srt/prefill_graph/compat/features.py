@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,8 @@ def on_cuda() -> bool:
     from sglang.srt.utils import is_cuda
 
     return is_cuda()
+
+
+def weak_views(capture: Any) -> Callable[[Any], Any]:
+    """What the module of a release's own capture of a breakable graph makes weak views with (from 0.5.11)."""
+    return vars(sys.modules[type(capture).__module__])["_weak_ref_if_tensor"]

@@ -137,3 +137,8 @@ def mamba_cache_chunk_size() -> int:
         return backend.mamba_cache_chunk_size()
     arguments = getattr(backend, "get_server_args", None) or backend.get_global_server_args
     return arguments().mamba_cache_chunk_size
+
+
+def mamba2_scan() -> Callable[..., Any]:
+    """The release's own scan of a Mamba2 prefill, as its mixer's module has it (layers/attention/mamba/mamba.py)."""
+    return importlib.import_module("sglang.srt.layers.attention.mamba.mamba").mamba_chunk_scan_combined

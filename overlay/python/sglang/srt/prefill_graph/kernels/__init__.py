@@ -8,5 +8,5 @@
 
 A patch calls:
 
-    mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim, tracked_states.keep.
+    mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim, tracked_states.ask_once.
 """

@@ -13,7 +13,8 @@ moved on by the few tokens between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +48,43 @@ class Between:
     slots: torch.Tensor
 
 
-def aim(metadata: Any, batch: Any) -> None:
-    """Correct where a prefill's metadata says that tracked states are, and add what keep() needs.
+class Answered(torch.Tensor):
+    """A mask on a GPU that the host knows: any() and nonzero() do not ask again. In all else it is the tensor that it was made of."""
 
-    metadata: the release's Mamba2Metadata of `batch`, a ForwardBatch. Nothing happens where the batch tracks no state.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    _rows: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> Answered:
+        """Ask `mask` now. Whoever changes it later has to make another."""
+        made = mask.as_subclass(cls)
+        made._rows = mask.nonzero(as_tuple=True)
+        return made
+
+    def any(self) -> bool:
+        return len(self._rows[0]) > 0
+
+    def nonzero(self, *, as_tuple: bool = False) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        return self._rows if as_tuple else torch.stack(self._rows, dim=-1)
+
+
+def ask_once(batch: Any) -> None:
+    """Let the layers of a prefill know which requests leave a state, without asking the GPU one by one.
+
+    Called where linear attention prepares a ForwardBatch. Decoding and the drafts that are verified leave none that way.
     """
-    metadata.between_chunks = ()
+    mode, mask = batch.forward_mode, batch.mamba_track_mask
+    if mask is not None and mode.is_extend() and not mode.is_target_verify():
+        batch.mamba_track_mask = Answered.of(mask)
+
+
+def aim(metadata: Any, batch: Any) -> None:
+    """Correct where a prefill's metadata says that tracked states are, and leave in `keep_between_chunks` what keeps the others.
+
+    metadata: the release's Mamba2Metadata of `batch`, a ForwardBatch. The scan calls what is left (kernels/mamba2_scan.py); None
+    where every state is looked up, as where the batch tracks none.
+    """
+    metadata.keep_between_chunks = None
     if metadata.track_ssm_h_src is None or metadata.mixed_metadata is None:
         return
     size, step = metadata.mixed_metadata.chunk_size, ops.mamba_cache_chunk_size()
@@ -66,7 +98,9 @@ def aim(metadata: Any, batch: Any) -> None:
     listed, made = inside & (ends % size == 0), inside & (ends % size != 0)
     device = metadata.track_ssm_h_src.device
     metadata.track_ssm_h_src, metadata.track_ssm_h_dst = (ends[listed] // size).to(device), slots[listed].to(device)
-    metadata.between_chunks = tuple(_between(ends[made].split(AT_ONCE), slots[made].split(AT_ONCE), size, device))
+    parts = tuple(_between(ends[made].split(AT_ONCE), slots[made].split(AT_ONCE), size, device))
+    if parts:
+        metadata.keep_between_chunks = functools.partial(keep, parts)
 
 
 def _between(ends: tuple[torch.Tensor, ...], slots: tuple[torch.Tensor, ...], size: int, device: torch.device) -> Iterator[Between]:
@@ -81,22 +115,22 @@ def _between(ends: tuple[torch.Tensor, ...], slots: tuple[torch.Tensor, ...], si
         yield Between(*(tensor.to(device) for tensor in (tokens.where(real, end[:, None] - 1), real, chunk, slot)))
 
 
-def keep(metadata: Any, kept: torch.Tensor, states: torch.Tensor | None, x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor) -> None:
-    """Write the states that lie between the scan's chunks into their slots of `kept`.
+def keep(
+    parts: Iterable[Between], kept: torch.Tensor, states: torch.Tensor, x: torch.Tensor, dt: torch.Tensor,
+    b: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor,
+) -> None:  # fmt: skip
+    """Write the states of `parts`, which lie between the scan's chunks, into their slots of `kept`.
 
-    metadata: what aim() was given. kept: (slots, heads, head_dim, d_state). states: (1, chunks, heads, head_dim, d_state),
-    each that before its chunk; None where the scan wrote what is wanted itself. x: (tokens, heads * head_dim) behind the convolution; dt: (tokens, heads) before bias and
-    softplus; b: (tokens, groups * d_state); a, dt_bias: (heads,).
+    kept: (slots, heads, head_dim, d_state). states: (1, chunks, heads, head_dim, d_state), each that before its chunk.
+    x: (tokens, heads, head_dim) behind the convolution; dt: (tokens, heads) before bias and softplus;
+    b: (tokens, groups, d_state); a, dt_bias: (heads,).
     """
-    if states is None:
-        return
-    _, heads, _, d_state = kept.shape
-    for part in getattr(metadata, "between_chunks", ()):
+    for part in parts:
         moved = move_on(
             states[0, part.chunk],
-            x[part.tokens].unflatten(-1, (heads, -1)),
+            x[part.tokens],
             dt[part.tokens].masked_fill(~part.real[..., None], -torch.inf),  # softplus: a step of no length
-            b[part.tokens].unflatten(-1, (-1, d_state)),
+            b[part.tokens],
             a,
             dt_bias,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -75,6 +76,19 @@ def inner_stack(model: Any) -> Any:
 def language_model(model: Any) -> SimpleNamespace:
     """inner_stack() as the `model` of an object. There the prefill runner of 0.5.14 to 0.5.16 looks for it."""
     return SimpleNamespace(model=inner_stack(model))
+
+
+def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
+    """The batch's embeddings by the name of the layer stack's parameter; nothing where it has none.
+
+    graph_runner: the prefill graph's, with `layer_model`, while it captures. From 0.5.15 on it keeps the place of that
+    parameter, at which a replay looks for the embeddings of the request. It only knows "input_embeds", so it is told here.
+    """
+    parameters = list(inspect.signature(graph_runner.layer_model.forward).parameters)
+    names = [name for name in ("input_embeds", "inputs_embeds") if name in parameters]
+    if hasattr(graph_runner, "_input_embeds_arg_idx"):
+        graph_runner._input_embeds_arg_idx = parameters.index(names[0]) if names else None
+    return {name: forward_batch.input_embeds for name in names}
 
 
 def has_layer_stack(runner: Any) -> bool:

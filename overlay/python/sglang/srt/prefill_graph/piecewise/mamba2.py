@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..compat import ops
-from .split_op import split_op
+from .split_op import in_prefill_graph, split_op
 
 
 @split_op("nemotron_mamba2_with_output", tokens=ops.mamba2_tokens)
@@ -23,3 +23,12 @@ def nemotron_mamba2_with_output(layer: Any, hidden_states: torch.Tensor, output:
         output=output,
         use_triton_causal_conv=True,
     )
+
+
+def ran_as_split_op(hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> bool:
+    """Whether the forward under way is the prefill graph's. Then `output` has the layer's result, out of the op: the scan
+    depends on the batch, so it runs between two captured pieces."""
+    if not in_prefill_graph():
+        return False
+    nemotron_mamba2_with_output(hidden_states, output, layer_id)
+    return True

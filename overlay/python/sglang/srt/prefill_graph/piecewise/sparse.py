@@ -18,7 +18,7 @@ def admits_sparse_attention(args: Any) -> bool:
         return False
     reasons = against_sparse(args)
     if reasons:  # some of the arguments are still to be changed: these are what was typed
-        args.sparse_refusal = sparse_reason(reasons)
+        args.prefill_graph_refusal = f"{sparse_reason(reasons)}; the release keeps such models from the graph"
     return not reasons
 
 

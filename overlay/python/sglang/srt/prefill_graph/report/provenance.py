@@ -73,8 +73,8 @@ def read() -> Provenance:
 
 
 def log_tree() -> None:
-    """One line at INFO that says what this server is made of. Called where a server starts, in _launch_subprocesses of
-    srt/entrypoints/engine.py, after its logging is set up. Never raises."""
+    """One line at INFO that says what this server is made of. Called where a server starts, in _set_envs_and_config of
+    srt/entrypoints/engine.py, which comes right after its logging is set up. Never raises."""
     tree = tree_hash()
     logger.info("Patched by the prefill graph queue: %s%s", read(), f", tree {tree[:19]}" if tree else "")
 

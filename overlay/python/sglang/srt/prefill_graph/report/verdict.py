@@ -71,7 +71,7 @@ def explain(runner: Any) -> Verdict:
     refusal = getattr(runner, "prefill_graph_refusal", None)
     if refusal:
         return Verdict(OFF, refusal.reason, _offender(refusal.offender))
-    return _of_sparse(runner.server_args) or _of_switch(runner.server_args) or _of_rules(runner) or _of_sizes(runner.server_args) or _of_layers(runner)
+    return _of_arguments(runner.server_args) or _of_switch(runner.server_args) or _of_rules(runner) or _of_sizes(runner.server_args) or _of_layers(runner)
 
 
 def _of_graph(graph: Any) -> Verdict:
@@ -81,9 +81,9 @@ def _of_graph(graph: Any) -> Verdict:
     return Verdict(ON, f"captured {len(sizes)} sizes, {sizes[0]} to {sizes[-1]} tokens" if sizes else "captured")
 
 
-def _of_sparse(args: Any) -> Verdict | None:
-    refusal = getattr(args, "sparse_refusal", None)  # left by arguments.admits_sparse_attention
-    return Verdict(OFF, f"{refusal}; the release keeps such models from the graph") if refusal else None
+def _of_arguments(args: Any) -> Verdict | None:
+    refusal = getattr(args, "prefill_graph_refusal", None)  # left by piecewise/sparse.py or bypassed_topk.py
+    return Verdict(OFF, refusal) if refusal else None
 
 
 def _of_switch(args: Any) -> Verdict | None:
