@@ -78,16 +78,27 @@ def added(patch: Patch) -> Iterator[str]:
 def calls(text: str) -> Iterator[str]:
     """What added lines take of the overlay, as room/module.name."""
     path = re.escape(PACKAGE)
-    for room, module, several, one in re.findall(rf"from {path}\.(\w+)\.(\w+) import (?:\(([^)]*)\)|(.*))", text):
+    for room, module, several, one in re.findall(
+        rf"from {path}\.(\w+)\.(\w+) import (?:\(([^)]*)\)|(.*))", text
+    ):
         yield from (f"{room}/{module}.{name}" for name in re.findall(r"\w+", several or one))
     for room, module, alias in re.findall(rf"from {path}\.(\w+) import (\w+)(?: as (\w+))?", text):
-        yield from (f"{room}/{module}.{name}" for name in re.findall(rf"\b{alias or module}\.(\w+)", text))
+        yield from (
+            f"{room}/{module}.{name}" for name in re.findall(rf"\b{alias or module}\.(\w+)", text)
+        )
 
 
 def test_patches_call_what_the_rooms_name():
-    called = {name for patch in queue().patches.values() for text in added(patch) for name in calls(text)}
-    faces = {room: docstring(FOLDER / room / "__init__.py").partition("A patch calls:")[2] for room in ROOMS}
-    named = {f"{room}/{name}" for room, face in faces.items() for name in re.findall(r"\w+\.\w+", face)}
+    called = {
+        name for patch in queue().patches.values() for text in added(patch) for name in calls(text)
+    }
+    faces = {
+        room: docstring(FOLDER / room / "__init__.py").partition("A patch calls:")[2]
+        for room in ROOMS
+    }
+    named = {
+        f"{room}/{name}" for room, face in faces.items() for name in re.findall(r"\w+\.\w+", face)
+    }
     assert called == named
 
 
@@ -110,19 +121,27 @@ def assigned(text: str) -> list[str]:
         rf"\bvars\(\s*{holder}\s*\)\s*[\[.]",
         r"^\s*\w+\s*=\s*(?:\w+\.)*server_args\s*$",  # another name, under which this would not see it
     ]
-    return [line.strip() for line in text.splitlines() if any(re.search(one, line) for one in found)]
+    return [
+        line.strip() for line in text.splitlines() if any(re.search(one, line) for one in found)
+    ]
 
 
-@pytest.mark.parametrize("pin", [pin for pin in PINS if pin.version >= Version("0.5.16")], ids=lambda pin: pin.tag)
+@pytest.mark.parametrize(
+    "pin", [pin for pin in PINS if pin.version >= Version("0.5.16")], ids=lambda pin: pin.tag
+)
 def test_nobody_assigns_to_resolved_server_args(pin):
     """ServerArgs.__setattr__ of these releases: what has been resolved is changed by override() alone."""
     selected = queue().select(pin.version)
     texts = {path: content.decode() for path, content in queue().overlay_for(selected).items()}
-    texts |= {f"{patch.name} {n}": text for patch in selected for n, text in enumerate(added(patch))}
+    texts |= {
+        f"{patch.name} {n}": text for patch in selected for n, text in enumerate(added(patch))
+    }
     assert not {name: lines for name, text in texts.items() if (lines := assigned(text))}
 
 
 def test_an_assignment_to_server_args_is_seen():
     """On earlier releases, which have no such rule, the overlay has some."""
-    seen = {path.stem for path in FOLDER.rglob("*.py") if assigned(path.read_text(encoding="utf-8"))}
+    seen = {
+        path.stem for path in FOLDER.rglob("*.py") if assigned(path.read_text(encoding="utf-8"))
+    }
     assert {"arguments", "runner", "nsa", "sparse"} <= seen

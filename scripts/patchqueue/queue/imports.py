@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 ROOT = "python/"  # of what can be imported, in a tree
-_FROM = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+\(?([\w\s,]*)|import\s+([\w.]+))", re.MULTILINE)
+_IMPORT = re.compile(r"(?m)^\s*(?:from\s+([\w.]+)\s+import\s+(?:\(([^)]*)|(.*))|import\s+([\w.]+))")
 
 
 def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str]:
@@ -17,7 +17,9 @@ def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str
     waiting = set(named) & overlay.keys()
     while waiting:
         found |= waiting
-        wanted = {one for path in waiting for one in (*_packages(path), *of_file(path, overlay[path]))}
+        wanted = {
+            one for path in waiting for one in (*_packages(path), *of_file(path, overlay[path]))
+        }
         waiting = (wanted & overlay.keys()) - found
     return frozenset(found)
 
@@ -34,7 +36,9 @@ def of_file(path: str, content: bytes) -> frozenset[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else []
-            found |= _files([*above, *(node.module or "").split(".")], [alias.name for alias in node.names])
+            found |= _files(
+                [*above, *(node.module or "").split(".")], [alias.name for alias in node.names]
+            )
         elif isinstance(node, ast.Import):
             found |= {one for alias in node.names for one in _files(alias.name.split("."), [])}
     return frozenset(found)
@@ -43,15 +47,19 @@ def of_file(path: str, content: bytes) -> frozenset[str]:
 def of_lines(lines: Iterable[str]) -> frozenset[str]:
     """The same of some lines of a module, which need not be a whole statement each: absolute imports alone."""
     found: set[str] = set()
-    for module, names, whole in _FROM.findall("".join(lines)):
-        found |= _files((module or whole).split("."), re.findall(r"\w+", names))
+    for module, several, one, whole in _IMPORT.findall("".join(lines)):
+        found |= _files((module or whole).split("."), re.findall(r"\w+", several or one))
     return frozenset(found)
 
 
 def _files(module: list[str], names: Collection[str]) -> set[str]:
     """Where a module, and those of `names` that are modules in it, would lie."""
     place = ROOT + "/".join(filter(None, module))
-    return {f"{one}{end}" for one in (place, *(f"{place}/{name}" for name in names)) for end in (".py", "/__init__.py")}
+    return {
+        f"{one}{end}"
+        for one in (place, *(f"{place}/{name}" for name in names))
+        for end in (".py", "/__init__.py")
+    }
 
 
 def _packages(path: str) -> Iterator[str]:
