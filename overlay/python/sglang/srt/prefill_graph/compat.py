@@ -321,6 +321,13 @@ def lacks_breaks() -> bool:
     return _has(_CONTEXT) and not has_breakable()
 
 
+def breakable_runner() -> type | None:
+    """The release's own runner of the breakable graph, where it captures the layer stack alone (0.5.12, 0.5.13)."""
+    module = "sglang.srt.model_executor.breakable_cuda_graph_runner"
+    own = importlib.import_module(module).BreakableCudaGraphRunner if _has(module) else None
+    return own if own and "layer_model" in own.can_run.__code__.co_names else None
+
+
 def knows_idle_ranks() -> bool:
     """Whether the release's breakable runner takes part in data-parallel attention (from 0.5.13)."""
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -414,6 +421,11 @@ def attention_layers(runner: Any, owner: Any) -> list[Any]:
         return runner.attention_layers
     collect = getattr(runner, "get_cuda_graph_layers", None) or importlib.import_module(setup).compute_attention_and_moe_layers
     return collect(owner)[0]
+
+
+def free_memory(runner: Any) -> float:
+    """GB that the runner's device has left, as its module asks for it."""
+    return vars(sys.modules[type(runner).__module__])["get_available_gpu_memory"](runner.device, runner.gpu_id)
 
 
 def graph_runner(runner: Any) -> Any:
@@ -548,6 +560,17 @@ def piecewise_off(args: Any) -> None:
         args.cuda_graph_config.prefill.backend = "disabled"
     else:
         args.disable_piecewise_cuda_graph = True
+
+
+def wants_graph(runner: Any) -> bool:
+    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as its arguments and the release's rules about
+    them go. From 0.5.11 on a draft's is not, until its worker asks for it (0.5.13): the release looks at that model itself."""
+    now = switch(runner.server_args)
+    if now is None or not now.on or any(rule.holds for rule in runner_rules(runner)):
+        return False
+    set_up = getattr(type(runner), "init_piecewise_cuda_graphs", None)
+    skips_drafts = set_up is not None and "is_draft_worker" in set_up.__code__.co_names
+    return not (skips_drafts and runner.is_draft_worker)
 
 
 def runner_rules(runner: Any) -> list[Rule]:

@@ -93,7 +93,9 @@ def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
 
 def has_layer_stack(runner: Any) -> bool:
     """Whether the model's decoder layers are where the release looks for them. If not, the first rank logs one warning
-    that lists what was probed."""
+    that lists what was probed. Yes, too, where no graph comes into question: then the release itself says why."""
+    if not compat.wants_graph(runner):
+        return True
     try:
         found = find(runner.model)
         reason = "" if compat.sees_layers(runner.model) else f"the release does not look for decoder layers in {found.path or 'the model itself'}"
