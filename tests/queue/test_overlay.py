@@ -28,7 +28,7 @@ def queue() -> series.Queue:
 
 
 def docstring(path: Path) -> str:
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False) or ""
 
 
 def rows(path: Path) -> list[list[str]]:
@@ -84,7 +84,8 @@ def calls(text: str) -> Iterator[str]:
         yield from (f"{room}/{module}.{name}" for name in re.findall(r"\w+", several or one))
     for room, module, alias in re.findall(rf"from {path}\.(\w+) import (\w+)(?: as (\w+))?", text):
         yield from (
-            f"{room}/{module}.{name}" for name in re.findall(rf"\b{alias or module}\.(\w+)", text)
+            f"{room}/{module}.{name}"
+            for name in re.findall(rf"(?<![\w.]){alias or module}\.(\w+)", text)
         )
 
 

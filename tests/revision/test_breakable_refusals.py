@@ -121,6 +121,14 @@ def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
     assert breakable.make_runner(runner, lambda made: made) is None and "no capture size fits" in runner.prefill_graph_refusal.reason
 
 
+def test_the_runner_is_the_releases_own_where_it_captures_the_stack_alone(revision):
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+
+    own = breakable._upstream()
+    assert (own is not None) is (revision.micro >= 12)
+    assert own is None or "BreakableCudaGraphRunner" in [base.__name__ for base in own.__mro__]
+
+
 def test_only_the_first_rank_warns(build_model, decided):
     runner, warnings, _ = decided(build_model("falcon_h1"), tp_rank=1)
     assert runner.piecewise_cuda_graph_runner is None and not warnings
@@ -235,10 +243,10 @@ def test_the_flag_is_spelled_as_in_later_releases():
 def test_a_batch_with_other_hidden_states_runs_eagerly(mode, changes, wanted):
     import torch
     from host import graph, process
-    from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
-    runner = object.__new__(BreakableCudaGraphRunner)
+    runner = object.__new__(breakable._upstream())
     runner.layer_model, runner.max_num_tokens = object(), 16
     runner.model_runner = SimpleNamespace(server_args=process.default_server_args(**changes))
     batch = graph.prefill_batch(4, capture_hidden_mode=CaptureHiddenMode[mode], return_logprob=False)

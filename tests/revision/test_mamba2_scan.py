@@ -173,7 +173,7 @@ def prefill(monkeypatch):
         "own",
         lambda kernel, *_: dict(states=dict(BLOCK_P=16), scan=dict(BLOCK_HEADS=2))[kernel],
     )
-    monkeypatch.setattr(mamba2_scan.compat, "mamba2_scan", lambda: "the release's")
+    monkeypatch.setattr(mamba2_scan.ops, "mamba2_scan", lambda: "the release's")
     monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
     mixed = SimpleNamespace(
         extend_seq_lens_cpu=[3, 2],

@@ -8,5 +8,5 @@
 
 A patch calls:
 
-    arguments.check_breakable, lifetimes.OwnMemory, lifetimes.holder, runner.make_runner.
+    arguments.add_breakable, arguments.check_breakable, lifetimes.OwnMemory, lifetimes.holder, runner.set_up.
 """

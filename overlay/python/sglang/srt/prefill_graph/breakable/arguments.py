@@ -14,11 +14,17 @@ from ..compat import arguments, features
 FLAG = "--enable-breakable-cuda-graph"
 
 
+def add_breakable(parser: Any) -> None:
+    """The option, where the release has none (before 0.5.11)."""
+    help = "Run prefill in a CUDA graph with eager breaks instead of the piecewise CUDA graph: no torch.compile."
+    parser.add_argument(FLAG, action="store_true", help=help)
+
+
 def check_breakable(args: Any) -> None:
     """Raise ValueError where the graph is asked for and another argument forbids it, naming every such argument.
 
     args: ServerArgs, once the release has applied its own rules for the piecewise graph. On releases where that graph is
-    off unless asked for (0.5.9) asking for the breakable one asks for it.
+    off unless asked for (0.5.9) asking for the breakable one asks for it, before memory is divided.
     """
     if not getattr(args, "enable_breakable_cuda_graph", False):
         return

@@ -2,7 +2,7 @@
 
 Logits and pooling depend on how many requests there are; they run eagerly after the replay, on the batch as it came. The
 capture's own batch, one request, is a placeholder: captured kernels see rows of tokens only, breaks see the real batch.
-The boundary is that of upstream sglang#24662 (releases from 0.5.12); `make_runner` is what a ModelRunner calls.
+The boundary is that of upstream sglang#24662 (releases from 0.5.12); `set_up` is what a ModelRunner calls.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import contextlib
 import functools
 import inspect
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import tqdm
 
-from ..compat import arguments, capture, model_runner
+from ..compat import arguments, capture, features, model_runner
 from ..model import layers, stack
 from ..model.layers import Refusal
 from . import breaks
@@ -31,6 +32,42 @@ INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is ca
 
 class CannotCapture(RuntimeError):
     """No size could be captured. str() says why."""
+
+
+def set_up(runner: Any) -> bool:
+    """Whether the release must not go on to capture its piecewise graph for a ModelRunner whose layers it has collected.
+
+    Where the breakable graph is asked for, it is captured here, or refused. Sparse attention may have to stay eager.
+    """
+    if not runner.server_args.enable_breakable_cuda_graph:
+        return features.has_sparse_attention(runner.model_config) and not _admits_sparse(runner)
+    begun, before = time.perf_counter(), model_runner.free_memory(runner)
+    made = make_runner(runner, _upstream())
+    runner.piecewise_cuda_graph_runner = made
+    if made is not None:
+        took, used = time.perf_counter() - begun, before - model_runner.free_memory(runner)
+        logger.info("Captured the breakable prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.", took, used, before - used)
+    return True
+
+
+def _admits_sparse(runner: Any) -> bool:
+    from ..piecewise import nsa  # defines its ops, which only these models need
+
+    return nsa.admit_sparse_attention(runner)
+
+
+def _upstream() -> type | None:
+    """The release's own runner, where it has this boundary itself. On 0.5.12 it also replays batches that want hidden states
+    which the server is not set up for: those run eagerly."""
+    own = capture.breakable_runner()
+    if own is None or "capture_hidden_mode" in own.can_run.__code__.co_names:
+        return own
+
+    class Checked(own):
+        def can_run(self, forward_batch: Any) -> bool:
+            return forward_batch.capture_hidden_mode in capture.hidden_modes(self.model_runner) and super().can_run(forward_batch)
+
+    return Checked
 
 
 def make_runner(runner: Any, upstream: type | None = None) -> Any:

@@ -5,8 +5,4 @@
     ops             the state that split ops ask for, and how the compiler learns of more of them
     arguments       its server arguments for the prefill graph, up to 0.5.13
     capture         how it captures a graph with breaks
-
-A patch calls:
-
-    capture.hidden_modes.
 """

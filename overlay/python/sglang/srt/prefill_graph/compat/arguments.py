@@ -139,6 +139,17 @@ def piecewise_off(args: Any) -> None:
         args.disable_piecewise_cuda_graph = True
 
 
+def wants_graph(runner: Any) -> bool:
+    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as its arguments and the release's rules about
+    them go. From 0.5.11 on a draft's is not, until its worker asks for it (0.5.13): the release looks at that model itself."""
+    now = switch(runner.server_args)
+    if now is None or not now.on or any(rule.holds for rule in runner_rules(runner)):
+        return False
+    set_up = getattr(type(runner), "init_piecewise_cuda_graphs", None)
+    skips_drafts = set_up is not None and "is_draft_worker" in set_up.__code__.co_names
+    return not (skips_drafts and runner.is_draft_worker)
+
+
 def runner_rules(runner: Any) -> list[Rule]:
     """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to 0.5.9), evaluated now."""
     method = getattr(type(runner), "can_run_piecewise_cuda_graph", None)

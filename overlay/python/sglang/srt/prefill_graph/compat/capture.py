@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .features import BREAKABLE, CONTEXT, has_breakable
+from .features import BREAKABLE, CONTEXT, has, has_breakable
 from .model_runner import layer_lists
 
 
@@ -37,6 +37,13 @@ def own_primitive() -> Primitive | None:
     own = importlib.import_module(f"{BREAKABLE}.breakable_cuda_graph")
     flag = importlib.import_module(f"{BREAKABLE}.context").enable_breakable_cuda_graph
     return Primitive(own.BreakableCUDAGraph, own.BreakableCUDAGraphCapture, flag, flag)
+
+
+def breakable_runner() -> type | None:
+    """The release's own runner of the breakable graph, where it captures the layer stack alone (0.5.12, 0.5.13)."""
+    module = "sglang.srt.model_executor.breakable_cuda_graph_runner"
+    own = importlib.import_module(module).BreakableCudaGraphRunner if has(module) else None
+    return own if own and "layer_model" in own.can_run.__code__.co_names else None
 
 
 def piecewise_flag() -> Any:

@@ -6,6 +6,7 @@ Importing this module imports neither torch nor any other part of sglang; its fu
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from .features import defines, has
@@ -78,6 +79,11 @@ def attention_layers(runner: Any, owner: Any) -> list[Any]:
         return runner.attention_layers
     collect = getattr(runner, "get_cuda_graph_layers", None) or importlib.import_module(setup).compute_attention_and_moe_layers
     return collect(owner)[0]
+
+
+def free_memory(runner: Any) -> float:
+    """GB that the runner's device has left, as its module asks for it."""
+    return vars(sys.modules[type(runner).__module__])["get_available_gpu_memory"](runner.device, runner.gpu_id)
 
 
 def graph_runner(runner: Any) -> Any:
