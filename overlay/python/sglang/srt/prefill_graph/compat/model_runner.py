@@ -38,6 +38,11 @@ def is_first_rank(runner: Any) -> bool:
     return not any(getattr(_ranks(runner), rank, None) for rank in ranks)
 
 
+def leads_its_layers(runner: Any) -> bool:
+    """Whether this process is the first of those that hold the same layers."""
+    return not getattr(_ranks(runner), "tp_rank", None)
+
+
 def _ranks(runner: Any) -> Any:
     """What has tp_rank and so on: the runner up to 0.5.15, its `ps` from 0.5.16, after 0.5.20 one object per process."""
     if hasattr(runner, "tp_rank"):

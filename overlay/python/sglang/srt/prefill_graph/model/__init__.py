@@ -5,6 +5,6 @@
 
 A patch calls:
 
-    layers.captures_mixer, layers.complete_layer_lists, stack.embeds_by_name, stack.find_layer_stack,
-    stack.inner_stack, stack.language_model.
+    layers.captures_mixer, layers.complete_layer_lists, layers.lacks_break, stack.embeds_by_name,
+    stack.find_layer_stack, stack.inner_stack, stack.language_model.
 """

@@ -262,6 +262,26 @@ def captures_mixer(runner: Any, owner: Any) -> bool:
     return False
 
 
+def lacks_break(runner: Any, owner: Any, backend: str) -> bool:
+    """Whether a layer of this rank cannot be captured, where the release counted too few with attention (from 0.5.19 on). Then the
+    first of the ranks that hold it has logged which.
+
+    owner: the layer stack. A layer that keeps state runs between captured pieces: the runner lists what it breaks at. A
+    `mixer` that is an MLP or MoE block keeps none, and the breakable graph captures it as it is.
+    """
+    known = dict(enumerate(owner.layers.values() if hasattr(owner.layers, "values") else owner.layers))
+    for index in range(runner.layer_info.start_layer, runner.layer_info.end_layer):
+        if index < len(runner.attention_layers) and runner.attention_layers[index] is not None:
+            continue
+        mixer = getattr(known.get(index), "mixer", None)
+        if backend != "breakable" or not (hasattr(mixer, "experts") or hasattr(mixer, "down_proj")):
+            kind = _name(known[index]) if index in known else "missing"
+            if model_runner.leads_its_layers(runner):
+                logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) has no attention to break at and is no MLP or MoE block.", index, kind)
+            return True
+    return False
+
+
 def _parts(module: Any) -> Iterable[Any]:
     return module.modules() if callable(getattr(module, "modules", None)) else ()
 
