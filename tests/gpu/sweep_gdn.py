@@ -5,7 +5,8 @@
 
 The release's own modules are loaded from its tree. Of the rest of sglang, only the names that they
 import are stood in for. Launches are recorded, and each is repeated in a CUDA graph: as it was, and
-with other settings. A repeated kernel finds data in the L2 cache, so compare its times with each
+with other settings. Of a kernel that the release tunes at its first call, the settings that it may
+choose are timed too, and what five first calls of a few tokens chose is listed. A repeated kernel finds data in the L2 cache, so compare its times with each
 other. Beside them stands a floor, from the bytes to move once and the matrix products. At the end
 the whole layer is timed before and after, without its projections, and its results are compared.
 
@@ -23,6 +24,7 @@ import gc
 import importlib
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -185,12 +187,16 @@ def _original(kernel: Any, grid: Any) -> Callable[..., Any]:
 
 @dataclass
 class Launch:
-    """One launch, by the names of its arguments. kernel: without autotuning and heuristics."""
+    """One launch, by the names of its arguments. kernel: without autotuning and heuristics.
+
+    tuned: the settings that the release chooses from at its first call; none where it has one.
+    """
 
     name: str
     kernel: Any
     grid: Any
     arguments: Settings
+    tuned: list[Settings] = field(default_factory=list)
 
     def settings(self) -> Settings:
         """Those of the release that other settings would replace."""
@@ -201,6 +207,15 @@ class Launch:
         given = {**self.arguments, **(settings or {})}
         grid = GRIDS[self.name](self.grid, given) if settings and self.name in GRIDS else self.grid
         _original(self.kernel, grid)(**given)
+
+
+def _autotuner(kernel: Any) -> Any:
+    """What tunes the kernel at its first call; None where nothing does."""
+    while not isinstance(kernel, types.FunctionType) and hasattr(kernel, "fn"):
+        if isinstance(getattr(kernel, "configs", None), list):
+            return kernel if len(kernel.configs) > 1 else None
+        kernel = kernel.fn
+    return None
 
 
 def _undressed(kernel: Any, arguments: Settings) -> tuple[Any, Settings]:
@@ -216,6 +231,11 @@ def _undressed(kernel: Any, arguments: Settings) -> tuple[Any, Settings]:
     return kernel, arguments
 
 
+def _plain(config: triton.Config) -> Settings:
+    given = config.all_kwargs()
+    return {name: value for name, value in given.items() if name != "num_ctas"}
+
+
 @contextlib.contextmanager
 def launches(chosen: dict[str, Settings] | None = None) -> Iterator[list[Launch]]:
     """Note every launch inside; kernels named in `chosen` run with these settings."""
@@ -228,7 +248,9 @@ def launches(chosen: dict[str, Settings] | None = None) -> Iterator[list[Launch]
             if settings is None:
                 _original(kernel, grid)(**named)
             bare, named = _undressed(kernel, named)
-            seen.append(Launch(_name(kernel), bare, grid, named))
+            tuner = _autotuner(kernel)
+            tuned = [_plain(config) for config in tuner.configs] if tuner else []
+            seen.append(Launch(_name(kernel), bare, grid, named, tuned))
             if settings is not None:
                 seen[-1](settings)
 
@@ -653,6 +675,7 @@ class Sweep:
             "next": [(round(spent, 1), option) for spent, option in results[1:4]],
             "tried": len(results),
             "failed": failed,
+            "tuned": self._tuned(launch),
         }
         print(
             f"  {row['name'][:44]:44s} floor {row['floor_us']:7.1f}"
@@ -661,6 +684,24 @@ class Sweep:
             flush=True,
         )
         return row
+
+    def _tuned(self, launch: Launch) -> list[dict[str, Any]]:
+        """Of each setting that the release may choose: its time, and whether its bits are the first's."""
+        found: list[dict[str, Any]] = []
+        first: dict[str, torch.Tensor] = {}
+        for option in launch.tuned:
+            launch(option)
+            made = {k: v.clone() for k, v in launch.arguments.items() if torch.is_tensor(v)}
+            first = first or made
+            same = all(torch.equal(made[name], first[name]) for name in first)
+            spent = round(microseconds(lambda: launch(option), self.device), 1)
+            found.append({"us": spent, "settings": option, "bits_of_first": same})
+        if found:
+            said = ", ".join(
+                f"{one['us']} {'' if one['bits_of_first'] else '(other bits)'}" for one in found
+            )
+            print(f"    may be chosen at a first call, us: {said}", flush=True)
+        return found
 
     def _candidates(self, launch: Launch) -> list[Settings]:
         options = self.kept.get(launch.name, OPTIONS.get(launch.name, []))
@@ -703,6 +744,34 @@ class Sweep:
         return row
 
 
+def first_calls(release: Release, device: str, dtype: torch.dtype) -> dict[str, list[Settings]]:
+    """What each tuned kernel chose at five first calls of six tokens, as a server warms up."""
+    layer = Layer(release, Sizes(6, 1), device, dtype, "triton")
+    tuners = {}
+    with torch.no_grad(), launches() as seen:
+        layer()
+    names = {launch.name for launch in seen if launch.tuned}
+    for module in [module for name, module in sys.modules.items() if name.startswith("sglang.")]:
+        for value in list(vars(module).values()):
+            if hasattr(value, "fn") and type(value).__module__.startswith("triton"):
+                tuner = _autotuner(value)
+                if tuner is not None and _name(value) in names:
+                    tuners[_name(value)] = tuner
+    chosen: dict[str, list[Settings]] = {name: [] for name in tuners}
+    for _ in range(5):
+        for tuner in tuners.values():
+            tuner.cache.clear()
+        with torch.no_grad():
+            layer()
+        for name, tuner in tuners.items():
+            chosen[name].append(_plain(tuner.best_config))
+    for tuner in tuners.values():
+        tuner.cache.clear()
+    for name, found in chosen.items():
+        print(f"{name} at five first calls of six tokens: {found}", flush=True)
+    return chosen
+
+
 def _each_once(seen: list[Launch]) -> list[Launch]:
     """The heaviest tuning first. Of equal launches, as of queries and keys, one."""
     order = list(OPTIONS)
@@ -732,10 +801,12 @@ def main(words: list[str] | None = None) -> int:
     )
     options = parser.parse_args(words)
     began = time.monotonic()
+    os.environ["FLA_CACHE_RESULTS"] = "0"  # a choice that is kept on disk would be no first call
     device, dtype = ("cpu", torch.float16) if options.tiny else ("cuda", torch.bfloat16)
     release = load(options.tree.resolve(), options.tiny)
     sweep = Sweep(release, device, dtype, began + options.seconds, options.tiny)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    first = {} if options.tiny else first_calls(release, device, dtype)
     for sizes in shapes(options.tiny):
         if sizes.key_heads != 16 and not options.tiny:
             sweep.kept = {name: kept[:KEPT_ELSEWHERE] for name, kept in sweep.kept.items()}
@@ -755,6 +826,7 @@ def main(words: list[str] | None = None) -> int:
         "triton": triton.__version__,
         "modules": release.folder,
         "seconds": round(time.monotonic() - began, 1),
+        "first_calls": first,
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "sweep-gdn.json").write_text(

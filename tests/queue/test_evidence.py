@@ -280,7 +280,7 @@ APART = {
     "breakable/refuse-uncovered-mamba2": "Falcon-H1 alone",
     "moe/copy-input-of-piecewise-op": "inductor alone",
     **dict.fromkeys(["mamba2/fix-tiles", "mamba2/scan-in-place", "mamba2/track-mask-once", "mamba2/norm-groups-in-one-kernel"], FASTER),
-    **dict.fromkeys(["nemotron-h/square-relu-in-one-kernel", "gdn/convolve-strided-input"], FASTER),
+    **dict.fromkeys(["nemotron-h/square-relu-in-one-kernel", "gdn/convolve-strided-input", "gdn/fix-tiles"], FASTER),
     "gdn/split-projections-in-one-kernel": "models with as many key heads as value heads; it makes Qwen3-Next faster",
 }
 

@@ -1,0 +1,167 @@
+"""The kernels of a gated delta rule's prefill that the overlay settles: one setting each, and one that the GPU can launch."""
+
+import contextlib
+import importlib
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.10,<0.5.24")
+
+# Bytes of shared memory that one block may take: on sm_86 and sm_89, the smallest, and on Hopper.
+SMALLEST, HOPPER = 99 << 10, 227 << 10
+FOLDERS = "sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla"
+
+
+def available(module):
+    with contextlib.suppress(ImportError):
+        return importlib.import_module(f"{module}.chunk")
+
+
+@pytest.fixture
+def chunk():
+    """The release's module, imported anew: what a server of any GPU would import can be compared."""
+    folder = next(filter(available, FOLDERS))
+    forget = [name for name in sys.modules if name.startswith(f"{folder}.chunk")]
+    before = {name: sys.modules.pop(name) for name in forget}
+    yield lambda: importlib.import_module(f"{folder}.chunk")
+    for name in [name for name in sys.modules if name.startswith(f"{folder}.chunk")]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    import torch
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER)
+
+
+def tuned(launcher, name):
+    """The Autotuner of a kernel that the function launches; None where its setting is in the launch."""
+    from triton.runtime.autotuner import Autotuner, Heuristics
+
+    kernel = launcher.__globals__[name]
+    while isinstance(kernel, Heuristics):
+        kernel = kernel.fn
+    return kernel if isinstance(kernel, Autotuner) else None
+
+
+def solve(module):
+    return tuned(
+        module.chunk_gated_delta_rule_fwd_intra, "chunk_gated_delta_rule_fwd_kkt_solve_kernel"
+    )
+
+
+def states(module):
+    return tuned(
+        module.chunk_gated_delta_rule_fwd_h, "chunk_gated_delta_rule_fwd_kernel_h_blockdim64"
+    )
+
+
+def said(kernel):
+    return [config.all_kwargs() for config in kernel.configs]
+
+
+def test_the_first_call_times_nothing(chunk):
+    """With more than one setting the first call, a warm-up of a few tokens, chooses for all later sizes."""
+    assert said(solve(chunk())) == [{"BK": 64, "num_warps": 1, "num_ctas": 1, "num_stages": 3}]
+
+
+def test_what_was_measured_on_hopper_is_taken_there_alone(chunk, hopper):
+    found = states(chunk())
+    if found is None:
+        pytest.skip("this release writes the setting into the launch")
+    assert said(found) == [{"BV": 32, "num_warps": 4, "num_ctas": 1, "num_stages": 3}]
+
+
+def test_another_gpu_keeps_the_release_s_setting(chunk):
+    found = states(chunk())
+    if found is None:
+        pytest.skip("this release writes the setting into the launch")
+    assert [config["num_stages"] for config in said(found)] == [2]
+
+
+def test_the_release_s_own_variables_come_first(chunk, hopper, monkeypatch):
+    import inspect
+
+    monkeypatch.setenv("SGLANG_GDN_CHUNK_H_NUM_STAGES", "1")
+    module = chunk()
+    found = states(module)
+    room = module.chunk_gated_delta_rule_fwd_h.__globals__
+    if "GDN_CHUNK_H_NUM_STAGES" not in room:
+        assert "SGLANG_GDN_CHUNK_H" not in inspect.getsource(sys.modules[room["__name__"]])
+        pytest.skip("this release has none")
+    assert [config["num_stages"] for config in said(found)] == [1]
+
+
+def test_other_makers_gpus_keep_what_the_release_chooses(chunk, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert len(said(solve(chunk()))) == 6
+
+
+# --- compiled for GPUs
+
+
+class Bottom:
+    """Stands below an Autotuner: notes the launch that it makes of its setting, and computes nothing."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, []
+
+    def __getattr__(self, name):
+        return getattr(self.kernel, name)
+
+    def run(self, *args, grid, warmup, **words):
+        from host import launches
+
+        launches.Recorder(self.kernel, self.launches)[grid](*args, **words)
+
+
+def launched(module, kernel, monkeypatch, heads=32, size=128):
+    """The launch of one of the kernels, given what the backend gives: two requests, heads that share keys."""
+    import torch
+
+    bottom = Bottom(kernel.fn)
+    monkeypatch.setattr(kernel, "fn", bottom)
+    intra, carried = module.chunk_gated_delta_rule_fwd_intra, module.chunk_gated_delta_rule_fwd_h
+    tokens, dtype = 70, torch.bfloat16
+    key = torch.empty(1, tokens, heads // 2, size, dtype=dtype)
+    value = torch.empty(1, tokens, heads, 128, dtype=dtype)
+    gate = torch.empty(1, tokens, heads)
+    given = dict(cu_seqlens=torch.tensor([0, 3, tokens], dtype=torch.int32))
+    given["chunk_indices"] = torch.tensor([[0, 0], [1, 0], [1, 1]], dtype=torch.int32)
+    if kernel is solve(module):
+        monkeypatch.setitem(intra.__globals__, "recompute_w_u_fwd", lambda **_: (None, None))
+        intra(k=key, v=value, g=gate, beta=gate, **given)
+    else:
+        carried(
+            k=key,
+            w=torch.empty(1, tokens, heads, size, dtype=dtype),
+            u=value,
+            g=gate,
+            initial_state=torch.empty(3, heads, 128, size),
+            initial_state_indices=torch.tensor([1, 2], dtype=torch.int32),
+            **given,
+        )
+    return bottom.launches[-1]
+
+
+def test_the_solving_kernel_fits_every_gpu(chunk, monkeypatch):
+    """One warp spills registers, as the release's kernel is written; it was the fastest of the candidates all the same."""
+    module = chunk()
+    made = launched(module, solve(module), monkeypatch).compiled(80)
+    assert made.shared <= SMALLEST, made.shared
+
+
+def test_states_are_carried_within_hopper_s_registers_and_memory(chunk, hopper, monkeypatch):
+    """A key's head of 256 is the largest that the kernel takes."""
+    module = chunk()
+    if states(module) is None:
+        pytest.skip("this release writes the setting into the launch")
+    made = launched(module, states(module), monkeypatch, size=256).compiled(90)
+    assert made.spilled == 0 and made.shared <= HOPPER, (made.spilled, made.shared)
