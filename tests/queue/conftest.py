@@ -15,6 +15,7 @@ sys.path.insert(0, SCRIPTS)  # the tool is run from the checkout, never installe
 os.environ["PYTHONPATH"] = SCRIPTS  # for the tests that start it as a process
 
 import fakes  # noqa: E402
+import forkedpip  # noqa: E402
 from patchqueue.laying import quilt  # noqa: E402
 from patchqueue.upstream import source  # noqa: E402
 
@@ -58,6 +59,27 @@ def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+STARTED_PIP = source._pip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_pip() -> None:
+    """Before a test has a home of its own: what pip asks the system leaves files there."""
+    forkedpip.load()
+
+
+@pytest.fixture(autouse=True)
+def forked_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip does the same in a fifth of the time; `started_pip` is for tests of how it is started."""
+    monkeypatch.setattr(source, "_pip", forkedpip.run)
+
+
+@pytest.fixture
+def started_pip(forked_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip as users have it: a new process."""
+    monkeypatch.setattr(source, "_pip", STARTED_PIP)
+
+
 @pytest.fixture
 def applied(tmp_path: Path, template: Path) -> fakes.Project:
     """A good project with its queue applied and its release cached."""
@@ -76,3 +98,9 @@ def project(applied: fakes.Project) -> fakes.Project:
 def real_cache() -> Path:
     """The machine's own cache of releases. Asked for before anything is redirected."""
     return source.cache_folder()
+
+
+@pytest.fixture(scope="session")
+def engine_bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Byte code of what the fake engines import: else each run compiles it, and Python's own modules, for a folder of its own."""
+    return tmp_path_factory.mktemp("bytecode")

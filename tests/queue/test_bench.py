@@ -23,6 +23,11 @@ THREE = ["--mode", "eager", "piecewise", "piecewise-inductor"]
 SHORT = ["--shapes", "1x64", "--times", "2", "--loads", "3"]
 
 
+@pytest.fixture(autouse=True)
+def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
+    (tmp_path / "bytecode").symlink_to(engine_bytecode)
+
+
 @pytest.fixture
 def gpu(monkeypatch) -> None:
     """tests/gpu's modules can be imported, and its GPU is the fake one."""

@@ -25,9 +25,10 @@ COUNT, CUT = "steps/count-once-more", "steps/name-the-cut"
 
 
 @pytest.fixture(scope="session")
-def tools() -> dict[str, str]:
-    """Where uv keeps what it fetched, on this machine: asked for before the tests get homes of their own."""
-    return {"UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR") or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/uv"}
+def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where uv keeps what it fetched, on this machine: asked for before the tests get homes of their own; and where it locks."""
+    cache = os.environ.get("UV_CACHE_DIR") or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/uv"
+    return {"UV_CACHE_DIR": cache, "UV_TOOL_DIR": str(tmp_path_factory.mktemp("uv"))}
 
 
 @pytest.fixture
@@ -268,6 +269,31 @@ def test_what_takes_the_overlays_place_is_the_overlays_own(file):
 def test_every_pin_has_format_rules():
     for pin in pins.load(ROOT).all:
         assert formatting.rules(ROOT, pin.version).formatter.startswith("ruff" if pin.version >= Version("0.5.19") else "black")
+
+
+def with_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, formatter: str) -> formatting.Rules:
+    """Rules whose isort comes from a uv that does this."""
+    fakes.program(tmp_path / "uv", line)
+    monkeypatch.setattr(formatting, "find_uv", lambda: str(tmp_path / "uv"))
+    monkeypatch.setitem(formatting.FORMATTERS, formatter, ())
+    return formatting.Rules(f"{formatter}==1", "", f"{formatter}==1", "", "", "", "")
+
+
+def test_a_formatter_that_is_not_to_be_had_is_refused_in_uvs_words(tmp_path, monkeypatch):
+    by = with_uv(tmp_path, monkeypatch, "echo 'error: no network' >&2; exit 2", "unheard-of")
+    with pytest.raises(Refused) as error:
+        formatting.tidy({"a.py": b"x=1"}, by)
+    said = str(error.value)
+    assert "unheard-of==1" in said and "error: no network" in said and "`uv tool run unheard-of==1 --version`" in said
+
+
+def test_uv_is_asked_once_for_each_tool(tmp_path, monkeypatch):
+    """It takes longer than most of the tools."""
+    by = with_uv(tmp_path, monkeypatch, f"echo asked >> {tmp_path}/asked; echo {tmp_path}/tools", "of-our-own")
+    fakes.program(tmp_path / "tools/of-our-own", 'for file; do :; done; echo "x = 1" > "$file"')
+    for _ in range(2):
+        assert formatting.tidy({"a.py": b"x=1"}, by) == {"a.py": b"x = 1\n"}
+    assert (tmp_path / "asked").read_text() == "asked\n"
 
 
 def test_needs_is_a_field():

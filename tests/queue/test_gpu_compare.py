@@ -18,6 +18,11 @@ FAKE = Path(__file__).parent / "fake_gpu"
 MODEL = "qwen3-next"
 
 
+@pytest.fixture(autouse=True)
+def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
+    (tmp_path / "bytecode").symlink_to(engine_bytecode)
+
+
 def run(out: Path, script: str, *words: str, fault: str = "", **variables: str) -> tuple[int, dict, str]:
     """One run of tests/gpu on the fake engine: exit code, what it wrote, what it said."""
     (out / "models" / MODEL).mkdir(parents=True, exist_ok=True)

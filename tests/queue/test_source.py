@@ -13,6 +13,7 @@ import time
 import zipfile
 
 import fakes
+import forkedpip
 import pytest
 from fakes import RELEASE, TAG, git, quiet
 from patchqueue.commands import cli
@@ -131,7 +132,7 @@ def offline(monkeypatch):
     monkeypatch.setenv("PIP_RETRIES", "1")
 
 
-def test_an_index_that_cannot_be_reached_is_the_cause(project, offline, tmp_path):
+def test_an_index_that_cannot_be_reached_is_the_cause(project, offline, started_pip, tmp_path):
     shutil.rmtree(project.cache / "archives")
     (project.wheels / WHEEL).unlink()
     name, text = refusal(source.fetch, project.pin, None, quiet)
@@ -183,7 +184,7 @@ def test_a_release_that_the_index_lacks_is_asked_for_once(project, index):
     assert pin.add(project.root, "9.9.2", None, quiet).tag == "v9.9.2"
 
 
-def test_without_network_and_folders_the_cause_comes_at_once(project, offline, monkeypatch):
+def test_without_network_and_folders_the_cause_comes_at_once(project, offline, started_pip, monkeypatch):
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.delenv("PIP_RETRIES")
     asked: list[list[str]] = []
@@ -193,6 +194,21 @@ def test_without_network_and_folders_the_cause_comes_at_once(project, offline, m
     name, text = refusal(pin.add, project.root, "9.9.2", None, quiet)
     assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text
     assert len(asked) == 2 and time.monotonic() - started < 6, "pip's own five tries alone wait for 7.75 s"
+
+
+@pytest.mark.parametrize("version", ["9.9.1", "9.9.7"])
+def test_a_fork_of_pip_answers_as_pip_does(project, started_pip, tmp_path, version):
+    """The tests use one: it must be told from what users have by its speed alone."""
+    answers = []
+    for pip in (forkedpip.run, source._pip):
+        folder = tmp_path / pip.__name__
+        folder.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(source, "_pip", pip)
+            done = source.download(version, f"sglang-{version}-py3-none-any.whl", folder)
+            files = {path.name: path.read_bytes() for path in folder.iterdir()}
+            answers.append((done.returncode, done.stdout, done.stderr, files, source.has_folders(folder)))
+    assert answers[0] == answers[1] and (WHEEL in answers[0][3]) is (version == "9.9.1")
 
 
 @pytest.mark.parametrize(

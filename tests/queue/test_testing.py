@@ -122,3 +122,15 @@ def test_files_that_start_processes_come_first(tmp_path):
     said = spread_run(tmp_path, begun.format("fast"), slow, processes=1)
     order = (tmp_path / "tree/order").read_text().splitlines()
     assert "2 passed" in said and order == ["slow", "fast"]
+
+
+def test_processes_share_the_one_that_interprets_kernels(tmp_path):
+    """It imports for ten seconds before it runs anything."""
+    (tmp_path / "tree/python").mkdir(parents=True)
+    noted = "open(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
+    (tmp_path / "tree/python/aiohttp.py").write_text(f"import os\n{noted.format('imported', 'once')}")
+    (tmp_path / "tree/python/ran.py").write_text(f"import os, sys\n{noted.format('ran', 'twice')}sys.exit(7)\n")
+    called = "from host import interpreted\ndef test_one(): assert interpreted.call('ran').returncode == 7\n"
+    said = spread_run(tmp_path, called, called)
+    assert "2 passed" in said, said
+    assert (tmp_path / "tree/imported").read_text() == "once " and (tmp_path / "tree/ran").read_text() == "twice twice "

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from host import standin_packages
+from host import interpreted, standin_packages
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
@@ -44,6 +44,8 @@ def pytest_configure(config):
             "or use `nox -s test`"
         )
     standin_packages.install()
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[interpreted.SHARED] = interpreted.start_server()  # one for all processes
 
 
 def pytest_report_header(config):

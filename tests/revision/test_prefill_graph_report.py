@@ -212,21 +212,25 @@ def test_a_folder_that_is_not_ours_is_left_alone(record, runtime, tmp_path_facto
     assert records.write(record) is None and records.read_all() == []
 
 
-def command(*words):
-    return subprocess.run([sys.executable, "-m", "sglang.srt.prefill_graph", *words], text=True, capture_output=True, check=True).stdout
+def command(runtime, *words):
+    from host import interpreted
+
+    done = interpreted.call("sglang.srt.prefill_graph", *words, XDG_RUNTIME_DIR=str(runtime))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_the_command_prints_the_tree_and_every_server(record, tree, revision):
+def test_the_command_prints_the_tree_and_every_server(record, tree, revision, runtime):
     from sglang.srt.prefill_graph.report import records
 
     records.write(record)
     provenance = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
-    text = command().splitlines()
+    text = command(runtime).splitlines()
     assert text[0] == f"this tree: sglang {revision}, queue release {provenance['release']}, {len(provenance['patches'])} patches"
     assert "  prefill-graph/report-verdict" in "\n".join(text[1:])
     block = text[text.index(f"server process {record.pid}: a/model") :]
     assert block[1:4] == ["  prefill graph  off (a graph)", "  reason         a reason", "  first layer    3 (Layer)"]
-    printed = json.loads(command("--json"))
+    printed = json.loads(command(runtime, "--json"))
     assert printed["servers"] == [json.loads(json.dumps(dataclasses.asdict(record)))]
     assert printed["tree"]["queue"] == provenance["queue"]
 

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -96,13 +97,28 @@ def _write(folder: Path, files: Mapping[str, bytes], by: Rules) -> Path:
 
 def _run(tool: str, folder: Path, *words: str, good: tuple[int, ...] = (0,)) -> str:
     """The tool's output. Raises Refused with its last line where it fails, or cannot be fetched."""
+    program = _folder_of(tool) / tool.partition("=")[0]
+    done = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True)
+    if done.returncode not in good:
+        raise _no_formatter(tool, done)
+    return done.stdout
+
+
+@cache
+def _folder_of(tool: str) -> Path:
+    """Where uv has the tool's programs, fetched first where that must be: to ask takes longer than most tools run."""
     try:
         uv = find_uv()
     except LockFailed as failure:
         raise Refused(Problem("no-formatter", tool, failure.what, failure.next_step)) from None
-    command = [uv, "tool", "run", "--quiet", "--no-config", "--from", tool, tool.partition("=")[0], *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=quiet_uv(os.environ))
-    if done.returncode not in good:
-        last = (done.stderr.strip() or done.stdout.strip() or f"ended with code {done.returncode}").splitlines()[-1]
-        raise Refused(Problem("no-formatter", tool, last, f"`{Path(uv).name} tool run {tool} --version` should work"))
-    return done.stdout
+    asked = ["python", "-c", "import sysconfig; print(sysconfig.get_path('scripts'))"]
+    command = [uv, "tool", "run", "--quiet", "--no-config", "--from", tool, *asked]
+    done = subprocess.run(command, capture_output=True, text=True, env=quiet_uv(os.environ))
+    if done.returncode:
+        raise _no_formatter(tool, done)
+    return Path(done.stdout.strip())
+
+
+def _no_formatter(tool: str, done: subprocess.CompletedProcess[str]) -> Refused:
+    said = done.stderr.strip() or done.stdout.strip() or f"ended with code {done.returncode}"
+    return Refused(Problem("no-formatter", tool, said.splitlines()[-1], f"`uv tool run {tool} --version` should work"))

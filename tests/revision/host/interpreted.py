@@ -1,7 +1,8 @@
 """Run a module of tests in a process where Triton interprets its kernels, so that the release's own ones run on the CPU.
 
 The interpreter must be chosen before triton is first imported, hence a process of its own. In it, `start` comes first. It is a
-fork of one that has imported what sglang imports from others: most of ten seconds, which every module would take again.
+fork of one that has imported what sglang imports from others: most of ten seconds, which every module would take again. Where
+tests run in several processes, all of them use the one that the first has started.
 """
 
 import atexit
@@ -11,10 +12,15 @@ import importlib
 import json
 import os
 import runpy
+import select
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
+
+SHARED = "PATCHQUEUE_INTERPRETED"  # the variable with the socket of a server that several processes of tests use
 
 # What sglang's layers import from others. Nothing of sglang: each module says what is there before it.
 LIBRARIES = (
@@ -31,36 +37,36 @@ def run(module, cases):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def call(module, *words, folder=""):
-    """`python -m module words`; folder: one that comes first on its path, where no byte code is left."""
-    server = _server()
-    with tempfile.TemporaryDirectory() as space:
-        server.stdin.write(json.dumps([module, words, str(folder), space]) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
+def call(module, *words, folder="", **variables):
+    """`python -m module words`; folder: one that comes first on its path, where no byte code is left; variables: its own."""
+    with tempfile.TemporaryDirectory() as space, socket.socket(socket.AF_UNIX) as server:
+        server.connect(os.environ.get(SHARED) or start_server())
+        server.sendall((json.dumps([module, words, str(folder), space, variables]) + "\n").encode())
+        code = int(server.makefile().readline())
         return subprocess.CompletedProcess([module, *words], code, *(_read(space, name) for name in ("stdout", "stderr")))
 
 
 @functools.lru_cache(maxsize=1)
-def _server():
-    """The process whose forks run the modules. It ends when this one closes its input, or ends."""
+def start_server():
+    """The socket of the process whose forks run the modules. It ends when this one closes its input, or ends."""
     variables = {**os.environ, "TRITON_INTERPRET": "1"}
     tests = os.path.dirname(os.path.dirname(__file__))
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], tests])
-    server = subprocess.Popen(
-        [sys.executable, "-m", "host.interpreted"],
-        env=variables,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    atexit.register(_end, server)
-    return server
+    folder = tempfile.mkdtemp(prefix="patchqueue-")
+    path = os.path.join(folder, "interpreted")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()  # who connects before the server is ready waits
+        command = [sys.executable, "-m", "host.interpreted", str(listening.fileno())]
+        server = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
+    atexit.register(_end, server, folder)
+    return path
 
 
-def _end(server):
+def _end(server, folder):
     server.stdin.close()
     server.wait()
+    shutil.rmtree(folder)
 
 
 def _read(folder, name):
@@ -70,25 +76,47 @@ def _read(folder, name):
     return ""
 
 
-def serve():
-    """Run a module for each line of standard input, in a fork; a line with its exit code on standard output."""
+def serve(listening):
+    """Run a module for each connection, in a fork, several at a time; until standard input ends."""
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    for line in sys.stdin:
+    while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
+        connection = listening.accept()[0]
+        if not os.fork():
+            _answer(connection)
+        connection.close()
+        _reap(os.WNOHANG)
+    _reap(0)
+
+
+def _reap(flags):
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, flags)[0]:
+            pass
+
+
+def _answer(connection):
+    """Run the module that the connection names, in a fork, and answer with its exit code. Does not return."""
+    try:
+        words = json.loads(connection.makefile().readline())
         child = os.fork()
         if not child:
-            _run_in_fork(*json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            _run_in_fork(*words)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        connection.sendall(f"{code}\n".encode())
+    finally:  # where the one that asked has ended, too
+        os._exit(0)
 
 
-def _run_in_fork(module, words, folder, space):
+def _run_in_fork(module, words, folder, space, variables):
     """As `python -m module words`, its output in files of `space`. Does not return."""
     code = 1
     try:
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(os.path.join(space, name), os.O_WRONLY | os.O_CREAT), number)
         sys.argv = [module, *words]
+        os.environ.update(variables)
         if folder:
             sys.path.insert(0, folder)
             sys.dont_write_bytecode = True
@@ -165,4 +193,4 @@ def _call(language, name, *arguments):
 
 
 if __name__ == "__main__":
-    serve()
+    serve(socket.socket(fileno=int(sys.argv[1])))
