@@ -210,16 +210,37 @@ def test_a_memory_saver_that_pauses_graphs_is_an_error(monkeypatch):
         check_breakable(arguments(enable_memory_saver=True))
 
 
-def test_arguments_are_checked_at_start(monkeypatch, tmp_path, build_model):
-    """By ServerArgs itself, before anything is loaded."""
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        pytest.param(dict(enable_lora=True, lora_paths=[]), "--enable-lora", id="typed"),
+        pytest.param(dict(cpu_offload_gb=4), "cpu_offload_gb", id="by a rule of the release", marks=OPT_OUT),
+    ],
+)
+def test_arguments_are_checked_at_start(changes, named, tmp_path):
+    """By ServerArgs itself, before anything is loaded, and once the release has applied its rules."""
     import json
 
     from host.models import KINDS
     from sglang.srt.server_args import ServerArgs
 
     (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
-    with pytest.raises(ValueError, match="--enable-breakable-cuda-graph cannot be honoured"):
-        ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, enable_breakable_cuda_graph=True, enable_lora=True, mem_fraction_static=0.5, lora_paths=[])
+    with pytest.raises(ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
+        ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, enable_breakable_cuda_graph=True, mem_fraction_static=0.5, **changes)
+
+
+@OPT_OUT
+def test_arguments_that_the_release_sets_are_checked_too(monkeypatch):
+    """While it resolves them, it turns some on; those count like typed ones."""
+    from sglang.srt.server_args import ServerArgs
+
+    calls = []
+    monkeypatch.setattr("sglang.srt.prefill_graph.arguments.check_breakable", lambda args: calls.append("check"))
+    monkeypatch.setattr(ServerArgs, "_handle_other_validations", lambda self: calls.append("the release's last rules"))
+    for name in [name for name in vars(ServerArgs) if name.startswith("_handle_") and name != "_handle_other_validations"]:
+        monkeypatch.setattr(ServerArgs, name, lambda self, *_, **__: None)
+    ServerArgs(model_path="/model", device="cuda", enable_breakable_cuda_graph=True)
+    assert calls[-2:] == ["the release's last rules", "check"]
 
 
 @OWN_FLAG
