@@ -235,7 +235,7 @@ def test_arguments_that_the_release_sets_are_checked_too(monkeypatch):
     from sglang.srt.server_args import ServerArgs
 
     calls = []
-    monkeypatch.setattr("sglang.srt.prefill_graph.arguments.check_breakable", lambda args: calls.append("check"))
+    monkeypatch.setattr("sglang.srt.prefill_graph.breakable.arguments.check_breakable", lambda args: calls.append("check"))
     monkeypatch.setattr(ServerArgs, "_handle_other_validations", lambda self: calls.append("the release's last rules"))
     for name in [name for name in vars(ServerArgs) if name.startswith("_handle_") and name != "_handle_other_validations"]:
         monkeypatch.setattr(ServerArgs, name, lambda self, *_, **__: None)
