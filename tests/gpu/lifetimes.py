@@ -34,7 +34,7 @@ RELEASES_OWN = (
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",  # from 0.5.14
     "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",  # 0.5.11 to 0.5.13
 )
-QUEUES_OWN = "sglang.srt.prefill_graph.breakable_graph"
+QUEUES_OWN = "sglang.srt.prefill_graph.breakable.graph"
 NO_PRIMITIVE = 3
 
 Tensor = torch.Tensor

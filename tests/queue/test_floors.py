@@ -1,9 +1,8 @@
-"""The order of the tool and of the overlay: nothing imports upward, as the docstrings of their packages list it."""
+"""The order of the tool: nothing imports upward, as the docstrings of their packages list it."""
 
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import patchqueue
@@ -64,17 +63,3 @@ def test_a_page_lists_the_packages():
     page = (FOLDER.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [f"| `{room}/` | {docstring(FOLDER / room).splitlines()[0]} |" for room in ROOMS]
     assert "\n".join(["<!-- packages -->", "| package | what it is for |", "| --- | --- |", *rows, "<!-- /packages -->"]) in page
-
-
-OVERLAY = FOLDER.parents[1] / "overlay/python/sglang/srt/prefill_graph"
-ROWS = re.findall(r"(?m)^    (\w+(?:, \w+)*)  ", ast.get_docstring(ast.parse((OVERLAY / "__init__.py").read_text(encoding="utf-8")), clean=False))
-OVERLAY_FLOOR = {module: number for number, row in enumerate(ROWS) for module in row.split(", ")}
-
-
-@pytest.mark.parametrize("path", sorted(OVERLAY.glob("*.py")), ids=lambda path: path.stem)
-def test_the_overlay_imports_only_downward(path):
-    """Wherever in a module: a late import still is one."""
-    froms = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom) and node.level == 1]
-    found = {name for node in froms for name in ([node.module] if node.module else [alias.name for alias in node.names])}
-    assert path.stem == "__init__" or path.stem in OVERLAY_FLOOR
-    assert not {name for name in found if OVERLAY_FLOOR[name] > OVERLAY_FLOOR.get(path.stem, -1)}

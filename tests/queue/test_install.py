@@ -487,7 +487,7 @@ def test_the_patched_wheel_is_known(project, do, tmp_path):
 
 
 def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
-    project.write("overlay/python/sglang/srt/prefill_graph/provenance.py", '"""Where it is from."""\n')
+    project.write("overlay/python/sglang/srt/prefill_graph/report/provenance.py", '"""Where it is from."""\n')
     project.edit("patches/steps/count-once-more.patch", "sglang/srt/steps/", "sglang/srt/steps/, python/sglang/srt/prefill_graph/")
     made = build.build(project.root, project.pin, build.Target("3.12", "x86_64"), None, project.root / "dist", quiet)
     here = tmp_path / "wheel-site"

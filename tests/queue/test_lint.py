@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from fakes import patch_text
+from fakes import numbered, patch_text
 from patchqueue.queue import lint as linting
 from patchqueue.queue import series
 from patchqueue.queue.series import PROVENANCE
@@ -38,8 +38,8 @@ def variant_of_another(project):
 
 
 def import_of_a_file_not_named(project):
-    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/__init__.py"))
-    project.write("overlay/python/sglang/srt/steps/__init__.py", "from .count import one\n")
+    after = numbered(40).replace("step_20 = 20\n", "step_20 = 20\nfrom sglang.srt.steps.count import one\n")
+    project.write("patches/steps/count-once-more.patch", patch_text(after=after, Overlay="python/sglang/srt/steps/__init__.py"))
     project.write("overlay/python/sglang/srt/steps/count.py", "one = 1\n")
 
 

@@ -285,7 +285,7 @@ RUN: dict[str, list[Step | Deed]] = {
         fill_in,
         Step("scripts/nox refresh v0.5.9", "patches/nsa/skip-pointer-check.patch"),
         Step("scripts/nox check", "0 problems"),
-        edit("overlay/python/sglang/srt/prefill_graph/breaks.py", "from __future__", "# told\nfrom __future__"),
+        edit("overlay/python/sglang/srt/prefill_graph/breakable/breaks.py", "from __future__", "# told\nfrom __future__"),
         Step("scripts/nox check --write", "upstream/placed.toml: lines and trees"),
     ],
     "a release": [
@@ -394,6 +394,11 @@ RUN: dict[str, list[Step | Deed]] = {
         Step(
             "sed 's|  python/|  |' sglang/srt/prefill_graph/tree.sha256 | sha256sum --check --quiet",
             "",
+            "site",
+        ),
+        Step(
+            "python sglang/srt/prefill_graph --verify",
+            "sglang 0.5.9, queue release 1, 2 patches",
             "site",
         ),
         Step(

@@ -126,6 +126,31 @@ def test_variant_shares_its_base_header_and_overlay(project):
     assert queue.overlay_for(queue.select(Version("9.9.1"))[1:]) == {}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from . import other",
+        "from .other import name",
+        "from ..steps import other as one",
+        "from sglang.srt.steps import (\n    nothing,\n    other,\n)",
+        "import sglang.srt.steps.other",
+        "def late():\n    from .other import name",
+    ],
+)
+def test_a_named_file_brings_what_it_imports(project, line):
+    folder = "overlay/python/sglang/srt/steps"
+    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/count.py"))
+    project.write(f"{folder}/count.py", f"{line}\n")
+    project.write(f"{folder}/other.py", "from .deep.last import name\n")
+    project.write(f"{folder}/deep/__init__.py", '"""A room."""\n')
+    project.write(f"{folder}/deep/last.py", "name = 1\n")
+    project.write(f"{folder}/deep/nobodys.py", "name = 1\n")
+    queue, _ = series.read(project.root)
+    names = ["__init__.py", "count.py", "deep/__init__.py", "deep/last.py", "other.py"]
+    assert list(queue.overlay_for(queue.select(Version("9.9.1")))) == [f"python/sglang/srt/steps/{name}" for name in names]
+    assert queue.unnamed_overlay() == ["python/sglang/srt/steps/deep/nobodys.py"]
+
+
 def test_as_patch_makes_new_files():
     files = {"python/sglang/b.py": b"x\n", "python/sglang/a.py": b"1\n\f\n3\n"}
     parsed = patchfile.parse_diff(series.as_patch(files).decode())

@@ -29,7 +29,7 @@ def layer(monkeypatch):
 def test_queries_are_cut_to_the_tokens_of_the_batch(layer, shape):
     import torch
     from host.served import batch_of, served
-    from sglang.srt.prefill_graph.breakable import primitive
+    from sglang.srt.prefill_graph.breakable.runner import primitive
 
     backend, own = Backend(), primitive()
     queries, keys = torch.zeros(8, HEADS * DIM), torch.zeros(8, HEADS, DIM)

@@ -40,6 +40,11 @@ def double(model):
 
 def run_forward(model, input_embeds):
     """The runner's own forward on a double; returns the keywords that the model was called with."""
+    return captured(model, input_embeds)[1]
+
+
+def captured(model, input_embeds=None, **known):
+    """The same with the runner, which may know something before: (runner, keywords)."""
     from sglang.srt.layers.dp_attention import DpPaddingMode
 
     runner = object.__new__(runner_class())
@@ -63,6 +68,7 @@ def run_forward(model, input_embeds):
         _get_layer_model_positions=lambda batch: batch.positions,
         _capture_pp_proxy_tensors=lambda num_tokens: None,
         _qwen_bcg_hc_sidechannel=False,
+        **known,
     )
     runner._run_forward(batch, 4)
     (call,) = runner.layer_model.forward.call_args_list
@@ -70,7 +76,7 @@ def run_forward(model, input_embeds):
     assert call.args[1] is batch.positions
     assert call.args[2] is batch
     assert len(call.args) == 3
-    return call.kwargs
+    return runner, call.kwargs
 
 
 @pytest.mark.parametrize("model, parameter", MODELS.items())
@@ -89,11 +95,12 @@ def test_embeddings_arrive_under_the_name_the_model_uses(model, parameter):
 @pytest.mark.revision(">=0.5.15,<0.5.20")
 @pytest.mark.parametrize("model, parameter", MODELS.items())
 def test_a_replay_knows_where_the_model_hands_on_embeddings(model, parameter):
-    """It copies those of the request to where the graph reads them. The unpatched releases only knew "input_embeds"."""
+    """It copies those of the request to where the graph reads them. The set-up of the releases only knows "input_embeds"."""
     from host import prefill
 
     stack = double(model)
     stack.layers = [None]
     index = prefill.resolve(SimpleNamespace(model=stack))._input_embeds_arg_idx
+    index = captured(model, _input_embeds_arg_idx=index)[0]._input_embeds_arg_idx
     names = list(inspect.signature(stack.forward).parameters)
     assert (None if index is None else names[index]) == parameter

@@ -171,7 +171,7 @@ def test_containers_are_looked_into(primitive, device):
 
 @pytest.fixture
 def lifetimes():
-    return importlib.import_module("sglang.srt.prefill_graph.lifetimes")
+    return importlib.import_module("sglang.srt.prefill_graph.breakable.lifetimes")
 
 
 def in_pool(device, *shape):

@@ -36,7 +36,7 @@ def test_a_replay_runs_it_on_the_batch_at_hand(layer, shapes):
     """Captured, it would go on with the capture's own batch: the state slots and lengths of one request."""
     import torch
     from host.served import batch_of, served
-    from sglang.srt.prefill_graph.breakable import primitive
+    from sglang.srt.prefill_graph.breakable.runner import primitive
 
     backend, own = Backend(), primitive()
     qkv = torch.zeros(8, HEADS * DIM)

@@ -12,22 +12,22 @@ OPT_OUT = pytest.mark.revision(">=0.5.10")
 
 
 def has_own_graph():
-    from sglang.srt.prefill_graph import compat
+    from sglang.srt.prefill_graph.compat import features
 
-    return compat.has_breakable()
+    return features.has_breakable()
 
 
 @pytest.fixture
 def decided(caplog, monkeypatch, tmp_path):
     """decided(model, **runner fields): the model runner after its own decision, its warnings, and the report's verdict."""
     from host import runner as host
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import verdict
 
     def decide(model, **fields):
         caplog.clear()
         made = host.decide(model, enable_breakable_cuda_graph=True, **fields)
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()]
-        return made, warnings, report.explain(made)
+        return made, warnings, verdict.explain(made)
 
     with caplog.at_level(logging.INFO):
         yield decide
@@ -49,13 +49,13 @@ def test_a_mixer_beside_attention_is_refused_by_name(build_model, decided):
 
 
 def refused(model, in_order=False, **fields):
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     return breakable.refuse(SimpleNamespace(model=model, attn_backend=None, **fields), in_order)
 
 
 def test_mla_is_refused_unless_its_backend_prepares_the_graph(build_model):
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     model = build_model("deepseek_v32")
     assert "MLA" in refused(model, use_mla_backend=True).reason
@@ -110,7 +110,7 @@ def test_a_list_of_attentions_is_refused():
 @pytest.mark.revision(">=0.5.12")
 def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
     """It would read page ids beyond the context's width."""
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     runner = SimpleNamespace(
         model=build_model("llama"), attn_backend=None, max_total_num_tokens=100, model_config=SimpleNamespace(context_len=40),
@@ -119,6 +119,14 @@ def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
     assert breakable.make_runner(runner, lambda made: made.server_args.piecewise_cuda_graph_tokens) == [16, 32]
     runner.model_config.context_len = 8
     assert breakable.make_runner(runner, lambda made: made) is None and "no capture size fits" in runner.prefill_graph_refusal.reason
+
+
+def test_the_runner_is_the_releases_own_where_it_captures_the_stack_alone(revision):
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+
+    own = breakable._upstream()
+    assert (own is not None) is (revision.micro >= 12)
+    assert own is None or "BreakableCudaGraphRunner" in [base.__name__ for base in own.__mro__]
 
 
 def test_only_the_first_rank_warns(build_model, decided):
@@ -147,7 +155,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("changes, named", CONFLICTS.values(), ids=CONFLICTS)
 def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes, named):
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     with pytest.raises(ValueError, match=f"(?i)--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
         check_breakable(arguments(**changes))
@@ -156,7 +164,7 @@ def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes,
 
 @OPT_OUT
 def test_the_switch_that_turns_the_graph_off_is_named():
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     with pytest.raises(ValueError, match="cannot be honoured: --disable-piecewise-cuda-graph is given"):
         check_breakable(arguments(disable_piecewise_cuda_graph=True))
@@ -165,7 +173,7 @@ def test_the_switch_that_turns_the_graph_off_is_named():
 @pytest.mark.revision("<0.5.13")
 @pytest.mark.parametrize("changes, named", [({"enable_dp_attention": True}, "--enable-dp-attention"), ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend")])
 def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
     from sglang.srt.server_args import ServerArgs
 
     enforced = {name: True for name in ("enforce_piecewise_cuda_graph",) if name in ServerArgs.__dataclass_fields__}
@@ -176,7 +184,7 @@ def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
 @OPT_OUT
 def test_a_rule_about_the_models_files_is_an_error():
     """It names the model's path, and what it asks is an argument all the same."""
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     with pytest.raises(ValueError, match="gguf"):
         check_breakable(arguments(load_format="gguf"))
@@ -185,7 +193,7 @@ def test_a_rule_about_the_models_files_is_an_error():
 @OPT_OUT
 def test_a_rule_about_the_model_is_no_error():
     """The report tells it; Qwen3-Next is on such a list."""
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     args = arguments()
     args.model_config.is_piecewise_cuda_graph_disabled_model = True
@@ -194,7 +202,7 @@ def test_a_rule_about_the_model_is_no_error():
 
 
 def test_a_memory_saver_that_pauses_graphs_is_an_error(monkeypatch):
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     check_breakable(arguments(enable_memory_saver=True))
     monkeypatch.setenv("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "true")
@@ -202,21 +210,42 @@ def test_a_memory_saver_that_pauses_graphs_is_an_error(monkeypatch):
         check_breakable(arguments(enable_memory_saver=True))
 
 
-def test_arguments_are_checked_at_start(monkeypatch, tmp_path, build_model):
-    """By ServerArgs itself, before anything is loaded."""
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        pytest.param(dict(enable_lora=True, lora_paths=[]), "--enable-lora", id="typed"),
+        pytest.param(dict(cpu_offload_gb=4), "cpu_offload_gb", id="by a rule of the release", marks=OPT_OUT),
+    ],
+)
+def test_arguments_are_checked_at_start(changes, named, tmp_path):
+    """By ServerArgs itself, before anything is loaded, and once the release has applied its rules."""
     import json
 
     from host.models import KINDS
     from sglang.srt.server_args import ServerArgs
 
     (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
-    with pytest.raises(ValueError, match="--enable-breakable-cuda-graph cannot be honoured"):
-        ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, enable_breakable_cuda_graph=True, enable_lora=True, mem_fraction_static=0.5, lora_paths=[])
+    with pytest.raises(ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
+        ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, enable_breakable_cuda_graph=True, mem_fraction_static=0.5, **changes)
+
+
+@OPT_OUT
+def test_arguments_that_the_release_sets_are_checked_too(monkeypatch):
+    """While it resolves them, it turns some on; those count like typed ones."""
+    from sglang.srt.server_args import ServerArgs
+
+    calls = []
+    monkeypatch.setattr("sglang.srt.prefill_graph.breakable.arguments.check_breakable", lambda args: calls.append("check"))
+    monkeypatch.setattr(ServerArgs, "_handle_other_validations", lambda self: calls.append("the release's last rules"))
+    for name in [name for name in vars(ServerArgs) if name.startswith("_handle_") and name != "_handle_other_validations"]:
+        monkeypatch.setattr(ServerArgs, name, lambda self, *_, **__: None)
+    ServerArgs(model_path="/model", device="cuda", enable_breakable_cuda_graph=True)
+    assert calls[-2:] == ["the release's last rules", "check"]
 
 
 @OWN_FLAG
 def test_the_flag_is_spelled_as_in_later_releases():
-    from sglang.srt.prefill_graph.arguments import check_breakable
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser()
@@ -235,10 +264,10 @@ def test_the_flag_is_spelled_as_in_later_releases():
 def test_a_batch_with_other_hidden_states_runs_eagerly(mode, changes, wanted):
     import torch
     from host import graph, process
-    from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
-    runner = object.__new__(BreakableCudaGraphRunner)
+    runner = object.__new__(breakable._upstream())
     runner.layer_model, runner.max_num_tokens = object(), 16
     runner.model_runner = SimpleNamespace(server_args=process.default_server_args(**changes))
     batch = graph.prefill_batch(4, capture_hidden_mode=CaptureHiddenMode[mode], return_logprob=False)

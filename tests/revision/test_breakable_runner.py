@@ -56,7 +56,7 @@ def batch_of(lengths, **fields):
 def model_runner(model, **changes):
     """A ModelRunner as far as the graph looks at it."""
     from host import process
-    from sglang.srt.prefill_graph import layers, stack
+    from sglang.srt.prefill_graph.model import layers, stack
 
     table = layers.describe(stack.find(model).layers)
     args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True)
@@ -75,10 +75,11 @@ def captured(build_model, monkeypatch):
     """captured(): a model runner of a small Llama and its breakable runner, captured on a recorded graph."""
     import torch
     from host import bodies, recorded
-    from sglang.srt.prefill_graph import breakable, compat
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+    from sglang.srt.prefill_graph.compat import capture
 
-    monkeypatch.setattr(compat, "capture_context", lambda runner: contextlib.nullcontext(None))
-    monkeypatch.setattr(compat, "graph_pool", lambda runner: (0, 1))
+    monkeypatch.setattr(capture, "capture_context", lambda runner: contextlib.nullcontext(None))
+    monkeypatch.setattr(capture, "graph_pool", lambda runner: (0, 1))
     attention = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch)
     with contextlib.ExitStack() as stack:
         stack.enter_context(recorded.recording(monkeypatch, unified_attention_with_output=attention.unified_attention_with_output))
@@ -167,7 +168,7 @@ def test_every_size_hands_on_rows_of_one_output(captured, monkeypatch):
 def test_outputs_are_stored_leaf_by_leaf():
     """A stack may return auxiliary hidden states beside the last ones."""
     import torch
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     room = breakable.room_for((torch.ones(4, 2), [torch.ones(4, 3), None]))
     for tokens in (4, 2):
@@ -232,7 +233,7 @@ def test_no_size_that_fits_is_one_warning_and_eager_prefill(captured, caplog):
 def memory_for(monkeypatch):
     """memory_for(tokens): no forward of more than that many runs."""
     import torch
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     forward = breakable.BreakableRunner._forward
 
@@ -315,7 +316,7 @@ def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch,
 
 def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkeypatch):
     """A store went on with the last one of the decode graphs, of another length, and died."""
-    from sglang.srt.prefill_graph import breakable
+    from sglang.srt.prefill_graph.breakable import runner as breakable
 
     seen, forward = [], breakable.BreakableRunner._forward
     monkeypatch.setattr(breakable.BreakableRunner, "_forward", lambda self, batch, size: seen.append(batch.out_cache_loc_swa) or forward(self, batch, size))

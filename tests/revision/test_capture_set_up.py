@@ -9,7 +9,7 @@ GATE = pytest.mark.revision(">=0.5.19")  # where the set-up counts layers that h
 
 
 def warned(caplog):
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith("sglang.srt.model_executor")]
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith(("sglang.srt.model_executor", "sglang.srt.prefill_graph"))]
 
 
 def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):

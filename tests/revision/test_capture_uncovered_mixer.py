@@ -87,7 +87,7 @@ def test_models_whose_state_breaks_cover_are_captured(build_model, set_up, kind,
 
 def test_state_of_another_kind_is_judged_as_before(set_up, monkeypatch):
     """LFM2: its convolutions are no Mamba2, and its set-up had another word to say."""
-    from sglang.srt.prefill_graph import layers
+    from sglang.srt.prefill_graph.model import layers
 
     model = other("lfm2.Lfm2ForCausalLM")
     first = set_up(model, layers=2)
@@ -103,7 +103,7 @@ def test_no_model_has_a_mixer_that_is_not_looked_at_here(tree):
 
 def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model, caplog):
     import torch
-    from sglang.srt.prefill_graph.layers import captures_mixer
+    from sglang.srt.prefill_graph.model.layers import captures_mixer
 
     layers = build_model("falcon_h1").model.layers
     holder = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity(), layers[1]]))

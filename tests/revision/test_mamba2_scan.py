@@ -166,13 +166,14 @@ def test_the_prefix_cache_gets_its_states(case, compared):
 def prefill(monkeypatch):
     """What choose() is given for a batch of two prefills that our kernels take, as keyword arguments."""
     import torch
-    from sglang.srt.prefill_graph.kernels import tiles
+    from sglang.srt.prefill_graph.kernels import mamba2_scan, tiles
 
     monkeypatch.setattr(
         tiles,
         "own",
         lambda kernel, *_: dict(states=dict(BLOCK_P=16), scan=dict(BLOCK_HEADS=2))[kernel],
     )
+    monkeypatch.setattr(mamba2_scan.ops, "mamba2_scan", lambda: "the release's")
     monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
     mixed = SimpleNamespace(
         extend_seq_lens_cpu=[3, 2],
@@ -182,7 +183,6 @@ def prefill(monkeypatch):
     metadata = SimpleNamespace(mixed_metadata=mixed, num_prefills=2, num_prefill_tokens=5)
     x, b = torch.zeros(5, 64), torch.zeros(5, 32)
     return dict(
-        release="the release's",
         metadata=metadata,
         pool=torch.zeros(4, 4, 16, 16),
         slots=torch.tensor([1, 2]),
@@ -192,12 +192,13 @@ def prefill(monkeypatch):
 
 
 def taken(given):
-    """Whether ours is; and that initial states are gathered as the release says where it is not."""
+    """Whether ours is. Where it is not, initial states are gathered and states written as the release says."""
     from sglang.srt.prefill_graph.kernels import mamba2_scan
 
-    scan, gather = mamba2_scan.choose(**given)
-    assert gather == (scan == "the release's")
-    return scan != "the release's"
+    scan, gather, slots = mamba2_scan.choose(**given)
+    ours = scan != "the release's"
+    assert (gather, slots) == ((False, slice(0)) if ours else (True, given["slots"]))
+    return ours
 
 
 def test_ours_is_taken_where_it_can_be(monkeypatch):

@@ -94,6 +94,7 @@ def test_a_bypassing_backend_turns_the_piecewise_graph_off(resolve, caplog, back
     assert prefill_graph(args) == "disabled"
     assert decode_graph_is_on(args)
     assert len(warnings(caplog, backend)) == 1
+    assert backend in args.prefill_graph_refusal, "what the report says"
 
 
 def test_a_backend_that_was_chosen_automatically_counts_too(resolve, caplog):

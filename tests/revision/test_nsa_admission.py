@@ -37,9 +37,9 @@ SPARSE = ("DeepSeek-V3.2", "GLM-5")
 def resolve(tmp_path, monkeypatch):
     """resolve(name, **options): real server arguments for a model of which there is only a config, as at start-up on a Hopper GPU."""
     import torch
-    from sglang.srt.prefill_graph import compat
+    from sglang.srt.prefill_graph.compat import features
 
-    monkeypatch.setattr(compat, "on_cuda", lambda: True)
+    monkeypatch.setattr(features, "on_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
 
     def build(name, **options):
@@ -55,11 +55,11 @@ def resolve(tmp_path, monkeypatch):
 @LISTED
 @pytest.mark.parametrize("name, on", [("DeepSeek-V3.2", True), ("GLM-5", True), ("DeepSeek-V3", True), ("Kimi-K2", True), ("GptOss", True), ("Qwen3-Next", False)])
 def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on):
-    from sglang.srt.prefill_graph import compat
+    from sglang.srt.prefill_graph.compat import features
 
     args = resolve(name)
     assert args.disable_piecewise_cuda_graph is not on
-    assert compat.has_sparse_attention(args.get_model_config()) is (name in SPARSE)
+    assert features.has_sparse_attention(args.get_model_config()) is (name in SPARSE)
 
 
 @LISTED
@@ -75,11 +75,11 @@ def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on
 )
 @pytest.mark.parametrize("name", SPARSE)
 def test_anything_unproven_stays_eager_and_the_report_says_why(resolve, name, options, said):
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report.verdict import explain
 
     args = resolve(name, **options)
     assert args.disable_piecewise_cuda_graph
-    verdict = report.explain(SimpleNamespace(server_args=args, model_config=args.get_model_config()))
+    verdict = explain(SimpleNamespace(server_args=args, model_config=args.get_model_config()))
     assert verdict.verdict == "off" and said in verdict.reason and "the release keeps such models from the graph" in verdict.reason
 
 
@@ -112,17 +112,19 @@ def arguments_with(**options):
     ids=str,
 )
 def test_what_is_against_it_one_by_one(monkeypatch, options, said):
-    from sglang.srt.prefill_graph import arguments, compat
+    from sglang.srt.prefill_graph.compat import features
+    from sglang.srt.prefill_graph.piecewise import sparse
 
-    monkeypatch.setattr(compat, "on_cuda", lambda: True)
-    assert arguments.against_sparse(arguments_with(**options)) == ([said] if said else [])
+    monkeypatch.setattr(features, "on_cuda", lambda: True)
+    assert sparse.against_sparse(arguments_with(**options)) == ([said] if said else [])
 
 
 def test_another_gpu_is_against_it(monkeypatch):
-    from sglang.srt.prefill_graph import arguments, compat
+    from sglang.srt.prefill_graph.compat import features
+    from sglang.srt.prefill_graph.piecewise import sparse
 
-    monkeypatch.setattr(compat, "on_cuda", lambda: False)
-    assert arguments.against_sparse(arguments_with()) == ["it needs an NVIDIA GPU"]
+    monkeypatch.setattr(features, "on_cuda", lambda: False)
+    assert sparse.against_sparse(arguments_with()) == ["it needs an NVIDIA GPU"]
 
 
 class NativeSparseAttnBackend:
@@ -136,9 +138,9 @@ class FlashInferMLAAttnBackend:
 @pytest.fixture
 def runner(build_model, monkeypatch):
     """runner(**changes): what admit_sparse_attention asks of a ModelRunner with a small DeepSeek-V3.2."""
-    from sglang.srt.prefill_graph import compat
+    from sglang.srt.prefill_graph.compat import features
 
-    monkeypatch.setattr(compat, "on_cuda", lambda: True)
+    monkeypatch.setattr(features, "on_cuda", lambda: True)
     model = build_model("deepseek_v32")
 
     def make(**changes):
@@ -150,7 +152,7 @@ def runner(build_model, monkeypatch):
 
 
 def admit(runner, caplog):
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     with caplog.at_level(logging.WARNING):
         admitted = nsa.admit_sparse_attention(runner)
@@ -158,7 +160,7 @@ def admit(runner, caplog):
 
 
 def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, caplog):
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     given = runner()
     assert admit(given, caplog) == (True, [])
@@ -178,7 +180,7 @@ def test_sizes_beyond_the_context_are_not_captured(runner, caplog):
 
 def test_a_drafts_indexers_do_not_replace_the_targets(runner, build_model, caplog):
     """Both number their layers from 0."""
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     target, draft = runner(), runner(model=build_model("deepseek_v32", num_hidden_layers=2))
     assert admit(target, caplog)[0] and admit(draft, caplog)[0]

@@ -39,7 +39,7 @@ def layer():
 def context(layer):
     """context(indexer, batch): the forward context of a graph whose layer 1 is `layer`, with that indexer."""
     from host import graph
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     @contextlib.contextmanager
     def enter(indexer, batch):
@@ -68,7 +68,7 @@ def hidden(width=3, dtype=None):
 
 def select(indexer, x=None, q_lora=None):
     import torch
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     return nsa.select(indexer, hidden() if x is None else x, hidden() if q_lora is None else q_lora, torch.arange(ROWS), 1)
 
@@ -189,7 +189,7 @@ def test_errors_name_the_layer(context, layer):
 
 def attend(layer, save=True, **more):
     import torch
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     query, key = hidden(HEADS * RANK).view(ROWS, HEADS, RANK), hidden(RANK).view(ROWS, 1, RANK)
     rope = {"q_rope": hidden(HEADS * ROPE).view(ROWS, HEADS, ROPE), "k_rope": hidden(ROPE).view(ROWS, 1, ROPE)}
@@ -227,7 +227,7 @@ def test_attention_works_on_the_real_tokens_and_zeroes_the_others(context, layer
 
 def test_keys_that_are_stored_already_stay_away(context, layer):
     import torch
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     backend = Backend((TOKENS, HEADS * RANK))
     with context(None, batch(attn_backend=backend)):
@@ -249,7 +249,7 @@ def test_no_tokens_mean_zeros_and_no_call(context, layer):
 def test_schemas_and_where_the_graph_is_split():
     import torch
     from host import graph
-    from sglang.srt.prefill_graph import nsa  # noqa: F401
+    from sglang.srt.prefill_graph.piecewise import nsa  # noqa: F401
 
     schemas = {name: str(getattr(torch.ops.sglang, name).default._schema) for name in ("nsa_topk_with_output", "nsa_attention_with_output")}
     assert schemas["nsa_topk_with_output"] == (
@@ -268,7 +268,7 @@ def traced(context, layer):
     """traced(rows): both ops in one forward, compiled whole with a symbolic number of rows, against what they do eagerly."""
     import torch
     from host import graph
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     seen = []
 
@@ -329,7 +329,7 @@ def ask(own, context, metadata, parts, rows):
     """The op on a batch of these (x, q_lora), padded with NaN to `rows`, as the release's own indexer answers."""
     import torch
     from host import sparse
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     indexer, pool = own
     x, q_lora = (torch.cat([torch.cat(column), torch.full((rows - len(metadata.slots), column[0].shape[1]), math.nan, dtype=torch.bfloat16)]) for column in zip(*parts))
@@ -383,7 +383,7 @@ def test_prompts_shorter_than_the_selection_are_selected_whole(own, context):
 
 
 def test_traced_in_the_graph_the_indexer_is_the_op_and_eager_it_is_itself(own, monkeypatch):
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     indexer, _ = own
     monkeypatch.setattr(nsa, "is_traced", lambda: True)

@@ -43,7 +43,7 @@ def traced(model, monkeypatch):
     """The model compiled, split and run by the release, its experts left out; and the backend that its attention ran on."""
     from host import graph
     from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
-    from sglang.srt.prefill_graph import nsa
+    from sglang.srt.prefill_graph.piecewise import nsa
 
     monkeypatch.setattr(DeepseekV2MoE, "forward", lambda self, hidden_states, *_, **__: hidden_states * 0.5)
     backend = NativeSparseAttnBackend()
@@ -51,7 +51,7 @@ def traced(model, monkeypatch):
     batch.attn_backend, batch.out_cache_loc = backend, batch.input_ids
     config, args = SimpleNamespace(hf_text_config=model.config, context_len=4096), SimpleNamespace(piecewise_cuda_graph_tokens=[TOKENS])
     runner = SimpleNamespace(model=model, model_config=config, server_args=args, attn_backend=backend, max_total_num_tokens=4096)
-    monkeypatch.setattr(nsa.arguments, "against_sparse", lambda args: [])
+    monkeypatch.setattr(nsa.sparse, "against_sparse", lambda args: [])
     assert nsa.admit_sparse_attention(runner)
     attention = [layer.self_attn.attn_mqa for layer in model.model.layers]
     return graph.traced_forward(model, batch, dict(attention_layers=attention), TOKENS), backend

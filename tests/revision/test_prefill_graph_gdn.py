@@ -44,9 +44,9 @@ def test_rows_that_no_sequence_covers_are_zero(compared):
     ids=["prefill", "verify drafts"],
 )
 def test_real_tokens(batch, real):
-    from sglang.srt.prefill_graph import compat
+    from sglang.srt.prefill_graph.compat import ops
 
-    assert compat.new_tokens(batch) == real
+    assert ops.new_tokens(batch) == real
 
 
 def test_projections_use_the_second_stream_outside_of_the_graph_only(build_model, monkeypatch):

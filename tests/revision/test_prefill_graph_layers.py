@@ -14,7 +14,7 @@ WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 @pytest.fixture
 def table_of(build_model):
     def build(kind, **changes):
-        from sglang.srt.prefill_graph import layers, stack
+        from sglang.srt.prefill_graph.model import layers, stack
 
         model = build_model(kind, **changes)
         return model, layers.describe(stack.find(model).layers)
@@ -194,7 +194,7 @@ def test_another_incomplete_model_is_refused_as_before_and_named(table_of, caplo
 
 
 def test_a_stack_is_found_or_what_was_probed_is_said():
-    from sglang.srt.prefill_graph import stack
+    from sglang.srt.prefill_graph.model import stack
 
     decoder = SimpleNamespace(layers=["a", "b"])
     assert stack.find(SimpleNamespace(model=decoder)) == stack.Stack(decoder, "model")

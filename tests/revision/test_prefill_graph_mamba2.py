@@ -50,7 +50,7 @@ def test_the_layer_sees_exactly_the_real_tokens(case):
     """MambaMixer2 asserts that it is given as many rows as the metadata counts."""
     import torch
     from host import graph
-    from sglang.srt.prefill_graph import mamba2
+    from sglang.srt.prefill_graph.piecewise import mamba2
 
     counts, real = COUNTS[case]
     backend, calls = metadata(**counts), []

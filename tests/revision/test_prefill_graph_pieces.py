@@ -54,7 +54,7 @@ def traced(monkeypatch):
     import torch
     from host import graph
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
-    from sglang.srt.prefill_graph import layers, stack
+    from sglang.srt.prefill_graph.model import layers, stack
 
     def halve(hidden_states, *_):
         return hidden_states * 0.5
@@ -125,7 +125,7 @@ def test_qwen3_next_is_split_at_its_gated_delta_nets_too(build_model, traced, mo
         rows.append((self.layer_id, len(hidden_states)))
         return mean_of_all(hidden_states)
 
-    monkeypatch.setattr(Qwen3GatedDeltaNet, "_forward", eager)
+    monkeypatch.setattr(Qwen3GatedDeltaNet.forward, "__wrapped__", eager)
     model = build_model("qwen3_next", device="cpu", dtype=torch.float32, num_hidden_layers=4)
     result, _ = traced(model)
     assert [piece.op for piece in result.pieces] == ["", *(op for op in [GDN] * 3 + [ATTENTION] for op in (op, ""))]

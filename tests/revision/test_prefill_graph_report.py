@@ -24,9 +24,9 @@ def runtime(tmp_path, monkeypatch):
 def explained():
     """explained(model, **server arguments): the verdict after the release's own decision."""
     from host import runner
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import verdict
 
-    return lambda model, **changes: report.explain(runner.decide(model, **changes))
+    return lambda model, **changes: verdict.explain(runner.decide(model, **changes))
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def test_no_layers_at_all(explained):
 
 @pytest.mark.revision(">=0.5.12")
 def test_a_breakable_graph_that_never_runs_is_off():
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import verdict
 
     runner = SimpleNamespace(piecewise_cuda_graph_runner=SimpleNamespace(layer_model=None, capture_num_tokens=[64]))
-    assert report.explain(runner).verdict == "off"
+    assert verdict.explain(runner).verdict == "off"
 
 
 def lines_of(caplog):
@@ -135,15 +135,15 @@ def lines_of(caplog):
 
 def test_one_line_from_the_first_rank(llama, caplog):
     from host import runner
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import verdict
 
     with caplog.at_level(logging.INFO):
-        record = report.report_prefill_graph(runner.decide(llama))
+        record = verdict.report_prefill_graph(runner.decide(llama))
         [line] = lines_of(caplog)
-        assert report.report_prefill_graph(runner.decide(llama, tp_rank=1)) is None
+        assert verdict.report_prefill_graph(runner.decide(llama, tp_rank=1)) is None
         draft = runner.decide(llama)
         draft.is_draft_worker = True
-        assert report.report_prefill_graph(draft) is None
+        assert verdict.report_prefill_graph(draft) is None
     assert lines_of(caplog) == [line]
     assert line.startswith(f"Prefill graph on ({record.feature}): captured 2 sizes, 64 to 128 tokens. Tree: sglang ")
 
@@ -158,58 +158,58 @@ def test_the_runner_reports_after_it_has_decided():
 
 
 def test_a_report_that_fails_harms_nothing(caplog):
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import verdict
 
     with caplog.at_level(logging.INFO):
-        assert report.report_prefill_graph(SimpleNamespace()) is None
+        assert verdict.report_prefill_graph(SimpleNamespace()) is None
     [line] = lines_of(caplog)
     assert "the report failed (AttributeError" in line
 
 
 @pytest.fixture
 def record():
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import records
 
     pid = os.getpid()
     values = dict(feature="a graph", verdict="off", reason="a reason", offender={"index": 3, "class": "Layer", "reason": "why"})
-    return report.Record(**values, model="a/model", version="1", release="2", queue="sha256:3", patches=("a/b",), pid=pid, started=report._started(pid))
+    return records.Record(**values, model="a/model", version="1", release="2", queue="sha256:3", patches=("a/b",), pid=pid, started=records.started_at(pid))
 
 
 def test_the_record_is_kept_for_its_owner(record, runtime):
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import records
 
-    path = report.write(record)
+    path = records.write(record)
     assert path == runtime / f"sglang-prefill-graph-{os.getuid()}" / f"{os.getpid()}.json"
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert report.read_all() == [record]
+    assert records.read_all() == [record]
 
 
 def test_records_of_gone_processes_are_ignored_and_removed(record):
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import records
 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left = report.write(dataclasses.replace(record, pid=gone.pid, started=None))
-    reused = report.write(dataclasses.replace(record, started=1))  # this pid, but an earlier process
-    assert report.read_all() == []
-    assert report.write(dataclasses.replace(record)) == reused and not left.exists()
+    left = records.write(dataclasses.replace(record, pid=gone.pid, started=None))
+    reused = records.write(dataclasses.replace(record, started=1))  # this pid, but an earlier process
+    assert records.read_all() == []
+    assert records.write(dataclasses.replace(record)) == reused and not left.exists()
     (reused.parent / "1.json").write_text("not a record")
-    assert report.read_all() == [record]
+    assert records.read_all() == [record]
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(record, runtime, tmp_path_factory):
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import records
 
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    report.folder().symlink_to(elsewhere)
-    assert report.write(record) is None and report.read_all() == [] and not list(elsewhere.iterdir())
-    report.folder().unlink()
-    report.folder().mkdir(mode=0o777)
-    report.folder().chmod(0o777)
-    assert report.write(record) is None and report.read_all() == []
-    report.folder().rmdir()
-    report.folder().write_text("a file")
-    assert report.write(record) is None and report.read_all() == []
+    records.folder().symlink_to(elsewhere)
+    assert records.write(record) is None and records.read_all() == [] and not list(elsewhere.iterdir())
+    records.folder().unlink()
+    records.folder().mkdir(mode=0o777)
+    records.folder().chmod(0o777)
+    assert records.write(record) is None and records.read_all() == []
+    records.folder().rmdir()
+    records.folder().write_text("a file")
+    assert records.write(record) is None and records.read_all() == []
 
 
 def command(runtime, *words):
@@ -221,9 +221,9 @@ def command(runtime, *words):
 
 
 def test_the_command_prints_the_tree_and_every_server(record, tree, revision, runtime):
-    from sglang.srt.prefill_graph import report
+    from sglang.srt.prefill_graph.report import records
 
-    report.write(record)
+    records.write(record)
     provenance = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
     text = command(runtime).splitlines()
     assert text[0] == f"this tree: sglang {revision}, queue release {provenance['release']}, {len(provenance['patches'])} patches"
@@ -243,13 +243,13 @@ import sglang.srt.prefill_graph.__main__
 print(json.dumps([name for name in set(sys.modules) - before if name.split(".")[0] in ("torch", "triton", "numpy", "transformers", "sglang")]))
 """
     heavy = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
-    names = ["__main__", "compat", "layers", "provenance", "report", "stack"]
+    names = ["__main__", "report", "report.provenance", "report.records"]
     wanted = ["sglang.srt", "sglang.srt.prefill_graph", *(f"sglang.srt.prefill_graph.{name}" for name in names)]
     assert set(json.loads(heavy)) - {"sglang.srt"} == set(wanted) - {"sglang.srt"}
 
 
 def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
-    from sglang.srt.prefill_graph import provenance
+    from sglang.srt.prefill_graph.report import provenance
 
     for content in (None, "{", '{"version": 1}'):
         file = runtime / "provenance.json"

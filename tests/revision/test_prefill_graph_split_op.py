@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
 NUMBERS = itertools.count()
 
 
@@ -17,7 +17,7 @@ def add_one(layer, hidden_states, output, forward_batch):
 @pytest.fixture
 def op():
     """A new op that adds its layer's step, for the forward batch's `tokens`."""
-    from sglang.srt.prefill_graph.split_op import split_op
+    from sglang.srt.prefill_graph.piecewise.split_op import split_op
 
     name = f"prefill_graph_test_{next(NUMBERS)}"
     return SimpleNamespace(name=name, call=split_op(name, tokens=lambda batch: batch.tokens)(add_one))
@@ -107,33 +107,28 @@ def test_what_the_compiler_traces_is_what_the_release_splits_at(op):
 def test_registering_twice_changes_nothing(op):
     import torch
     from host import graph
-    from sglang.srt.prefill_graph.split_op import split_op
+    from sglang.srt.prefill_graph.piecewise.split_op import split_op
 
     again = split_op(op.name, tokens=lambda batch: batch.tokens)(add_one)
     assert again is op.call is getattr(torch.ops.sglang, op.name)
     assert graph.split_ops().count(f"sglang.{op.name}") == 1
 
 
-UPSTREAM = {"nemotron_mamba2_with_output": "sglang.srt.models.nemotron_h", "gdn_with_output": "sglang.srt.models.qwen3_next"}
-
-
-@pytest.mark.parametrize("name, module", UPSTREAM.items())
-def test_a_release_that_has_the_op_keeps_its_own(name, module):
-    """Whichever is imported first, our module or the release's: the op is the release's where it defines one."""
+@pytest.mark.parametrize(
+    "name, module, theirs",
+    [
+        pytest.param("nemotron_mamba2_with_output", "mamba2", "nemotron_h", marks=pytest.mark.revision("<0.5.10")),
+        pytest.param("gdn_with_output", "gdn", "qwen3_next", marks=pytest.mark.revision("<0.5.6")),
+    ],
+)
+def test_an_op_is_ours_where_the_release_has_none(name, module, theirs):
+    """Also behind the release's own module of that model, which would define it where it had one."""
     import importlib
-    import inspect
-    import sys
 
     import torch
+    from sglang.srt.prefill_graph.compat import features
 
-    ours = importlib.import_module({"nemotron_mamba2_with_output": "sglang.srt.prefill_graph.mamba2"}.get(name, "sglang.srt.prefill_graph.gdn"))
-    from sglang.srt.prefill_graph import compat
-
-    theirs = importlib.import_module(module)
-    defined = compat.defines(module, name)
-    assert defined == (f"\ndef {name}(" in inspect.getsource(sys.modules[module]))
-    if defined:
-        assert inspect.isfunction(getattr(ours, name)) and hasattr(torch.ops.sglang, name)
-    else:
-        assert getattr(ours, name) is getattr(torch.ops.sglang, name)
-        assert getattr(theirs, name, getattr(ours, name)) is getattr(ours, name)
+    importlib.import_module(f"sglang.srt.models.{theirs}")
+    assert not features.defines(f"sglang.srt.models.{theirs}", name)
+    ours = importlib.import_module(f"sglang.srt.prefill_graph.piecewise.{module}")
+    assert getattr(ours, name) is getattr(torch.ops.sglang, name)

@@ -5,6 +5,9 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -28,37 +31,53 @@ def verify(folder, *words):
     return interpreted.call("sglang.srt.prefill_graph", "--verify", *words, folder=folder)
 
 
-def started(monkeypatch, caplog):
-    """What a server logs up to where it has set up its logging, which the tests' own takes the place of."""
-    from sglang.srt.entrypoints import engine
+class Stop(Exception):
+    pass
 
-    class Stop(Exception):
-        pass
 
-    def stop(*_, **__):
+class Arguments:
+    """Those of a server that asks for any stops there."""
+
+    def __getattr__(self, name):
         raise Stop
 
-    class Arguments:
-        def __getattr__(self, name):  # the first thing that the release asks of its arguments from here on
-            stop()
 
-    monkeypatch.setattr(engine, "configure_logger", lambda *_, **__: None)
+def started(monkeypatch):
+    """What a server calls up to where it has set up its process, by name."""
+    from sglang.srt.entrypoints import engine
+
+    called = []
+
+    def stop(*_, **__):
+        called.append("_set_envs_and_config")
+        raise Stop
+
+    monkeypatch.setattr(engine, "configure_logger", lambda *_, **__: called.append("configure_logger"))
     monkeypatch.setattr(engine, "_set_envs_and_config", stop)
     launch = getattr(engine, "_launch_subprocesses", None) or engine.Engine._launch_subprocesses
     needed = [one.name for one in inspect.signature(launch).parameters.values() if one.default is one.empty]
-    with caplog.at_level(logging.INFO), pytest.raises(Stop):
-        launch(**dict.fromkeys(needed) | {"server_args": Arguments()})
-    return [record.getMessage() for record in caplog.records]
+    with pytest.raises(Stop):
+        launch(**dict.fromkeys(needed) | {"server_args": MagicMock()})  # which checks itself in between, up to 0.5.9
+    return called
 
 
 def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog, tree, revision):
+    """In the function that it calls right after its logging is set up."""
+    from sglang.srt.entrypoints import engine
+
+    with monkeypatch.context() as patch:
+        assert started(patch) == ["configure_logger", "_set_envs_and_config"]
+    if hasattr(engine, "resolving_view"):  # it only reads, from 0.5.20 on
+        monkeypatch.setattr(engine, "resolving_view", lambda arguments: arguments)
+    with caplog.at_level(logging.INFO), pytest.raises(Stop):
+        engine._set_envs_and_config(Arguments())
     record = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
-    [line] = [line for line in started(monkeypatch, caplog) if line.startswith("Patched by")]
+    [line] = [line for line in caplog.messages if line.startswith("Patched by")]
     assert line.startswith(f"Patched by the prefill graph queue: sglang {revision}, queue release {record['release']}, {len(record['patches'])} patches, tree sha256:")
 
 
 def test_the_listing_is_the_tree_that_the_tool_recorded(tree):
-    from sglang.srt.prefill_graph import provenance
+    from sglang.srt.prefill_graph.report import provenance
 
     assert provenance.tree_hash() == json.loads((tree / "provenance.json").read_text())["tree"]["listing"]
 
@@ -73,10 +92,19 @@ def test_a_tree_as_it_was_made_verifies(copy):
 def test_every_file_that_differs_is_named(copy):
     write(copy / "sglang/srt/entrypoints/engine.py", "x = 1\n")
     (copy / "sglang/srt/utils/__init__.py").with_name("left_behind.py").write_text("")
-    (copy / "sglang/srt/prefill_graph/gdn.py").unlink()
+    (copy / "sglang/srt/prefill_graph/model/stack.py").unlink()
     done = verify(copy)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-3:] == ["  changed  sglang/srt/entrypoints/engine.py", "  missing  sglang/srt/prefill_graph/gdn.py", "  added    sglang/srt/utils/left_behind.py"]
+    assert done.stdout.splitlines()[-3:] == ["  changed  sglang/srt/entrypoints/engine.py", "  missing  sglang/srt/prefill_graph/model/stack.py", "  added    sglang/srt/utils/left_behind.py"]
+
+
+def test_the_folder_verifies_where_the_libraries_are_missing(copy):
+    """`sglang` itself imports numpy, torch and more; -I and -S leave an interpreter with the standard library alone."""
+    command = [sys.executable, "-I", "-S", copy / "sglang/srt/prefill_graph", "--verify"]
+    assert subprocess.run([*command[:3], "-c", "import numpy"], capture_output=True).returncode == 1
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "files are as the queue made them" in done.stdout, done.stdout + done.stderr
+    assert "servers" in json.loads(subprocess.run([*command[:-1], "--json"], capture_output=True, text=True).stdout)
 
 
 @pytest.mark.parametrize("text", [None, "no listing\n"])

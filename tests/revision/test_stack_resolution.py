@@ -117,7 +117,7 @@ def llama(build_model):
 
 
 def found(model):
-    from sglang.srt.prefill_graph import stack
+    from sglang.srt.prefill_graph.model import stack
 
     return stack.find(model)
 
@@ -147,7 +147,7 @@ def test_a_nested_wrapper(name, llama):
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_model_without_layers(name):
-    from sglang.srt.prefill_graph import stack
+    from sglang.srt.prefill_graph.model import stack
 
     model = build(name)
     with pytest.raises(stack.NoStack, match=rf"^no decoder layers in the model \({type(model).__name__}\)"):
@@ -171,7 +171,7 @@ def looped():
 
 @pytest.mark.parametrize("make", [looped, endless])
 def test_a_walk_ends(make):
-    from sglang.srt.prefill_graph import stack
+    from sglang.srt.prefill_graph.model import stack
 
     with pytest.raises(stack.NoStack, match="no decoder layers in the model"):
         stack.find(make())
@@ -196,7 +196,7 @@ def test_the_model_says_it_itself(llama):
 )
 def test_what_the_model_says_is_no_stack(says, reason, llama):
     """It is believed: nothing else is looked for."""
-    from sglang.srt.prefill_graph import stack
+    from sglang.srt.prefill_graph.model import stack
 
     with pytest.raises(stack.NoStack, match=rf"SimpleNamespace.get_layer_stack\(\) {reason}"):
         stack.find(SimpleNamespace(model=llama.model, get_layer_stack=says))

@@ -183,7 +183,7 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
     selected = [queue.base(patch.name) for patch in queue.select(pin.version)]
     brings, repairs = (_named(name for name in selected if name in those) for those in (feature.brings, feature.repairs))
-    if brings:
+    if brings and not (feature.upstream and pin.version >= Version(feature.upstream)):
         return Cell(State.NOT_RUN, f"the queue brings it with {brings}")
     reasons = [reason for specifier, reason in feature.never.items() if SpecifierSet(specifier).contains(pin.version, prereleases=True)]
     if reasons:

@@ -35,7 +35,7 @@ RULES = (
     Rule("Upstream-Status", rf"Merged {VERSION}|Pending|Submitted #\d+|Inappropriate: .+", "`Merged X.Y.Z` (first release that has it), `Pending`, `Submitted #n`, or `Inappropriate: reason`"),
     Rule("Probe", rf"{TREE_PATH} :: \S[^\n]*", "how to see that a tree has the change: `PATH :: TEXT` (white space folded) or `PATH :: /REGEX/`; any one that matches is enough", repeats=True),
     Rule("Gap", r"[^:]+: .{10,}(?s:.*)", "`SPECIFIER: reason`: releases outside the guard that lack the change, and why it is not offered there; `SPECIFIER: not needed: reason` where they do without it", required=False, repeats=True),
-    Rule("Overlay", r"none|[^\s,]+(?:,\s+[^\s,]+)*", "the overlay files it needs, as paths below overlay/ (or folders, ending in /), or `none`"),
+    Rule("Overlay", r"none|[^\s,]+(?:,\s+[^\s,]+)*", "the overlay files that its lines import, as paths below overlay/ (or folders, ending in /), or `none`; what these import comes with them"),
     Rule("Needs", r"[^\s,@]+\.patch(?:,\s+[^\s,@]+\.patch)*", "the patches that a pull request of this one has to stand on", required=False),
     Rule("Test", r"tests/[^\s,]+\.py(?:,\s+tests/[^\s,]+\.py)*", "the tests that fail without it"),
 )  # fmt: skip

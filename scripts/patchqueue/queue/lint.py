@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
 from pathlib import Path
 
 from ..outcome import Problem
-from . import placed
+from . import imports, placed
+from .patchfile import Patch
 from .series import FILE, PROVENANCE, Queue, overlapping
 
 
@@ -47,7 +46,7 @@ def _variants(queue: Queue) -> list[Problem]:
 
 
 def _overlay(root: Path, queue: Queue) -> list[Problem]:
-    found = [Problem("unnamed-overlay", f"overlay/{path}", "no patch's Overlay names it") for path in queue.unnamed_overlay()]
+    found = [Problem("unnamed-overlay", f"overlay/{path}", "no patch's Overlay names it, or a file that imports it") for path in queue.unnamed_overlay()]
     for path in sorted((root / "overlay").rglob("*")):
         if path.is_symlink():
             found.append(Problem("symlink", path.relative_to(root).as_posix(), "an overlay file is a plain file"))
@@ -72,23 +71,15 @@ def _overlay(root: Path, queue: Queue) -> list[Problem]:
         for wanted in queue.header(name).overlay:
             if not any(path == wanted or (wanted.endswith("/") and path.startswith(wanted)) for path in queue.overlay):
                 found.append(Problem("missing-overlay", f"patches/{name}", f"needs overlay/{wanted}, which is not there"))
-        laid = queue.overlay_for([queue.patches[name]])
-        for path, content in sorted(laid.items()):
-            for missing in sorted(_imported(path, content) & queue.overlay.keys() - laid.keys()):
-                found.append(Problem("unclosed-overlay", f"patches/{name}", f"its Overlay names {path}, which imports {missing}, but not that", "name it too, or the folder"))
+        for missing in sorted(called(queue.patches[name]) & queue.overlay.keys() - queue.overlay_for([queue.patches[name]]).keys()):
+            found.append(Problem("unclosed-overlay", f"patches/{name}", f"its lines import {missing}, which its Overlay does not bring", "name it there, or a file that imports it"))
     return found
 
 
-@functools.cache  # most patches bring the same files
-def _imported(path: str, content: bytes) -> set[str]:
-    """The files beside `path` that it imports where it begins: `from . import name`, `from .name import …`."""
-    try:
-        tree = ast.parse(content) if path.endswith(".py") else ast.Module([], [])
-    except (SyntaxError, ValueError):
-        return set()  # said elsewhere, or by Python
-    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
-    names = [name for node in froms for name in ([node.module] if node.module else [alias.name for alias in node.names])]
-    return {f"{path.rpartition('/')[0]}/{name}.py" for name in names}
+def called(patch: Patch) -> frozenset[str]:
+    """The files that a patch's added lines import."""
+    hunks = (hunk for file in patch.files for hunk in file.hunks)
+    return frozenset().union(*(imports.of_lines(line.text for line in hunk.lines if line.kind == "+") for hunk in hunks))
 
 
 def _tests(root: Path, queue: Queue) -> list[Problem]:

@@ -13,7 +13,7 @@ from packaging.version import Version
 from ..files.tree import is_part_of_tree
 from ..hint import counted
 from ..outcome import Problem
-from . import patchfile
+from . import imports, patchfile
 from . import placed as placing
 from .header import Header
 from .patchfile import Patch
@@ -88,12 +88,13 @@ class Queue:
         return base.header if base else own
 
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
-        """The overlay files that these patches need."""
-        wanted = [name for patch in patches for name in self.header(patch.name).overlay]
-        return {path: content for path, content in self.overlay.items() if any(_names(name, path) for name in wanted)}
+        """The overlay files that these patches name, and those that these import."""
+        wanted = {name for patch in patches for name in self.header(patch.name).overlay}
+        laid = imports.closure({path for path in self.overlay if any(_names(name, path) for name in wanted)}, self.overlay)
+        return {path: content for path, content in self.overlay.items() if path in laid}
 
     def unnamed_overlay(self) -> list[str]:
-        """Overlay files that no patch says it needs."""
+        """Overlay files that no patch names, and none that is named imports."""
         return sorted(self.overlay.keys() - self.overlay_for(self.patches.values()).keys())
 
 

@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 RUNNERS = {
     "sglang.srt.model_executor.piecewise_cuda_graph_runner": "PiecewiseCudaGraphRunner",
     "sglang.srt.model_executor.breakable_cuda_graph_runner": "BreakableCudaGraphRunner",
-    "sglang.srt.prefill_graph.breakable": "BreakableRunner",  # the queue's own, where the release has none
+    "sglang.srt.prefill_graph.breakable.runner": "BreakableRunner",  # the queue's own, where the release has none
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": "PrefillCudaGraphRunner",
 }
 PADDING = "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR"  # model_executor/runner/prefill_cuda_graph_runner.py:119 in 0.5.16

@@ -50,14 +50,17 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
         use_mla_backend=False,
         attn_backend=NativeSparseAttnBackend(),
     )
-    stand_ins = dict(PiecewiseCudaGraphRunner=Captured, BreakableCudaGraphRunner=Captured, get_available_gpu_memory=lambda *_, **__: 0.0)
+    stand_ins = dict(PiecewiseCudaGraphRunner=Captured, get_available_gpu_memory=lambda *_, **__: 0.0)
     with contextlib.ExitStack() as stack:
         for name in stand_ins.keys() & vars(model_runner).keys():
             stack.enter_context(mock.patch.object(model_runner, name, stand_ins[name]))
-        if "admit_sparse_attention(self)" in inspect.getsource(model_runner):
-            stack.enter_context(mock.patch("sglang.srt.prefill_graph.compat.on_cuda", lambda: True))
-        if "make_runner" in vars(model_runner):
-            stack.enter_context(mock.patch.object(sys.modules[model_runner.make_runner.__module__], "BreakableRunner", Captured))
+        if "set_up(self)" in inspect.getsource(model_runner):
+            from sglang.srt.prefill_graph.breakable import runner as breakable
+
+            upstream = Captured if breakable.capture.breakable_runner() else None
+            stack.enter_context(mock.patch.object(breakable.features, "on_cuda", lambda: True))
+            stack.enter_context(mock.patch.object(breakable, "BreakableRunner", Captured))
+            stack.enter_context(mock.patch.object(breakable, "_upstream", lambda: upstream))
         _decide(runner)
     return runner
 

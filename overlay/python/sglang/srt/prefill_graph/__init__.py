@@ -1,23 +1,18 @@
 """Prefill CUDA graphs for models and releases of sglang that lack them, and the report on why a graph is on or off.
 
-Thin patches hook the release's own files; what they call is here. Modules, low to high, none imports a higher one:
+Thin patches hook the release's own files; what they call is here. Rooms, low to high, none imports a higher one:
 
-    provenance          what this tree was made of, and whether it still is that
-    compat              how releases differ (the only place that knows)
-    kernels/            Triton kernels that do in one pass what the release does in several
-    stack               where a model keeps its decoder layers
-    lifetimes           what a graph with breaks has to keep alive
-    breakable_graph     a graph with breaks, for releases that have none
-    rows                which rows of a split op's tensors are real, and zero in the others
-    breaks              what stands for a split op's function: such a break, and those rows
-    arguments           server arguments that cannot go together with a graph
-    layers, split_op    what each layer is; how a layer method becomes an op at which the graph is split
-    mamba2, gdn, nsa    the split op of each kind of layer
-    tracked_states      the Mamba2 states that the prefix cache keeps of a prefill
-    breakable           the breakable graph's runner: the layer stack alone, any number of requests
-    report, __main__    the record of why the graph is on or off, and its command line
+    compat        how releases differ: the only place that knows, by looking for features
+    model         where a model keeps its decoder layers, and what each layer is
+    kernels       Triton kernels that do in one pass what the release does in several
+    piecewise     split ops: what their functions become, and those that this package defines
+    breakable     the breakable graph: the layer stack alone, any number of requests
+    report        why the graph is on or off, and what this tree was made of
+
+Each room's docstring lists its modules in the same order, and what a patch may call. A release gets the modules that its patches
+call, and those that these import: rooms import nothing themselves, so that a hook loads no more than it needs.
 
 `python -m sglang.srt.prefill_graph` prints what this tree was made of and every server that runs on this host; with
---verify it compares the tree's files with what the queue made.
-Importing the package imports nothing else.
+--verify it compares the tree's files with what the queue made. Where sglang's own libraries are missing, run the folder:
+`python FOLDER/sglang/srt/prefill_graph --verify`.
 """

@@ -1,5 +1,7 @@
 """`python -m sglang.srt.prefill_graph [--json | --verify [--json]]`: what this tree was made of, and the prefill graph of every
-server here; or whether the tree's files are still those that the queue made."""
+server here; or whether the tree's files are still those that the queue made.
+
+Run as `python …/sglang/srt/prefill_graph`, it needs none of the libraries that sglang imports."""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ import argparse
 import dataclasses
 import json
 
-from . import provenance, report
+if __package__:
+    from .report import provenance, records
+else:  # the folder itself is run
+    from report import provenance, records
 
 
 def main() -> int:
@@ -19,12 +24,12 @@ def main() -> int:
     made_of = provenance.read()
     if options.verify:
         return _verify(made_of, options.json)
-    records = report.read_all()
+    found = records.read_all()
     if options.json:
-        servers = [dataclasses.asdict(record) for record in records]
+        servers = [dataclasses.asdict(record) for record in found]
         print(json.dumps({"tree": dataclasses.asdict(made_of), "servers": servers}, indent=1))
     else:
-        print("\n".join(report.lines(made_of, records)))
+        print("\n".join(records.lines(made_of, found)))
     return 0
 
 

@@ -1,1 +1,14 @@
-"""Triton kernels for prefill, and the tiles that the releases' own kernels are launched with."""
+"""Triton kernels for prefill, and the tiles that the releases' own kernels are launched with. Modules, low to high:
+
+    tiles             tiles for Mamba2's prefill kernels
+    gated_delta       one launch setting for kernels of a gated delta rule's prefill
+    ssd               Mamba2's scan of a prefill in three kernels
+    mamba2_scan       which scan a prefill runs
+    relu2             the squared ReLU in one pass
+    tracked_states    the Mamba2 states that the prefix cache keeps of a prefill
+
+A patch calls:
+
+    gated_delta.settle, mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim,
+    tracked_states.ask_once.
+"""

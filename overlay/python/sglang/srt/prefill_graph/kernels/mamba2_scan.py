@@ -10,37 +10,54 @@ from typing import Any
 
 import torch
 
+from ..compat import ops
 from . import ssd, tiles
 
 SWITCH = "SGLANG_MAMBA2_SCAN"  # "release" in the environment: never ours
 
 
 def choose(
-    release: Callable[..., Any],
     metadata: Any,
     pool: torch.Tensor,
     slots: torch.Tensor,
     x: torch.Tensor,
     b: torch.Tensor,
-) -> tuple[Callable[..., Any], bool]:
-    """What scans this prefill, and whether the states that requests go on from must be gathered.
+) -> tuple[Callable[..., Any], bool, Any]:
+    """What scans this prefill, whether the states that requests go on from must be gathered, and where to write what they leave.
 
-    release: mamba_chunk_scan_combined. metadata: the release's Mamba2Metadata of the batch.
-    pool: (slots, heads, head_dim, d_state). slots: (requests,), each request's own.
-    x: (tokens, heads * head_dim), b: (tokens, groups * d_state), behind the convolution.
+    metadata: the release's Mamba2Metadata of the batch. pool: (slots, heads, head_dim, d_state).
+    slots: (requests,), each request's own. x: (tokens, heads * head_dim), b: (tokens, groups * d_state),
+    behind the convolution.
 
-    What is returned takes release's arguments. Ours writes the requests' states into the pool, also
-    those that the prefix cache wants, and returns None in place of each.
+    What is returned takes the arguments of the release's mamba_chunk_scan_combined. Ours writes all
+    states into the pool itself; the caller's write goes to no slot.
     """
     mixed = metadata.mixed_metadata
     shape = _shape(pool, x, b)
     chosen = shape and _tiles(shape, x)
     if not chosen or not _can_plan(metadata) or os.environ.get(SWITCH) == "release":
-        return release, mixed.prep_initial_states
+        return _release(metadata, pool), mixed.prep_initial_states, slots
     scan = functools.partial(
         _in_place, shape, chosen, _plan(metadata, x.device), pool, slots, mixed.has_initial_states
     )
-    return scan, False
+    return scan, False, slice(0)
+
+
+def _release(metadata: Any, pool: torch.Tensor) -> Callable[..., Any]:
+    """The release's scan, and behind it what tracked_states.aim left to do."""
+    scan, keep = ops.mamba2_scan(), getattr(metadata, "keep_between_chunks", None)
+    if keep is None:
+        return scan
+
+    def run(
+        x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *,
+        dt_bias: torch.Tensor, **more: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        states, left = scan(x, dt, a, b, c, dt_bias=dt_bias, **more)
+        keep(pool, states, x[0], dt[0], b[0], a, dt_bias)
+        return states, left
+
+    return run
 
 
 def _shape(pool: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> ssd.Shape | None:
@@ -103,8 +120,8 @@ def _in_place(
     D: torch.Tensor, dt_bias: torch.Tensor, out: torch.Tensor, z: None, dt_softplus: bool,
     dt_limit: tuple[float, float], return_final_states: bool,
     return_intermediate_states: bool = False, **_of_the_release_s_chunks: Any,
-) -> tuple[None, None] | None:  # fmt: skip
-    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it.
+) -> tuple[None, torch.Tensor] | torch.Tensor:  # fmt: skip
+    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it. Of the states that it returns none is left to write.
 
     x, out: (1, tokens, heads, head_dim); dt: (1, tokens, heads);
     b, c: (1, tokens, groups, d_state). Raises ValueError for what no Mamba2 mixer asks for.
@@ -117,4 +134,5 @@ def _in_place(
     launches.steps()
     launches.states(chosen[0])
     launches.scan(chosen[1])
-    return (None, None) if return_intermediate_states else None
+    left = pool[:0]
+    return (None, left) if return_intermediate_states else left

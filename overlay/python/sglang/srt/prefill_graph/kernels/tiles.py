@@ -130,10 +130,23 @@ class Fixed:
         return of_release(self.name, size, args[self.d_state], data.element_size(), data.device)
 
 
-def fix(*launchers: Callable[..., Any]) -> None:
-    """Have each kernel that one of these functions may launch take its tile from the table."""
-    for launcher in launchers:
-        room = launcher.__globals__
+LAUNCHERS = (
+    "_bmm_chunk_fwd",
+    "_chunk_cumsum_fwd",
+    "_chunk_scan_fwd",
+    "_chunk_state_fwd",
+    "chunk_state_varlen",
+    "_state_passing_fwd",
+)
+
+
+def fix(names: dict[str, Any]) -> None:
+    """Have each kernel that the launchers among `names` may launch take its tile from the table.
+
+    names: of the release's ssd_combined.py, which imports all of them, each from a module of its own.
+    """
+    for launcher in LAUNCHERS:
+        room = names[launcher].__globals__
         for name in KERNELS.keys() & room.keys():
             if not isinstance(room[name], Fixed):
                 room[name] = Fixed(room[name])

@@ -84,7 +84,7 @@ class TestLayerStack(CustomTestCase):
             ),
             mock.patch.object(cuda_graph_setup, "get_exec", lambda: execution),
             mock.patch.object(cuda_graph_setup, "get_parallel", lambda: ranks),
-            mock.patch("sglang.srt.prefill_graph.stack.get_parallel", lambda: ranks),
+            mock.patch("sglang.srt.prefill_graph.model.stack.get_parallel", lambda: ranks),
         ):
             return cuda_graph_setup.capture_prefill_graph(
                 model_runner=runner, eager_runner=object()

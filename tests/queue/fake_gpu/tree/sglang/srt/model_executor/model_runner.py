@@ -1,5 +1,5 @@
 from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
-from sglang.srt.prefill_graph.breakable import BreakableRunner
+from sglang.srt.prefill_graph.breakable.runner import BreakableRunner
 
 
 class Extend:

@@ -1,0 +1,317 @@
+"""The breakable prefill graph's runner: it captures the layer stack alone, so that any number of requests can replay it.
+
+Logits and pooling depend on how many requests there are; they run eagerly after the replay, on the batch as it came. The
+capture's own batch, one request, is a placeholder: captured kernels see rows of tokens only, breaks see the real batch.
+The boundary is that of upstream sglang#24662 (releases from 0.5.12); `set_up` is what a ModelRunner calls.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import tqdm
+
+from ..compat import arguments, capture, features, model_runner
+from ..model import layers, stack
+from ..model.layers import Refusal
+from . import breaks
+from .graph import Capture, Graph
+
+logger = logging.getLogger(__name__)
+_warn = functools.lru_cache(logger.warning)  # once, not at every batch
+INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is called with
+
+
+class CannotCapture(RuntimeError):
+    """No size could be captured. str() says why."""
+
+
+def set_up(runner: Any) -> bool:
+    """Whether the release must not go on to capture its piecewise graph for a ModelRunner whose layers it has collected.
+
+    Where the breakable graph is asked for, it is captured here, or refused. Sparse attention may have to stay eager.
+    """
+    if not runner.server_args.enable_breakable_cuda_graph:
+        return features.has_sparse_attention(runner.model_config) and not _admits_sparse(runner)
+    begun, before = time.perf_counter(), model_runner.free_memory(runner)
+    made = make_runner(runner, _upstream())
+    runner.piecewise_cuda_graph_runner = made
+    if made is not None:
+        took, used = time.perf_counter() - begun, before - model_runner.free_memory(runner)
+        logger.info("Captured the breakable prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.", took, used, before - used)
+    return True
+
+
+def _admits_sparse(runner: Any) -> bool:
+    from ..piecewise import nsa  # defines its ops, which only these models need
+
+    return nsa.admit_sparse_attention(runner)
+
+
+def _upstream() -> type | None:
+    """The release's own runner, where it has this boundary itself. On 0.5.12 it also replays batches that want hidden states
+    which the server is not set up for: those run eagerly."""
+    own = capture.breakable_runner()
+    if own is None or "capture_hidden_mode" in own.can_run.__code__.co_names:
+        return own
+
+    class Checked(own):
+        def can_run(self, forward_batch: Any) -> bool:
+            return forward_batch.capture_hidden_mode in capture.hidden_modes(self.model_runner) and super().can_run(forward_batch)
+
+    return Checked
+
+
+def make_runner(runner: Any, upstream: type | None = None) -> Any:
+    """The breakable graph's runner for a ModelRunner, or None where it has to prefill eagerly: one warning then says why.
+
+    upstream: the release's own runner class, where it has this boundary itself. The reason stays with the ModelRunner as
+    `prefill_graph_refusal`, for the report.
+    """
+    refusal, made = refuse(runner, in_order=upstream is not None), None
+    if refusal is None:
+        try:
+            made = _make_upstream(runner, upstream) if upstream else BreakableRunner(runner)
+        except CannotCapture as error:
+            refusal = Refusal(str(error))
+    runner.prefill_graph_refusal = refusal
+    if refusal and model_runner.is_first_rank(runner):
+        logger.warning("Prefill runs without a CUDA graph: %s", refusal.reason)
+    return made
+
+
+def _make_upstream(runner: Any, upstream: type) -> Any:
+    runner.server_args.piecewise_cuda_graph_tokens = sizes_that_fit(runner)
+    try:
+        return upstream(runner)
+    except torch.OutOfMemoryError as error:
+        raise _out_of_memory(runner, error) from error
+
+
+def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
+    """Why this model's layers must not be captured, or None.
+
+    in_order: the release's runner hands the stack these three arguments by position, and no other.
+    """
+    if getattr(runner, "use_mla_backend", False) and not capture.keeps_own_metadata(runner):
+        return Refusal("MLA attention runs outside of the graph's breaks")
+    if getattr(runner, "is_multimodal", False):
+        return Refusal("the model is multimodal, and none is known to work in the breakable graph of this release")
+    try:
+        found = stack.inner_stack(runner.model)
+    except stack.NoStack as error:
+        return Refusal(str(error))
+    named = _arguments(found)
+    lacking = [name for name in INPUTS if name not in named]
+    required = [name for name, known in named.items() if known.default is known.empty]
+    if lacking or (in_order and required != list(INPUTS)):
+        return Refusal(f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({', '.join(INPUTS)})")
+    offender = layers.outside_breaks(found.layers)
+    return offender and Refusal(str(offender), offender)
+
+
+def _arguments(module: Any) -> dict[str, inspect.Parameter]:
+    """What a layer stack's forward takes, by name and in order."""
+    return dict(inspect.signature(module.forward).parameters)
+
+
+def primitive() -> capture.Primitive:
+    """The release's own graph with breaks, else this package's.
+
+    Releases without one know of one prefill graph only: while it is captured their piecewise flag is set, so that model
+    code takes the ways that can be captured (custom all-reduce, dispose_tensor, MoE ops).
+    """
+
+    @contextlib.contextmanager
+    def capturing() -> Iterator[None]:
+        with capture.piecewise_flag(), breaks.in_breakable_graph():
+            yield
+
+    own = capture.Primitive(Graph, Capture, capturing, breaks.in_breakable_graph)
+    return capture.own_primitive() or own
+
+
+class BreakableRunner:
+    """Captures a model's layer stack once per size, and replays it for batches of at most that many tokens.
+
+    capture_num_tokens: the sizes, ascending. Raises CannotCapture where none fits the server's limits or its memory, or
+    where the stack does not run on a batch of its own.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self.runner, self.stack = runner, stack.inner_stack(runner.model)
+        self.arguments = inspect.signature(self.stack.forward)
+        self.primitive = primitive()
+        self.hidden_modes = capture.hidden_modes(runner)
+        self.graphs: dict[int, Any] = {}
+        self.output: Any = None  # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
+        sizes = sizes_that_fit(runner)
+        self.inputs = static_inputs(runner, sizes[-1])
+        self._capture(sizes)
+        self.capture_num_tokens = sorted(self.graphs)
+
+    def can_run(self, forward_batch: Any) -> bool:
+        """Whether a batch can be replayed; see `why_not`."""
+        return self.why_not(forward_batch) is None
+
+    def why_not(self, forward_batch: Any) -> str | None:
+        """Why a batch has to run eagerly, or None."""
+        tokens = len(forward_batch.input_ids)
+        if not 0 < tokens <= self.capture_num_tokens[-1]:
+            return f"{tokens} tokens; sizes up to {self.capture_num_tokens[-1]} were captured"
+        if forward_batch.forward_mode.is_target_verify():
+            return "drafts are being verified"
+        if forward_batch.capture_hidden_mode not in self.hidden_modes:
+            return f"hidden states are wanted as {forward_batch.capture_hidden_mode}, which this server is not set up for"
+        if any(getattr(forward_batch, name, None) is not None for name in ("input_embeds", "replace_embeds")):
+            return "the request brings embeddings"
+        return None
+
+    def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
+        """The model's own forward of `forward_batch`, with a replay in place of its layer stack."""
+        size = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, len(forward_batch.input_ids))]
+        forward = self.stack.forward
+
+        def replay_stack(*args: Any, **more: Any) -> Any:
+            given = self.arguments.bind(*args, **more).arguments
+            extra = [name for name, value in given.items() if name not in INPUTS and value is not None]
+            if extra:  # captured was a forward without it
+                _warn(f"Prefill replays no graph: the model hands its layer stack {', '.join(extra)}")
+                return forward(*args, **more)
+            ids = given["input_ids"]
+            fill(self.inputs, size, {"input_ids": ids, "positions": given["positions"], "out_cache_loc": forward_batch.out_cache_loc})
+            self.graphs[size].replay()
+            return first_rows(self.output, len(ids))
+
+        self.runner.attn_backend.init_forward_metadata(forward_batch)
+        with self.primitive.replaying(), capture.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
+            return self.runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)
+
+    def _capture(self, sizes: list[int]) -> None:
+        """Largest first, so that smaller ones find their memory in the pool. Where memory is too small, all again without
+        the largest: a size left out in between would have its batches padded to whatever is above."""
+        while lack := self._lack_of_memory(sizes):
+            self.graphs.clear()
+            self.output = None
+            torch.cuda.empty_cache()
+            sizes = sizes[:-1]
+            if not sizes or not isinstance(lack, CannotCapture):
+                raise lack
+
+    def _lack_of_memory(self, sizes: list[int]) -> Exception | None:
+        """Capture these sizes, or say that memory is too small for them."""
+        pool, shown = capture.graph_pool(self.runner), model_runner.is_first_rank(self.runner)
+        try:
+            with capture.capture_context(self.runner) as stream, self.primitive.capturing():
+                for size in tqdm.tqdm(sizes[::-1], desc="Capturing the breakable prefill graph", disable=not shown):
+                    self.graphs[size] = self._capture_one(size, pool, stream)
+        except torch.OutOfMemoryError as error:
+            return _out_of_memory(self.runner, error)
+        return None
+
+    def _capture_one(self, size: int, pool: Any, stream: Any) -> Any:
+        batch = capture.placeholder_batch(self.runner, {name: tensor[:size] for name, tensor in self.inputs.items()}, size)
+        self.runner.attn_backend.init_forward_metadata(batch)
+        capture.torch_device_module(self.runner).synchronize()
+        self.runner.tp_group.barrier()
+        try:  # kernels compile, and libraries take their workspace, outside of the capture
+            output = first_rows(self._forward(batch, size), size)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise CannotCapture(f"a batch of {size} tokens does not run: {type(error).__name__}: {error}") from error
+        if self.output is None:  # the largest size comes first
+            self.output = room_for(output)
+        del output
+        graph = self.primitive.graph()
+        with self.primitive.capture(graph, pool, stream):
+            store(self._forward(batch, size), self.output)
+        return graph
+
+    @torch.no_grad()  # as the whole model's forward has it
+    def _forward(self, batch: Any, size: int) -> Any:
+        capture.begin_forward(batch, size)
+        given = {"input_ids": batch.input_ids, "positions": batch.positions, "forward_batch": batch}
+        wanted = {name: None for name, known in self.arguments.parameters.items() if known.default is known.empty and known.kind is known.POSITIONAL_OR_KEYWORD}
+        with capture.forward_scope(self.runner, batch):
+            return self.stack.forward(**{**wanted, **given})
+
+
+def _out_of_memory(runner: Any, error: Exception) -> Exception:
+    """What becomes of a lack of memory: eager prefill on one rank. Several ranks could not tell each other, and would go on
+    with different graphs: an error."""
+    advice = "a smaller --mem-fraction-static or --piecewise-cuda-graph-max-tokens leaves more"
+    if getattr(runner, "tp_size", 1) > 1:
+        return RuntimeError(f"too little memory is left to capture the breakable prefill graph: {advice} ({error})")
+    return CannotCapture(f"too little memory is left to capture it: {advice}")
+
+
+def sizes_that_fit(runner: Any) -> list[int]:
+    """arguments.sizes_that_fit. Raises CannotCapture where there is none."""
+    sizes = arguments.sizes_that_fit(runner)
+    if not sizes:
+        raise CannotCapture(arguments.no_size_fits(runner))
+    return sizes
+
+
+def static_inputs(runner: Any, tokens: int) -> dict[str, torch.Tensor]:
+    """What captured kernels read, [tokens] each: input_ids, positions and out_cache_loc, the cache's slots (int64)."""
+    names = ("input_ids", "positions", "out_cache_loc")
+    return {name: torch.zeros(tokens, dtype=torch.int64, device=runner.device) for name in names}
+
+
+def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Tensor]) -> None:
+    """Put a batch into the first `size` rows. Rows behind it are token 0 at position 0 in the cache's slot 0, which no
+    request owns."""
+    for name, value in values.items():
+        inputs[name][: len(value)].copy_(value)
+        inputs[name][len(value) : size].zero_()
+
+
+def first_rows(output: Any, tokens: int) -> Any:
+    """`output` without its padding: a tensor [padded tokens, …], or tuples and lists of such (auxiliary hidden states)."""
+    if isinstance(output, torch.Tensor):
+        return output[:tokens]
+    if isinstance(output, (tuple, list)):
+        return type(output)(first_rows(part, tokens) for part in output)
+    if output is None:
+        return None
+    raise TypeError(f"a layer stack that returns a {type(output).__name__} cannot be replayed")
+
+
+def room_for(output: Any) -> Any:
+    """New tensors of `output`'s shapes, in the same tuples and lists."""
+    if isinstance(output, (tuple, list)):
+        return type(output)(map(room_for, output))
+    return output if output is None else torch.empty_like(output)
+
+
+def store(output: Any, room: Any) -> None:
+    """Copy `output`, of [tokens, …] each, into the first rows of what `room_for` made for as many tokens or more."""
+    if isinstance(output, (tuple, list)):
+        for part, place in zip(output, room, strict=True):
+            store(part, place)
+    elif output is not None:
+        room[: len(output)].copy_(output)
+
+
+@contextlib.contextmanager
+def forward_of(module: Any, forward: Any) -> Iterator[None]:
+    """Let `module(...)` call `forward` inside; nothing of it stays behind."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before

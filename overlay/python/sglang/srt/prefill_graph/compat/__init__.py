@@ -1,0 +1,8 @@
+"""How releases of sglang differ, found by looking for features. No other room knows a release. Modules, low to high:
+
+    features        parts that a release has
+    model_runner    what its model runner collects of a model, and where it looks for that
+    ops             the state that split ops ask for, and how the compiler learns of more of them
+    arguments       its server arguments for the prefill graph, up to 0.5.13
+    capture         how it captures a graph with breaks
+"""

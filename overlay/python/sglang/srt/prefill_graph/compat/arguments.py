@@ -1,0 +1,201 @@
+"""A release's server arguments for the prefill graph: its switch, its sizes, and the rules by which it leaves the graph off.
+
+The switches are in server_args.py: enable_piecewise_cuda_graph up to 0.5.9, then disable_… Up to 0.5.13 alone: from 0.5.14 on
+a release has other arguments, and from 0.5.16 on nobody may assign to them once they are resolved.
+Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+OPT_IN, OPT_OUT = "enable_piecewise_cuda_graph", "disable_piecewise_cuda_graph"
+
+
+def feature(server_args: Any) -> str:
+    """Which prefill graph these arguments are about."""
+    if getattr(server_args, "enable_breakable_cuda_graph", False):
+        return "breakable CUDA graph"
+    return f"piecewise CUDA graph, {getattr(server_args, 'piecewise_cuda_graph_compiler', 'eager')} compiler"
+
+
+def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
+    """The token counts that the arguments ask to capture; empty where every one is over a limit."""
+    return tuple(getattr(server_args, "piecewise_cuda_graph_tokens", None) or ())
+
+
+def sizes_that_fit(runner: Any) -> list[int]:
+    """Those of them that a batch of this server can have, ascending.
+
+    A placeholder request longer than the context has no place in req_to_token; one larger than the cache never comes.
+    """
+    limit = largest_batch(runner)
+    return sorted({size for size in sizes_to_capture(runner.server_args) if size <= limit})
+
+
+def largest_batch(runner: Any) -> int:
+    """Tokens of the largest prefill that the context and the cache allow."""
+    return min(runner.model_config.context_len, runner.max_total_num_tokens)
+
+
+def no_size_fits(runner: Any) -> str:
+    """The reason where none of the sizes asked for can be captured."""
+    asked = list(sizes_to_capture(runner.server_args))
+    return f"no capture size fits: asked for were {asked}, the context and the cache allow {largest_batch(runner)} tokens"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition under which the release leaves the graph off. holds: None where it cannot be evaluated from here."""
+
+    where: str
+    condition: str
+    holds: bool | None
+
+    def __str__(self) -> str:
+        return f"{self.condition} ({self.where})"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The server argument that decides. opt_in: off unless asked for. on: what it says now."""
+
+    flag: str
+    opt_in: bool
+    on: bool
+
+
+def switch(server_args: Any) -> Switch | None:
+    """The release's switch for the prefill graph, or None where it has neither known one."""
+    if hasattr(server_args, OPT_IN):
+        return Switch("--enable-piecewise-cuda-graph", True, bool(getattr(server_args, OPT_IN)))
+    if hasattr(server_args, OPT_OUT):
+        return Switch("--disable-piecewise-cuda-graph", False, not getattr(server_args, OPT_OUT))
+    return None
+
+
+def switch_rules(server_args: Any) -> list[Rule]:
+    """The release's own rules that turn its switch off, each evaluated on the arguments as they are now.
+
+    They are read from the source of ServerArgs: conditions over `self.disable_piecewise_cuda_graph = True` (or
+    `self.enable_… = False`). What a rule asks is therefore always what this release asks.
+    """
+    wanted = {OPT_IN: False, OPT_OUT: True}
+
+    def turns_off(statement: ast.stmt) -> bool:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            return False
+        names = [target.attr for target in statement.targets if isinstance(target, ast.Attribute)]
+        return any(name in wanted and statement.value.value is wanted[name] for name in names)
+
+    methods = [value for value in vars(type(server_args)).values() if inspect.isfunction(value)]
+    methods = [method for method in methods if set(method.__code__.co_names) & wanted.keys()]
+    return [rule for method in methods for rule in _rules(method, server_args, turns_off)]
+
+
+def argument_rules(server_args: Any) -> list[str]:
+    """Why other arguments turn the prefill graph off: the switch itself, or the release's rules about arguments alone.
+
+    Rules that ask about the model say nothing about what was typed, and are left to the report.
+    """
+    now = switch(server_args)
+    if now is None or now.on or now.opt_in:
+        return []
+    rules = switch_rules(server_args)
+    holding = [rule for rule in rules if rule.holds]
+    if not holding:
+        return [" or ".join([f"{now.flag} is given", *(str(rule) for rule in rules if rule.holds is None)])]
+    return [str(rule) for rule in holding if "get_model_config" not in rule.condition]
+
+
+def switch_on(server_args: Any) -> None:
+    """Ask for the prefill graph where the release leaves it off otherwise (up to 0.5.9)."""
+    if hasattr(server_args, OPT_IN) and not hasattr(server_args, OPT_OUT):
+        setattr(server_args, OPT_IN, True)
+
+
+def piecewise_unasked(args: Any) -> bool:
+    """Whether the piecewise graph is on (0.5.13, 0.5.14), and by default: nobody asked for it, nor for another one.
+
+    From 0.5.14 on one setting holds each phase's graph, and those that were typed are locked.
+    """
+    if not hasattr(args, "cuda_graph_config"):
+        asked = args.enforce_piecewise_cuda_graph or args.enable_breakable_cuda_graph
+        return not args.disable_piecewise_cuda_graph and not asked
+    locked = ("prefill", "backend") in args._cuda_graph_config_locked
+    return args.cuda_graph_config.prefill.backend == "tc_piecewise" and not locked
+
+
+def piecewise_off(args: Any) -> None:
+    """Leave the piecewise graph off, on the releases of `piecewise_unasked`."""
+    if hasattr(args, "cuda_graph_config"):
+        args.cuda_graph_config.prefill.backend = "disabled"
+    else:
+        args.disable_piecewise_cuda_graph = True
+
+
+def wants_graph(runner: Any) -> bool:
+    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as its arguments and the release's rules about
+    them go. From 0.5.11 on a draft's is not, until its worker asks for it (0.5.13): the release looks at that model itself."""
+    now = switch(runner.server_args)
+    if now is None or not now.on or any(rule.holds for rule in runner_rules(runner)):
+        return False
+    set_up = getattr(type(runner), "init_piecewise_cuda_graphs", None)
+    skips_drafts = set_up is not None and "is_draft_worker" in set_up.__code__.co_names
+    return not (skips_drafts and runner.is_draft_worker)
+
+
+def runner_rules(runner: Any) -> list[Rule]:
+    """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to 0.5.9), evaluated now."""
+    method = getattr(type(runner), "can_run_piecewise_cuda_graph", None)
+
+    def says_no(statement: ast.stmt) -> bool:
+        return isinstance(statement, ast.Return) and isinstance(statement.value, ast.Constant) and statement.value.value is False
+
+    return _rules(method, runner, says_no) if inspect.isfunction(method) else []
+
+
+def _rules(method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool]) -> list[Rule]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
+    except (OSError, SyntaxError, IndexError):
+        return []
+    names = {**method.__globals__, "self": owner}
+    found = []
+    for conditions in _paths(tree.body, (), is_effect):
+        text = " and ".join(ast.unparse(condition) for condition in conditions)
+        found.append(Rule(f"{type(owner).__name__}.{method.__name__}", text or "always", _all_hold(conditions, names)))
+    return found
+
+
+def _paths(body: list[ast.stmt], conditions: tuple, is_effect: Callable[[ast.stmt], bool]) -> Iterator[tuple]:
+    """The conditions on each way through `body` to a statement that is_effect."""
+    for statement in body:
+        if is_effect(statement):
+            yield conditions
+        elif isinstance(statement, ast.If):
+            otherwise = ast.UnaryOp(ast.Not(), statement.test)
+            yield from _paths(statement.body, (*conditions, statement.test), is_effect)
+            yield from _paths(statement.orelse, (*conditions, otherwise), is_effect)
+            if isinstance(statement.body[-1], (ast.Return, ast.Raise)):
+                conditions = (*conditions, otherwise)
+
+
+def _all_hold(conditions: tuple, names: dict[str, Any]) -> bool | None:
+    verdicts = [_holds(condition, names) for condition in conditions]
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
+
+
+def _holds(condition: ast.expr, names: dict[str, Any]) -> bool | None:
+    expression = ast.fix_missing_locations(ast.Expression(condition))
+    try:
+        return bool(eval(compile(expression, "<rule>", "eval"), names))
+    except Exception:  # a local name of the method, or a check that needs the moment it was made for
+        return None

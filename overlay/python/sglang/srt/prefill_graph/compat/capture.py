@@ -1,0 +1,153 @@
+"""How a release captures a graph with breaks: its memory, its stream, its forward, and a batch for it.
+
+Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .features import BREAKABLE, CONTEXT, has, has_breakable
+from .model_runner import layer_lists
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """How a release captures a graph with breaks.
+
+    graph(): a new graph with replay(); capture(graph, pool, stream): a context manager that captures into it;
+    capturing(), replaying(): context managers around all captures, and around a replay.
+    """
+
+    graph: Callable[[], Any]
+    capture: Callable[[Any, Any, Any], Any]
+    capturing: Callable[[], Any]
+    replaying: Callable[[], Any]
+
+
+def own_primitive() -> Primitive | None:
+    """The release's own breakable graph (from 0.5.11), or None."""
+    if not has_breakable():
+        return None
+    own = importlib.import_module(f"{BREAKABLE}.breakable_cuda_graph")
+    flag = importlib.import_module(f"{BREAKABLE}.context").enable_breakable_cuda_graph
+    return Primitive(own.BreakableCUDAGraph, own.BreakableCUDAGraphCapture, flag, flag)
+
+
+def breakable_runner() -> type | None:
+    """The release's own runner of the breakable graph, where it captures the layer stack alone (0.5.12, 0.5.13)."""
+    module = "sglang.srt.model_executor.breakable_cuda_graph_runner"
+    own = importlib.import_module(module).BreakableCudaGraphRunner if has(module) else None
+    return own if own and "layer_model" in own.can_run.__code__.co_names else None
+
+
+def piecewise_flag() -> Any:
+    """A context manager in which the release's `graph_flag` is true."""
+    return importlib.import_module(CONTEXT).enable_piecewise_cuda_graph()
+
+
+def capture_context(runner: Any) -> Any:
+    """The release's context manager for capturing graphs, with garbage collection frozen; gives the stream."""
+    from sglang.srt.distributed.parallel_state import graph_capture
+    from sglang.srt.model_executor.piecewise_cuda_graph_runner import freeze_gc
+
+    @contextlib.contextmanager
+    def context():
+        with freeze_gc(runner.server_args.enable_cudagraph_gc), graph_capture() as capture:
+            yield capture.stream
+
+    return context()
+
+
+def graph_pool(runner: Any) -> Any:
+    """The memory pool that all of the process's graphs share; they never run at the same time."""
+    from sglang.srt.distributed.device_communicators.pynccl_allocator import set_graph_pool_id
+    from sglang.srt.model_executor import cuda_graph_runner
+
+    if cuda_graph_runner.get_global_graph_memory_pool() is None:
+        cuda_graph_runner.set_global_graph_memory_pool(torch_device_module(runner).graph_pool_handle())
+    pool = cuda_graph_runner.get_global_graph_memory_pool()
+    set_graph_pool_id(pool)
+    return pool
+
+
+def torch_device_module(runner: Any) -> Any:
+    import torch
+
+    return torch.get_device_module(runner.device)
+
+
+def forward_scope(runner: Any, forward_batch: Any) -> Any:
+    """The release's set_forward_context for a batch: what breaks look their layer and their batch up in.
+
+    0.5.10 takes num_tokens as well, from which its attention plans padding; breaks get no padding, so it stays unset.
+    """
+    lists = [getattr(runner, name) for name in ("attention_layers", *layer_lists(runner))]
+    quantization = getattr(runner.model, "quant_config", None)
+    return importlib.import_module(CONTEXT).set_forward_context(forward_batch, lists[0], quantization, *lists[1:])
+
+
+def begin_forward(forward_batch: Any, tokens: int) -> None:
+    """What a graph runner settles before a forward of `tokens` rows without data parallelism."""
+    from sglang.srt.layers.dp_attention import set_dp_buffer_len, set_is_extend_in_batch
+
+    forward_batch.dp_local_start_pos = forward_batch.dp_local_num_tokens = None
+    set_dp_buffer_len(None, tokens, forward_batch.dp_padding_mode.is_max_len())
+    set_is_extend_in_batch(False)
+
+
+def hidden_modes(runner: Any) -> tuple[Any, ...]:
+    """The CaptureHiddenModes that this server's prefills can have: none wanted, and others where it was set up for them.
+
+    The captured layer stack is the same for all; what is kept of its result is decided behind the replay.
+    """
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode as Mode
+
+    speculative = getattr(runner, "spec_algorithm", None)
+    wanted = runner.server_args.enable_return_hidden_states or (speculative is not None and not speculative.is_none())
+    return (Mode.NULL, Mode.LAST, Mode.FULL) if wanted else (Mode.NULL,)
+
+
+def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
+    """A ForwardBatch of one request with `tokens` new tokens, for capturing.
+
+    inputs: the static tensors that captured kernels read (input_ids, positions, out_cache_loc, …), cut to `tokens`.
+    Nothing but these and the breaks may depend on the batch. Field names as in 0.5.9 to 0.5.11.
+    """
+    import torch
+    from sglang.srt.layers.dp_attention import DpPaddingMode
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+    def here(value: int) -> Any:
+        return torch.tensor([value], dtype=torch.int64, device=runner.device)
+
+    values = inputs | dict(
+        forward_mode=ForwardMode.EXTEND, global_forward_mode=ForwardMode.EXTEND, batch_size=1, seq_lens_sum=tokens,
+        req_pool_indices=here(0), seq_lens=here(tokens), orig_seq_lens=here(tokens), seq_lens_cpu=torch.tensor([tokens]),
+        extend_num_tokens=tokens, extend_seq_lens=here(tokens), extend_prefix_lens=here(0), extend_start_loc=here(0),
+        extend_seq_lens_cpu=[tokens], extend_prefix_lens_cpu=[0], extend_logprob_start_lens_cpu=[tokens], num_token_non_padded_cpu=tokens,
+        return_logprob=False, capture_hidden_mode=hidden_modes(runner)[0], dp_padding_mode=DpPaddingMode.get_default_mode_in_cuda_graph(),
+        req_to_token_pool=runner.req_to_token_pool, token_to_kv_pool=runner.token_to_kv_pool, attn_backend=runner.attn_backend,
+    )  # fmt: skip
+    if getattr(runner, "is_hybrid_swa", False):  # else a store would go on with the decode graphs' last one (0.5.11)
+        values["out_cache_loc_swa"] = torch.zeros(tokens, dtype=torch.int64, device=runner.device)
+    known = {field.name for field in dataclasses.fields(ForwardBatch)}
+    return ForwardBatch(**{name: value for name, value in values.items() if name in known})
+
+
+def keeps_own_metadata(runner: Any) -> bool:
+    """Whether the attention backend prepares breakable graphs itself (DeepSeek-V4's, from 0.5.13)."""
+    return bool(getattr(runner.attn_backend, "use_captured_forward_metadata_for_breakable_cuda_graph", False))
+
+
+def weak_view(tensor: Any) -> Any:
+    """A view of a tensor on the GPU that does not keep its memory: the release's own, from 0.5.6.post2 to 0.5.20.
+
+    For releases without a breakable graph; those with one pass their own. Raises ModuleNotFoundError elsewhere.
+    """
+    return importlib.import_module("sglang.srt.compilation.weak_ref_tensor").weak_ref_tensors(tensor)

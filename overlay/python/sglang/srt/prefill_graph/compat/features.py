@@ -1,0 +1,72 @@
+"""What a release has: parts of its own, and what they are called.
+
+The piecewise flag and the forward context are in compilation/piecewise_context_manager.py, 0.5.5.post3 to 0.5.13.post1, the
+breakable graph in model_executor/breakable_cuda_graph/ from 0.5.11 (paths below sglang/srt/).
+Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CONTEXT = "sglang.srt.compilation.piecewise_context_manager"
+BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph"
+
+
+def has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def defines(module: str, name: str) -> bool:
+    """Whether the release's own `module` has a function `name`; reads the file, because importing it may be circular."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return False
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    return f"\ndef {name}(" in Path(spec.origin).read_text(encoding="utf-8")
+
+
+def has_breakable() -> bool:
+    """Whether the release has a breakable graph of its own."""
+    return has(BREAKABLE)
+
+
+def lacks_breaks() -> bool:
+    """Whether the piecewise graph is the release's only prefill graph (before 0.5.11)."""
+    return has(CONTEXT) and not has_breakable()
+
+
+def knows_idle_ranks() -> bool:
+    """Whether the release's breakable runner takes part in data-parallel attention (from 0.5.13)."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    return "can_run_dp_breakable_cuda_graph" in {field.name for field in dataclasses.fields(ForwardBatch)}
+
+
+def has_sparse_attention(model_config: Any) -> bool:
+    """Whether the release runs this model's attention behind an indexer (is_deepseek_nsa, configs/model_config.py)."""
+    is_sparse = getattr(importlib.import_module("sglang.srt.configs.model_config"), "is_deepseek_nsa", None)
+    return is_sparse is not None and is_sparse(model_config.hf_text_config)
+
+
+def on_cuda() -> bool:
+    """Whether the release runs on an NVIDIA GPU, as it sees it."""
+    from sglang.srt.utils import is_cuda
+
+    return is_cuda()
+
+
+def weak_views(capture: Any) -> Callable[[Any], Any]:
+    """What the module of a release's own capture of a breakable graph makes weak views with (from 0.5.11)."""
+    return vars(sys.modules[type(capture).__module__])["_weak_ref_if_tensor"]

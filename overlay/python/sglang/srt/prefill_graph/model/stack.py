@@ -1,0 +1,116 @@
+"""Find the module that owns a model's decoder layers, and say what was looked at."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from ..compat import model_runner
+
+logger = logging.getLogger(__name__)
+
+_INNER = ("language_model", "model", "thinker")  # where wrappers keep the model inside, in the order in which it is tried
+_MOST = 16  # modules to probe: attributes that are made when they are asked for could go on for ever
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where the decoder layers are. path: from the outer model, as "model"; "" is the outer model itself."""
+
+    owner: Any
+    path: str
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The decoder layers in order; an index is a layer_id."""
+        return tuple(self.owner.layers)
+
+
+class NoStack(LookupError):
+    """No decoder layers were found. str() says what was probed."""
+
+
+def find(model: Any) -> Stack:
+    """The stack of a whole model (`…ForCausalLM`, or a multimodal wrapper of one).
+
+    A model can say so itself with get_layer_stack(), which returns the module that has `.layers`. Otherwise its
+    language_model, model and thinker attributes are followed inwards until one has `.layers`. Raises NoStack.
+    """
+    explicit = getattr(model, "get_layer_stack", None)
+    if callable(explicit):
+        try:
+            owner = explicit()
+        except Exception as error:  # code of a model, which may be anybody's
+            raise NoStack(f"{type(model).__name__}.get_layer_stack() raised {error!r}") from error
+        if _has_layers(owner):
+            return Stack(owner, "get_layer_stack()")
+        raise NoStack(f"{type(model).__name__}.get_layer_stack() gave a {type(owner).__name__} without layers")
+    probed, waiting, seen = [], [(model, "")], set()
+    while waiting and len(probed) < _MOST:
+        owner, path = waiting.pop(0)
+        if id(owner) in seen:  # some models point back at themselves
+            continue
+        seen.add(id(owner))
+        if _has_layers(owner):
+            return Stack(owner, path)
+        probed.append(f"{path or 'the model'} ({type(owner).__name__})")
+        inner = [(getattr(owner, name, None), f"{path}.{name}".lstrip(".")) for name in _INNER]
+        waiting += [(module, name) for module, name in inner if module is not None]
+    raise NoStack(f"no decoder layers in {', '.join(probed)}")
+
+
+def inner_stack(model: Any) -> Any:
+    """The module that owns the decoder layers inside of `model`: a graph captures its forward, the head stays outside.
+
+    Raises NoStack, also where `model` owns the layers itself (drafts, embedding models): then there is no head outside.
+    """
+    found = find(model)
+    if found.owner is model:
+        raise NoStack(f"{type(model).__name__} has the layers itself, and no language model inside")
+    return found.owner
+
+
+def language_model(model: Any) -> SimpleNamespace:
+    """inner_stack() as the `model` of an object. There the prefill runner of 0.5.14 to 0.5.16 looks for it."""
+    return SimpleNamespace(model=inner_stack(model))
+
+
+def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
+    """The batch's embeddings by the name of the layer stack's parameter; nothing where it has none.
+
+    graph_runner: the prefill graph's, with `layer_model`, while it captures. From 0.5.15 on it keeps the place of that
+    parameter, at which a replay looks for the embeddings of the request. It only knows "input_embeds", so it is told here.
+    """
+    parameters = list(inspect.signature(graph_runner.layer_model.forward).parameters)
+    names = [name for name in ("input_embeds", "inputs_embeds") if name in parameters]
+    if hasattr(graph_runner, "_input_embeds_arg_idx"):
+        graph_runner._input_embeds_arg_idx = parameters.index(names[0]) if names else None
+    return {name: forward_batch.input_embeds for name in names}
+
+
+def find_layer_stack(runner: Any) -> Any | None:
+    """inner_stack() of a model runner's model, or None: then its prefill runs eagerly, and the first rank has logged one warning.
+
+    Called in ModelRunner.init_prefill_cuda_graph (0.5.14, 0.5.15) and in capture_prefill_graph, from 0.5.16, of
+    model_executor/model_runner_components/cuda_graph_setup.py.
+    """
+    try:
+        owner = inner_stack(runner.model)
+        reason = model_runner.out_of_reach(runner, owner)
+    except NoStack as error:
+        owner, reason = None, str(error)
+    if reason is None:
+        return owner
+    if model_runner.is_first_rank(runner):
+        logger.warning("Prefill runs eagerly, without a CUDA graph: %s: %s", type(runner.model).__name__, reason)
+    return None
+
+
+def _has_layers(owner: Any) -> bool:
+    try:
+        return len(owner.layers) > 0
+    except (AttributeError, TypeError):
+        return False

@@ -1,0 +1,17 @@
+"""Split ops: what their functions become in a prefill graph, and the ops that releases lack. Modules, low to high:
+
+    reach            whether the release's runner reaches a model's layers
+    rows             which rows of a split op's tensors are real, and zero in the others
+    op_function      what stands for a split op's function
+    split_op         how a layer method becomes an op at which the graph is split
+    mamba2, gdn      the split op of each kind of layer
+    bypassed_topk    MoE kernels that keep the graph off
+    sparse           server arguments that keep sparse attention out of the graph
+    nsa              the split ops of sparse attention
+
+A patch calls:
+
+    bypassed_topk.keep_bypassed_topk_eager, gdn.split_in_graph, mamba2.ran_as_split_op, nsa.attend,
+    nsa.is_traced, nsa.select, op_function.at_op, reach.has_layer_stack, sparse.admits_sparse_attention,
+    split_op.in_prefill_graph, split_op.on_one_stream.
+"""

@@ -1,0 +1,47 @@
+"""What stands for a split op's function: its rows behind the batch zeroed, and in the overlay's breakable graph a break.
+
+Where the piecewise graph is split, the breakable one breaks: `register_split_op` hands every op's function to `at_op`. How a
+break is made, on releases whose own graph has none (before 0.5.11), the breakable graph's runner says while it captures
+and replays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..compat import features
+from . import rows
+
+Op = Callable[..., Any]
+_broken: Callable[[Op, str], Op] | None = None
+
+
+@contextlib.contextmanager
+def broken_by(broken: Callable[[Op, str], Op]) -> Iterator[None]:
+    """Let broken(function, name) stand for the function of every split op inside. It is asked at each call."""
+    global _broken
+    before, _broken = _broken, broken
+    try:
+        yield
+    finally:
+        _broken = before
+
+
+def at_op(function: Op, name: str) -> Op:
+    """What the release registers for a split op in place of its function; the hook in `register_split_op` calls this."""
+    mended = rows.zeroed(function, name)
+    return breaking(function, name, mended) if features.lacks_breaks() else mended
+
+
+def breaking(function: Op, name: str, otherwise: Op | None = None) -> Op:
+    """The function of a split op, made a break inside of `broken_by`, and `otherwise` (if None, itself) at any other time."""
+    otherwise = otherwise or function
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (_broken(function, name) if _broken else otherwise)(*args, **kwargs)
+
+    return rows.with_signature(run, function)

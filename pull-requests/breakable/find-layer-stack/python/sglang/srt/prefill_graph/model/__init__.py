@@ -1,0 +1,1 @@
+"""What a model is, as far as a prefill graph cares."""

@@ -1,0 +1,1 @@
+"""What a graph with breaks needs of memory."""

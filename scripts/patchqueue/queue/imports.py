@@ -1,0 +1,68 @@
+"""Which overlay files a Python text imports: what a patch calls of the overlay brings the files that these import."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+ROOT = "python/"  # of what can be imported, in a tree
+_IMPORT = re.compile(r"(?m)^\s*(?:from\s+([\w.]+)\s+import\s+(?:\(([^)]*)|(.*))|import\s+([\w.]+))")
+
+
+def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str]:
+    """The overlay files `named`, those that they import, wherever in them, and the packages of all these."""
+    found: set[str] = set()
+    waiting = set(named) & overlay.keys()
+    while waiting:
+        found |= waiting
+        wanted = {
+            one for path in waiting for one in (*_packages(path), *of_file(path, overlay[path]))
+        }
+        waiting = (wanted & overlay.keys()) - found
+    return frozenset(found)
+
+
+@functools.cache  # every selection of patches asks for the same files
+def of_file(path: str, content: bytes) -> frozenset[str]:
+    """The files that the module `path` may import, as paths in the tree, whether or not they are there."""
+    try:
+        tree = ast.parse(content) if path.endswith(".py") else ast.Module([], [])
+    except (SyntaxError, ValueError):
+        return frozenset()  # said elsewhere, or by Python
+    package = path.removeprefix(ROOT).split("/")[:-1]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            found |= _files(
+                [*above, *(node.module or "").split(".")], [alias.name for alias in node.names]
+            )
+        elif isinstance(node, ast.Import):
+            found |= {one for alias in node.names for one in _files(alias.name.split("."), [])}
+    return frozenset(found)
+
+
+def of_lines(lines: Iterable[str]) -> frozenset[str]:
+    """The same of some lines of a module, which need not be a whole statement each: absolute imports alone."""
+    found: set[str] = set()
+    for module, several, one, whole in _IMPORT.findall("".join(lines)):
+        found |= _files((module or whole).split("."), re.findall(r"\w+", several or one))
+    return frozenset(found)
+
+
+def _files(module: list[str], names: Collection[str]) -> set[str]:
+    """Where a module, and those of `names` that are modules in it, would lie."""
+    place = ROOT + "/".join(filter(None, module))
+    return {
+        f"{one}{end}"
+        for one in (place, *(f"{place}/{name}" for name in names))
+        for end in (".py", "/__init__.py")
+    }
+
+
+def _packages(path: str) -> Iterator[str]:
+    """The `__init__.py` of every folder above `path`."""
+    folders = path.split("/")[:-1]
+    yield from ("/".join([*folders[:n], "__init__.py"]) for n in range(1, len(folders) + 1))

@@ -1,0 +1,148 @@
+"""The overlay package: its rooms in order, what patches call of them, and what a release gets of it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+from patchqueue.queue import imports, lint, series
+from patchqueue.queue.patchfile import Patch
+from patchqueue.upstream import pins
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = series.PACKAGE.removeprefix("python/").strip("/").replace("/", ".")
+FOLDER = ROOT / "overlay" / series.PACKAGE
+PINS = [pin for pin in pins.load(ROOT).all if not pin.no_patches]
+
+
+@functools.cache
+def queue() -> series.Queue:
+    found, problems = series.read(ROOT)
+    assert not problems
+    return found
+
+
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False) or ""
+
+
+def rows(path: Path) -> list[list[str]]:
+    """The names that a docstring lists in its first table, low to high: those of one row are on one floor."""
+    table = docstring(path).partition(":\n\n")[2].partition("\n\n")[0]
+    return [names.split(", ") for names in re.findall(r"(?m)^    (\w+(?:, \w+)*)  ", table)]
+
+
+ROOMS = [room for row in rows(FOLDER / "__init__.py") for room in row]
+PLACE = {
+    f"{room}/{module}.py": (number, floor)
+    for number, room in enumerate(ROOMS)
+    for floor, row in enumerate(rows(FOLDER / room / "__init__.py"))
+    for module in row
+}
+PLACE |= {"__main__.py": (len(ROOMS), 0)}
+
+
+def test_each_room_lists_its_modules_and_no_others():
+    there = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py")}
+    packages = {"__init__.py", *(f"{room}/__init__.py" for room in ROOMS)}
+    assert there == PLACE.keys() | packages
+
+
+@pytest.mark.parametrize("module", sorted(PLACE))
+def test_imports_only_downward(module):
+    """Wherever in a module: a late import still is one."""
+    found = imports.of_file(series.PACKAGE + module, (FOLDER / module).read_bytes())
+    wanted = {path.removeprefix(series.PACKAGE) for path in found} & PLACE.keys()
+    assert not {name: PLACE[name] for name in wanted if PLACE[name] >= PLACE[module]}
+
+
+@pytest.mark.parametrize("room", ["", *ROOMS])
+def test_a_room_itself_imports_nothing(room):
+    """It is loaded with each of its modules, on releases that lack the others."""
+    body = ast.parse((FOLDER / room / "__init__.py").read_text(encoding="utf-8")).body
+    assert [type(node) for node in body] == [ast.Expr]
+
+
+def added(patch: Patch) -> Iterator[str]:
+    """The lines that a patch adds to each file, as one text."""
+    for file in patch.files:
+        lines = (line for hunk in file.hunks for line in hunk.lines)
+        yield "".join(line.text for line in lines if line.kind == "+")
+
+
+def calls(text: str) -> Iterator[str]:
+    """What added lines take of the overlay, as room/module.name."""
+    path = re.escape(PACKAGE)
+    for room, module, several, one in re.findall(
+        rf"from {path}\.(\w+)\.(\w+) import (?:\(([^)]*)\)|(.*))", text
+    ):
+        yield from (f"{room}/{module}.{name}" for name in re.findall(r"\w+", several or one))
+    for room, module, alias in re.findall(rf"from {path}\.(\w+) import (\w+)(?: as (\w+))?", text):
+        yield from (
+            f"{room}/{module}.{name}"
+            for name in re.findall(rf"(?<![\w.]){alias or module}\.(\w+)", text)
+        )
+
+
+def test_patches_call_what_the_rooms_name():
+    called = {
+        name for patch in queue().patches.values() for text in added(patch) for name in calls(text)
+    }
+    faces = {
+        room: docstring(FOLDER / room / "__init__.py").partition("A patch calls:")[2]
+        for room in ROOMS
+    }
+    named = {
+        f"{room}/{name}" for room, face in faces.items() for name in re.findall(r"\w+\.\w+", face)
+    }
+    assert called == named
+
+
+@pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.tag)
+def test_a_release_gets_no_file_that_nothing_reaches(pin):
+    """Reached: what added lines import, the command that users run, and what these import."""
+    selected = queue().select(pin.version)
+    laid = queue().overlay_for(selected)
+    reached = {series.PACKAGE + "__main__.py"}.union(*map(lint.called, selected))
+    assert laid and not laid.keys() - imports.closure(reached, queue().overlay)
+
+
+def assigned(text: str) -> list[str]:
+    """The lines that give an attribute of upstream's ServerArgs a value, by the names that it goes by."""
+    holder = r"(?:(?:\w+\.)*(?:server_args|args)|get_(?:global_)?server_args\(\))"
+    found = [
+        rf"^\s*{holder}(?:\.\w+)+(?:\[[^\]]*\])*\s*(?::[^=]+)?[-+*/|&]?=(?!=)",
+        rf"\b(?:setattr|delattr|__setattr__)\(\s*{holder}\s*,",
+        rf"\b{holder}\.(?:__setattr__|__dict__)\b",
+        rf"\bvars\(\s*{holder}\s*\)\s*[\[.]",
+        r"^\s*\w+\s*=\s*(?:\w+\.)*server_args\s*$",  # another name, under which this would not see it
+    ]
+    return [
+        line.strip() for line in text.splitlines() if any(re.search(one, line) for one in found)
+    ]
+
+
+@pytest.mark.parametrize(
+    "pin", [pin for pin in PINS if pin.version >= Version("0.5.16")], ids=lambda pin: pin.tag
+)
+def test_nobody_assigns_to_resolved_server_args(pin):
+    """ServerArgs.__setattr__ of these releases: what has been resolved is changed by override() alone."""
+    selected = queue().select(pin.version)
+    texts = {path: content.decode() for path, content in queue().overlay_for(selected).items()}
+    texts |= {
+        f"{patch.name} {n}": text for patch in selected for n, text in enumerate(added(patch))
+    }
+    assert not {name: lines for name, text in texts.items() if (lines := assigned(text))}
+
+
+def test_an_assignment_to_server_args_is_seen():
+    """On earlier releases, which have no such rule, the overlay has some."""
+    seen = {
+        path.stem for path in FOLDER.rglob("*.py") if assigned(path.read_text(encoding="utf-8"))
+    }
+    assert {"arguments", "runner", "nsa", "sparse"} <= seen
