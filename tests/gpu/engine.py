@@ -25,12 +25,19 @@ ENGINE = dict(
 )  # fmt: skip
 
 
+def _fields(kind: type) -> set[str]:
+    """The names of ServerArgs' fields: a dataclass up to 0.5.18, a msgspec.Struct from 0.5.20 on."""
+    if dataclasses.is_dataclass(kind):
+        return {field.name for field in dataclasses.fields(kind)}
+    return set(kind.__struct_fields__)
+
+
 def start(plan: dict):
     """The engine, and how long it took to start, in seconds. Exits with a sentence where the release has no such mode."""
     import sglang
     from sglang.srt.server_args import ServerArgs
 
-    known = {field.name for field in dataclasses.fields(ServerArgs)}
+    known = _fields(ServerArgs)
     chosen = modes.flags(plan["mode"], known, list(plan.get("capture", cases.CAPTURE)), plan.get("enforce", False), plan.get("breakable", True))
     if isinstance(chosen, modes.Unavailable):
         sys.exit(f"not applicable: {chosen.reason}")
