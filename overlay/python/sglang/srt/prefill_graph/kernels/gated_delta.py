@@ -2,12 +2,14 @@
 
 Since 0.5.10 the releases time six settings of the kernel that solves the chunks. They do so at the
 first call alone, and that is the server's warm-up of a few tokens, where all six are about as fast.
-The choice is kept for every later size, and in Triton's cache on disk for later processes. Settings
-differ in the order of their sums too, so that another server may give other bits.
+The choice is kept for every later size, and in Triton's cache on disk for later processes. Of five
+first calls of six tokens four chose four warps, which take 95 to 101 us at 2048 tokens where one
+warp takes 24. All six give the same bits.
 
-The kernel that carries the states from chunk to chunk waits for memory with two stages on Hopper.
+The kernel that carries the states from chunk to chunk waits for memory with two stages on Hopper:
+136 us at 4096 tokens of one request, 91 with three.
 
-Times are of tests/gpu/sweep_gdn.py on an H200, for heads of 128.
+The times are of tests/gpu/sweep_gdn.py on an H200, for 32 heads of 128.
 """
 
 from __future__ import annotations
