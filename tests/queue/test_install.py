@@ -735,7 +735,7 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
 
 def _provenance(site: Path, monkeypatch):
     """The installed package's own module, which needs nothing else of sglang."""
-    file = site / series.PROVENANCE.removeprefix("python/").replace(".json", ".py")
+    file = site / series.PACKAGE.removeprefix("python/") / "report/provenance.py"
     spec = importlib.util.spec_from_file_location("provenance_in_place", file)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
