@@ -75,6 +75,23 @@ def test_unapply_gives_the_pristine_tree_back(applied):
     assert applied.apply().outcome is Outcome.APPLIED and (applied.tree / STEPS).is_file()
 
 
+def test_a_tree_that_does_not_become_pristine_is_left_applied(applied, monkeypatch):
+    """quilt takes the release's files from its backups: what it gives back need not be the release."""
+    before, real = fakes.snapshot(applied.tree), quilt.Quilt.run
+
+    def meddle(self, tree, *arguments, **options):
+        done = real(self, tree, *arguments, **options)
+        if arguments[0] == "pop":
+            (tree / RUNNER).write_text("not the release's\n")
+        return done
+
+    monkeypatch.setattr(quilt.Quilt, "run", meddle)
+    with pytest.raises(Refused, match="did not bring the pristine tree back") as caught:
+        applied.unapply()
+    assert caught.value.problems[0].name == "tree mismatch" and "--discard" in caught.value.problems[0].hint
+    assert fakes.snapshot(applied.tree) == before
+
+
 def test_plain_quilt_takes_everything_off_and_on_again(applied):
     after = tree_hash(applied)
     engine().run(applied.tree, "pop", "-a")

@@ -113,6 +113,23 @@ def test_verify_tells_the_three_states_apart(site, do):
     assert report.outcome is Outcome.TREE_MISMATCH and report.faults == ("sglang/mine.py", "sglang/srt/page.py", STEPS)
 
 
+def test_a_tree_that_is_not_the_planned_one_is_taken_back(site, do, monkeypatch):
+    """Somebody else writes there: their file stays, and those of the queue go."""
+    before, forward = exactly(site), journal.forward
+
+    def beside_another(made):
+        done = forward(made)
+        (site / "sglang/srt/mine.py").write_text("mine\n")
+        return done
+
+    monkeypatch.setattr(journal, "forward", beside_another)
+    name, text = refused(do["install"])
+    assert name == "tree mismatch" and "planned was sha256:" in text and "it is as it was again" in text
+    assert (site / "sglang/srt/mine.py").read_text() == "mine\n"
+    (site / "sglang/srt/mine.py").unlink()
+    assert exactly(site) == before
+
+
 def test_hard_links_keep_the_release(site, do, tmp_path):
     """uv links the files of an environment to those of its cache."""
     cache = tmp_path / "cache-of-uv"

@@ -103,6 +103,16 @@ def test_overlap_is_found_exactly_where_there_is_one(first, second):
         assert one.is_for(version) and other.is_for(version)
 
 
+@pytest.mark.parametrize(
+    ("guard", "version"),
+    [(">=0.5.9,!=0.5.9,<0.5.9.post2", "0.5.9.post1"), (">0.5.9.post2,<0.5.9.1", "0.5.9.post9")],
+)
+def test_an_overlap_in_post_releases_alone_is_found(guard, version):
+    """As 0.5.12 has one that is pinned and two that are not: no bound of these guards is in both."""
+    (a, b), problems = series.parse(f"a/b.patch # {guard}\na/b@1.patch # {guard}\n")
+    assert problems == [] and series.overlapping([a, b]) == [(a, b, Version(version))]
+
+
 def test_patches_that_are_no_variants_may_overlap():
     entries, _ = series.parse("a/b.patch # >=1\na/c.patch # >=1\nb/b.patch # >=1\n")
     assert series.overlapping(entries) == []
