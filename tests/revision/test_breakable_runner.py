@@ -153,6 +153,17 @@ def test_padding_stays_inside(captured, monkeypatch):
     assert graph.output[:16].isfinite().all()
 
 
+def test_padded_rows_are_token_0_at_position_0_in_slot_0(captured):
+    """Left as they were, they would store keys in slots of an earlier batch, which are another request's by now."""
+    runner, graph = captured()
+    replayed(runner, graph, batch_of([32]))
+    before = {name: rows.clone() for name, rows in graph.inputs.items()}
+    assert all(rows[9:].ne(0).any() for rows in before.values()), "nothing of the earlier batch could be seen"
+    replayed(runner, graph, batch_of([6, 3]))
+    assert {name: rows[9:16].tolist() for name, rows in graph.inputs.items()} == dict.fromkeys(("input_ids", "positions", "out_cache_loc"), [0] * 7)
+    assert all(rows[16:].equal(before[name][16:]) for name, rows in graph.inputs.items()), "a smaller size does not read these"
+
+
 def test_every_size_hands_on_rows_of_one_output(captured, monkeypatch):
     """Held one by one, the outputs of the default sizes take 1.6 GB of a model 8192 wide."""
     runner, graph = captured()

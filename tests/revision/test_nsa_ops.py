@@ -236,6 +236,23 @@ def test_keys_that_are_stored_already_stay_away(context, layer):
     assert k is v is None and save is False and list(words) == ["topk_indices"]
 
 
+@pytest.mark.parametrize("save", [True, False])
+def test_the_releases_attention_hands_on_whether_keys_are_to_be_stored(context, save):
+    """Stored a second time, keys that a fused kernel has stored already would be those without their rotation."""
+    import torch
+    from host import graph
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.prefill_graph.piecewise import nsa
+
+    attention, backend = RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1), Backend((TOKENS, HEADS * RANK))
+    given = graph.prefill_batch(ROWS, extend_num_tokens=TOKENS, out_cache_loc=torch.arange(ROWS))
+    given.attn_backend = backend
+    query, key = hidden(HEADS * RANK), hidden(RANK)
+    with graph.forward_context(given, [None, attention]):
+        attention(query, key, key, given, save_kv_cache=save, topk_indices=torch.zeros(ROWS, TOPK, dtype=torch.int32))
+    assert [call[4] for call in backend.given] == [save]
+
+
 def test_no_tokens_mean_zeros_and_no_call(context, layer):
     backend = Backend(None)
     with context(None, batch(0, attn_backend=backend)):

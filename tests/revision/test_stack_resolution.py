@@ -184,6 +184,15 @@ def test_a_loop_with_layers(llama):
     assert found(model).path == "model.language_model.model"
 
 
+def test_the_language_model_is_tried_before_other_layers(llama):
+    """A wrapper's `model` can be its vision tower, and a talker's layers stand beside those of its thinker."""
+    tower = SimpleNamespace(layers=[1])
+    one = SimpleNamespace(model=tower, thinker=tower, language_model=llama.model)
+    assert (found(one).owner, found(one).path) == (llama.model, "language_model")
+    other = SimpleNamespace(thinker=tower, model=llama.model)
+    assert (found(other).owner, found(other).path) == (llama.model, "model")
+
+
 def test_the_model_says_it_itself(llama):
     other = SimpleNamespace(layers=[1])
     assert found(SimpleNamespace(model=llama.model, get_layer_stack=lambda: other)).owner is other
