@@ -45,6 +45,12 @@ def resolve(model, backend="breakable", pristine=None):
     return runner
 
 
+def _made(runner, backend):
+    made = resolve(runner.model, backend)
+    made.capture_num_tokens = sorted(runner.server_args.cuda_graph_config.prefill.bs)  # as its __init__ has it
+    return made
+
+
 def _functions(source, wanted):
     return _compiled(*[part for part in ast.parse(source).body if getattr(part, "name", "") in wanted])
 
@@ -85,7 +91,7 @@ def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), contex
         gpu_id=0,
     )
     stand_ins = dict(
-        PrefillCudaGraphRunner=lambda runner: resolve(runner.model, backend),
+        PrefillCudaGraphRunner=lambda runner: _made(runner, backend),
         check_cuda_graph_backend=lambda phase, asked: asked == backend,
         get_available_gpu_memory=lambda *args, **kwargs: 80.0,
         get_exec=lambda: SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=config)),

@@ -19,17 +19,19 @@ class Captured:
     """Stands in for a graph runner, the release's or the overlay's: it was asked to capture."""
 
     def __init__(self, model_runner):
-        self.capture_num_tokens = [64, 128]
+        self.capture_num_tokens = list(model_runner.server_args.piecewise_cuda_graph_tokens)
         self.attention_layers = model_runner.attention_layers
 
 
-def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
+def decide(model, num_hidden_layers=None, tp_rank=0, context_len=4096, speculative=None, **server_args):
     """What ModelRunner.init_piecewise_cuda_graphs makes of `model`: the runner it left behind, captures stood in for.
 
-    num_hidden_layers: what the configuration says; more than there are keeps a release from capturing.
+    num_hidden_layers: what the configuration says; more than there are keeps a release from capturing. speculative: the
+    name of the algorithm that drafts for it.
     """
     from sglang.srt.model_executor import model_runner
     from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     switch = {name: True for name in ("enable_piecewise_cuda_graph",) if name in ServerArgs.__dataclass_fields__}
     args = process.default_server_args(**{**switch, "piecewise_cuda_graph_tokens": [64, 128], **server_args})
@@ -38,8 +40,8 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
     vars(runner).update(
         model=model,
         server_args=args,
-        model_config=types.SimpleNamespace(num_hidden_layers=layers, context_len=4096, hf_text_config=getattr(model, "config", types.SimpleNamespace(architectures=[""]))),
-        max_total_num_tokens=4096,
+        model_config=types.SimpleNamespace(num_hidden_layers=layers, context_len=context_len, hf_text_config=getattr(model, "config", types.SimpleNamespace(architectures=[""]))),
+        max_total_num_tokens=1 << 20,
         device="cpu",
         gpu_id=0,
         tp_rank=tp_rank,
@@ -49,6 +51,7 @@ def decide(model, num_hidden_layers=None, tp_rank=0, **server_args):
         is_multimodal=False,
         use_mla_backend=False,
         attn_backend=NativeSparseAttnBackend(),
+        spec_algorithm=SpeculativeAlgorithm.from_string(speculative),
     )
     stand_ins = dict(PiecewiseCudaGraphRunner=Captured, get_available_gpu_memory=lambda *_, **__: 0.0)
     with contextlib.ExitStack() as stack:

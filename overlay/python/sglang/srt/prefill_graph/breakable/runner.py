@@ -22,6 +22,7 @@ import tqdm
 from ..compat import arguments, capture, features, model_runner
 from ..model import layers, stack
 from ..model.layers import Refusal
+from ..piecewise import admission
 from . import breaks
 from .graph import Capture, Graph
 
@@ -37,10 +38,11 @@ class CannotCapture(RuntimeError):
 def set_up(runner: Any) -> bool:
     """Whether the release must not go on to capture its piecewise graph for a ModelRunner whose layers it has collected.
 
-    Where the breakable graph is asked for, it is captured here, or refused. Sparse attention may have to stay eager.
+    Where the breakable graph is asked for, it is captured here, or refused. Otherwise the server may have to stay eager, and
+    the release gets the sizes that fit.
     """
     if not runner.server_args.enable_breakable_cuda_graph:
-        return features.has_sparse_attention(runner.model_config) and not _admits_sparse(runner)
+        return not (admission.admits(runner) and _admits_sparse(runner))
     begun, before = time.perf_counter(), model_runner.free_memory(runner)
     made = make_runner(runner, _upstream())
     runner.piecewise_cuda_graph_runner = made
@@ -51,6 +53,8 @@ def set_up(runner: Any) -> bool:
 
 
 def _admits_sparse(runner: Any) -> bool:
+    if not features.has_sparse_attention(runner.model_config):
+        return True
     from ..piecewise import nsa  # defines its ops, which only these models need
 
     return nsa.admit_sparse_attention(runner)

@@ -1,0 +1,90 @@
+"""Capture sizes that a server with a short context gets: none for which the context has no room."""
+
+import json
+import logging
+import os
+from unittest import mock
+
+import pytest
+from packaging.version import Version
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.17")
+UP_TO_13 = pytest.mark.revision("<0.5.14")
+FROM_14 = pytest.mark.revision(">=0.5.14")
+CONTEXT = 2048
+
+
+@pytest.fixture
+def served(tmp_path):
+    """served(flag): the release's own sizes and context for a llama, from --context-length or from config.json."""
+    from host.models import KINDS
+
+    def resolve(flag):
+        from sglang.srt.configs.model_config import ModelConfig
+        from sglang.srt.server_args import ServerArgs
+
+        longest = 65536 if flag else CONTEXT
+        (tmp_path / "config.json").write_text(json.dumps({**KINDS["llama"].values, "max_position_embeddings": longest}))
+        asked = {name: True for name in ("enable_piecewise_cuda_graph",) if name in getattr(ServerArgs, "__dataclass_fields__", {})}
+        if flag:
+            asked["context_length"] = CONTEXT
+        args = ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, mem_fraction_static=0.5, chunked_prefill_size=8192, **asked)
+        sizes = args.cuda_graph_config.prefill.bs if hasattr(args, "cuda_graph_config") else args.piecewise_cuda_graph_tokens
+        return list(sizes), ModelConfig.from_server_args(args).context_len
+
+    with mock.patch.dict(os.environ):  # resolving sets some variables
+        yield resolve
+
+
+@pytest.fixture
+def captured(build_model, caplog, revision):
+    """captured(sizes, context): what the release's own set-up captures for these, or None, and what it warned of."""
+    from host import prefill, runner
+
+    def decide(sizes, context):
+        caplog.clear()
+        model = build_model("llama")
+        if revision < Version("0.5.14"):
+            made = runner.decide(model, context_len=context, piecewise_cuda_graph_tokens=sizes).piecewise_cuda_graph_runner
+        else:
+            made = prefill.capture(model, layers=4, sizes=sizes, context_len=context, requests=1)
+        warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and "CUDA graph" in record.getMessage()]
+        return made and made.capture_num_tokens, warned
+
+    return decide
+
+
+@pytest.mark.parametrize("flag", [True, False], ids=["--context-length", "config.json"])
+def test_no_size_is_larger_than_the_context(served, captured, flag):
+    """Up to 8192 were captured, of one request that req_to_token has 2048 places for."""
+    sizes, context = served(flag)
+    assert context == CONTEXT
+    made, warned = captured(sizes, context)
+    assert made == sorted(size for size in sizes if size <= CONTEXT) and made[-1] == CONTEXT and not warned
+
+
+def test_sizes_that_fit_are_left_as_they_are(captured):
+    assert captured([64, 128], 4096) == ([64, 128], [])
+
+
+def test_where_no_size_fits_one_warning_says_why(captured):
+    made, [warning] = captured([64, 128], 32)
+    assert made is None and "no c" in warning and "size fits" in warning and "128" in warning
+
+
+@UP_TO_13
+def test_the_cache_has_room_for_every_size(build_model):
+    from host import runner as host
+    from sglang.srt.prefill_graph.piecewise.admission import admits
+
+    runner = host.decide(build_model("llama"))
+    runner.max_total_num_tokens = 100
+    assert admits(runner) and runner.server_args.piecewise_cuda_graph_tokens == [64]
+
+
+@FROM_14
+def test_only_the_first_rank_warns(build_model, caplog):
+    from host import prefill
+
+    prefill.capture(build_model("llama"), tp_rank=1, layers=4, sizes=[64], context_len=32)
+    assert "size fits" not in caplog.text
