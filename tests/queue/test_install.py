@@ -472,7 +472,7 @@ def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, event)
         monkeypatch.setattr(journal, "_stage", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "x")))
     found = refused(do["install"])
     monkeypatch.undo()
-    assert found[0] == "not-writable" and "No space left on device" in found[1]
+    assert found[0] == "disk-full" and "free some space" in found[1] and "as root" not in found[1]
     assert exactly(site) == before
 
 

@@ -89,7 +89,7 @@ def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypat
     assert (
         "about 100 MB" in first
         and reason == "no network"
-        and "check the network and `pip config list`" in last
+        and "check the network, the disk's free space and `pip config list`" in last
     )
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from rich.text import Text
 from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
 from ..environments.testing import Result, build_environment, has_environment, is_built, lock_file, test_revision, test_tool
+from ..files import disk
 from ..files.gitrun import GitFailed
 from ..hint import counted, to_type
 from ..laying import pinned
@@ -69,6 +71,7 @@ WORDS = {  # by command: what its words are, where they are not releases that ar
     "pin": ("VERSION", "a release that is not pinned yet, as 0.5.24"),
 }
 TEST = "apply, build the release's environment, run tests/revision in it"
+OUTPUTS = ("out", "mails", "onto", "site")  # options that name a folder to write to
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
 TOOL_MINUTES, RELEASE_MINUTES = 4, 2
 OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
@@ -86,11 +89,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show_problems(refusal.problems)
         return 1
     except GitFailed as failure:
-        _show_problems([Problem("git-failed", "git", str(failure), "see what git says of that repository; nothing but the branches named above was made")])
+        step = disk.said(str(failure)) or "see what git says of that repository; nothing but the branches named above was made"
+        _show_problems([Problem("git-failed", "git", str(failure), step)])
+        return 1
+    except OSError as error:
+        found = disk.problem(error, _places(options))
+        if found is None:
+            raise
+        _show_problems([found])
         return 1
     except KeyboardInterrupt:
         ERR.print("interrupted; nothing half-done was put in place")
         return 130
+
+
+def _places(options: argparse.Namespace) -> list[disk.Place]:
+    """Where a command writes, and what a user can do where that is impossible."""
+    cache = disk.Place(cache_folder(), "name another cache: PATCHQUEUE_CACHE=FOLDER", "all in it is fetched again when it is needed")
+    root = disk.Place(options.root, "use another clone of the queue")
+    named = [disk.Place(Path(vars(options)[name]), "name another folder") for name in OUTPUTS if vars(options).get(name)]
+    try:
+        return [root, cache, disk.Place(Path(tempfile.gettempdir()), "name another folder: TMPDIR=FOLDER"), *named]
+    except OSError:  # there is none that can be written
+        return [root, cache, *named]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..hint import to_type
 from ..outcome import Problem, Refused
+from . import disk
 
 CONFIG = ("core.autocrlf=false", "core.eol=lf", "core.hooksPath=/dev/null", "core.attributesFile=/dev/null", "core.excludesFile=/dev/null",
           "merge.conflictStyle=diff3", "rerere.enabled=false", "gc.auto=0", "core.compression=0", "core.fsync=none", "commit.gpgSign=false", "user.name=patch queue", "user.email=", "safe.directory=*")  # fmt: skip
@@ -53,7 +54,8 @@ def git(folder: Path, *arguments: str, stdin: bytes | None = None, check: bool =
     try:
         return run(folder, *(word for setting in CONFIG for word in ("-c", setting)), *arguments, stdin=stdin, more=more, check=check)
     except GitFailed as failure:
-        raise Refused(Problem("git-failed", f"git {arguments[0]} in {folder.name}", str(failure), f"where it is a rebase's repository: {to_type('rebase', 'VERSION --abort')}, and begin again")) from None
+        step = disk.said(str(failure)) or f"where it is a rebase's repository: {to_type('rebase', 'VERSION --abort')}, and begin again"
+        raise Refused(Problem("git-failed", f"git {arguments[0]} in {folder.name}", str(failure), step)) from None
 
 
 def merge(base: bytes, ours: bytes, theirs: bytes, names: tuple[str, str, str]) -> Merged:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import disk
 from ..files.gitrun import GitFailed
 from ..files.tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
 from ..laying.apply import load_queue, overlay_of, select
@@ -145,7 +146,8 @@ def refuse_folder(folder: Path, mails: Mapping[str, bytes]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Refused(Problem("no-folder", str(folder), f"cannot be made: {error.strerror}", "name another folder")) from None
+        other = Problem("no-folder", str(folder), f"cannot be made: {error.strerror}", "name another folder")
+        raise Refused(disk.problem(error, [disk.Place(folder, other.hint)]) or other) from None
     others = [file.name for file in sorted(folder.glob("*.patch")) if mails.get(file.name) != file.read_bytes()]
     if others:
         raise Refused(Problem("mails-exist", str(folder), f"holds other mails: {' '.join(others[:3])}", "name another folder, or remove them"))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import RELEASE
+from ..files import disk
 from ..files.locking import locked_folder
 from ..files.tree import LISTING, differing, hash_listing, list_package, listing_text, own_listing, sha256
 from ..hint import to_type
@@ -141,7 +142,16 @@ def _opened(site: Path, say: Say) -> Iterator[Path]:
             journal.sweep(place)
             yield place
     except OSError as error:
-        raise Refused(Problem("not-writable", str(place), f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), "run it as the owner of that folder, where it can be written")) from error
+        raise Refused(_not_done(error, place)) from error
+
+
+def _not_done(error: OSError, place: Path) -> Problem:
+    """The system's error as a problem: it tells a full disk from a folder that the user may not write."""
+    owner = place.stat().st_uid
+    other_user = error.errno in disk.DENIED and os.geteuid() not in (0, owner)
+    found = disk.problem(error, [disk.Place(place, f"run it as user {owner}, or as root" if other_user else "")])
+    what = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    return found or Problem("not-done", str(place), what, "run it again: it finishes what was begun")
 
 
 def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlparse
 
 from packaging.version import InvalidVersion, Version
 
+from ..files import disk
 from ..files.tree import differing, hash_listing, is_part_of_tree, list_package, python_part
 from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
@@ -99,6 +100,8 @@ def _version(info: Path | None) -> str:
         return ""
     try:
         return str(message_from_string((info / "METADATA").read_text(encoding="utf-8"))["Version"] or "")
+    except PermissionError as error:
+        raise Refused(disk.problem(error, [disk.Place(info, "run it as root")])) from None
     except (OSError, ValueError):
         raise Refused(Problem("bad-metadata", str(info / "METADATA"), "cannot be read", "reinstall sglang")) from None
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..files import disk
 from ..files.tree import sha256
 from ..hint import to_type
 from ..outcome import Problem, Refused
@@ -103,6 +104,8 @@ def read(site: Path) -> Journal | None:
         state = State((folder / STATE).read_text(encoding="utf-8").strip())
         changes = tuple(Change(**change) for change in written["changes"])
         return Journal(site, state, changes, tuple(written["folders"]), written["record"])
+    except PermissionError as error:  # whole, as it seems: nothing to delete
+        raise Refused(disk.problem(error, [disk.Place(folder, "run it as root")])) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(Problem("bad-journal", str(folder), f"is no journal that this tool can read ({type(error).__name__})", "reinstall sglang, then delete that folder")) from None
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..files import disk
 from ..files.locking import locked
 from ..outcome import Problem, Refused
 
@@ -51,7 +52,7 @@ class Quilt:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[lock] if lock is not None else [],
         )  # fmt: skip
         if check and done.returncode not in (0, NOTHING_TO_DO):
-            raise Refused(Problem("quilt-failed", f"quilt {' '.join(arguments)}", done.stdout.strip() or f"exit code {done.returncode}"))
+            raise Refused(Problem("quilt-failed", f"quilt {' '.join(arguments)}", done.stdout.strip() or f"exit code {done.returncode}", disk.said(done.stdout)))
         return done
 
 

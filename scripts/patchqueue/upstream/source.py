@@ -25,6 +25,7 @@ from pathlib import Path
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
+from ..files import disk
 from ..files.locking import locked
 from ..files.tree import hash_listing, is_part_of_tree, python_part, sha256
 from ..outcome import Outcome, Problem, Refused
@@ -252,7 +253,8 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path, say: Say) -> S
     done = download(str(pin.version), wheel.file, space)
     file = space / wheel.file
     if done.returncode or not file.is_file():
-        raise Refused(Problem("not-fetched", wheel.file, _why(done), "check `pip config list`, or give a wheel or checkout: --from PATH"))
+        step = disk.said(done.stderr) or "check `pip config list`, or give a wheel or checkout: --from PATH"
+        raise Refused(Problem("not-fetched", wheel.file, _why(done), step))
     return _checked(pin, file, cache)
 
 
@@ -348,7 +350,8 @@ def _git(origin: str, tag: str, *arguments: str) -> str:
         raise Refused(Problem("no-git", origin, "git is not installed", "install git, or give a wheel")) from None
     if done.returncode:
         last = (done.stderr.strip() or f"it has no tag {tag}").splitlines()[-1]
-        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", f"give a wheel, or a git repository that has the tag {tag}"))
+        step = disk.said(last) or f"give a wheel, or a git repository that has the tag {tag}"
+        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", step))
     return done.stdout
 
 

@@ -9,6 +9,7 @@ is packed apart from them, because it changes with every edit of the queue and t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -257,7 +258,8 @@ def _lay_host_files(folder: Path, plan: dict) -> None:
 
 def _archive(out: Path, folders: Iterable[tuple[Path, str]]) -> None:
     """A .tar.xz of folders under new names: sorted, without owners or dates, so that equal content packs equally."""
-    with subprocess.Popen(["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")) as xz:
+    # a broken pipe: xz has ended, and said why
+    with contextlib.suppress(BrokenPipeError), subprocess.Popen(["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")) as xz:
         with tarfile.open(fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT) as archive:
             for folder, name in folders:
                 for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
@@ -270,7 +272,8 @@ def _archive(out: Path, folders: Iterable[tuple[Path, str]]) -> None:
                         archive.addfile(entry, file)
         xz.stdin.close()
     if xz.returncode:
-        raise Refused(Problem("no-bundle", out.name, f"xz failed with {xz.returncode}", "is the disk full?"))
+        what = f"xz ended with code {xz.returncode}, for the reason above"
+        raise Refused(Problem("no-bundle", str(out), what, "where the disk is full, free some space, then run it again"))
 
 
 def _split(archive: Path, folder: Path, name: str, size: int) -> list[dict]:

@@ -1,0 +1,88 @@
+"""A disk that is full, or a place that cannot be written: what the system's error means for a user."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..outcome import Problem
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+DENIED = (errno.EACCES, errno.EPERM)
+AGAIN = "then run the same command again"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that the tool writes to.
+
+    instead: what a user can do where it cannot be written, "" for nothing else. spare: what of it may be deleted.
+    """
+
+    path: Path
+    instead: str
+    spare: str = ""
+
+
+def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
+    """What the error means, where it is one of a disk or of access; None where it is any other.
+
+    places: where the tool writes, of which one is named where the error names no path.
+    """
+    if error.errno in FULL:
+        place = _around(error.filename, places) or _fullest(places)
+        return _full(str(error.filename or place.path), place)
+    if error.errno == errno.EROFS or error.errno in DENIED:
+        return _closed(error, _around(error.filename, places))
+    if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):
+        what = "no folder for temporary files can be written"
+        return Problem("no-temporary-folder", "TMPDIR", what, "free some space, or name one: TMPDIR=FOLDER")
+    return None
+
+
+def said(text: str) -> str:
+    """What to do where a program that was run says so; empty where it says nothing of a disk."""
+    if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
+        return f"free some space, {AGAIN}"
+    if os.strerror(errno.EROFS) in text:
+        return f"let that place be written, {AGAIN}"
+    return ""
+
+
+def _full(where: str, place: Place) -> Problem:
+    spare = f" ({place.spare})" if place.spare else ""
+    return Problem("disk-full", where, "the disk is full, or your quota of it", f"free some space{spare}, {AGAIN}")
+
+
+def _closed(error: OSError, place: Place | None) -> Problem:
+    where = str(error.filename or (place.path if place else "a file"))
+    instead = f", or {place.instead}" if place and place.instead else ""
+    if error.errno == errno.EROFS:
+        step = f"mount it so that it can be written{instead}"
+        return Problem("read-only", where, "is on a file system that is read-only", step)
+    user = os.geteuid()
+    return Problem("no-access", where, f"user {user} has no access to it", f"give user {user} access{instead}")
+
+
+def _around(name: str | bytes | int | None, places: Sequence[Place]) -> Place | None:
+    """The innermost of the places that the path is in."""
+    if not isinstance(name, (str, os.PathLike)):
+        return None
+    path = Path(name).absolute()
+    around = [place for place in places if path.is_relative_to(place.path.absolute())]
+    return max(around, key=lambda place: len(place.path.absolute().parts), default=None)
+
+
+def _fullest(places: Sequence[Place]) -> Place:
+    """The place with the least space: a write that fails in the middle of a file names no path."""
+    return min(places, key=lambda place: _free(place.path))
+
+
+def _free(path: Path) -> int:
+    """Bytes that are free there, or where the folder would be made."""
+    there = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
+    return shutil.disk_usage(there).free

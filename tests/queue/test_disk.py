@@ -1,0 +1,277 @@
+"""A full disk, and places that cannot be written: one sentence, the path and what to do, in every command that writes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import fakes
+import pytest
+from fakes import RUNNER, TAG
+from patchqueue.commands import cli
+from patchqueue.files import disk, gitrun
+from patchqueue.install import inplace
+from patchqueue.laying.quilt import Quilt
+from patchqueue.outcome import Refused
+from patchqueue.upstream import source
+from patchqueue.wheels import bundle
+
+CACHE, QUEUE = Path("/cache/queue"), Path("/src/queue")
+PLACES = [disk.Place(QUEUE, "use another clone"), disk.Place(CACHE, "name another cache", "all of it")]
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.utime", "os.truncate"}
+
+
+def error(number: int, path: str | None = None) -> OSError:
+    return OSError(number, os.strerror(number), *([path] if path else []))
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (error(errno.EROFS, "/src/queue/work/x"), "/src/queue/work/x: is on a file system that is read-only [read-only]\n    next: mount it so that it can be written, or use another clone"),
+        (error(errno.EACCES, "/cache/queue/.lock"), f"/cache/queue/.lock: user {os.geteuid()} has no access to it [no-access]\n    next: give user {os.geteuid()} access, or name another cache"),
+        (error(errno.EPERM, "/elsewhere"), f"/elsewhere: user {os.geteuid()} has no access to it [no-access]\n    next: give user {os.geteuid()} access"),
+        (error(errno.ENOSPC, "/cache/queue/a"), "/cache/queue/a: the disk is full, or your quota of it [disk-full]\n    next: free some space (all of it), then run the same command again"),
+        (error(errno.EDQUOT, "/src/queue/a"), "/src/queue/a: the disk is full, or your quota of it [disk-full]\n    next: free some space, then run the same command again"),
+    ],
+)  # fmt: skip
+def test_what_an_error_means(found, text):
+    assert str(disk.problem(found, PLACES)) == text
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.EPIPE, errno.EEXIST])
+def test_other_errors_are_none_of_a_disk(number):
+    assert disk.problem(error(number, "/src/queue/x"), PLACES) is None
+
+
+def test_a_write_that_names_no_path_is_told_by_the_fullest_place(monkeypatch):
+    free = {QUEUE: 5, CACHE: 4}
+    monkeypatch.setattr(disk, "_free", free.get)
+    assert disk.problem(error(errno.ENOSPC), PLACES).where == str(CACHE)
+    free[QUEUE] = 3
+    assert disk.problem(error(errno.ENOSPC), PLACES).where == str(QUEUE)
+
+
+def test_free_space_is_that_of_the_folder_that_is_there(tmp_path):
+    assert disk._free(tmp_path / "not/yet/made") > 0
+
+
+def test_the_innermost_place_gives_the_advice():
+    inner = disk.Place(QUEUE / "dist", "name another folder")
+    for places in ([*PLACES, inner], [inner, *PLACES]):
+        assert "name another folder" in disk.problem(error(errno.EROFS, "/src/queue/dist/x"), places).hint
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("patch: **** write error : No space left on device", "free some space"),
+        ("fatal: cannot create .git/x: Read-only file system", "let that place be written"),
+        ("ERROR: No matching distribution found", ""),
+    ],
+)
+def test_what_another_program_says(text, step):
+    assert disk.said(text).startswith(step) and bool(disk.said(text)) == bool(step)
+
+
+FULL = "write error: No space left on device"
+
+
+def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
+    fakes.program(tmp_path / "bin/quilt", f'echo "patch: **** {FULL}"; exit 1')
+    with pytest.raises(Refused, match="quilt-failed.*\n.*free some space"):
+        Quilt(str(tmp_path / "bin/quilt")).run(tmp_path, "push", "-a")
+    fakes.program(tmp_path / "bin/git", f'echo "fatal: {FULL}" >&2; exit 128')
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    with pytest.raises(Refused, match="git-failed.*\n.*free some space"):
+        gitrun.git(tmp_path, "init")
+    with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
+        source.fetch(project.pin, "https://example.org/sglang", fakes.quiet)
+    shutil.rmtree(project.cache / "archives")
+    failed = subprocess.CompletedProcess([], 1, "", f"ERROR: Could not install packages due to an OSError: {FULL}")
+    monkeypatch.setattr(source, "_pip", lambda command, folder: failed)
+    with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
+        source.fetch(project.pin, None, fakes.quiet)
+
+
+def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, capsys):
+    def fail(options):
+        raise gitrun.GitFailed(FULL)
+
+    monkeypatch.setattr(cli, "_apply", fail)
+    assert cli.main(["--root", str(project.root), "apply"]) == 1
+    assert "next: free some space" in capsys.readouterr().err
+
+
+# Commands
+
+
+def closed(folder: Path, number: int):
+    """An audit hook: in `folder` nothing is made or changed. A full disk is met in the middle of a file, and names no path."""
+
+    def hook(event: str, arguments: tuple) -> None:
+        writes = event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        if not writes and (event not in CHANGES or number == errno.ENOSPC):
+            return
+        for argument in arguments[:2]:
+            if isinstance(argument, (str, os.PathLike)) and Path(argument).is_relative_to(folder):
+                raise error(number, None if number == errno.ENOSPC else str(argument))
+
+    return hook
+
+
+def run_in(folder: Path, number: int, words: list[str]) -> tuple[int, str]:
+    """Run a command in a forked process, to which `folder` is closed: its exit code, and what it said of it."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        out, said = StringIO(), StringIO()
+        code = 99
+        try:
+            sys.addaudithook(closed(folder, number))
+            with redirect_stdout(out), redirect_stderr(said):
+                code = cli.main(words)
+        except BaseException as failure:  # what a user would see as a traceback
+            said.write(f"Traceback: {failure!r}")
+        finally:
+            os.write(writes, json.dumps([code, said.getvalue()]).encode())
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as told:
+        code, text = json.loads(told.read())
+    os.waitpid(child, 0)
+    return code, text
+
+
+def files(folder: Path) -> dict[str, object]:
+    """What is there; an empty folder takes no space, and the next run goes on with it."""
+    return {name: found for name, found in fakes.snapshot(folder).items() if found != "folder"}
+
+
+def no_tree(project, folder):
+    shutil.rmtree(project.root / "work")
+
+
+def edited(project, folder):
+    (project.tree / RUNNER).write_text((project.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21"))
+
+
+def another_overlay(project, folder):
+    project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours")
+
+
+def no_cache(project, folder):
+    shutil.rmtree(project.cache / "archives")
+    no_tree(project, folder)
+
+
+def installed(project, folder):
+    fakes.install(folder)
+
+
+def installed_and_patched(project, folder):
+    fakes.install(folder)
+    inplace.install(project.root, folder, fakes.quiet)
+
+
+def newer(project, folder):
+    fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
+
+
+def checkout(project, folder):
+    project.checkout(project.root / "checkout")
+    Path(os.environ["HOME"], ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+
+
+def nothing(project, folder):
+    pass
+
+
+COMMANDS = {  # what is prepared, what is closed, and the words
+    "apply": (no_tree, "root", ("apply",)),
+    "apply-without-a-cache": (no_cache, "cache", ("apply", "--from", "{wheels}")),
+    "unapply": (nothing, "root", ("unapply",)),
+    "build": (nothing, "root", ("build", "--python", "3.12", "--machine", "x86_64")),
+    "quilt": (nothing, "root", ("quilt", TAG, "series")),
+    "refresh": (edited, "root", ("refresh",)),
+    "new": (nothing, "root", ("new", "steps/another-one")),
+    "check": (another_overlay, "root", ("check", "--write")),
+    "pin": (newer, "root", ("pin", "9.9.2", "--from", "{wheels}")),
+    "install": (installed, "folder", ("install", "--site-packages", "{folder}")),
+    "uninstall": (installed_and_patched, "folder", ("uninstall", "--site-packages", "{folder}")),
+    "backport": (checkout, "folder", ("backport", "--onto", "{root}/checkout", "mine", "--mails", "{folder}/mails")),
+}
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize("prepare, where, words", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_that_cannot_write_says_so_in_a_sentence(applied, tmp_path, prepare, where, words, number):
+    folder = tmp_path / "folder"
+    prepare(applied, folder)
+    place = {"root": applied.root, "cache": applied.cache, "folder": folder}[where]
+    before = files(place)
+    filled = [word.format(wheels=applied.wheels, root=applied.root, folder=folder) for word in words]
+    code, said = run_in(place, number, ["--root", str(applied.root), *filled])
+    assert code == 1 and "Traceback" not in said, said
+    name = {errno.EROFS: "read-only", errno.EACCES: "no-access", errno.ENOSPC: "disk-full"}[number]
+    (problem,) = [line for line in said.splitlines() if line.endswith(f"[{name}]")]
+    assert "    next: " in said and (number == errno.ENOSPC or problem.startswith(str(place)))
+    assert number != errno.EROFS or "as root" not in said, "root cannot write there either"
+    assert files(place) == before
+
+
+def test_a_disk_that_is_full_for_real(project, capsys):
+    (project.cache / "README").unlink()
+    (project.cache / "README").symlink_to("/dev/full")
+    shutil.rmtree(project.cache / "archives")
+    assert cli.main(["--root", str(project.root), "apply", "--from", str(project.wheels)]) == 1
+    said = capsys.readouterr().err
+    assert "the disk is full, or your quota of it [disk-full]\n    next: free some space" in said
+    assert not list(project.cache.glob("archives/*/*.whl")) and not list(project.cache.glob("tmp-*"))
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_bundle_on_a_full_disk(tmp_path, monkeypatch, capfd, ends_early):
+    """xz says why: at the end, or, of a large archive, while it is still written to."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/one").write_bytes(os.urandom(1 << 18))
+    if ends_early:
+        fakes.program(tmp_path / "bin/xz", f'echo "xz: {FULL}" >&2; exit 1')
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    with pytest.raises(Refused, match="free some space") as caught:
+        bundle._archive(Path("/dev/full"), [(tmp_path / "made", "made")])
+    assert caught.value.problems[0].name == "no-bundle" and "No space left" in capfd.readouterr().err
+
+
+def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    monkeypatch.setattr(cli, "_apply", lambda options: tempfile.gettempdir())
+    assert cli.main(["--root", str(applied.root), "apply"]) == 1
+    assert "TMPDIR: no folder for temporary files can be written [no-temporary-folder]" in capsys.readouterr().err
+
+
+def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_path, monkeypatch):
+    """`reinstall sglang, then delete that folder` would lose what takes the patches off."""
+    site = fakes.install(tmp_path / "site")
+    inplace.install(project.root, site, fakes.quiet)
+    read = Path.read_text
+
+    def denied(self, *arguments, **options):
+        if self.name == inplace.journal.RECORD:
+            raise error(errno.EACCES, str(self))
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    with pytest.raises(Refused) as caught:
+        inplace.verify(project.root, site, fakes.quiet)
+    (problem,) = caught.value.problems
+    assert problem.name == "no-access" and "reinstall" not in problem.hint and "run it as root" in problem.hint
