@@ -12,6 +12,7 @@ from patchqueue.queue import patchfile
 
 GOOD = patch_text()
 FIRST = GOOD.count("\n", 0, GOOD.index("--- a/")) + 1  # the line of the patch file that holds ---
+MARK = "\\ No newline at end of file\n"
 TWO = diff(RUNNER, numbered(40), numbered(40).replace("step_20 ", "step_zwanzig ")) + diff("python/sglang/version.py", "a\n", "b\n")
 
 
@@ -43,7 +44,10 @@ PROBLEMS = [
     refuse("wrong-hunk-counts", replaced(" step_19 = 19\n", "\n"), FIRST + 4, "promises"),
     refuse("wrong-hunk-counts", GOOD[: GOOD.index("@@")], FIRST + 1, "no hunk"),
     refuse("wrong-hunk-counts", GOOD[:-1], FIRST + 9, "cut off"),
-    refuse("wrong-hunk-counts", replaced("+added_step = 20\n", "+added_step = 20\n\\ No newline at end of file\n"), FIRST + 7, "middle"),
+    refuse("byte-order-mark", "\ufeff" + GOOD, 1),
+    refuse("no-newline", replaced("+added_step = 20\n", f"+added_step = 20\n{MARK}"), FIRST + 7, "middle"),
+    refuse("no-newline", GOOD + MARK * 2, FIRST + 11, "a second time"),
+    refuse("no-newline", GOOD + MARK + diff(RUNNER, numbered(60), numbered(60).replace("step_50 ", "step_fifty ")).split("\n", 2)[2], FIRST + 11, "after the file's last line"),
     refuse("bad-hunk-header", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 @@"), FIRST + 2),
     refuse("bad-hunk-header", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 +18,x @@"), FIRST + 2),
     refuse("trailing-junk", GOOD + "-- \n2.39.5\n", FIRST + 10, "belongs to no hunk"),

@@ -18,6 +18,8 @@ from . import header as headers
 
 CONTEXT = 3
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?")
+LAST_LINE = f"remove that line, or write the patch with {to_type('refresh')}"
+BOM = "\ufeff"  # what some editors write in front of UTF-8
 FORBIDDEN = (  # what a diff can say besides changing lines, by how its line begins
     ("rename", ("rename from", "rename to", "copy from", "copy to", "similarity index", "dissimilarity index")),
     ("mode-change", ("old mode", "new mode", "new file mode", "deleted file mode")),
@@ -100,6 +102,8 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         return None, [Problem("not-utf-8", where, f"byte {error.start} is not UTF-8")]
+    if text.startswith(BOM):
+        return None, [Problem("byte-order-mark", f"{where}:1", "begins with a byte order mark", "save it as UTF-8 without one")]
     if "\r" in text:
         line = text[: text.index("\r")].count("\n") + 1
         return None, [Problem("crlf", f"{where}:{line}", "has carriage returns", "save it with LF line ends")]
@@ -167,7 +171,7 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
                 return
             if line[0] == "\\":  # "No newline": only behind the last line of its side, which then is the file's last
                 if before == "+" and new_left or before == "-" and old_left or before not in "+-":
-                    yield Problem("wrong-hunk-counts", at, f"{line!r} in the middle of a hunk", f"write patches with {to_type('refresh')}, not by hand")
+                    yield Problem("no-newline", at, f"{line!r} in the middle of a hunk: only a file's last line may have it", LAST_LINE)
                     return
             before = line[0]
             old_left -= line[0] in " -"
@@ -178,7 +182,14 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
             state = "after" if old_left == new_left == 0 else "hunk"
             continue
         if state == "after" and line.startswith("\\ "):
+            if before == "\\":
+                yield Problem("no-newline", at, f"{line!r} a second time", LAST_LINE)
+                return
+            before = "\\"
             continue
+        if before == "\\" and state == "after" and line.startswith("@@"):
+            yield Problem("no-newline", at, "a hunk after the file's last line, which has no newline", LAST_LINE)
+            return
         for name, beginnings in FORBIDDEN:
             if line.startswith(beginnings):
                 yield Problem(name, at, f"{line!r}: a patch only changes lines of files that upstream has", "new files belong into overlay/")

@@ -141,6 +141,9 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
     """
     entries: list[Entry] = []
     problems: list[Problem] = []
+    if text.startswith(patchfile.BOM):
+        problems.append(Problem("byte-order-mark", f"{FILE}:1", "begins with a byte order mark", "save it as UTF-8 without one"))
+        text = text.removeprefix(patchfile.BOM)
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{FILE}:{number}"
         if "\r" in line:
