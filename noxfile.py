@@ -32,6 +32,7 @@ import nox.command
 
 # scripts/requirements.txt is the list above, locked. After a change to it:
 # uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate noxfile.py -o scripts/requirements.txt
+# scripts/plots.txt is matplotlib alone, locked in the same way from a file that says `matplotlib==3.10.7`.
 
 nox.needs_version = ">=2026.2"
 nox.options.sessions = ["apply", "test"]
@@ -62,7 +63,7 @@ logging.getLogger("nox").addFilter(_is_news)
 
 def with_matplotlib(session: nox.Session, command: str, *words: str) -> None:
     """The same where plots are drawn: nothing else needs matplotlib, so it has an environment of its own."""
-    python = [f"--python={sys.executable}", "--with-requirements=scripts/requirements.txt", "--with=matplotlib==3.10.7"]
+    python = [f"--python={sys.executable}", "--with-requirements=scripts/requirements.txt", "--with-requirements=scripts/plots.txt"]
     session.run("uv", "run", "--no-project", *python, "python", "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True)
 
 

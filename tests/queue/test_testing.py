@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fakes
 import pytest
 from fakes import TAG
 from patchqueue.commands import cli
@@ -24,7 +25,7 @@ def ran(project, monkeypatch, capsys):
     monkeypatch.setattr(
         cli, "build_environment", lambda root, pin, say: done.append(f"built {pin.tag}")
     )
-    monkeypatch.setattr(cli, "test_tool", lambda root: done.append("tool") or 0)
+    monkeypatch.setattr(cli, "test_tool", lambda root, say: done.append("tool") or 0)
     monkeypatch.setattr(
         cli,
         "test_revision",
@@ -60,7 +61,7 @@ def test_a_named_release_is_tested_alone(ran, words, tested):
 
 
 def test_releases_are_not_tested_with_a_tool_that_fails(ran):
-    ran.monkeypatch.setattr(cli, "test_tool", lambda root: 3)
+    ran.monkeypatch.setattr(cli, "test_tool", lambda root, say: 3)
     code, _, done = ran()
     assert code == 1 and TAG not in done
 
@@ -77,6 +78,48 @@ def test_an_environment_that_cannot_be_built_is_said(ran):
 
     ran.monkeypatch.setattr(cli, "build_environment", refuse)
     assert ran()[0] == 1
+
+
+@pytest.fixture
+def uv(tmp_path, monkeypatch):
+    """uv(line): a stand-in for uv that does this; "$9" is the folder to install into. It notes each call in calls."""
+
+    def make(line: str) -> Path:
+        calls = tmp_path / "calls"
+        fakes.program(tmp_path / "bin/uv", f'echo "$@" >>"{calls}"\n{line}')
+        monkeypatch.setattr(testing.lock, "find_uv", lambda: str(tmp_path / "bin/uv"))
+        return calls
+
+    return make
+
+
+def test_matplotlib_is_installed_once_for_each_lock(project, uv):
+    calls = uv('mkdir -p "$9"; echo >"$9/matplotlib.py"')
+    project.write("scripts/plots.txt", "matplotlib==1\n")
+    folder = testing.matplotlib_folder(project.root, project.said.append)
+    assert folder and (folder / "matplotlib.py").is_file() and "once (about 140 MB)" in project.said[0]
+    (folder / "old.py").touch()
+    assert testing.matplotlib_folder(project.root, project.said.append) == folder and len(calls.read_text().splitlines()) == 1
+    project.write("scripts/plots.txt", "matplotlib==2\n")
+    assert testing.matplotlib_folder(project.root, project.said.append) == folder and len(calls.read_text().splitlines()) == 2
+    assert not (folder / "old.py").exists() and "--require-hashes" in calls.read_text()
+
+
+def test_without_matplotlib_the_reason_is_said(project, uv):
+    calls = uv("echo no network >&2; exit 2")
+    project.write("scripts/plots.txt", "matplotlib==1\n")
+    for _ in range(2):
+        assert testing.matplotlib_folder(project.root, project.said.append) is None
+    assert project.said[-1] == "the tests of plots are skipped, matplotlib could not be installed: no network"
+    assert len(calls.read_text().splitlines()) == 2, "nothing half-done is taken for it"
+
+
+def test_the_tool_is_tested_with_matplotlib(project, monkeypatch):
+    ran = []
+    monkeypatch.setattr(testing, "matplotlib_folder", lambda root, say: root / "plots")
+    monkeypatch.setattr(testing.subprocess, "run", lambda command, **options: ran.append(options["env"]) or subprocess.CompletedProcess(command, 0))
+    assert testing.test_tool(project.root, project.said.append) == 0
+    assert ran[0]["PYTHONPATH"].split(os.pathsep)[0] == str(project.root / "plots")
 
 
 def test_one_processor_spreads_nothing(tmp_path):

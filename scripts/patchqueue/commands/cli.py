@@ -276,7 +276,7 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     _begin("the tool")
     with ThreadPoolExecutor(1) as beside:
         built = [beside.submit(build_environment, root, pin, _say) for pin in chosen]
-        if code := test_tool(root):
+        if code := test_tool(root, _say):
             beside.shutdown(cancel_futures=True)
             return code
         for one in built:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,14 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files.locking import locked
 from ..laying import worktree
 from ..laying.apply import apply
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin
-from . import environment
+from . import environment, lock
 
 Say = Callable[[str], None]
 HOME = Path(".nox/revisions")
+PLOTS = Path("scripts/plots.txt")  # what the tests of plots need: matplotlib, locked
 WORKERS = 4  # at most: each imports torch and sglang, which takes 10 s and 1 GB
 TOOL_WORKERS = 8  # at most, for tests/queue
 SPREAD = ("xdist", "execnet")  # what spreads tests over processes: plain Python, of the tool's own environment
@@ -58,13 +61,45 @@ def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment
         raise Refused(Problem("no-environment", pin.tag, failure.what, failure.next_step)) from None
 
 
-def test_tool(root: Path) -> int:
+def matplotlib_folder(root: Path, say: Say) -> Path | None:
+    """A folder with matplotlib for the tests of plots, made once; None, with the reason said, where it cannot be had.
+
+    It is kept out of the tool's own environment, which it would make twice as large for everybody.
+    """
+    wanted, folder = root / PLOTS, root / HOME.parent / f"plots-{sys.version_info.major}.{sys.version_info.minor}"
+    marker = folder / "made-from.txt"
+    with locked(folder.with_name(f".{folder.name}.lock"), say) as held:
+        if marker.is_file() and marker.read_bytes() == wanted.read_bytes():
+            return folder
+        say(f"installing matplotlib for the tests of plots into {folder.relative_to(root)}, once (about 140 MB)")
+        shutil.rmtree(folder, ignore_errors=True)
+        if why := _install(wanted, folder, held):
+            say(f"the tests of plots are skipped, matplotlib could not be installed: {why}")
+            return None
+        marker.write_bytes(wanted.read_bytes())
+        return folder
+
+
+def _install(wanted: Path, folder: Path, held: int) -> str:
+    """Install locked requirements for this Python into a folder; why that failed, else ""."""
+    words = ["pip", "install", "--no-config", "--quiet", "--require-hashes", "--python", sys.executable]
+    try:
+        command = [lock.find_uv(), *words, "--target", str(folder), "--requirement", str(wanted)]
+    except lock.LockFailed as failure:
+        return failure.what
+    done = subprocess.run(command, env=lock.quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,))
+    return (done.stderr.strip() or f"uv ended with code {done.returncode}") if done.returncode else ""
+
+
+def test_tool(root: Path, say: Say) -> int:
     """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit code."""
+    plots = matplotlib_folder(root, say)
+    more = {"PYTHONPATH": os.pathsep.join(filter(None, [str(plots), os.environ.get("PYTHONPATH")]))} if plots else {}
     workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)  # twice as many: tests wait for processes
     command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
-    return subprocess.run(command, cwd=root).returncode
+    return subprocess.run(command, cwd=root, env=os.environ | more).returncode
 
 
 def test_revision(root: Path, pin: Pin, origin: str | None, words: Sequence[str], say: Say) -> Result:
