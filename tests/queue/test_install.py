@@ -322,11 +322,12 @@ BAD = {
     "a file too many": (edit("sglang/srt/mine.py"), "tree mismatch", "sglang/srt/mine.py differs"),
     "a file of data too many": (binary_data, "tree mismatch", "sglang/srt/table.json differs"),
     "a missing file": (gone("sglang/srt/page.py"), "tree mismatch", "sglang/srt/page.py differs"),
-    "a link for a file": (link_file, "linked-install", "--link-mode=copy"),
+    "a link for a file": (link_file, "linked-install", "`uv pip install --reinstall-package sglang --no-deps --link-mode=copy sglang==9.9.1`"),
     "a link for the package": (link_package, "linked-install", "--site-packages"),
     "an editable install": (editable, "editable", "--site-packages '/sgl-workspace/my sglang/python'"),
     "what is left of an editable install": (editable_without_url, "editable", "no sglang/ is in it"),
     "two installs": (two, "two-installs", "sglang-9.8.dist-info and sglang-9.9.1.dist-info"),
+    "two installs, and what to do": (two, "two-installs", "`pip install --force-reinstall --no-deps`"),
     "no METADATA": (gone(f"{INFO}/METADATA"), "bad-metadata", "cannot be read"),
     "a journal of nobody's": (edit(f"{journal.FOLDER}/notes.txt"), "bad-journal", "no journal that this tool can read"),
 }  # fmt: skip
