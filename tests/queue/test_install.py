@@ -322,11 +322,12 @@ BAD = {
     "a file too many": (edit("sglang/srt/mine.py"), "tree mismatch", "sglang/srt/mine.py differs"),
     "a file of data too many": (binary_data, "tree mismatch", "sglang/srt/table.json differs"),
     "a missing file": (gone("sglang/srt/page.py"), "tree mismatch", "sglang/srt/page.py differs"),
-    "a link for a file": (link_file, "linked-install", "--link-mode=copy"),
+    "a link for a file": (link_file, "linked-install", "`uv pip install --reinstall-package sglang --no-deps --link-mode=copy sglang==9.9.1`"),
     "a link for the package": (link_package, "linked-install", "--site-packages"),
     "an editable install": (editable, "editable", "--site-packages '/sgl-workspace/my sglang/python'"),
     "what is left of an editable install": (editable_without_url, "editable", "no sglang/ is in it"),
     "two installs": (two, "two-installs", "sglang-9.8.dist-info and sglang-9.9.1.dist-info"),
+    "two installs, and what to do": (two, "two-installs", "`pip install --force-reinstall --no-deps`"),
     "no METADATA": (gone(f"{INFO}/METADATA"), "bad-metadata", "cannot be read"),
     "a journal of nobody's": (edit(f"{journal.FOLDER}/notes.txt"), "bad-journal", "no journal that this tool can read"),
 }  # fmt: skip
@@ -472,7 +473,7 @@ def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, event)
         monkeypatch.setattr(journal, "_stage", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "x")))
     found = refused(do["install"])
     monkeypatch.undo()
-    assert found[0] == "not-writable" and "No space left on device" in found[1]
+    assert found[0] == "disk-full" and "free some space" in found[1] and "as root" not in found[1]
     assert exactly(site) == before
 
 

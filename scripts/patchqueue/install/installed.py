@@ -56,7 +56,7 @@ def find(named: Path) -> Installed:
     site = named.resolve()
     infos = sorted(site.glob("sglang-*.dist-info"))
     if len(infos) > 1:
-        raise Refused(Problem("two-installs", where, f"has {' and '.join(info.name for info in infos)}", "`pip install --force-reinstall` the release you want; delete what is left of the other"))
+        raise Refused(Problem("two-installs", where, f"has {' and '.join(info.name for info in infos)}", "`pip install --force-reinstall --no-deps` the release you want; delete what is left of the other"))
     package = site / "sglang"
     if package.is_symlink():
         raise Refused(Problem("linked-install", str(package), f"is a link to {package.resolve()}", _install_in(package.resolve().parent)))
@@ -64,9 +64,15 @@ def find(named: Path) -> Installed:
         raise Refused(_elsewhere(where, site, infos))
     links = next((path for path in package.rglob("*.py") if path.is_symlink()), None)
     if links:
-        raise Refused(Problem("linked-install", str(links), "is a link, to a cache as it seems; a patched file would not stay apart from it", "`uv pip install --reinstall --link-mode=copy sglang==VERSION`"))
+        raise Refused(_linked(links, _version(infos[0] if infos else None)))
     info = infos[0] if infos else None
     return Installed(site, info, _version(info), list_package(site))
+
+
+def _linked(file: Path, version: str) -> Problem:
+    """A file that is a link: sglang alone is to be installed once more, and not all that it depends on."""
+    step = f"`uv pip install --reinstall-package sglang --no-deps --link-mode=copy sglang=={version or 'VERSION'}`"
+    return Problem("linked-install", str(file), "is a link, to a cache as it seems; a patched file would not stay apart from it", step)
 
 
 def _install_in(folder: Path | str) -> str:
