@@ -69,23 +69,24 @@ def set_up(model, backend="breakable", tp_rank=0):
     return getattr(found, "runner", found)  # from 0.5.17 with what it cost
 
 
-def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), context_len=4096, requests=8, eager_runner=None):
+def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), context_len=4096, requests=8, eager_runner=None, draft=False, arguments=()):
     """What the release's set-up returns for `model`: from 0.5.17 a GraphCapture, before a runner.
 
-    layers: how many the model is said to have; sizes: tokens to capture for; requests: what the pool has room for. Ranks
-    are given in every way that a release looks them up.
+    layers: how many the model is said to have; sizes: tokens to capture for; requests: what the pool has room for; draft:
+    the model is a draft, and its head is there; arguments: further server arguments. Ranks are given in every way that a
+    release looks them up.
     """
     prefill = SimpleNamespace(bs=list(sizes), backend=backend, full_prefill_max_req=1)
     config = SimpleNamespace(prefill=prefill)
     ranks = SimpleNamespace(tp_rank=tp_rank, pp_rank=0, pp_size=1, dp_rank=None, moe_ep_rank=0, enable_prefill_cp=False)
     fields = dict(
         model=model,
-        server_args=SimpleNamespace(cuda_graph_config=config, enable_lora=False),
+        server_args=SimpleNamespace(cuda_graph_config=config, enable_lora=False, **dict(arguments)),
         model_config=SimpleNamespace(num_hidden_layers=layers, context_len=context_len),
         layer_info=SimpleNamespace(start_layer=0, end_layer=layers),
         req_to_token_pool=SimpleNamespace(size=requests),
         spec_algorithm=SimpleNamespace(is_eagle=lambda: False),
-        is_draft_worker=False,
+        is_draft_worker=draft,
         lora_manager=None,
         device="cpu",
         gpu_id=0,
@@ -104,7 +105,7 @@ def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), contex
         if not _has(_SETUP):
             runner = module.ModelRunner.__new__(module.ModelRunner)
             vars(runner).update(fields, **vars(ranks))
-            runner.init_prefill_cuda_graph()
+            runner.init_prefill_cuda_graph(force_for_draft_worker=draft)
             return runner.prefill_cuda_graph_runner
         from sglang.srt import runtime_context
         from sglang.srt.model_executor.model_runner_components import layer_setup
@@ -114,7 +115,7 @@ def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), contex
         else:
             patches.enter_context(mock.patch.object(runtime_context, "get_parallel", stand_ins["get_parallel"]))
         runner = SimpleNamespace(**fields, get_cuda_graph_layers=layer_setup.compute_attention_and_moe_layers)
-        return module.capture_prefill_graph(model_runner=runner, eager_runner=eager_runner)
+        return module.capture_prefill_graph(model_runner=runner, eager_runner=eager_runner, force_for_draft_worker=draft)
 
 
 def _has(module):

@@ -4,6 +4,7 @@ Thin patches hook the release's own files; what they call is here. Its folders, 
 
     compat        how releases differ: the only place that knows, by looking for features
     model         where a model keeps its decoder layers, and what each layer is
+    cache         the prefix cache of models with recurrent states
     kernels       Triton kernels that do in one pass what the release does in several
     piecewise     split ops: what their functions become, and those that this package defines
     breakable     the breakable graph: the layer stack alone, any number of requests

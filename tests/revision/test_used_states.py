@@ -1,0 +1,255 @@
+"""Which Mamba states the release's own prefix cache gives up first. Pools are counters: no state is computed here."""
+
+import random
+from array import array
+from inspect import signature
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.16")
+HICACHE = pytest.mark.revision(">=0.5.10")  # where HiCache has a cache of such models, with lists of its own
+
+TURN = 8  # tokens
+
+
+class States:
+    """Slots for states, as the cache asks the pool for them."""
+
+    def __init__(self):
+        self.freed = []
+
+    def free(self, value):
+        self.freed += value.tolist()
+
+
+class Cache:
+    """The release's MambaRadixCache, with the arguments that this release's methods take."""
+
+    def __init__(self, kind=None):
+        import torch
+        from sglang.srt.mem_cache import mamba_radix_cache
+        from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+
+        self.states, self.count = States(), 0
+        pools = SimpleNamespace(mamba_pool=self.states, mamba_allocator=self.states)
+        given = dict(
+            disable=False, req_to_token_pool=pools, page_size=1,
+            token_to_kv_pool_allocator=TokenToKVPoolAllocator(64, torch.float16, "cpu", None, False),
+        )  # fmt: skip
+        kind = kind or mamba_radix_cache.MambaRadixCache
+        if "params" in signature(kind.__init__).parameters:
+            from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+
+            given = dict(params=CacheInitParams(**given))
+        self.real = kind(**given)
+
+    def insert(self, tokens):
+        """The state behind `tokens` is offered to the cache: its name, or None where the cache had one there."""
+        import torch
+
+        self.count += 1
+        value = dict(value=torch.arange(len(tokens)), mamba_value=torch.tensor([self.count]))
+        known = self._call("insert", "InsertParams", key=self._key(tokens), **value)
+        return None if known[1] else self.count
+
+    def match(self, tokens):
+        """A request with these tokens comes: how many it need not compute, and the node with the state that it starts from."""
+        found = self._call("match_prefix", "MatchPrefixParams", key=self._key(tokens))
+        return len(found.device_indices), found.last_device_node
+
+    def order(self):
+        """The states in the cache, the first to go first."""
+        states, node = self.real.mamba_lru_list, self.real.mamba_lru_list.tail.mamba_prev
+        names = []
+        while node is not states.head:
+            names += node.mamba_value.tolist()
+            node = node.mamba_prev
+        return names
+
+    def _key(self, tokens):
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        return RadixKey(array("q", tokens), None)
+
+    def _call(self, name, params, **given):
+        from sglang.srt.mem_cache import base_prefix_cache
+
+        method = getattr(self.real, name)
+        if "params" not in signature(method).parameters:
+            return method(**given)
+        found = method(getattr(base_prefix_cache, params)(**given))
+        return (found.prefix_len, found.mamba_exist) if name == "insert" else found
+
+
+@pytest.fixture
+def build(monkeypatch):
+    """build(): an empty cache."""
+    from sglang.srt.mem_cache import mamba_radix_cache
+
+    monkeypatch.setattr(mamba_radix_cache, "get_global_server_args", lambda: SimpleNamespace(mamba_cache_chunk_size=64), raising=False)
+    monkeypatch.setattr(mamba_radix_cache, "get_tensor_model_parallel_rank", lambda: 0, raising=False)  # of its check
+    return Cache
+
+
+@pytest.fixture
+def of_release(build):
+    """of_release(): the same with the list that the release makes."""
+
+    def make():
+        from sglang.srt.mem_cache.mamba_radix_cache import LRUList
+
+        cache = build()
+        cache.real.mamba_lru_list = LRUList(mamba=True)
+        return cache
+
+    return make
+
+
+def session(name, turns):
+    """The prompt of a session's next turn: all of the turns so far. Sessions begin alike."""
+    return [0] * TURN + [1000 * name + n for n in range(TURN * turns)]
+
+
+def ask(cache, name, turn):
+    """One turn: what of its prompt is cached, and the states that it leaves behind the prompt and the answer."""
+    cached, _ = cache.match(session(name, turn))
+    cache.insert(session(name, turn))
+    return cached
+
+
+def test_an_idle_session_keeps_its_last_state(build):
+    """The states that another session has behind it went last: a request comes back, and starts anew."""
+    cache = build()
+    idle, busy = zip(*[[cache.insert(session(name, turn)) for name in (1, 2)] for turn in (1, 2, 3)])
+    assert cache.match(session(2, 3))[0] == 4 * TURN
+    cache.real.evict_mamba(4)
+    assert set(cache.states.freed) == {*idle[:2], *busy[:2]}
+    assert [cache.match(session(name, 3))[0] for name in (1, 2)] == [4 * TURN] * 2
+
+
+def test_a_request_refreshes_the_state_it_starts_from_and_no_other(build):
+    cache = build()
+    first, second, third = [cache.insert(session(1, turn)) for turn in (1, 2, 3)]
+    other = cache.insert(session(2, 1))
+    assert cache.match(session(1, 2) + [7])[1].mamba_value.tolist() == [second]
+    assert cache.order() == [first, third, other, second]
+
+
+def test_the_tokens_are_refreshed_as_before(build):
+    """All of a cached beginning is read again, so all of it is recent."""
+    cache = build()
+    for turn in (1, 2, 3):
+        cache.insert(session(1, turn))
+    cache.insert(session(2, 1))
+    _, used = cache.match(session(1, 3))
+    tokens, nodes = cache.real.full_lru_list, []
+    node = tokens.head.next
+    while node is not tokens.tail:
+        nodes.append(node)
+        node = node.next
+    path = []
+    while used is not cache.real.root_node:
+        path.append(used)
+        used = used.parent
+    assert nodes[: len(path)] == path
+
+
+def test_a_split_moves_no_state(build):
+    """A prompt that branches off cuts a node in two. Its state is behind the second half, and nobody has used it."""
+    cache = build()
+    split = cache.insert([1] * 10)
+    later = cache.insert([2] * 10)
+    assert cache.match([1] * 5 + [3])[0] == 0 and cache.order() == [split, later]
+    branch = cache.insert([1] * 5 + [3])
+    assert cache.order() == [split, later, branch]
+    again = cache.insert([1] * 5)  # the first half gets a state of its own
+    assert cache.order() == [split, later, branch, again]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_state_that_is_unused_for_longest_goes_first(build, seed):
+    """Requests that share beginnings, at random, beside a list that a reader can follow; and the release's check of an idle server."""
+    draw, cache, unused = random.Random(seed), build(), []
+    for _ in range(150):
+        tokens = [draw.randrange(2) for _ in range(draw.randrange(1, 9))]
+        what = draw.choice(["ask", "ask", "insert", "give up", "give up a token"])
+        if what == "ask":
+            found = cache.match(tokens)[1].mamba_value
+            if found is not None:
+                unused.remove(found.item())
+                unused.append(found.item())
+        elif what == "insert":
+            name = cache.insert(tokens)
+            unused += [name] if name else []
+        elif what == "give up" and unused:
+            cache.real.evict_mamba(1)
+            assert cache.states.freed[-1] == unused.pop(0)
+        elif what == "give up a token" and unused:
+            before = len(cache.states.freed)
+            cache.real.evict_full(1) if hasattr(cache.real, "evict_full") else cache.real.evict(1)
+            unused = [name for name in unused if name not in cache.states.freed[before:]]
+        assert cache.order() == unused
+        cache.real.sanity_check()
+
+
+def test_a_locked_state_stays(build):
+    cache = build()
+    locked, free = cache.insert([1] * 4), cache.insert([2] * 4)
+    _, node = cache.match([1] * 4)
+    cache.match([2] * 4)
+    cache.real.inc_lock_ref(node)
+    cache.real.evict_mamba(2)
+    assert cache.states.freed == [free] and cache.order() == [locked]
+    with pytest.raises(Exception, match="locked"):
+        cache.real.sanity_check()
+
+
+@pytest.mark.parametrize("damage", ["lost from the list", "lost from the tree", "one direction", "size"])
+def test_a_damaged_list_is_found(build, damage):
+    cache = build()
+    for turn in (1, 2, 3):
+        cache.insert(session(1, turn))
+    states = cache.real.mamba_lru_list
+    node = states.tail.mamba_prev
+    if damage == "lost from the list":
+        states.remove_node(node)
+    elif damage == "lost from the tree":
+        node.mamba_value = None
+    elif damage == "one direction":
+        node.mamba_prev = states.head
+    else:
+        cache.real.mamba_evictable_size_ += 1
+    with pytest.raises(RuntimeError, match="list of Mamba states is damaged"):
+        states.sanity_check(cache.real)
+
+
+def hits(cache, most, sessions=16, turns=12):
+    """What share of all prompt tokens a cache with `most` states gives back, where sessions come in any order."""
+    cached = total = 0
+    coming = [name for name in range(1, sessions + 1) for _ in range(turns)]
+    random.Random(0).shuffle(coming)
+    for place, name in enumerate(coming, 1):
+        turn = coming[:place].count(name)
+        cached += ask(cache, name, turn)
+        total += len(session(name, turn))
+        cache.real.evict_mamba(len(cache.order()) - most)
+    return cached / total
+
+
+def test_sessions_in_any_order_find_more(build, of_release):
+    """With two states for each session, most find the one of their last turn; the release gives sessions up as a whole."""
+    ours, before = hits(build(), most=32), hits(of_release(), most=32)
+    print(f"hit rate {before:.2f} with the release's list, {ours:.2f} with this one")
+    assert ours > before + 0.05
+
+
+@HICACHE
+def test_a_cache_with_lists_of_its_own_keeps_them():
+    """HiCache's moves nodes itself, and its check wants the order of the tokens' time stamps."""
+    from sglang.srt.mem_cache.hi_mamba_radix_cache import HiMambaRadixCache
+    from sglang.srt.mem_cache.mamba_radix_cache import LRUList
+    from sglang.srt.prefill_graph.cache import used_states
+
+    cache = object.__new__(HiMambaRadixCache)
+    assert type(used_states.list_for(cache)) is LRUList
