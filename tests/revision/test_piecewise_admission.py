@@ -1,0 +1,76 @@
+"""What the piecewise graph refuses by name before it is captured: drafts that would never replay it, and Mamba2 mixers outside of split ops."""
+
+import logging
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
+WITH_REPORT = pytest.mark.revision(">=0.5.9")
+COMPARES_MODES = pytest.mark.revision(">=0.5.11")  # releases whose graph replays only what wants the hidden states of its capture
+
+
+@pytest.fixture
+def decided(caplog):
+    """decided(model, **what host.runner.decide takes): the model runner after the release's own decision, and its warnings."""
+    from host import runner
+
+    def decide(model, **changes):
+        caplog.clear()
+        made = runner.decide(model, **changes)
+        return made, [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()]
+
+    return decide
+
+
+def wanted_of_the_target(algorithm):
+    """The CaptureHiddenMode of a target's prefill, as the release's own worker for drafts sets it."""
+    import inspect
+
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.speculative import eagle_worker_v2
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    source = inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation).partition("# Draft prefill")[0]
+    spares = "is_standalone()" in source and SpeculativeAlgorithm.from_string(algorithm).is_standalone()
+    assert "CaptureHiddenMode.FULL" in source
+    return CaptureHiddenMode.NULL if spares else CaptureHiddenMode.FULL
+
+
+def replays(mode):
+    """Whether the release's own runner of the piecewise graph, captured without hidden states, takes a prefill that wants `mode`."""
+    from host import graph
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
+
+    runner = object.__new__(PiecewiseCudaGraphRunner)
+    runner.max_num_tokens, runner.capture_hidden_mode = 16, CaptureHiddenMode.NULL
+    return runner.can_run(graph.prefill_batch(4, capture_hidden_mode=mode, return_logprob=False))
+
+
+@COMPARES_MODES
+@pytest.mark.parametrize("changes", [{}, {"enable_return_hidden_states": True}], ids=["", "--enable-return-hidden-states"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"])
+def test_a_graph_that_no_prefill_would_replay_is_not_captured(build_model, decided, algorithm, changes):
+    """It was captured for minutes, never ran, and the report said "on"."""
+    from sglang.srt.prefill_graph.report import verdict
+
+    known = "EAGLE" if algorithm == "NEXTN" else algorithm  # what the server arguments make of it
+    alive = bool(changes) or replays(wanted_of_the_target(known))
+    runner, warnings = decided(build_model("llama"), speculative=known, speculative_algorithm=known, **changes)
+    found = verdict.explain(runner)
+    assert (runner.piecewise_cuda_graph_runner is not None) is alive
+    assert found.verdict == ("on" if alive else "off")
+    assert warnings == ([] if alive else [f"Prefill runs without a CUDA graph: {found.reason}"])
+    assert alive or f"drafts ({known}) want hidden states" in found.reason
+
+
+@COMPARES_MODES
+def test_the_breakable_graph_still_serves_drafts(build_model, decided):
+    runner, warnings = decided(build_model("llama"), speculative="EAGLE", enable_breakable_cuda_graph=True)
+    assert runner.piecewise_cuda_graph_runner is not None and not warnings
+
+
+def test_without_drafts_it_is_captured(build_model, decided):
+    for algorithm in (None, "NGRAM"):
+        runner, warnings = decided(build_model("llama"), speculative=algorithm)
+        assert runner.piecewise_cuda_graph_runner is not None and not warnings
