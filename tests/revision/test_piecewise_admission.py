@@ -74,3 +74,34 @@ def test_without_drafts_it_is_captured(build_model, decided):
     for algorithm in (None, "NGRAM"):
         runner, warnings = decided(build_model("llama"), speculative=algorithm)
         assert runner.piecewise_cuda_graph_runner is not None and not warnings
+
+
+FALCON = "layer 0 (FalconH1HybridAttentionDecoderLayer): runs a Mamba2 mixer outside of every split op"
+
+
+def test_a_mixer_outside_of_split_ops_is_refused_by_name(build_model, decided):
+    """Falcon-H1: its attention is a split op, and its mixer would be traced with one batch's state slots. 0.5.5 never listed its layers."""
+    runner, warnings = decided(build_model("falcon_h1"))
+    assert runner.piecewise_cuda_graph_runner is None
+    assert not hasattr(runner, "prefill_graph_refusal") or warnings[-1].startswith(f"Prefill runs without a CUDA graph: {FALCON}")
+
+
+@WITH_REPORT
+def test_the_report_names_the_layer(build_model, decided):
+    from sglang.srt.prefill_graph.report import verdict
+
+    runner, [warning] = decided(build_model("falcon_h1"))
+    found = verdict.explain(runner)
+    assert found.verdict == "off" and found.reason.startswith(FALCON) and warning.endswith(found.reason)
+    assert (found.offender["index"], found.offender["class"]) == (0, "FalconH1HybridAttentionDecoderLayer")
+
+
+def test_only_the_first_rank_warns(build_model, decided):
+    runner, warnings = decided(build_model("falcon_h1"), tp_rank=1)
+    assert runner.piecewise_cuda_graph_runner is None and not warnings
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next", "nemotron_h"])
+def test_models_whose_state_split_ops_cover_are_captured(build_model, decided, kind):
+    runner, warnings = decided(build_model(kind))
+    assert runner.piecewise_cuda_graph_runner is not None and not warnings

@@ -245,21 +245,39 @@ def outside_breaks(layers: Iterable[Any]) -> Layer | None:
     return None
 
 
+def uncovered_mixer(runner: Any) -> Layer | None:
+    """The first layer whose Mamba2 mixer no split op covers, or None: torch.compile would trace it with the batch of the trace.
+
+    runner: ModelRunner, up to 0.5.13, with the objects of split ops in attention_layers. Other kinds of state are its own
+    rules' affair. Raises NoStack.
+    """
+    layers = stack.find(runner.model).layers
+    found = _first_uncovered(enumerate(layers), runner.attention_layers)
+    if found is None:
+        return None
+    why = "runs a Mamba2 mixer outside of every split op: captured, it would go on with the state slots of one batch"
+    return dataclasses.replace(_describe(*found), reason=why)
+
+
+def _first_uncovered(layers: Iterable[tuple[int, Any]], breaks: Iterable[Any]) -> tuple[int, Any] | None:
+    """The first of numbered `layers` with a Mamba2 mixer that lies in none of `breaks`."""
+    covered = {id(part) for module in breaks if module is not None for part in _parts(module)}
+    uncovered = (pair for pair in layers if any(_is_a(part, "MambaMixer2") and id(part) not in covered for part in _parts(pair[1])))
+    return next(uncovered, None)
+
+
 def captures_mixer(runner: Any, owner: Any) -> bool:
     """Whether the graph would capture a Mamba2 mixer with the state slots of one batch. Then the first rank has logged why not.
 
     Called from 0.5.14 on, where a release makes its breaks itself. owner: the layer stack. A mixer must lie inside of what the
     release breaks at. Layers by name, and those that other ranks hold, are looked at too.
     """
-    covered = {id(part) for module in model_runner.attention_layers(runner, owner) if module is not None for part in _parts(module)}
     layers = owner.layers.values() if hasattr(owner.layers, "values") else owner.layers
-    for index, layer in enumerate(layers):
-        if any(_is_a(part, "MambaMixer2") and id(part) not in covered for part in _parts(layer)):
-            if model_runner.is_first_rank(runner):
-                why = "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the state slots of the batch that was captured"
-                logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) %s.", index, type(layer).__name__, why)
-            return True
-    return False
+    found = _first_uncovered(enumerate(layers), model_runner.attention_layers(runner, owner))
+    if found and model_runner.is_first_rank(runner):
+        why = "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the state slots of the batch that was captured"
+        logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) %s.", found[0], _name(found[1]), why)
+    return found is not None
 
 
 def lacks_break(runner: Any, owner: Any, backend: str) -> bool:

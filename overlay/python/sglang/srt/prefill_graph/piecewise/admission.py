@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from ..compat import arguments, capture, model_runner
+from ..model import layers
 from ..model.layers import Refusal
 
 logger = logging.getLogger(__name__)
@@ -33,4 +34,5 @@ def refuse(runner: Any) -> Refusal | None:
         return Refusal(f"drafts ({algorithm}) want hidden states of every prefill, and the piecewise graph is captured without: no batch would replay it")
     if not arguments.sizes_that_fit(runner):
         return Refusal(arguments.no_size_fits(runner))
-    return None
+    offender = layers.uncovered_mixer(runner)
+    return offender and Refusal(str(offender), offender)
