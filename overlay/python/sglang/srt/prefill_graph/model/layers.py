@@ -21,6 +21,11 @@ from . import stack
 logger = logging.getLogger(__name__)
 
 _STATEFUL = ("RadixAttention", "RadixLinearAttention", "MambaMixer2")
+_BLOCKS = ("mlp", "feed_forward", "block_sparse_moe", "moe")  # where a layer without a mixer has its MLP or MoE block
+_INSIDE = {  # what such a block, or a mixer that is one, is made of; none of it keeps state
+    "experts", "shared_experts", "shared_expert", "gate", "shared_expert_gate", "topk", "up_proj", "gate_proj", "gate_up_proj", "down_proj",
+    "act_fn", "fc1_latent_proj", "fc2_latent_proj",
+}  # fmt: skip
 _GATES = ("mlp", "block_sparse_moe", "moe", "mixer")  # where experts are found; a later one wins, as in the releases
 
 
@@ -174,6 +179,9 @@ def _mixer(module: Any, layer: Any) -> tuple[Kind, str, str, Any]:
     if _is_a(module, "MambaMixer2"):
         return Kind.MAMBA2, "mixer", "its mixer is a MambaMixer2", layer
     kind, _, reason = _without_state(module, layer)
+    stranger = _stranger(layer, {"mixer"})
+    if kind is not Kind.UNKNOWN and stranger:
+        return Kind.UNKNOWN, "mixer", f"beside its mixer, {stranger}", None
     return kind, "mixer", f"its mixer ({_name(module)}) {reason}", None
 
 
@@ -181,16 +189,31 @@ _PLACES = {"self_attn": _self_attn, "attn": _attn, "linear_attn": _linear_attn, 
 
 
 def _without_state(module: Any, layer: Any) -> tuple[Kind, str, str]:
-    """MLP or MoE, if it is known to be one and nothing inside keeps state; else UNKNOWN. `place` is always ""."""
+    """MLP or MoE, if it is known to be one and everything inside to keep no state; else UNKNOWN. `place` is always "".
+
+    module: the layer itself, or its mixer.
+    """
     keeper = next((_name(part) for part in _parts(module) if any(_is_a(part, name) for name in _STATEFUL)), None)
     if keeper:
         return Kind.UNKNOWN, "", f"keeps state in a {keeper} that no split op is known for"
-    parts = [module, *(getattr(module, name) for name in ("mlp", "feed_forward", "block_sparse_moe", "moe") if hasattr(module, name))]
+    blocks = [getattr(module, name) for name in _BLOCKS if hasattr(module, name)]
+    parts, known = [module, *blocks], _INSIDE.union(_BLOCKS)
+    if not any(hasattr(part, "experts") or hasattr(part, "down_proj") for part in parts):
+        return Kind.UNKNOWN, "", "has no attention and is no known MLP or MoE"
+    if stranger := next(filter(None, (_stranger(part, known) for part in parts)), None):
+        return Kind.UNKNOWN, "", stranger
     if any(hasattr(part, "experts") for part in parts):
         return Kind.MOE, "", "has experts and keeps no state"
-    if any(hasattr(part, "down_proj") for part in parts):
-        return Kind.MLP, "", "is an MLP and keeps no state"
-    return Kind.UNKNOWN, "", "has no attention and is no known MLP or MoE"
+    return Kind.MLP, "", "is an MLP and keeps no state"
+
+
+def _stranger(module: Any, known: set[str]) -> str | None:
+    """The first child of `module` that is neither of the `known` names nor a norm, in words; None where all are."""
+    children = module.named_children() if callable(getattr(module, "named_children", None)) else ()
+    for name, child in children:
+        if name not in known and "norm" not in f"{name} {_name(child)}".lower():
+            return f"holds {name} ({_name(child)}), of which nobody knows whether it keeps state"
+    return None
 
 
 def _is_a(module: Any, class_name: str) -> bool:
