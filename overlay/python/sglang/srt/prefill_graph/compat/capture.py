@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .features import BREAKABLE, CONTEXT, has, has_breakable
+from .features import BREAKABLE, CONTEXT, has, has_breakable, mentions
 from .model_runner import layer_lists
 
 
@@ -111,6 +111,22 @@ def hidden_modes(runner: Any) -> tuple[Any, ...]:
     speculative = getattr(runner, "spec_algorithm", None)
     wanted = runner.server_args.enable_return_hidden_states or (speculative is not None and not speculative.is_none())
     return (Mode.NULL, Mode.LAST, Mode.FULL) if wanted else (Mode.NULL,)
+
+
+def starves_drafts(runner: Any) -> bool:
+    """Whether no prefill of this server can replay the release's piecewise graph, because its drafts want hidden states.
+
+    From 0.5.11 on a batch must want those that the graph was captured with: none, unless the server returns them. EAGLE and
+    its kind, and DFLASH, want every token's; on 0.5.11 a standalone draft model does too.
+    """
+    speculative = getattr(runner, "spec_algorithm", None)
+    if speculative is None or speculative.is_none() or runner.server_args.enable_return_hidden_states:
+        return False
+    own = importlib.import_module("sglang.srt.model_executor.piecewise_cuda_graph_runner").PiecewiseCudaGraphRunner
+    if "capture_hidden_mode" not in own.can_run.__code__.co_names:
+        return False
+    spared = mentions("sglang.srt.speculative.eagle_worker_v2", "CaptureHiddenMode.NULL")
+    return speculative.is_eagle() or speculative.is_dflash() or (speculative.is_standalone() and not spared)
 
 
 def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:

@@ -27,14 +27,19 @@ def has(module: str) -> bool:
 
 
 def defines(module: str, name: str) -> bool:
-    """Whether the release's own `module` has a function `name`; reads the file, because importing it may be circular."""
+    """Whether the release's own `module` has a function `name`."""
+    return mentions(module, f"\ndef {name}(")
+
+
+def mentions(module: str, text: str) -> bool:
+    """Whether `text` stands in the release's own `module`; reads the file, because importing it may be circular."""
     try:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:
         return False
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
-    return f"\ndef {name}(" in Path(spec.origin).read_text(encoding="utf-8")
+    return text in Path(spec.origin).read_text(encoding="utf-8")
 
 
 def has_breakable() -> bool:

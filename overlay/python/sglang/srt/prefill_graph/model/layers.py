@@ -21,6 +21,11 @@ from . import stack
 logger = logging.getLogger(__name__)
 
 _STATEFUL = ("RadixAttention", "RadixLinearAttention", "MambaMixer2")
+_BLOCKS = ("mlp", "feed_forward", "block_sparse_moe", "moe")  # where a layer without a mixer has its MLP or MoE block
+_INSIDE = {  # what such a block, or a mixer that is one, is made of; none of it keeps state
+    "experts", "shared_experts", "shared_expert", "gate", "shared_expert_gate", "topk", "up_proj", "gate_proj", "gate_up_proj", "down_proj",
+    "act_fn", "fc1_latent_proj", "fc2_latent_proj",
+}  # fmt: skip
 _GATES = ("mlp", "block_sparse_moe", "moe", "mixer")  # where experts are found; a later one wins, as in the releases
 
 
@@ -174,6 +179,9 @@ def _mixer(module: Any, layer: Any) -> tuple[Kind, str, str, Any]:
     if _is_a(module, "MambaMixer2"):
         return Kind.MAMBA2, "mixer", "its mixer is a MambaMixer2", layer
     kind, _, reason = _without_state(module, layer)
+    stranger = _stranger(layer, {"mixer"})
+    if kind is not Kind.UNKNOWN and stranger:
+        return Kind.UNKNOWN, "mixer", f"beside its mixer, {stranger}", None
     return kind, "mixer", f"its mixer ({_name(module)}) {reason}", None
 
 
@@ -181,16 +189,31 @@ _PLACES = {"self_attn": _self_attn, "attn": _attn, "linear_attn": _linear_attn, 
 
 
 def _without_state(module: Any, layer: Any) -> tuple[Kind, str, str]:
-    """MLP or MoE, if it is known to be one and nothing inside keeps state; else UNKNOWN. `place` is always ""."""
+    """MLP or MoE, if it is known to be one and everything inside to keep no state; else UNKNOWN. `place` is always "".
+
+    module: the layer itself, or its mixer.
+    """
     keeper = next((_name(part) for part in _parts(module) if any(_is_a(part, name) for name in _STATEFUL)), None)
     if keeper:
         return Kind.UNKNOWN, "", f"keeps state in a {keeper} that no split op is known for"
-    parts = [module, *(getattr(module, name) for name in ("mlp", "feed_forward", "block_sparse_moe", "moe") if hasattr(module, name))]
+    blocks = [getattr(module, name) for name in _BLOCKS if hasattr(module, name)]
+    parts, known = [module, *blocks], _INSIDE.union(_BLOCKS)
+    if not any(hasattr(part, "experts") or hasattr(part, "down_proj") for part in parts):
+        return Kind.UNKNOWN, "", "has no attention and is no known MLP or MoE"
+    if stranger := next(filter(None, (_stranger(part, known) for part in parts)), None):
+        return Kind.UNKNOWN, "", stranger
     if any(hasattr(part, "experts") for part in parts):
         return Kind.MOE, "", "has experts and keeps no state"
-    if any(hasattr(part, "down_proj") for part in parts):
-        return Kind.MLP, "", "is an MLP and keeps no state"
-    return Kind.UNKNOWN, "", "has no attention and is no known MLP or MoE"
+    return Kind.MLP, "", "is an MLP and keeps no state"
+
+
+def _stranger(module: Any, known: set[str]) -> str | None:
+    """The first child of `module` that is neither of the `known` names nor a norm, in words; None where all are."""
+    children = module.named_children() if callable(getattr(module, "named_children", None)) else ()
+    for name, child in children:
+        if name not in known and "norm" not in f"{name} {_name(child)}".lower():
+            return f"holds {name} ({_name(child)}), of which nobody knows whether it keeps state"
+    return None
 
 
 def _is_a(module: Any, class_name: str) -> bool:
@@ -245,21 +268,39 @@ def outside_breaks(layers: Iterable[Any]) -> Layer | None:
     return None
 
 
+def uncovered_mixer(runner: Any) -> Layer | None:
+    """The first layer whose Mamba2 mixer no split op covers, or None: torch.compile would trace it with the batch of the trace.
+
+    runner: ModelRunner, up to 0.5.13, with the objects of split ops in attention_layers. Other kinds of state are its own
+    rules' affair. Raises NoStack.
+    """
+    layers = stack.find(runner.model).layers
+    found = _first_uncovered(enumerate(layers), runner.attention_layers)
+    if found is None:
+        return None
+    why = "runs a Mamba2 mixer outside of every split op: captured, it would go on with the state slots of one batch"
+    return dataclasses.replace(_describe(*found), reason=why)
+
+
+def _first_uncovered(layers: Iterable[tuple[int, Any]], breaks: Iterable[Any]) -> tuple[int, Any] | None:
+    """The first of numbered `layers` with a Mamba2 mixer that lies in none of `breaks`."""
+    covered = {id(part) for module in breaks if module is not None for part in _parts(module)}
+    uncovered = (pair for pair in layers if any(_is_a(part, "MambaMixer2") and id(part) not in covered for part in _parts(pair[1])))
+    return next(uncovered, None)
+
+
 def captures_mixer(runner: Any, owner: Any) -> bool:
     """Whether the graph would capture a Mamba2 mixer with the state slots of one batch. Then the first rank has logged why not.
 
     Called from 0.5.14 on, where a release makes its breaks itself. owner: the layer stack. A mixer must lie inside of what the
     release breaks at. Layers by name, and those that other ranks hold, are looked at too.
     """
-    covered = {id(part) for module in model_runner.attention_layers(runner, owner) if module is not None for part in _parts(module)}
     layers = owner.layers.values() if hasattr(owner.layers, "values") else owner.layers
-    for index, layer in enumerate(layers):
-        if any(_is_a(part, "MambaMixer2") and id(part) not in covered for part in _parts(layer)):
-            if model_runner.is_first_rank(runner):
-                why = "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the state slots of the batch that was captured"
-                logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) %s.", index, type(layer).__name__, why)
-            return True
-    return False
+    found = _first_uncovered(enumerate(layers), model_runner.attention_layers(runner, owner))
+    if found and model_runner.is_first_rank(runner):
+        why = "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the state slots of the batch that was captured"
+        logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) %s.", found[0], _name(found[1]), why)
+    return found is not None
 
 
 def lacks_break(runner: Any, owner: Any, backend: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..compat import arguments, model_runner
+from ..compat import arguments, capture, model_runner
+from ..model import layers
 from ..model.layers import Refusal
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,10 @@ def admits(runner: Any) -> bool:
 
 def refuse(runner: Any) -> Refusal | None:
     """Why the piecewise graph of this server must not be captured, or None."""
+    if capture.starves_drafts(runner):
+        algorithm = runner.server_args.speculative_algorithm
+        return Refusal(f"drafts ({algorithm}) want hidden states of every prefill, and the piecewise graph is captured without: no batch would replay it")
     if not arguments.sizes_that_fit(runner):
         return Refusal(arguments.no_size_fits(runner))
-    return None
+    offender = layers.uncovered_mixer(runner)
+    return offender and Refusal(str(offender), offender)
