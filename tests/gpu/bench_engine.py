@@ -49,8 +49,9 @@ class Served:
     def start(self) -> dict:
         self.engine, result = engines.start({"capture": list(load.CAPTURE)} | self.plan)
         # Up to 0.5.9 nobody reads the answer to a flush before something was generated (managers/tokenizer_communicator_mixin.py:346).
+        began = time.monotonic()
         self.engine.generate(input_ids=[[load.SMALLEST]], sampling_params={"max_new_tokens": 2, "temperature": 0, "ignore_eos": True})
-        return result
+        return result | {"first_answer_s": round(time.monotonic() - began, 1)}
 
     def first_token(self, count: int, length: int, calls: int, seed: int) -> dict:
         """Milliseconds of whole calls that generate one token for `count` new prompts of `length` tokens."""

@@ -106,6 +106,12 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         help="for all trees, or one for each (default breakable); "
         "a tree without that graph runs eagerly, and this is said",
     )
+    add(
+        "--own-kernels",
+        action="store_true",
+        help="each engine compiles its Triton kernels itself, as on a new host: "
+        "its first calls show what it waits for",
+    )
     add("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
     add(
         "--port",
@@ -164,6 +170,7 @@ class Gain:
             "order": [*self.options.trees],
             "engine": self.words,
             "capture": self._sizes(),
+            "own_kernels": self.options.own_kernels,
         }
         return facts | {
             "subject": self.options.subject,
@@ -259,14 +266,17 @@ class Gain:
             "watch": str(self.place.out / f"{label}.watch"),
         }
         _clear(Path(plan["watch"]))
-        place = run.place_of(options)
+        caches = {"TRITON_CACHE_DIR": str(self.place.out / f"{label}.triton")}
+        for folder in caches.values():
+            shutil.rmtree(folder, ignore_errors=True)
         self.now = turns.begin(
-            place,
+            run.place_of(options),
             label,
             HERE / "bench_engine.py",
             plan,
             PREFILL_WATCH=plan["watch"],
             CUDA_DEVICE_ORDER="PCI_BUS_ID",
+            **(caches if self.options.own_kernels else {}),
         )
         visit = Visit(self, self.now, entry, until)
         try:
@@ -332,7 +342,10 @@ class Visit:
 
     def measure(self) -> None:
         self.entry |= self._ask("start", START_S)
-        self._say(f"started in {self.entry['start_s']} s")
+        self._say(
+            f"started in {self.entry['start_s']} s, "
+            f"first answer after {self.entry['first_answer_s']} s more"
+        )
         words = dict(shapes=self.shapes, first=-WARM_UP, count=WARM_UP, seconds=WARM_UP_S)
         spans = self._ask("rounds", WARM_UP_S, **words)["ms"]
         # In order: what a server's first requests of a shape wait for, kernels that compile or are timed.

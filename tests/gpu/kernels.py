@@ -9,6 +9,7 @@ and engines compile for themselves.
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -79,5 +80,8 @@ if __name__ == "__main__":
     import flashinfer
     import torch
 
+    # As sglang does (set_cuda_arch, srt/utils/common.py): flashinfer compiles again where its flags differ.
+    major, minor = torch.cuda.get_device_capability()
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = f"{major}.{minor}{'a' if major >= 9 else ''}"
     KINDS[sys.argv[1]](torch, flashinfer, torch.zeros(128 << 20, dtype=torch.uint8, device="cuda"))
     print(f"{Path(__file__).name}: {sys.argv[1]} made")

@@ -120,6 +120,17 @@ def test_how_it_ran_is_said(text):
     )
 
 
+def test_the_first_answer_is_told_where_nothing_was_compiled_before():
+    found = gain()
+    for run, waited in zip(found["runs"], (50.2, 9.6), strict=True):
+        run["first_answer_s"] = waited
+    assert "first answer" not in gainpage.said(found)
+    found["gain"]["own_kernels"] = True
+    assert "the first answer took 50 s untouched, and 10 s patched." in gainpage.said(found)
+    del found["runs"][1]["first_answer_s"]
+    assert "first answer" not in gainpage.said(found)
+
+
 def test_visits_of_one_tree_count_together():
     more = [
         visit("untouched", [one - 1 for one in SLOW], 62.0),
@@ -135,13 +146,36 @@ def test_visits_of_one_tree_count_together():
     assert gainpage.groups(found, "untouched", "1x4096")["_chunk_scan_fwd_kernel"] == 61
 
 
-def test_a_change_within_the_noise_is_not_shown():
-    one, other = (gainpage.spread(spans) for spans in ([10.0, 11.0, 13.0], [9.8, 10.5, 12.0]))
-    assert (
-        gainpage.shown(one, other) == "none shown"
-        and gainpage.shown(one, gainpage.spread([8.0, 9.0, 9.5])) != "none shown"
-    )
-    assert gainpage.shown(one, None) == "-" and gainpage.spread([]) is None
+def timed(spans: list[float], busy_ms: float, launches: float = 640.0) -> dict:
+    """Both trees, the untouched one with calls of 10 to 13 ms, 8 of them GPU-busy."""
+    found = gain()
+    numbers = [([10.0, 11.0, 13.0], 8.0, 640.0), (spans, busy_ms, launches)]
+    for run, (calls, busy, count) in zip(found["runs"], numbers, strict=True):
+        run["first_token_ms"]["1x4096"] = {"all": calls}
+        run["profile"]["1x4096"] |= {"busy_ms": busy, "launches": count}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spans", "busy_ms", "launches", "said"),
+    [
+        ([9.8, 10.5, 12.0], 7.0, 640.0, "none shown"),
+        ([8.0, 9.0, 9.5], 6.5, 640.0, "-19.0 %"),
+        ([8.0, 9.0, 9.5], 7.9, 640.0, "the host"),  # as much work as before
+        ([8.0, 9.0, 9.5], 9.0, 640.0, "the host"),  # more work, and yet faster
+        ([8.0, 9.0, 9.5], 7.9, 600.0, "-19.0 %"),  # less to launch
+        ([14.0, 15.0, 16.0], 7.9, 600.0, "the host"),  # less to launch, and yet slower
+        ([14.0, 15.0, 16.0], 11.0, 640.0, "+38.1 %"),
+    ],
+)
+def test_a_change_is_shown_where_it_is_clear_and_the_profile_accounts_for_it(
+    spans, busy_ms, launches, said
+):
+    assert gainpage.shown(timed(spans, busy_ms, launches), "1x4096") == said
+
+
+def test_what_was_not_measured_has_no_change():
+    assert gainpage.shown(gain(), "8x64") == "-" and gainpage.spread([]) is None
 
 
 def test_quartiles_are_those_of_the_gain_itself():

@@ -19,12 +19,17 @@ TREES = (UNTOUCHED, PATCHED)
 COLORS = {UNTOUCHED: "0.6", PATCHED: "tab:blue"}
 GROUPS = 12  # rows of a kernel table, and parts of a bar
 REST = "everything else"
+# A change of first tokens is the trees' own where so much of it is GPU-busy time, or where so many
+# launches came or went.
+EXPLAINED, FEWER = 0.5, 0.02
 HOW = """## Against the untouched release
 
 Each tree had one engine, alone on the GPU, one after the other in one run, with the same pools
 and dummy weights. First tokens are whole calls for one token, shapes in turn, round after round:
 fastest / first quartile / median, in milliseconds. A change compares first quartiles. It is shown
-where one tree's median lies beyond the other's fastest call. GPU-busy is the time of one prefill
+where one tree's median lies beyond the other's fastest call, and the profile accounts for it.
+That is: half of it is GPU-busy time, or the launches differ by 2 % or more. Any other is "the
+host": its CPU is shared, and was slower for one engine. GPU-busy is the time of one prefill
 in which any kernel ran, from a profile. The floor is the model's matrix products alone, at the
 rate that one large product reached on the same GPU. All other kernels only add to it.
 """
@@ -125,6 +130,12 @@ def busy_ms(gain: dict, tree: str, shape: str) -> float | None:
     return statistics.median(found) if found else None
 
 
+def launches(gain: dict, tree: str, shape: str) -> float | None:
+    """Kernels and copies of one call: the median over visits."""
+    found = [one["launches"] for one in profiles(gain, tree, shape)]
+    return statistics.median(found) if found else None
+
+
 def rate(gain: dict, tree: str) -> float | None:
     """Input tokens per second of the prefill load: the median of all loads."""
     found = [one["tokens_per_s"] for run in runs(gain, tree) for one in run.get("loads", [])]
@@ -145,12 +156,26 @@ def change(before: float | None, after: float | None) -> str:
     return f"{(after / before - 1) * 100:+.1f} %" if before and after is not None else "-"
 
 
-def shown(before: Spread | None, after: Spread | None) -> str:
-    """The change of first quartiles, where a median lies beyond the other's fastest call."""
+def shown(gain: dict, shape: str) -> str:
+    """The change of a shape's first quartiles, in the words of HOW; "-" where a tree has none."""
+    before, after = (calls(gain, tree, shape) for tree in TREES)
     if not before or not after:
         return "-"
-    clear = after.median < before.fastest or before.median < after.fastest
-    return change(before.first_quartile, after.first_quartile) if clear else "none shown"
+    if not (after.median < before.fastest or before.median < after.fastest):
+        return "none shown"
+    if not accounted(gain, shape, after.first_quartile - before.first_quartile):
+        return "the host"
+    return change(before.first_quartile, after.first_quartile)
+
+
+def accounted(gain: dict, shape: str, change_ms: float) -> bool:
+    """Whether the profiles say where such a change comes from; also where there are none."""
+    busy = [busy_ms(gain, tree, shape) for tree in TREES]
+    counts = [launches(gain, tree, shape) for tree in TREES]
+    if None in busy or None in counts:
+        return True
+    work, fewer = busy[1] - busy[0], counts[1] / counts[0] - 1
+    return work / change_ms >= EXPLAINED or (fewer / change_ms > 0 and abs(fewer) >= FEWER)
 
 
 def largest(gain: dict) -> str:
@@ -179,7 +204,7 @@ def meaning(gain: dict) -> str:
         f"{spoken(shape)} tokens have their first token after {after.first_quartile:.0f} ms "
         f"instead of {before.first_quartile:.0f}"
     )
-    parts.append(f"With the patches {ends} ({shown(before, after)}).")
+    parts.append(f"With the patches {ends} ({shown(gain, shape)}).")
     slow, fast = (rate(gain, tree) for tree in TREES)
     if slow and fast:
         parts.append(
@@ -199,7 +224,7 @@ def first_tokens(gain: dict) -> str:
     rows = []
     for shape in gain["gain"]["shapes"]:
         before, after = (calls(gain, tree, shape) for tree in TREES)
-        rows.append([spoken(shape), str(before or "-"), str(after or "-"), shown(before, after)])
+        rows.append([spoken(shape), str(before or "-"), str(after or "-"), shown(gain, shape)])
     return table(["first token, ms", "untouched", "patched", "change"], rows)
 
 
@@ -207,13 +232,8 @@ def busy(gain: dict) -> str:
     rows = []
     for shape in gain["gain"]["shapes"]:
         before, after = (busy_ms(gain, tree, shape) for tree in TREES)
-        launches = [
-            statistics.median(one["launches"] for one in found)
-            if (found := profiles(gain, tree, shape))
-            else None
-            for tree in TREES
-        ]
-        shown_launches = " → ".join("-" if one is None else f"{one:.0f}" for one in launches)
+        counts = [launches(gain, tree, shape) for tree in TREES]
+        shown_launches = " → ".join("-" if one is None else f"{one:.0f}" for one in counts)
         rows.append(
             [
                 spoken(shape),
@@ -280,13 +300,22 @@ def said(gain: dict) -> str:
         f"{' or '.join(map(str, sorted(counts)))} calls of each shape on each engine; "
         f"{gain['model']}."
     )
-    lines += split(gain)
+    lines += split(gain) + first_answers(gain)
     bad = [
         f"{run['tree']} {run['verdict']}: {run['why']}"
         for run in gain["runs"]
         if run["verdict"] != "passed"
     ]
     return " ".join([*lines, *(f"{one}." for one in bad)]) + " "
+
+
+def first_answers(gain: dict) -> list[str]:
+    """What a new server's first answer waits for, where each engine compiled its own kernels."""
+    found = [runs(gain, tree)[0].get("first_answer_s") for tree in TREES if runs(gain, tree)]
+    if not gain["gain"].get("own_kernels") or len(found) < len(TREES) or None in found:
+        return []
+    waits = f"{found[0]:.0f} s untouched, and {found[1]:.0f} s patched"
+    return [f"On a host that has compiled no Triton kernel yet, the first answer took {waits}."]
 
 
 def split(gain: dict) -> list[str]:
