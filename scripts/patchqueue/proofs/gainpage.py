@@ -414,7 +414,7 @@ def _first_token_panel(panel, gain: dict) -> None:
             [one.first_quartile - one.fastest for _, one in found],
             [one.median - one.first_quartile for _, one in found],
         ]
-        panel.bar(
+        bars = panel.bar(
             [place for place, _ in found],
             heights,
             0.38,
@@ -424,6 +424,8 @@ def _first_token_panel(panel, gain: dict) -> None:
             capsize=2,
             label=tree,
         )
+        for bar, (place, _) in zip(bars, found):
+            bar.set_alpha(1.0 if shown(gain, shapes[round(place)]).endswith("%") else 0.35)
     floors = [(place, gain.get("floor_ms", {}).get(shape)) for place, shape in enumerate(shapes)]
     for number, (place, least) in enumerate((place, least) for place, least in floors if least):
         panel.plot(
@@ -435,7 +437,8 @@ def _first_token_panel(panel, gain: dict) -> None:
         )
     panel.set_xticks(range(len(shapes)), [spoken(shape) for shape in shapes], fontsize=8)
     panel.set_xlabel("requests × tokens")
-    panel.set_ylabel("time to first token, ms")
+    panel.set_ylabel("time to first token, ms; pale: no change is shown")
+    panel.set_ylim(top=1.3 * panel.get_ylim()[1])  # for the legend
     panel.set_title(title(gain), fontsize=10)
     panel.grid(axis="y", alpha=0.25)
     panel.legend(frameon=False, fontsize=8)
