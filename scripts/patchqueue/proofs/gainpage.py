@@ -436,8 +436,8 @@ def _first_token_panel(panel, gain: dict) -> None:
             label="" if number else "matrix products alone",
         )
     panel.set_xticks(range(len(shapes)), [spoken(shape) for shape in shapes], fontsize=8)
-    panel.set_xlabel("requests × tokens")
-    panel.set_ylabel("time to first token, ms; pale: no change is shown")
+    panel.set_xlabel("requests × tokens; pale: no change is shown")
+    panel.set_ylabel("time to first token, ms")
     panel.set_ylim(top=1.3 * panel.get_ylim()[1])  # for the legend
     panel.set_title(title(gain), fontsize=10)
     panel.grid(axis="y", alpha=0.25)
