@@ -10,5 +10,5 @@
 A patch calls:
 
     gated_delta.settle, mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim,
-    tracked_states.ask_once.
+    tracked_states.ask_once, tracked_states.follow.
 """
