@@ -42,6 +42,8 @@ def start(plan: dict):
     if isinstance(chosen, modes.Unavailable):
         sys.exit(f"not applicable: {chosen.reason}")
     words = ENGINE | plan.get("engine", {}) | chosen | {"model_path": plan["model"], "port": plan["port"], "nccl_port": plan["port"] + 1}
+    if "speculative_algorithm" in words:
+        words["speculative_draft_model_path"] = plan["model"]
     if "cuda_graph_max_bs" not in known:
         words |= {f"{name}_decode": words.pop(name) for name in ("cuda_graph_max_bs", "cuda_graph_bs") if name in words}
     dropped = sorted(set(words) - known)

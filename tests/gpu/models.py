@@ -91,16 +91,26 @@ MODELS = {
     "glm-5": DEEPSEEK_V32 | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, rope_scaling=None, rope_theta=1e6),
     "falcon-h1": FALCON_H1,
 }  # fmt: skip
+MODELS["nemotron-h-buffer"] = MODELS["nemotron-h"]
+# One layer of attention drafts. A random one is seldom right: answers are the target's all the same.
+MODELS["nemotron-h-mtp"] = MODELS["nemotron-h"] | dict(num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*")
 # fp8 keys round coarsely, and experts that are picked otherwise would hide what they do: no layer has a router here.
 MODELS["deepseek-v32-fp8"] = DEEPSEEK_V32 | dict(first_k_dense_replace=DEEPSEEK_V32["num_hidden_layers"])
 # Name -> why a run leaves it out unless it is named.
-ONLY_ASKED_FOR = {"falcon-h1": "no break of a prefill graph covers the Mamba2 beside its attention: for runs that show what this does"}
+ONLY_ASKED_FOR = {
+    "falcon-h1": "no break of a prefill graph covers the Mamba2 beside its attention: for runs that show what this does",
+    "nemotron-h-buffer": "the cache strategy extra_buffer, which releases before 0.5.13 refuse, and later ones choose for nemotron-h",
+    "nemotron-h-mtp": "drafts beside the prefix cache, which releases before 0.5.13 refuse",
+}
 DEFAULT = tuple(name for name in MODELS if name not in ONLY_ASKED_FOR)
 # What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which FlashMLA's sparse kernel reads in
 # prefill and decode; the defaults on Hopper decode with FlashAttention 3. Graphs for decoding prove nothing here.
 SPARSE_ENGINE = dict(
     attention_backend="nsa", nsa_prefill_backend="flashmla_sparse", nsa_decode_backend="flashmla_sparse", kv_cache_dtype="bfloat16", page_size=64, disable_cuda_graph=True,
 )  # fmt: skip
+# What leaves Mamba2 states behind whole chunks: by its name up to 0.5.13, and from 0.5.14 on.
+EXTRA_BUFFER = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer")
+DRAFTS = dict(speculative_algorithm="EAGLE", speculative_num_steps=2, speculative_eagle_topk=1, speculative_num_draft_tokens=3)
 FP8_KEYS = dict(kv_cache_dtype="fp8_e4m3", nsa_prefill_backend="flashmla_kv", nsa_decode_backend="flashmla_kv")  # the kernel made for decoding
 # The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For speed, with dummy weights.
 NANO_9B = nemotron_h("M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 4480, 15680, (40, 8), (128, 80), 131072)
@@ -127,8 +137,17 @@ def is_sparse(config: dict) -> bool:
     return "index_topk" in config
 
 
+def has_drafts(name: str) -> bool:
+    """Whether the model drafts for itself."""
+    return bool(MODELS[name].get("num_nextn_predict_layers"))
+
+
 def engine(name: str) -> dict:
-    """sglang.Engine's words for this model on top of those for all."""
+    """sglang.Engine's words for this model on top of those for all. Where it drafts, engine.py adds where it lies."""
+    if has_drafts(name):
+        return EXTRA_BUFFER | DRAFTS
+    if name == "nemotron-h-buffer":
+        return EXTRA_BUFFER
     if not is_sparse(MODELS[name]):
         return {}
     return SPARSE_ENGINE | (FP8_KEYS if name.endswith("-fp8") else {})
@@ -162,6 +181,17 @@ def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
             yield from _two_matrices(f"{layer}.shared_experts", hidden, c["moe_shared_expert_intermediate_size"], "matrix")
     yield "backbone.norm_f.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+    if "mtp_hybrid_override_pattern" in c:
+        yield from _nemotron_h_mtp("mtp.layers.0", c)
+
+
+def _nemotron_h_mtp(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """One layer of attention, the first and the last; embeddings and head are the target's."""
+    hidden = c["hidden_size"]
+    for norm in ("enorm", "hnorm", "norm", "final_layernorm"):
+        yield f"{layer}.{norm}.weight", (hidden,), "norm"
+    yield f"{layer}.eh_proj.weight", (hidden, 2 * hidden), "matrix"
+    yield from _attention(f"{layer}.mixer", c)
 
 
 def _mamba2(layer: str, hidden: int, inner: int, heads: int, groups: int, kernel: int) -> Iterator[tuple[str, tuple[int, ...], str]]:

@@ -165,11 +165,14 @@ def wanted(options: argparse.Namespace, known: set[str]) -> list[tuple[str, str]
     """(model, mode), every model's references first; engines of one model apart, so that equal kernels are compiled once."""
     tried = [mode for mode in modes.ALL if mode in options.mode and mode not in modes.REFERENCES]
     needed = {modes.reference(mode, known) for mode in tried} or {modes.REFERENCE}
-    return [(model, mode) for mode in modes.ALL if mode in needed or mode in tried for model in options.model if runs(model, mode)]
+    return [(model, mode) for mode in modes.ALL if mode in needed or mode in tried for model in options.model if runs(model, mode, known)]
 
 
-def runs(model: str, mode: str) -> bool:
-    """Whether a mode is for a model. Sparse attention is let into the piecewise graph alone, with the eager compiler alone."""
+def runs(model: str, mode: str, known: set[str]) -> bool:
+    """Whether a mode is for a model. Sparse attention is let into the piecewise graph alone, with the eager compiler alone. Drafts
+    want every token's hidden state, for which no piecewise graph is captured."""
+    if models.has_drafts(model):
+        return mode in (modes.reference(modes.BREAKABLE, known), modes.BREAKABLE, modes.EAGER)
     return mode in (modes.REFERENCE, modes.PIECEWISE, modes.EAGER) or not models.is_sparse(models.MODELS[model])
 
 

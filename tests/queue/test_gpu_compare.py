@@ -527,6 +527,20 @@ def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
     assert "falcon-h1 (no break of a prefill graph" in " ".join(capsys.readouterr().out.split())
 
 
+OF_ITS_OWN = {"reference-breakable": BACKENDS | {"cuda_graph_tc_compiler"}, "reference": OPT_OUT | {"enable_breakable_cuda_graph"}}
+
+
+@pytest.mark.parametrize("reference", OF_ITS_OWN)
+def test_a_model_with_drafts_runs_where_they_are_given_hidden_states(modes, reference):
+    """No piecewise graph is captured with these, so that none replays."""
+    import models
+    import run as module
+
+    options = module._options(["--out", "there", "--model", "nemotron-h-mtp"])
+    assert module.wanted(options, OF_ITS_OWN[reference]) == [("nemotron-h-mtp", mode) for mode in (reference, "breakable", "eager")]
+    assert models.engine("nemotron-h-mtp") == models.engine("nemotron-h-buffer") | models.DRAFTS
+
+
 @pytest.mark.parametrize(("known", "chosen"), [(OPT_IN, "enable_piecewise_cuda_graph"), (OPT_IN | {"enable_breakable_cuda_graph"}, "enable_piecewise_cuda_graph"), (OPT_OUT | {"enable_breakable_cuda_graph"}, "enable_breakable_cuda_graph")])
 def test_the_reference_has_the_graph_switched_on(modes, known, chosen):
     """Some releases pick other kernels where it is off, which says nothing about the graph."""

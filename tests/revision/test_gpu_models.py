@@ -11,13 +11,13 @@ sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import models  # noqa: E402
 
 KINDS = {
-    "nemotron-h": "nemotron_h", "nemotron-h-moe": "nemotron_h", "qwen3-next": "qwen3_next", "llama": "llama", "deepseek-v32": "deepseek_v32",
+    "nemotron-h": "nemotron_h", "nemotron-h-buffer": "nemotron_h", "nemotron-h-mtp": "nemotron_h", "nemotron-h-moe": "nemotron_h", "qwen3-next": "qwen3_next", "llama": "llama", "deepseek-v32": "deepseek_v32",
     "deepseek-v32-fp8": "deepseek_v32", "glm-5": "glm_moe_dsa", "falcon-h1": "falcon_h1",
 }  # fmt: skip
 SMALLER = dict(vocab_size=256)  # the vocabulary is most of the time that drawing takes
 WRITTEN = ("head_dim", "mamba_d_ssm", "mamba_n_groups", "mamba_rms_norm", "mlp_multipliers", "num_hidden_layers", "ssm_multipliers", "vocab_size")
 
-MARKS = {"nemotron-h-moe": pytest.mark.revision(">=0.5.6"), "glm-5": pytest.mark.revision(">=0.5.9")}  # 0.5.5 has no experts in NemotronH
+MARKS = {"nemotron-h-moe": pytest.mark.revision(">=0.5.6"), "glm-5": pytest.mark.revision(">=0.5.9"), "nemotron-h-mtp": pytest.mark.revision(">=0.5.13")}  # 0.5.5 has no experts in NemotronH
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in models.MODELS])
@@ -34,7 +34,35 @@ def test_a_checkpoint_fills_every_parameter(build_model, name):
     if name == "falcon-h1":  # its layers make norms that they never call, and published checkpoints do not have
         parameters = {name: parameter for name, parameter in parameters.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
     assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
-    assert sum(map(torch.Tensor.numel, tensors.values())) == sum(map(torch.Tensor.numel, parameters.values()))
+    of_target = [tensor for name, tensor in tensors.items() if not name.startswith("mtp.")]
+    assert sum(map(torch.Tensor.numel, of_target)) == sum(map(torch.Tensor.numel, parameters.values()))
+
+
+@pytest.mark.revision(">=0.5.13")
+def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
+    """Embeddings and head, which no tensor is for, are the target's."""
+    config = models.MODELS["nemotron-h-mtp"] | SMALLER
+    draft = build_model("nemotron_h_mtp", device="cpu", **config)
+    parameters = {name: parameter for name, parameter in draft.named_parameters() if "embed" not in name and not name.startswith("lm_head.")}
+    for parameter in parameters.values():
+        parameter.data.fill_(float("nan"))
+    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
+    draft.load_weights(iter(tensors.items()))
+    assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
+    of_draft = [tensor for name, tensor in tensors.items() if name.startswith("mtp.")]
+    assert sum(map(torch.Tensor.numel, of_draft)) == sum(map(torch.Tensor.numel, parameters.values()))
+
+
+@pytest.mark.revision(">=0.5.13")
+@pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-mtp"])
+def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
+    """engine.py leaves out what it does not know. One of the two names of the cache's strategy is its own."""
+    from sglang.srt.server_args import ServerArgs
+
+    known = {field for kind in ServerArgs.__mro__ for field in vars(kind).get("__annotations__", {})}
+    words = {"speculative_draft_model_path", *models.engine(name)} if models.has_drafts(name) else {*models.engine(name)}
+    assert len(words & {*models.EXTRA_BUFFER} & known) == 1
+    assert words - {*models.EXTRA_BUFFER} <= known
 
 
 @pytest.mark.revision(">=0.5.15")

@@ -60,7 +60,8 @@ def watch_model_runner(module):
     original = module.ModelRunner.forward
 
     def forward(self, forward_batch, *args, **kwargs):
-        if not forward_batch.forward_mode.is_extend():
+        # drafts are no prefills, nor is what the target verifies
+        if forward_batch.forward_mode.name not in ("EXTEND", "MIXED") or self.is_draft_worker:
             return original(self, forward_batch, *args, **kwargs)
         if not state["counting"]:
             watch_launches()

@@ -78,6 +78,7 @@ class Kind:
 
 KINDS = {
     "nemotron_h": Kind("sglang.srt.models.nemotron_h", "NemotronHForCausalLM", ("sglang.srt.configs.nemotron_h", "NemotronHConfig"), NEMOTRON_H),
+    "nemotron_h_mtp": Kind("sglang.srt.models.nemotron_h_mtp", "NemotronHForCausalLMMTP", ("sglang.srt.configs.nemotron_h", "NemotronHConfig"), NEMOTRON_H),
     "qwen3_next": Kind("sglang.srt.models.qwen3_next", "Qwen3NextForCausalLM", ("sglang.srt.configs.qwen3_next", "Qwen3NextConfig"), QWEN3_NEXT),
     "falcon_h1": Kind("sglang.srt.models.falcon_h1", "FalconH1ForCausalLM", ("sglang.srt.configs.falcon_h1", "FalconH1Config"), FALCON_H1),
     "llama": Kind("sglang.srt.models.llama", "LlamaForCausalLM", ("transformers", "LlamaConfig"), LLAMA),

@@ -8,16 +8,18 @@ interpreted.start()
 from types import SimpleNamespace  # noqa: E402
 
 import torch  # noqa: E402
-from host import graph, waits  # noqa: E402
+from host import graph, replayed, waits  # noqa: E402
 from host.references import compare_mamba2, mamba2  # noqa: E402
 from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend  # noqa: E402
 
 SIZE, WIDTH = 16, 3  # tokens of a chunk of the scan; of a convolution's state
 
 
-def compare(lengths, prefixes, step=SIZE, branching=None):
+def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculative=None):
     """New tokens and cached ones of each request; step: of how many tokens a multiple the cache keeps states for; branching:
-    {request: tokens} for requests that leave the state behind so many tokens, not behind their last whole chunk.
+    {request: tokens} for requests that leave the state behind so many tokens, not behind their last whole chunk; through: the
+    kind of prefill graph whose runner makes the batch that the layer reads (host/replayed.py), eager without; speculative:
+    the name of the algorithm that drafts for the model.
 
     Returns `left`: for each request that leaves a state, the largest difference of its convolution's and its SSM state, and the
     tokens of the batch before that state; `own`: the largest differences of the requests' outputs and of the states that they
@@ -40,6 +42,8 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     batch = graph.prefill_batch(
         sum(lengths),
         batch_size=count,
+        positions=torch.arange(sum(lengths)),
+        out_cache_loc=torch.arange(sum(lengths)),
         req_pool_indices=torch.arange(1, count + 1),
         seq_lens=torch.tensor(lengths) + prefix,
         extend_seq_lens=torch.tensor(lengths),
@@ -53,13 +57,17 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     )
     linear = compare_mamba2.backend(conv, ssm)
     linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = conv.shape, False, False
-    linear.init_forward_metadata(batch)
     hidden_states = torch.randn(sum(lengths), 128)
     output, left, own = torch.empty_like(hidden_states), {}, []
-    words = dict(mixer=mixer, hidden_states=hidden_states, output=output, layer_id=compare_mamba2.LAYER, forward_batch=batch, use_triton_causal_conv=True)
+    words = dict(mixer=mixer, hidden_states=hidden_states, output=output, layer_id=compare_mamba2.LAYER, use_triton_causal_conv=True)
     with torch.no_grad():
-        with waits.MaskReads() as reads:
-            linear.forward(**words)
+        reads = waits.MaskReads()
+
+        def layer(batch):
+            with reads:
+                linear.forward(**words, forward_batch=batch)
+
+        _prefill(through, speculative, linear, layer, batch)
         for i, (start, length) in enumerate(zip(starts, lengths)):
             old = [state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in before]
             wanted = mamba2.mixer(mixer, hidden_states[start : start + length], *old)
@@ -71,6 +79,14 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     others = [slot for slot in range(len(conv)) if slot not in written]
     changed = sum(not torch.equal(now[slot], then[slot]) for now, then in zip((conv, ssm), before) for slot in others)
     return dict(left=left, own=[max(column) for column in zip(*own)], others=changed, waits=reads.names)
+
+
+def _prefill(through, speculative, linear, layer, batch):
+    if through:
+        replayed.Replays(through, linear, layer, speculative).run(batch)
+    else:
+        linear.init_forward_metadata(batch)
+        layer(batch)
 
 
 def _apart(found, wanted):

@@ -14,7 +14,7 @@ from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
-from host import graph, waits  # noqa: E402
+from host import graph, replayed, waits  # noqa: E402
 from host.references import compare_gdn, gdn  # noqa: E402
 from packaging.version import Version  # noqa: E402
 
@@ -23,8 +23,16 @@ LAYERS, CHUNK, WIDTH, TYPE = 3, 64, 3, compare_gdn.TYPE
 TRANSPOSED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.10")
 
 
-def compare(lengths: list[int], prefixes: list[int]) -> dict[str, Any]:
+def compare(
+    lengths: list[int],
+    prefixes: list[int],
+    through: str | None = None,
+    speculative: str | None = None,
+) -> dict[str, Any]:
     """New tokens and cached ones of each request, in LAYERS layers that have a pool of states each.
+
+    through: the kind of prefill graph whose runner makes the batch that layers read
+    (host/replayed.py), eager without. speculative: the name of the algorithm that drafts.
 
     Returns `waits`: for each layer the ops in which a host would wait for its GPU. `own` is the
     largest difference of outputs and of the states that requests go on with, `left` that of the
@@ -34,20 +42,28 @@ def compare(lengths: list[int], prefixes: list[int]) -> dict[str, Any]:
     layer, batch = layer_on_one_stream(), _batch(lengths, prefixes)
     pools = [_pool(layer, prefixes) for _ in range(LAYERS)]
     linear = backend(batch, pools[0])
-    linear.init_forward_metadata(batch)
     found: dict[str, Any] = dict(waits=[], own=0.0, left=0.0, others=0)
-    for pool in pools:
-        before = tuple(states.clone() for states in pool)
-        hidden_states = torch.randn(sum(lengths), 128).to(TYPE)
-        linear.req_to_token_pool.mamba2_layer_cache = _kept(*pool)
-        with torch.no_grad(), waits.MaskReads() as reads:
-            output = getattr(layer, "_forward", layer.forward)(hidden_states, batch)
-        found["waits"].append(reads.names)
+    inputs = [torch.randn(sum(lengths), 128).to(TYPE) for _ in pools]
+    before, outputs = [tuple(states.clone() for states in pool) for pool in pools], []
+
+    def layers(batch: Any) -> None:
+        for pool, hidden_states in zip(pools, inputs, strict=True):
+            linear.req_to_token_pool.mamba2_layer_cache = _kept(*pool)
+            with torch.no_grad(), waits.MaskReads() as reads:
+                outputs.append(getattr(layer, "_forward", layer.forward)(hidden_states, batch))
+            found["waits"].append(reads.names)
+
+    if through:
+        replayed.Replays(through, linear, layers, speculative).run(batch)
+    else:
+        linear.init_forward_metadata(batch)
+        layers(batch)
+    for pool, then, hidden_states, output in zip(pools, before, inputs, outputs, strict=True):
         unwritten = {0} | {len(lengths) + 1 + i for i, n in enumerate(lengths) if n < CHUNK}
-        found["others"] += sum(not _same(pool, before, slot) for slot in unwritten)
+        found["others"] += sum(not _same(pool, then, slot) for slot in unwritten)
         for i, length in enumerate(lengths):
             rows = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
-            old = before[0][i + 1] * bool(prefixes[i]), _plain(before[1][i + 1])
+            old = then[0][i + 1] * bool(prefixes[i]), _plain(then[1][i + 1])
             own, left = _differences(layer, hidden_states[rows], output[rows], old, pool, i)
             found["own"], found["left"] = max(found["own"], own), max(found["left"], left)
     return found
@@ -91,6 +107,8 @@ def _batch(lengths: list[int], prefixes: list[int]) -> Any:
     return graph.prefill_batch(
         sum(lengths),
         batch_size=count,
+        positions=torch.arange(sum(lengths)),
+        out_cache_loc=torch.arange(sum(lengths)),
         req_pool_indices=torch.arange(1, count + 1),
         seq_lens=torch.tensor(lengths) + prefix,
         extend_seq_lens=torch.tensor(lengths),
@@ -126,6 +144,12 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
     from sglang.srt.layers.attention.fla import layernorm_gated
 
+    try:
+        from sglang.srt.layers import radix_linear_attention
+    except ImportError:  # from 0.5.9
+        pass
+    else:  # the op that a graph breaks at does as eager layers do, with the batch that it looks up
+        radix_linear_attention.get_forward_context = lambda: None
     layernorm_gated._get_sm_count = lambda device: 1  # from 0.5.9; it asks CUDA
     arguments = SimpleNamespace(mamba_cache_chunk_size=CHUNK)
     module.get_global_server_args = lambda: arguments

@@ -41,6 +41,7 @@ class Engine:
         self.fault = FAULT if ("graph" if on and not self.kept_eager else "eager") in FAULT_IN else ""
         sizes = words.get("piecewise_cuda_graph_tokens") or []
         self.runner = ModelRunner("" if self.fault == "graph-unused" else on, sizes[1:] if self.fault == "lost-size" else sizes)
+        self.draft = ModelRunner("", [], is_draft_worker=True)
         self.loop = asyncio.new_event_loop()
         self.seen, self.calls = [], 0
         self.traced, self.events = None, None
@@ -95,6 +96,8 @@ class Engine:
             time.sleep(600)
         for batch in [[prompt] for prompt in input_ids] if self.fault == "one-by-one" else [input_ids]:
             self.runner.forward(Batch(batch))
+            self.draft.forward(Batch(batch))
+            self.runner.forward(Batch(batch, "TARGET_VERIFY"))  # what drafts cost is no prefill
         return [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on and not self.kept_eager) for prompt in input_ids]
 
     async def async_generate(self, input_ids, sampling_params):

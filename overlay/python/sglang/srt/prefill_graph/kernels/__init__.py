@@ -6,9 +6,10 @@
     mamba2_scan       which scan a prefill runs
     relu2             the squared ReLU in one pass
     tracked_states    the Mamba2 states that the prefix cache keeps of a prefill
+    lightning_states  the same of lightning attention
 
 A patch calls:
 
-    gated_delta.settle, mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim,
-    tracked_states.ask_once.
+    gated_delta.settle, lightning_states.aim, lightning_states.keep, lightning_states.scan, mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim,
+    tracked_states.ask_once, tracked_states.follow.
 """

@@ -22,6 +22,7 @@ import torch
 
 from ..compat import ops
 
+SAID = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens")  # what a ForwardBatch says of them
 AT_ONCE = 8  # requests: their tokens are held in float32, 8 MB for each request of a layer of 128 heads
 
 
@@ -76,6 +77,18 @@ def ask_once(batch: Any) -> None:
     mode, mask = batch.forward_mode, batch.mamba_track_mask
     if mask is not None and mode.is_extend() and not mode.is_target_verify():
         batch.mamba_track_mask = Answered.of(mask)
+
+
+def follow(static: Any, batch: Any) -> None:
+    """Let the breaks of a prefill graph leave the states that `batch` asks for: those that eager prefill leaves.
+
+    static: the ForwardBatch that a runner makes of `batch` for its replay, which breaks read. Its own say is of buffers that
+    a runner has not always made, and not always filled (#32606). Breaks run eagerly and need no fixed addresses. Called where
+    nothing is left that changes what `batch` says: 0.5.15's backends translate its slots.
+    """
+    ask_once(batch)
+    for name in SAID:
+        setattr(static, name, getattr(batch, name))
 
 
 def aim(metadata: Any, batch: Any) -> None:

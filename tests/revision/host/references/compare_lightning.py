@@ -1,0 +1,136 @@
+"""The states that lightning attention leaves for the prefix cache, by the release's own backend and interpreted kernels.
+
+The plain recurrence runs on the tokens that each state stands for: s <- exp(-slope) s + k v for each
+token (Qin et al., Lightning Attention-2, 2024), and what a token reads is q s.
+"""
+
+from host import interpreted
+
+interpreted.start()
+
+from types import SimpleNamespace  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from host import graph  # noqa: E402
+from sglang.srt.layers.attention import hybrid_linear_attn_backend as module  # noqa: E402
+from sglang.srt.layers.attention.linear import lightning_backend  # noqa: E402
+
+CHUNK, HEADS, SIZE = 16, 2, 128
+RETRIEVED = ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token")
+
+
+def compare(
+    lengths: list[int], prefixes: list[int], decoded: list[bool] | None = None, largest: int = 0
+) -> Any:
+    """New tokens and cached ones of each request. decoded: which requests of a step of decoding
+    leave their state, in place of a prefill (lengths are all 1 then). largest: prepared for a
+    graph, where the largest has so many requests.
+
+    Returns the largest differences of `outputs`, of the requests' `own` states, and of those that
+    they `left` (by request), and how many slots of `others` have changed.
+    """
+    torch.manual_seed(3)
+    count, tokens = len(lengths), sum(lengths)
+    states = torch.randn(2 * count + 2, HEADS, SIZE, SIZE)
+    before, attention = states.clone(), _backend(states)
+    q, k, v = (0.2 * torch.randn(tokens, HEADS, SIZE) for _ in range(3))
+    mask = decoded or [length >= CHUNK for length in lengths]
+    batch = _batch(lengths, prefixes, mask, decoded is not None)
+    if largest:
+        attention.init_cuda_graph_state(largest, largest)
+        attention.init_forward_metadata_out_graph(batch)
+    else:
+        attention.init_forward_metadata(batch)
+    layer = SimpleNamespace(
+        layer_id=0, tp_q_head_num=HEADS, head_dim=SIZE, v_head_dim=SIZE, k_scale=None
+    )
+    run = attention.forward_decode if decoded else attention.forward_extend
+    outputs = run(q, k, v, layer, batch).view(tokens, HEADS, SIZE)
+    found: dict[str, Any] = dict(outputs=0.0, own=0.0, left={}, others=0)
+    for i, (end, length) in enumerate(zip(torch.tensor(lengths).cumsum(0).tolist(), lengths)):
+        rows = slice(end - length, end)
+        old = before[i + 1] * bool(prefixes[i])
+        wanted, own = _recurrence(q[rows], k[rows], v[rows], old, attention.tp_slope[0])
+        found["outputs"] = max(found["outputs"], _apart(outputs[rows], wanted))
+        found["own"] = max(found["own"], _apart(states[i + 1], own))
+        if mask[i]:
+            whole = slice(end - length, end if decoded else end - length % CHUNK)
+            _, kept = _recurrence(q[whole], k[whole], v[whole], old, attention.tp_slope[0])
+            found["left"][str(i)] = _apart(states[count + 1 + i], kept)
+    written = {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
+    unwritten = [slot for slot in range(len(states)) if slot not in written]
+    found["others"] = sum(not states[slot].equal(before[slot]) for slot in unwritten)
+    return found
+
+
+def _backend(states: torch.Tensor) -> Any:
+    arguments = SimpleNamespace(mamba_cache_chunk_size=CHUNK)
+    module.get_server_args = module.get_global_server_args = lambda: arguments
+    module.mamba_cache_chunk_size = lambda: CHUNK
+    kept = SimpleNamespace(conv=[torch.zeros(len(states), 1, 1)], temporal=states)
+    made = lightning_backend.LightningAttentionBackend.__new__(
+        lightning_backend.LightningAttentionBackend
+    )
+    made.device, made.is_draft_worker, made.topk, made.enable_unified_memory = (
+        "cpu",
+        False,
+        0,
+        False,
+    )
+    for name in ("state_indices", "query_start_loc", *RETRIEVED):
+        setattr(made, f"{name}_list", [])
+    made.pad_slot_id = -1
+    made.kv_cache_dtype_str, made.linear_backend = "auto", "seg_la"
+    made.conv_states_shape = kept.conv[0].shape
+    made.tp_slope = torch.tensor([[0.3, 0.02]])
+    made.req_to_token_pool = SimpleNamespace(
+        mamba2_layer_cache=lambda layer: kept,
+        get_mamba_indices=lambda requests: requests.to(torch.int32),
+        translate_mamba_indices=lambda slots: slots,
+        mamba_pool=SimpleNamespace(enable_linear_replayssm=False),
+    )
+    return made
+
+
+def _batch(lengths: list[int], prefixes: list[int], mask: list[bool], decoded: bool) -> Any:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    count, prefix, new = len(lengths), torch.tensor(prefixes), torch.tensor(lengths)
+    kept = dict(
+        batch_size=count,
+        req_pool_indices=torch.arange(1, count + 1),
+        seq_lens=new + prefix,
+        seq_lens_cpu=new + prefix,
+        mamba_track_mask=torch.tensor(mask),
+        mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
+    )
+    if decoded:
+        mode = ForwardMode.DECODE
+        return graph.prefill_batch(sum(lengths), **kept, forward_mode=mode, extend_num_tokens=None)
+    return graph.prefill_batch(
+        sum(lengths),
+        **kept,
+        extend_seq_lens=new,
+        extend_prefix_lens=prefix,
+        extend_start_loc=new.cumsum(0) - new,
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=prefixes,
+        mamba_track_seqlens=torch.where(torch.tensor(mask), new + prefix, -1),
+    )
+
+
+def _recurrence(q: Any, k: Any, v: Any, state: torch.Tensor, slopes: torch.Tensor) -> Any:
+    outputs = []
+    for one_q, one_k, one_v in zip(q, k, v, strict=True):
+        state = state * torch.exp(-slopes)[:, None, None] + one_k[:, :, None] * one_v[:, None, :]
+        outputs.append((one_q[:, :, None] * state).sum(1) * SIZE**-0.5)
+    return torch.stack(outputs), state
+
+
+def _apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return (found - wanted).abs().max().item()
+
+
+if __name__ == "__main__":
+    interpreted.main(compare)

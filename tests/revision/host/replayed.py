@@ -1,0 +1,180 @@
+"""A prefill through the release's own graph runner, with no graph behind it: breaks run, and get the batch that a replay gives them."""
+
+import __future__
+import ast
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import textwrap
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import process
+
+_PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner"
+_BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph_runner"
+_OLDER = {"piecewise": _PIECEWISE, "breakable": _BREAKABLE}
+_PREFILL = (
+    "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"  # from 0.5.14, for all graphs
+)
+_CONTEXTS = {
+    "sglang.srt.compilation.piecewise_context_manager": "get_forward_context",
+    "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager": "get_tc_piecewise_forward_context",
+}
+SIZES = [64, 256]
+
+Layers = Callable[[Any], object]
+
+
+class Replays:
+    """The release's runner of one kind of graph, set up for a pool that keeps states for the prefix cache."""
+
+    def __init__(
+        self, kind: str, attention: Any, layers: Layers, speculative: str | None = None
+    ) -> None:
+        """attention: a backend with init_forward_metadata(batch). layers(batch): what breaks do with the batch that
+        they look up. speculative: the name of the algorithm that drafts for the model, if any."""
+        self._model = _Model(lambda *_, **__: layers(_batch_of_breaks()))
+        self._runner = _made(
+            kind, self._model, _model_runner(kind, attention, self._model, speculative)
+        )
+
+    def run(self, batch: Any) -> None:
+        """One prefill, as the release's model runner has it replayed."""
+        batch.capture_hidden_mode = self._runner.capture_hidden_mode
+        replay = getattr(self._runner, "execute", None) or self._runner.replay
+        replay(batch)
+
+
+class _Model:
+    """A model whose layer stack is one break."""
+
+    def __init__(self, breaks: Callable[..., object]) -> None:
+        self.breaks = breaks
+        self.model = types.SimpleNamespace(forward=breaks)
+
+    def forward(self, input_ids: Any, positions: Any, forward_batch: Any, **_: Any) -> Any:
+        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+        self.model.forward(input_ids, positions, forward_batch)
+        return LogitsProcessorOutput(next_token_logits=torch.zeros(1, 1))
+
+
+def _model_runner(kind: str, attention: Any, model: Any, speculative: str | None) -> Any:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    attention.use_captured_forward_metadata_for_breakable_cuda_graph = False
+    return types.SimpleNamespace(
+        server_args=_server_args(kind),
+        spec_algorithm=SpeculativeAlgorithm.from_string(speculative),
+        model=model, attn_backend=attention, device="cpu", dtype=torch.float32,
+        model_config=types.SimpleNamespace(hidden_size=128, is_multimodal=False, vocab_size=8),
+        req_to_token_pool=types.SimpleNamespace(size=32), token_to_kv_pool=None, pp_group=types.SimpleNamespace(is_last_rank=True),
+        is_multimodal=False, is_generation=True, is_draft_worker=False, is_hybrid_swa=False, graph_shared_output=None,
+    )  # fmt: skip
+
+
+def _server_args(kind: str) -> Any:
+    from sglang.srt.server_args import ServerArgs
+
+    known = ServerArgs.__dataclass_fields__
+    strategy = next(
+        name for name in ("mamba_radix_cache_strategy", "mamba_scheduler_strategy") if name in known
+    )
+    args = process.default_server_args(**{strategy: "extra_buffer"})
+    args.piecewise_cuda_graph_tokens = SIZES
+    if "cuda_graph_config" in known:
+        args.cuda_graph_config = types.SimpleNamespace(
+            prefill=types.SimpleNamespace(bs=SIZES, backend=_backend(kind))
+        )
+    process.use_server_args(args)
+    process.start_groups()
+    return args
+
+
+def _backend(kind: str) -> Any:
+    from sglang.srt.model_executor import cuda_graph_config
+
+    return {
+        "piecewise": cuda_graph_config.Backend.TC_PIECEWISE,
+        "breakable": cuda_graph_config.Backend.BREAKABLE,
+    }[kind]
+
+
+def _made(kind: str, model: _Model, model_runner: Any) -> Any:
+    """The runner behind the statements of its __init__ that make its buffers; captures are stood in for."""
+    name = _PREFILL if _found(_PREFILL) else _OLDER[kind]
+    module = importlib.import_module(name)
+    cls = next(value for value in vars(module).values() if _is_runner(value, name))
+    made = cls.__new__(cls)
+    vars(made).update(
+        model_runner=model_runner, device="cpu", quant_config=None, capture_num_tokens=SIZES,
+        attention_layers=[], moe_layers=[], moe_fusions=[], dsa_indexers=[], mha_companion_layers=[],
+        has_mha_companion_layers=False, use_captured_attn_metadata=False, attn_metadata_buffers=None,
+        _prefill_static_buffers=None, static_draft_hidden_states=None, _is_full_backend=False,
+        _input_embeds_arg_idx=None, use_input_embeds=False,
+        layer_model=model.model if kind == "breakable" else None,
+        graphs={size: types.SimpleNamespace(replay=model.breaks) for size in SIZES},
+        output_buffers=dict.fromkeys(SIZES),
+    )  # fmt: skip
+    _run(_buffers_of(cls), vars(module) | {"self": made, "model_runner": model_runner})
+    if name == _PREFILL:
+        base = module.BreakableCudaGraphBackend if kind == "breakable" else object
+        made.backend = _without_graph(base, model.breaks if kind == "breakable" else model.forward)
+    return made
+
+
+def _is_runner(value: object, module: str) -> bool:
+    own = inspect.isclass(value) and value.__module__ == module
+    return own and bool({"replay", "execute"} & vars(value).keys())
+
+
+def _without_graph(base: type, forward: Callable[..., Any]) -> Any:
+    """What a runner from 0.5.14 on replays with: `forward` runs in place of a graph."""
+
+    def replay(self: Any, key: Any, batch: Any, **words: Any) -> Any:
+        return forward(batch.input_ids, batch.positions, batch, **words)
+
+    def session(self: Any) -> Any:
+        return contextlib.nullcontext()
+
+    cls = type("WithoutGraph", (base,), {"replay": replay, "replay_session": session})
+    cls.__abstractmethods__ = frozenset()
+    return cls.__new__(cls)
+
+
+def _buffers_of(cls: type) -> list[ast.stmt]:
+    """From the statement about the tokens that are captured to the one before the layer lists."""
+    init = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__))).body[0]
+    assert isinstance(init, ast.FunctionDef)
+    told = [ast.unparse(statement) for statement in init.body]
+    begins = ("self.quant_config =", "self.capture_num_tokens =")
+    first = next(i for i, text in enumerate(told) if text.startswith(begins))
+    last = next(i for i, text in enumerate(told) if text.startswith("self.attention_layers ="))
+    pairs = zip(init.body[first:last], told[first:last], strict=True)
+    return [statement for statement, text in pairs if "compile_config" not in text]
+
+
+def _run(statements: list[ast.stmt], names: dict[str, Any]) -> None:
+    flag = __future__.annotations.compiler_flag  # as the release's files have it
+    exec(
+        compile(ast.Module(statements, []), "<release>", "exec", flags=flag, dont_inherit=True),
+        names,
+    )
+
+
+def _batch_of_breaks() -> Any:
+    """What a break looks up."""
+    module = next(name for name in _CONTEXTS if _found(name))
+    return getattr(importlib.import_module(module), _CONTEXTS[module])().forward_batch
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False

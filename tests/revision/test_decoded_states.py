@@ -1,0 +1,83 @@
+"""The Mamba2 states that decoding leaves for the prefix cache, in a graph for fewer requests than the largest."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.15,<0.5.17")
+
+LARGEST, SLOTS = 8, 40
+
+
+@pytest.fixture
+def attention(monkeypatch):
+    """The release's Mamba2 backend, its buffers made for graphs of up to LARGEST requests; a state is one number."""
+    import torch
+    from host import process
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
+
+    process.use_server_args(process.default_server_args())
+    made = module.Mamba2AttnBackend.__new__(module.Mamba2AttnBackend)
+    kept = SimpleNamespace(conv=[torch.arange(SLOTS)], temporal=torch.arange(SLOTS))
+    made.device, made.pad_slot_id, made.topk, made.enable_unified_memory = "cpu", -1, 0, False
+    for name in ("state_indices", "query_start_loc", *RETRIEVED):
+        setattr(made, f"{name}_list", [])
+    made.req_to_token_pool = SimpleNamespace(
+        get_mamba_indices=lambda requests: requests.to(torch.int32),
+        translate_mamba_indices=lambda slots: slots,
+        mamba2_layer_cache=lambda layer: kept,
+        mamba_pool=SimpleNamespace(enable_linear_replayssm=False),
+    )
+    monkeypatch.setattr(module, "track_mamba_states_if_needed", copy_states)
+    made.init_cuda_graph_state(LARGEST, LARGEST)
+    return made
+
+
+RETRIEVED = ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token")
+
+
+def copy_states(conv, ssm, sources, mask, targets, count, **_):
+    """As the kernel of that name, a program for each request."""
+    for request in range(count):
+        if mask[request]:
+            for states in (conv, ssm):
+                states[targets[request]] = states[sources[request]]
+
+
+def decode(attention, requests, slots, tracked):
+    """One step in the graph for so many requests; `tracked` of them leave the state that they have now in their slot."""
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.DECODE,
+        batch_size=len(requests),
+        input_ids=torch.zeros(len(requests), dtype=torch.int64),
+        req_pool_indices=torch.tensor(requests),
+        seq_lens=torch.full((len(requests),), 256),
+        seq_lens_cpu=torch.full((len(requests),), 256),
+        out_cache_loc=None,
+        seq_lens_sum=256 * len(requests),
+        mamba_track_indices=torch.tensor(slots),
+        mamba_track_mask=torch.tensor(tracked),
+    )
+    attention.init_forward_metadata_out_graph(batch)
+    mixer = SimpleNamespace(forward=lambda **_: (None, None))
+    attention.forward(mixer, None, None, layer_id=0, forward_batch=batch)
+    layer = attention.req_to_token_pool.mamba2_layer_cache(0)
+    return layer.conv[0].tolist(), layer.temporal.tolist()
+
+
+def test_each_request_leaves_its_own_state(attention):
+    wanted = list(range(SLOTS))
+    wanted[21], wanted[23] = 1, 3
+    found = decode(attention, [1, 2, 3], [21, 22, 23], [True, False, True])
+    assert found == (wanted, wanted)
+
+
+def test_the_slots_of_a_larger_batch_before_are_left_alone(attention):
+    requests, slots = list(range(1, LARGEST + 1)), list(range(21, 21 + LARGEST))
+    decode(attention, requests, slots, [False] * LARGEST)
+    wanted = list(range(SLOTS))
+    wanted[31] = 9
+    assert decode(attention, [9, 10], [31, 32], [True, False]) == (wanted, wanted)

@@ -1,0 +1,68 @@
+"""States that a prefill is to copy from the prefix cache, or to clear, before its layers run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.13,<0.5.15")
+
+
+class Pool:
+    """One number for each slot's state; slots 0 to 9 hold 10 times their number."""
+
+    def __init__(self):
+        self.states = [10 * slot for slot in range(10)]
+
+    def clear_slots(self, slots):
+        for slot in slots.tolist():
+            self.states[slot] = 0
+
+    def copy_from(self, sources, targets):
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self.states[target] = self.states[source]
+
+
+def prepare(kind, mode, requests, draft_tokens=1):
+    """The pool behind the release's own preparation of a batch. The prefill behind which it comes began with request 1 at
+    the cached state of slot 7, and with request 2 at none."""
+    import torch
+    from host import graph
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
+    from sglang.srt.layers.attention.linear.lightning_backend import LightningAttentionBackend
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    cls = {"lightning": LightningAttentionBackend, "mamba2": module.Mamba2AttnBackend}[kind]
+    made, pool, tokens = cls.__new__(cls), Pool(), requests * draft_tokens
+    made.device, made.is_draft_worker, made.topk, made.mamba_chunk_size = "cpu", False, 1, 16
+    made.req_to_token_pool = SimpleNamespace(
+        mamba_pool=pool, get_mamba_indices=lambda rows: rows.to(torch.int32)
+    )
+    batch = graph.prefill_batch(
+        tokens,
+        forward_mode=ForwardMode[mode],
+        batch_size=requests,
+        req_pool_indices=torch.arange(1, requests + 1),
+        seq_lens=torch.full((requests,), 20),
+        extend_seq_lens=torch.full((requests,), draft_tokens),
+        extend_prefix_lens=torch.full((requests,), 16),
+        extend_start_loc=torch.arange(requests) * draft_tokens,
+        extend_seq_lens_cpu=[draft_tokens] * requests,
+        extend_prefix_lens_cpu=[16] * requests,
+        spec_info=SimpleNamespace(draft_token_num=draft_tokens),
+        mamba_cow_src_indices=torch.tensor([7]),
+        mamba_cow_dst_indices=torch.tensor([1]),
+        mamba_clear_indices=torch.tensor([2]),
+    )
+    made.init_forward_metadata(batch)
+    return pool.states[1:3]
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "lightning"])
+def test_a_prefill_begins_at_its_cached_state(kind):
+    """Lightning attention is Ling 2.5's."""
+    assert prepare(kind, "EXTEND", 2) == [70, 0]
+
+
+def test_what_drafts_say_is_verified_on_the_requests_own_state():
+    """The batch still says what its prefill began with."""
+    assert prepare("mamba2", "TARGET_VERIFY", 2, draft_tokens=3) == [10, 20]
