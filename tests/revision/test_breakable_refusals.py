@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 OWN_FLAG = pytest.mark.revision("<0.5.11")  # releases that have the flag from the queue
 OPT_OUT = pytest.mark.revision(">=0.5.10")
+OWN_RULE = pytest.mark.revision(">=0.5.11")  # releases with a rule about arguments that the queue says nothing of
 
 
 def has_own_graph():
@@ -150,6 +151,12 @@ CONFLICTS = {
     "pp_size": ({"pp_size": 2}, "pipeline"),
     "enable_torch_compile": ({"enable_torch_compile": True}, "torch.compile"),
     "context parallelism": ({"attn_cp_size": 2}, "attn-cp-size|attn_cp_size"),
+    "the decoding server of a pair": ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode: other servers prefill"),
+    "CPU offload": ({"cpu_offload_gb": 4}, "--cpu-offload-gb: what runs between"),
+    "symmetric memory": ({"enable_symm_mem": True}, "--enable-symm-mem: what runs between"),
+    "EPLB": ({"enable_eplb": True}, "padded rows would count"),
+    "recorded experts": ({"expert_distribution_recorder_mode": "stat"}, "padded rows would count"),
+    "diffusion": ({"dllm_algorithm": "LowConfidence"}, "--dllm-algorithm"),
 }
 
 
@@ -181,13 +188,43 @@ def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
         check_breakable(arguments(**changes, **enforced))
 
 
-@OPT_OUT
-def test_a_rule_about_the_models_files_is_an_error():
-    """It names the model's path, and what it asks is an argument all the same."""
+@OWN_RULE
+def test_a_rule_of_the_release_alone_is_an_error():
     from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
-    with pytest.raises(ValueError, match="gguf"):
-        check_breakable(arguments(load_format="gguf"))
+    with pytest.raises(ValueError, match="cannot be honoured: .*debug_cuda_graph"):
+        check_breakable(arguments(debug_cuda_graph=True, enable_hierarchical_cache=True))
+
+
+TRACED = {  # what the release keeps from its graph because torch.compile cannot trace it
+    "HiCache": {"enable_hierarchical_cache": True},
+    "deterministic": {"enable_deterministic_inference": True},
+    "GGUF by format": {"load_format": "gguf"},
+    "GGUF by quantization": {"quantization": "gguf"},
+    "the prefilling server of a pair": {"disaggregation_mode": "prefill"},
+}
+
+
+@OPT_OUT
+@pytest.mark.parametrize("changes", TRACED.values(), ids=TRACED)
+def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes):
+    """They were an error at start, and only --enforce-piecewise-cuda-graph lifted them, with all the others."""
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
+
+    args = arguments(**changes)
+    assert not args.disable_piecewise_cuda_graph and all(getattr(args, name) == value for name, value in changes.items())
+    check_breakable(args)
+    assert arguments(enable_breakable_cuda_graph=False, **changes).disable_piecewise_cuda_graph  # the piecewise graph stays off
+
+
+@OPT_OUT
+def test_a_gguf_file_does_not_turn_the_graph_off(tmp_path):
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
+
+    file = tmp_path / "weights.gguf"
+    file.write_bytes(b"GGUF" + bytes(60))
+    check_breakable(arguments(model_path=str(file)))
+    assert arguments(enable_breakable_cuda_graph=False, model_path=str(file)).disable_piecewise_cuda_graph
 
 
 @OPT_OUT
@@ -214,7 +251,7 @@ def test_a_memory_saver_that_pauses_graphs_is_an_error(monkeypatch):
     "changes, named",
     [
         pytest.param(dict(enable_lora=True, lora_paths=[]), "--enable-lora", id="typed"),
-        pytest.param(dict(cpu_offload_gb=4), "cpu_offload_gb", id="by a rule of the release", marks=OPT_OUT),
+        pytest.param(dict(enable_dp_attention=True, tp_size=2, dp_size=2), "enable.dp.attention", id="0.5.13: by a rule of the release", marks=OPT_OUT),
     ],
 )
 def test_arguments_are_checked_at_start(changes, named, tmp_path):
@@ -227,6 +264,21 @@ def test_arguments_are_checked_at_start(changes, named, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
     with pytest.raises(ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
         ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, enable_breakable_cuda_graph=True, mem_fraction_static=0.5, **changes)
+
+
+@OPT_OUT
+@pytest.mark.parametrize("asked", [True, False], ids=["breakable", "piecewise"])
+def test_a_server_with_hicache_starts_with_the_graph_that_can_be_captured(asked, tmp_path):
+    """Memory is divided for it, too: ServerArgs as it is typed, resolved as for a GPU."""
+    import json
+
+    from host.models import KINDS
+    from sglang.srt.server_args import ServerArgs
+
+    (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
+    given = dict(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, mem_fraction_static=0.5, attention_backend="triton")
+    args = ServerArgs(**given, enable_breakable_cuda_graph=asked, enable_hierarchical_cache=True)
+    assert args.disable_piecewise_cuda_graph is not asked and args.enable_hierarchical_cache and args.load_format == "auto"
 
 
 @OPT_OUT

@@ -9,6 +9,6 @@
 
 A patch calls:
 
-    arguments.add_breakable, arguments.check_breakable, lifetimes.OwnMemory, lifetimes.holder,
-    memory_saver.stays_eager, runner.set_up.
+    arguments.add_breakable, arguments.as_breakable, arguments.check_breakable, lifetimes.OwnMemory,
+    lifetimes.holder, memory_saver.stays_eager, runner.set_up.
 """
