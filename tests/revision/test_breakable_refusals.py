@@ -69,6 +69,36 @@ def test_multimodal_models_are_refused(build_model):
     assert refused(build_model("llama"), is_multimodal=False) is None
 
 
+TEXT = pytest.mark.revision("<0.5.13")  # where the overlay's runner knows how layers find their attention backend
+
+
+@TEXT
+@pytest.mark.parametrize("sees_images", [True, False])
+def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeypatch, sees_images):
+    """The release's own (0.5.12) would capture the embedding of ids that it never gets, or refuse."""
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+
+    monkeypatch.setattr(breakable, "BreakableRunner", lambda runner: "the overlay's")
+    runner = SimpleNamespace(model=build_model("qwen3_5"), is_multimodal=sees_images, attn_backend=None)
+    assert breakable.make_runner(runner, lambda runner: "the release's") == "the overlay's" and runner.prefill_graph_refusal is None
+
+
+@pytest.mark.revision(">=0.5.13")
+def test_qwen3_5_is_refused_where_the_releases_runner_would_capture_it(build_model):
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+
+    runner = SimpleNamespace(model=build_model("qwen3_5"), is_multimodal=True, attn_backend=None, tp_rank=0)
+    assert breakable.make_runner(runner, lambda runner: "the release's") is None and "multimodal" in runner.prefill_graph_refusal.reason
+
+
+@TEXT
+def test_every_layer_of_qwen3_5_breaks(build_model, decided):
+    runner, warnings, verdict = decided(build_model("qwen3_5"), is_multimodal=True)
+    assert runner.piecewise_cuda_graph_runner is not None and not warnings and verdict.verdict == "on"
+    kinds = [type(layer).__name__ for layer in runner.attention_layers]
+    assert kinds == (["RadixLinearAttention"] * 3 + ["RadixAttention"]) * 2
+
+
 def test_a_model_without_layers_is_refused_with_what_was_probed():
     model = SimpleNamespace(language_model=SimpleNamespace(model=SimpleNamespace()))
     assert refused(model).reason.startswith("no decoder layers in the model (SimpleNamespace), language_model (SimpleNamespace)")
@@ -135,12 +165,13 @@ def test_only_the_first_rank_warns(build_model, decided):
     assert runner.piecewise_cuda_graph_runner is None and not warnings
 
 
-def arguments(**changes):
+def arguments(architecture="LlamaForCausalLM", is_multimodal=False, **changes):
     """Server arguments as typed, after the release's own rules where it has them. A rule that reads the model finds llama."""
     from host import process
 
     args = process.default_server_args(**{"enable_breakable_cuda_graph": True, **changes})
-    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False, hf_text_config=SimpleNamespace(architectures=["LlamaForCausalLM"]))
+    names = SimpleNamespace(architectures=[architecture])
+    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=is_multimodal, hf_config=names, hf_text_config=names)
     if hasattr(args, "_handle_piecewise_cuda_graph"):
         args._handle_piecewise_cuda_graph()
     return args
@@ -215,6 +246,15 @@ def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes):
     assert not args.disable_piecewise_cuda_graph and all(getattr(args, name) == value for name, value in changes.items())
     check_breakable(args)
     assert arguments(enable_breakable_cuda_graph=False, **changes).disable_piecewise_cuda_graph  # the piecewise graph stays off
+
+
+@OPT_OUT
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3VLForConditionalGeneration"])
+def test_the_rule_about_multimodal_models_does_not_see_qwen3_5(architecture, revision):
+    """Others still prefill eagerly, and so does the piecewise graph of all."""
+    captured = architecture.startswith("Qwen3_5") and revision.micro < 13
+    assert arguments(architecture, is_multimodal=True).disable_piecewise_cuda_graph is not captured
+    assert arguments(architecture, is_multimodal=True, enable_breakable_cuda_graph=False).disable_piecewise_cuda_graph
 
 
 @OPT_OUT

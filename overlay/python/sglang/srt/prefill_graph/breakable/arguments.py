@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from ..compat import arguments, features
+from . import multimodal
 
 FLAG = "--enable-breakable-cuda-graph"
 
@@ -51,7 +52,13 @@ def as_breakable(args: Any) -> Any:
     if not getattr(args, "enable_breakable_cuda_graph", False):
         return args
     role = {"disaggregation_mode": "null"} if args.disaggregation_mode == "prefill" else {}
-    return arguments.Seen(args, **_TRACED, **role)
+    return arguments.Seen(args, get_model_config=lambda: _as_text(args.get_model_config()), **_TRACED, **role)
+
+
+def _as_text(model_config: Any) -> Any:
+    """The model as the rule about multimodal ones is to see it: as another, where text alone is captured."""
+    known = multimodal.is_known(model_config.hf_config.architectures) and not features.hides_attention_backend()
+    return arguments.Seen(model_config, is_multimodal=False) if known else model_config
 
 
 def _against(args: Any) -> list[str]:
