@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 OWN_FLAG = pytest.mark.revision("<0.5.11")  # releases that have the flag from the queue
 OPT_OUT = pytest.mark.revision(">=0.5.10")
+OWN_RULE = pytest.mark.revision(">=0.5.11")  # releases with a rule about arguments that the queue says nothing of
 
 
 def has_own_graph():
@@ -66,6 +67,36 @@ def test_mla_is_refused_unless_its_backend_prepares_the_graph(build_model):
 def test_multimodal_models_are_refused(build_model):
     assert "multimodal" in refused(build_model("llama"), is_multimodal=True).reason
     assert refused(build_model("llama"), is_multimodal=False) is None
+
+
+TEXT = pytest.mark.revision("<0.5.13")  # where the overlay's runner knows how layers find their attention backend
+
+
+@TEXT
+@pytest.mark.parametrize("sees_images", [True, False])
+def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeypatch, sees_images):
+    """The release's own (0.5.12) would capture the embedding of ids that it never gets, or refuse."""
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+
+    monkeypatch.setattr(breakable, "BreakableRunner", lambda runner: "the overlay's")
+    runner = SimpleNamespace(model=build_model("qwen3_5"), is_multimodal=sees_images, attn_backend=None)
+    assert breakable.make_runner(runner, lambda runner: "the release's") == "the overlay's" and runner.prefill_graph_refusal is None
+
+
+@pytest.mark.revision(">=0.5.13")
+def test_qwen3_5_is_refused_where_the_releases_runner_would_capture_it(build_model):
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+
+    runner = SimpleNamespace(model=build_model("qwen3_5"), is_multimodal=True, attn_backend=None, tp_rank=0)
+    assert breakable.make_runner(runner, lambda runner: "the release's") is None and "multimodal" in runner.prefill_graph_refusal.reason
+
+
+@TEXT
+def test_every_layer_of_qwen3_5_breaks(build_model, decided):
+    runner, warnings, verdict = decided(build_model("qwen3_5"), is_multimodal=True)
+    assert runner.piecewise_cuda_graph_runner is not None and not warnings and verdict.verdict == "on"
+    kinds = [type(layer).__name__ for layer in runner.attention_layers]
+    assert kinds == (["RadixLinearAttention"] * 3 + ["RadixAttention"]) * 2
 
 
 def test_a_model_without_layers_is_refused_with_what_was_probed():
@@ -134,12 +165,13 @@ def test_only_the_first_rank_warns(build_model, decided):
     assert runner.piecewise_cuda_graph_runner is None and not warnings
 
 
-def arguments(**changes):
+def arguments(architecture="LlamaForCausalLM", is_multimodal=False, **changes):
     """Server arguments as typed, after the release's own rules where it has them. A rule that reads the model finds llama."""
     from host import process
 
     args = process.default_server_args(**{"enable_breakable_cuda_graph": True, **changes})
-    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False, hf_text_config=SimpleNamespace(architectures=["LlamaForCausalLM"]))
+    names = SimpleNamespace(architectures=[architecture])
+    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=is_multimodal, hf_config=names, hf_text_config=names)
     if hasattr(args, "_handle_piecewise_cuda_graph"):
         args._handle_piecewise_cuda_graph()
     return args
@@ -150,6 +182,12 @@ CONFLICTS = {
     "pp_size": ({"pp_size": 2}, "pipeline"),
     "enable_torch_compile": ({"enable_torch_compile": True}, "torch.compile"),
     "context parallelism": ({"attn_cp_size": 2}, "attn-cp-size|attn_cp_size"),
+    "the decoding server of a pair": ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode: other servers prefill"),
+    "CPU offload": ({"cpu_offload_gb": 4}, "--cpu-offload-gb: what runs between"),
+    "symmetric memory": ({"enable_symm_mem": True}, "--enable-symm-mem: what runs between"),
+    "EPLB": ({"enable_eplb": True}, "padded rows would count"),
+    "recorded experts": ({"expert_distribution_recorder_mode": "stat"}, "padded rows would count"),
+    "diffusion": ({"dllm_algorithm": "LowConfidence"}, "--dllm-algorithm"),
 }
 
 
@@ -181,13 +219,52 @@ def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
         check_breakable(arguments(**changes, **enforced))
 
 
-@OPT_OUT
-def test_a_rule_about_the_models_files_is_an_error():
-    """It names the model's path, and what it asks is an argument all the same."""
+@OWN_RULE
+def test_a_rule_of_the_release_alone_is_an_error():
     from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
-    with pytest.raises(ValueError, match="gguf"):
-        check_breakable(arguments(load_format="gguf"))
+    with pytest.raises(ValueError, match="cannot be honoured: .*debug_cuda_graph"):
+        check_breakable(arguments(debug_cuda_graph=True, enable_hierarchical_cache=True))
+
+
+TRACED = {  # what the release keeps from its graph because torch.compile cannot trace it
+    "HiCache": {"enable_hierarchical_cache": True},
+    "deterministic": {"enable_deterministic_inference": True},
+    "GGUF by format": {"load_format": "gguf"},
+    "GGUF by quantization": {"quantization": "gguf"},
+    "the prefilling server of a pair": {"disaggregation_mode": "prefill"},
+}
+
+
+@OPT_OUT
+@pytest.mark.parametrize("changes", TRACED.values(), ids=TRACED)
+def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes):
+    """They were an error at start, and only --enforce-piecewise-cuda-graph lifted them, with all the others."""
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
+
+    args = arguments(**changes)
+    assert not args.disable_piecewise_cuda_graph and all(getattr(args, name) == value for name, value in changes.items())
+    check_breakable(args)
+    assert arguments(enable_breakable_cuda_graph=False, **changes).disable_piecewise_cuda_graph  # the piecewise graph stays off
+
+
+@OPT_OUT
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3VLForConditionalGeneration"])
+def test_the_rule_about_multimodal_models_does_not_see_qwen3_5(architecture, revision):
+    """Others still prefill eagerly, and so does the piecewise graph of all."""
+    captured = architecture.startswith("Qwen3_5") and revision.micro < 13
+    assert arguments(architecture, is_multimodal=True).disable_piecewise_cuda_graph is not captured
+    assert arguments(architecture, is_multimodal=True, enable_breakable_cuda_graph=False).disable_piecewise_cuda_graph
+
+
+@OPT_OUT
+def test_a_gguf_file_does_not_turn_the_graph_off(tmp_path):
+    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
+
+    file = tmp_path / "weights.gguf"
+    file.write_bytes(b"GGUF" + bytes(60))
+    check_breakable(arguments(model_path=str(file)))
+    assert arguments(enable_breakable_cuda_graph=False, model_path=str(file)).disable_piecewise_cuda_graph
 
 
 @OPT_OUT
@@ -214,7 +291,7 @@ def test_a_memory_saver_that_pauses_graphs_is_an_error(monkeypatch):
     "changes, named",
     [
         pytest.param(dict(enable_lora=True, lora_paths=[]), "--enable-lora", id="typed"),
-        pytest.param(dict(cpu_offload_gb=4), "cpu_offload_gb", id="by a rule of the release", marks=OPT_OUT),
+        pytest.param(dict(enable_dp_attention=True, tp_size=2, dp_size=2), "enable.dp.attention", id="0.5.13: by a rule of the release", marks=OPT_OUT),
     ],
 )
 def test_arguments_are_checked_at_start(changes, named, tmp_path):
@@ -227,6 +304,21 @@ def test_arguments_are_checked_at_start(changes, named, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
     with pytest.raises(ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
         ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, enable_breakable_cuda_graph=True, mem_fraction_static=0.5, **changes)
+
+
+@OPT_OUT
+@pytest.mark.parametrize("asked", [True, False], ids=["breakable", "piecewise"])
+def test_a_server_with_hicache_starts_with_the_graph_that_can_be_captured(asked, tmp_path):
+    """Memory is divided for it, too: ServerArgs as it is typed, resolved as for a GPU."""
+    import json
+
+    from host.models import KINDS
+    from sglang.srt.server_args import ServerArgs
+
+    (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
+    given = dict(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, mem_fraction_static=0.5, attention_backend="triton")
+    args = ServerArgs(**given, enable_breakable_cuda_graph=asked, enable_hierarchical_cache=True)
+    assert args.disable_piecewise_cuda_graph is not asked and args.enable_hierarchical_cache and args.load_format == "auto"
 
 
 @OPT_OUT

@@ -1,12 +1,13 @@
 """The overlay's breakable runner on a recorded graph: a real model's layer stack, and batches of any number of requests."""
 
 import contextlib
+import importlib
 import logging
 from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.12")
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")  # 0.5.12 has a runner of its own, for all but multimodal models
 SIZES = [8, 16, 32]
 
 
@@ -78,6 +79,7 @@ def captured(build_model, monkeypatch):
     from sglang.srt.prefill_graph.breakable import runner as breakable
     from sglang.srt.prefill_graph.compat import capture
 
+    importlib.import_module("sglang.srt.models.qwen3_vl")  # before decorators are changed
     monkeypatch.setattr(capture, "capture_context", lambda runner: contextlib.nullcontext(None))
     monkeypatch.setattr(capture, "graph_pool", lambda runner: (0, 1))
     attention = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch)
@@ -85,8 +87,8 @@ def captured(build_model, monkeypatch):
         stack.enter_context(recorded.recording(monkeypatch, unified_attention_with_output=attention.unified_attention_with_output))
         stack.enter_context(torch.no_grad())
 
-        def capture(**changes):
-            runner = model_runner(build_model("llama", device="cpu", dtype=torch.float32), **changes)
+        def capture(kind="llama", **changes):
+            runner = model_runner(build_model(kind, device="cpu", dtype=torch.float32), **changes)
             return runner, breakable.make_runner(runner)
 
         yield capture
@@ -333,3 +335,60 @@ def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkey
     monkeypatch.setattr(breakable.BreakableRunner, "_forward", lambda self, batch, size: seen.append(batch.out_cache_loc_swa) or forward(self, batch, size))
     captured(is_hybrid_swa=True)
     assert {len(slots) for slots in seen} == set(SIZES) and not any(slots.any() for slots in seen)
+
+
+@pytest.fixture
+def with_images(captured, monkeypatch):
+    """with_images(): the same of a multimodal model. Qwen3-VL stands for Qwen3.5, whose wrapper it is: its layers run on a CPU."""
+    import torch
+    from sglang.srt.prefill_graph.breakable import multimodal
+
+    monkeypatch.setattr(multimodal, "KNOWN", ("Qwen3VLForConditionalGeneration",))
+    config = SimpleNamespace(context_len=4096, num_hidden_layers=3, hidden_size=128)
+    return lambda: captured("qwen3_vl", is_multimodal=True, dtype=torch.float32, model_config=config)
+
+
+def axes_of(lengths, shift=(0, 0, 0)):
+    """Positions of requests as the scheduler makes them of such a model: three rows. shift: how far an image pushed each axis."""
+    import torch
+
+    return torch.cat([torch.arange(n) for n in lengths]) + torch.tensor(shift)[:, None]
+
+
+@pytest.mark.parametrize("shift", [(0, 0, 0), (3, 1, 7)], ids=["text", "behind an image"])
+@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, lengths, shift):
+    """The model embeds the tokens, and hands its layers no ids: the replay fell back to eager prefill."""
+    import torch
+
+    runner, graph = with_images()
+    wanted, found = (ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, shift))) for ask in (eager, lambda runner, batch: replayed(runner, graph, batch)))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_text_of_a_multimodal_model_is_replayed(with_images, monkeypatch):
+    runner, graph = with_images()
+    sizes = []
+    for size, one in graph.graphs.items():
+        monkeypatch.setattr(one, "replay", lambda size=size, replay=one.replay: sizes.append(size) or replay())
+    for lengths in ([5], [7, 6], [8]):
+        replayed(runner, graph, batch_of(lengths, mrope_positions=axes_of(lengths)))
+    assert sizes == [8, 16, 8]
+
+
+def test_padding_of_a_multimodal_model_is_zero(with_images):
+    runner, graph = with_images()
+    replayed(runner, graph, batch_of([32], mrope_positions=axes_of([32])))
+    assert graph.inputs["positions"][:, 9:16].ne(0).all()
+    replayed(runner, graph, batch_of([6, 3], mrope_positions=axes_of([6, 3])))
+    assert graph.inputs["positions"][:, 9:16].eq(0).all() and graph.inputs["out_cache_loc"][9:16].eq(0).all()
+
+
+def test_batches_with_images_run_eagerly(with_images):
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
+
+    _, graph = with_images()
+    image = MultimodalInputs(mm_items=[MultimodalDataItem(modality=Modality.IMAGE)])
+    assert graph.why_not(batch_of([4], mm_inputs=[image])) == "the batch has images"
+    assert graph.why_not(batch_of([4, 2], mm_inputs=[None, image])) == "the batch has images"
+    assert graph.can_run(batch_of([4, 2], mm_inputs=[None, None]))

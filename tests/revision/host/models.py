@@ -65,6 +65,26 @@ FALCON_H1 = dict(
     ssm_in_multiplier=1.0, ssm_multipliers=[1.0] * 5, ssm_out_multiplier=1.0, vocab_size=256,
 )  # fmt: skip
 
+_AXES = dict(rope_type="default", type="default", mrope_section=[2, 1, 1], mrope_interleaved=True, rope_theta=1e4)  # of positions with images
+_VISION = dict(
+    deepstack_visual_indexes=[], depth=1, hidden_act="gelu_pytorch_tanh", hidden_size=64, in_channels=3, initializer_range=0.02,
+    intermediate_size=128, num_heads=2, num_position_embeddings=16, out_hidden_size=128, patch_size=4, spatial_merge_size=2, temporal_patch_size=2,
+)  # fmt: skip
+
+_PLACES = dict(image_token_id=250, video_token_id=251, vision_start_token_id=252, vision_end_token_id=253)
+_TEXT = dict(
+    attention_bias=False, attention_dropout=0.0, head_dim=32, hidden_act="silu", hidden_size=128, initializer_range=0.02, intermediate_size=256,
+    max_position_embeddings=4096, num_attention_heads=4, num_hidden_layers=3, num_key_value_heads=2, rms_norm_eps=1e-6, rope_theta=1e4,
+    rope_scaling=_AXES | dict(mrope_section=[6, 5, 5]), tie_word_embeddings=False, use_cache=True, vocab_size=256,
+)  # fmt: skip
+
+QWEN3_5 = _PLACES | dict(
+    architectures=["Qwen3_5ForConditionalGeneration"], vision_config=_VISION,
+    text_config={name: value for name, value in QWEN3_NEXT.items() if name not in ("architectures", "model_type")} | dict(rope_scaling=_AXES, rope_parameters=_AXES),
+)  # fmt: skip
+
+QWEN3_VL = _PLACES | _TEXT | dict(architectures=["Qwen3VLForConditionalGeneration"], vision_config=_VISION, text_config=_TEXT)  # as get_config leaves it
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -81,6 +101,8 @@ KINDS = {
     "nemotron_h_mtp": Kind("sglang.srt.models.nemotron_h_mtp", "NemotronHForCausalLMMTP", ("sglang.srt.configs.nemotron_h", "NemotronHConfig"), NEMOTRON_H),
     "qwen3_next": Kind("sglang.srt.models.qwen3_next", "Qwen3NextForCausalLM", ("sglang.srt.configs.qwen3_next", "Qwen3NextConfig"), QWEN3_NEXT),
     "falcon_h1": Kind("sglang.srt.models.falcon_h1", "FalconH1ForCausalLM", ("sglang.srt.configs.falcon_h1", "FalconH1Config"), FALCON_H1),
+    "qwen3_5": Kind("sglang.srt.models.qwen3_5", "Qwen3_5ForConditionalGeneration", ("sglang.srt.configs.qwen3_5", "Qwen3_5Config"), QWEN3_5),
+    "qwen3_vl": Kind("sglang.srt.models.qwen3_vl", "Qwen3VLForConditionalGeneration", ("sglang.srt.configs.qwen3_vl", "Qwen3VLConfig"), QWEN3_VL),
     "llama": Kind("sglang.srt.models.llama", "LlamaForCausalLM", ("transformers", "LlamaConfig"), LLAMA),
     "glm_moe_dsa": Kind("sglang.srt.models.glm4_moe", "GlmMoeDsaForCausalLM", ("transformers", "DeepseekV3Config"), DEEPSEEK_V32),
     "deepseek_v32": Kind("sglang.srt.models.deepseek_v2", "DeepseekV32ForCausalLM", ("transformers", "DeepseekV3Config"), DEEPSEEK_V32),

@@ -23,7 +23,7 @@ class Captured:
         self.attention_layers = model_runner.attention_layers
 
 
-def decide(model, num_hidden_layers=None, tp_rank=0, context_len=4096, speculative=None, **server_args):
+def decide(model, num_hidden_layers=None, tp_rank=0, context_len=4096, speculative=None, is_multimodal=False, **server_args):
     """What ModelRunner.init_piecewise_cuda_graphs makes of `model`: the runner it left behind, captures stood in for.
 
     num_hidden_layers: what the configuration says; more than there are keeps a release from capturing. speculative: the
@@ -48,7 +48,7 @@ def decide(model, num_hidden_layers=None, tp_rank=0, context_len=4096, speculati
         pp_rank=0,
         pp_size=args.pp_size,
         is_draft_worker=False,
-        is_multimodal=False,
+        is_multimodal=is_multimodal,
         use_mla_backend=False,
         attn_backend=NativeSparseAttnBackend(),
         spec_algorithm=SpeculativeAlgorithm.from_string(speculative),

@@ -10,8 +10,17 @@ import os
 from typing import Any
 
 from ..compat import arguments, features
+from . import multimodal
 
 FLAG = "--enable-breakable-cuda-graph"
+
+# What the releases keep from the piecewise graph (0.5.10 to 0.5.13) because torch.compile cannot trace it, as if it were not given.
+# Captured is what eager code does, so that these are as right as in eager prefill:
+_TRACED = {
+    "enable_hierarchical_cache": False,  # attention waits for what is fetched, and runs between the captured pieces
+    "enable_deterministic_inference": False,  # arguments choose the kernels, and no row depends on how many are behind it
+    "load_format": "auto", "quantization": None, "model_path": "",  # GGUF: the decode graphs capture its kernels too
+}  # fmt: skip
 
 
 def add_breakable(parser: Any) -> None:
@@ -28,10 +37,28 @@ def check_breakable(args: Any) -> None:
     """
     if not getattr(args, "enable_breakable_cuda_graph", False):
         return
-    against = _against(args) or arguments.argument_rules(args)
+    against = _against(args) or arguments.argument_rules(args, as_breakable(args))
     if against:
         raise ValueError(f"{FLAG} cannot be honoured: {'; '.join(against)}. Leave one of them out.")
     arguments.switch_on(args)
+
+
+def as_breakable(args: Any) -> Any:
+    """The arguments as the release's rules for the piecewise graph are to see them.
+
+    They are the arguments themselves, unless the breakable graph is asked for: then some rules of torch.compile's have nothing
+    to find. A server that only prefills (--disaggregation-mode prefill) sends what it computed behind the forward.
+    """
+    if not getattr(args, "enable_breakable_cuda_graph", False):
+        return args
+    role = {"disaggregation_mode": "null"} if args.disaggregation_mode == "prefill" else {}
+    return arguments.Seen(args, get_model_config=lambda: _as_text(args.get_model_config()), **_TRACED, **role)
+
+
+def _as_text(model_config: Any) -> Any:
+    """The model as the rule about multimodal ones is to see it: as another, where text alone is captured."""
+    known = multimodal.is_known(model_config.hf_config.architectures) and not features.hides_attention_backend()
+    return arguments.Seen(model_config, is_multimodal=False) if known else model_config
 
 
 def _against(args: Any) -> list[str]:
@@ -53,4 +80,14 @@ def _against(args: Any) -> list[str]:
         found.append("--attn-cp-size: tokens are spread over ranks")
     if getattr(args, "speculative_algorithm", None) and not features.has_breakable():
         found.append("--speculative-algorithm: drafts are not captured")
+    if getattr(args, "disaggregation_mode", "null") == "decode":
+        found.append("--disaggregation-mode decode: other servers prefill")
+    if getattr(args, "cpu_offload_gb", 0) > 0:
+        found.append("--cpu-offload-gb: what runs between the captured pieces would find its weights on the host")
+    if getattr(args, "enable_symm_mem", False):
+        found.append("--enable-symm-mem: what runs between the captured pieces would get memory that these write")
+    if getattr(args, "enable_eplb", False) or getattr(args, "expert_distribution_recorder_mode", None):
+        found.append("--enable-eplb and --expert-distribution-recorder-mode: padded rows would count as tokens")
+    if getattr(args, "dllm_algorithm", None):
+        found.append("--dllm-algorithm: the decode graphs run its blocks")
     return found

@@ -23,12 +23,13 @@ from ..compat import arguments, capture, features, model_runner
 from ..model import layers, stack
 from ..model.layers import Refusal
 from ..piecewise import admission
-from . import breaks
+from . import breaks, multimodal
 from .graph import Capture, Graph
 
 logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not at every batch
 INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is called with
+EMBEDS = "input_embeds"  # and the stack of a multimodal model, in place of token ids
 
 
 class CannotCapture(RuntimeError):
@@ -80,6 +81,8 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     upstream: the release's own runner class, where it has this boundary itself. The reason stays with the ModelRunner as
     `prefill_graph_refusal`, for the report.
     """
+    if multimodal.takes_embeds(runner.model) and not features.hides_attention_backend():
+        upstream = None  # which captures the embedding too, for positions in one row
     refusal, made = refuse(runner, in_order=upstream is not None), None
     if refusal is None:
         try:
@@ -107,8 +110,8 @@ def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
     """
     if getattr(runner, "use_mla_backend", False) and not capture.keeps_own_metadata(runner):
         return Refusal("MLA attention runs outside of the graph's breaks")
-    if getattr(runner, "is_multimodal", False):
-        return Refusal("the model is multimodal, and none is known to work in the breakable graph of this release")
+    if getattr(runner, "is_multimodal", False) and (in_order or not multimodal.takes_embeds(runner.model)):
+        return Refusal("the model is multimodal, and not known to work in the breakable graph of this release")
     try:
         found = stack.inner_stack(runner.model)
     except stack.NoStack as error:
@@ -153,6 +156,7 @@ class BreakableRunner:
     def __init__(self, runner: Any) -> None:
         self.runner, self.stack = runner, stack.inner_stack(runner.model)
         self.arguments = inspect.signature(self.stack.forward)
+        self.given = (*INPUTS, EMBEDS) if multimodal.takes_embeds(runner.model) else INPUTS
         self.primitive = primitive()
         self.hidden_modes = capture.hidden_modes(runner)
         self.graphs: dict[int, Any] = {}
@@ -177,6 +181,8 @@ class BreakableRunner:
             return f"hidden states are wanted as {forward_batch.capture_hidden_mode}, which this server is not set up for"
         if any(getattr(forward_batch, name, None) is not None for name in ("input_embeds", "replace_embeds")):
             return "the request brings embeddings"
+        if EMBEDS in self.given and forward_batch.contains_mm_inputs():
+            return "the batch has images"
         return None
 
     def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
@@ -186,14 +192,14 @@ class BreakableRunner:
 
         def replay_stack(*args: Any, **more: Any) -> Any:
             given = self.arguments.bind(*args, **more).arguments
-            extra = [name for name, value in given.items() if name not in INPUTS and value is not None]
+            extra = [name for name, value in given.items() if name not in self.given and value is not None]
             if extra:  # captured was a forward without it
                 _warn(f"Prefill replays no graph: the model hands its layer stack {', '.join(extra)}")
                 return forward(*args, **more)
-            ids = given["input_ids"]
-            fill(self.inputs, size, {"input_ids": ids, "positions": given["positions"], "out_cache_loc": forward_batch.out_cache_loc})
+            values = {name: given[name] for name in self.inputs if given.get(name) is not None}
+            fill(self.inputs, size, {**values, "out_cache_loc": forward_batch.out_cache_loc})
             self.graphs[size].replay()
-            return first_rows(self.output, len(ids))
+            return first_rows(self.output, given["positions"].shape[-1])
 
         self.runner.attn_backend.init_forward_metadata(forward_batch)
         with self.primitive.replaying(), capture.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
@@ -222,7 +228,8 @@ class BreakableRunner:
         return None
 
     def _capture_one(self, size: int, pool: Any, stream: Any) -> Any:
-        batch = capture.placeholder_batch(self.runner, {name: tensor[:size] for name, tensor in self.inputs.items()}, size)
+        inputs = {name: tokens_of(name, tensor, 0, size) for name, tensor in self.inputs.items() if name != EMBEDS}
+        batch = capture.placeholder_batch(self.runner, inputs, size)
         self.runner.attn_backend.init_forward_metadata(batch)
         capture.torch_device_module(self.runner).synchronize()
         self.runner.tp_group.barrier()
@@ -244,6 +251,8 @@ class BreakableRunner:
     def _forward(self, batch: Any, size: int) -> Any:
         capture.begin_forward(batch, size)
         given = {"input_ids": batch.input_ids, "positions": batch.positions, "forward_batch": batch}
+        if EMBEDS in self.inputs:
+            given |= {"input_ids": None, EMBEDS: self.inputs[EMBEDS][:size]}
         wanted = {name: None for name, known in self.arguments.parameters.items() if known.default is known.empty and known.kind is known.POSITIONAL_OR_KEYWORD}
         with capture.forward_scope(self.runner, batch):
             return self.stack.forward(**{**wanted, **given})
@@ -267,17 +276,31 @@ def sizes_that_fit(runner: Any) -> list[int]:
 
 
 def static_inputs(runner: Any, tokens: int) -> dict[str, torch.Tensor]:
-    """What captured kernels read, [tokens] each: input_ids, positions and out_cache_loc, the cache's slots (int64)."""
+    """What captured kernels read, [tokens] each: input_ids, positions and out_cache_loc, the cache's slots (int64).
+
+    A stack that gets embeddings has input_embeds, [tokens, hidden], too. Its positions can be [3, tokens].
+    """
     names = ("input_ids", "positions", "out_cache_loc")
-    return {name: torch.zeros(tokens, dtype=torch.int64, device=runner.device) for name in names}
+    made = {name: torch.zeros(tokens, dtype=torch.int64, device=runner.device) for name in names}
+    if multimodal.takes_embeds(runner.model):
+        made[EMBEDS] = torch.zeros(tokens, runner.model_config.hidden_size, dtype=runner.dtype, device=runner.device)
+        if multimodal.has_axes(runner.model):
+            made["positions"] = made["positions"].repeat(3, 1)
+    return made
 
 
 def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Tensor]) -> None:
     """Put a batch into the first `size` rows. Rows behind it are token 0 at position 0 in the cache's slot 0, which no
     request owns."""
     for name, value in values.items():
-        inputs[name][: len(value)].copy_(value)
-        inputs[name][len(value) : size].zero_()
+        count = value.shape[-1] if name == "positions" else len(value)
+        tokens_of(name, inputs[name], 0, count).copy_(value)
+        tokens_of(name, inputs[name], count, size).zero_()
+
+
+def tokens_of(name: str, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """The rows of some tokens in the input `name`: positions count tokens last, everything else first."""
+    return rows[..., first:end] if name == "positions" else rows[first:end]
 
 
 def first_rows(output: Any, tokens: int) -> Any:

@@ -79,8 +79,22 @@ def switch(server_args: Any) -> Switch | None:
     return None
 
 
-def switch_rules(server_args: Any) -> list[Rule]:
-    """The release's own rules that turn its switch off, each evaluated on the arguments as they are now.
+class Seen:
+    """Server arguments as a rule is to see them: some with another value. What it assigns goes to the arguments themselves."""
+
+    def __init__(self, server_args: Any, **others: Any) -> None:
+        vars(self).update(_server_args=server_args, _others=others)
+
+    def __getattr__(self, name: str) -> Any:
+        others = vars(self)["_others"]
+        return others[name] if name in others else getattr(vars(self)["_server_args"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_server_args"], name, value)
+
+
+def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
+    """The release's own rules that turn its switch off, each evaluated on the arguments as they are now, or as they are `seen`.
 
     They are read from the source of ServerArgs: conditions over `self.disable_piecewise_cuda_graph = True` (or
     `self.enable_… = False`). What a rule asks is therefore always what this release asks.
@@ -95,18 +109,18 @@ def switch_rules(server_args: Any) -> list[Rule]:
 
     methods = [value for value in vars(type(server_args)).values() if inspect.isfunction(value)]
     methods = [method for method in methods if set(method.__code__.co_names) & wanted.keys()]
-    return [rule for method in methods for rule in _rules(method, server_args, turns_off)]
+    return [rule for method in methods for rule in _rules(method, server_args, turns_off, seen)]
 
 
-def argument_rules(server_args: Any) -> list[str]:
+def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
     """Why other arguments turn the prefill graph off: the switch itself, or the release's rules about arguments alone.
 
-    Rules that ask about the model say nothing about what was typed, and are left to the report.
+    seen: see switch_rules. Rules that ask about the model say nothing about what was typed, and are left to the report.
     """
     now = switch(server_args)
     if now is None or now.on or now.opt_in:
         return []
-    rules = switch_rules(server_args)
+    rules = switch_rules(server_args, seen)
     holding = [rule for rule in rules if rule.holds]
     if not holding:
         return [" or ".join([f"{now.flag} is given", *(str(rule) for rule in rules if rule.holds is None)])]
@@ -160,12 +174,12 @@ def runner_rules(runner: Any) -> list[Rule]:
     return _rules(method, runner, says_no) if inspect.isfunction(method) else []
 
 
-def _rules(method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool]) -> list[Rule]:
+def _rules(method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool], seen: Any = None) -> list[Rule]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
     except (OSError, SyntaxError, IndexError):
         return []
-    names = {**method.__globals__, "self": owner}
+    names = {**method.__globals__, "self": owner if seen is None else seen}
     found = []
     for conditions in _paths(tree.body, (), is_effect):
         text = " and ".join(ast.unparse(condition) for condition in conditions)

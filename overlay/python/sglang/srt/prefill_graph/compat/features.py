@@ -52,6 +52,11 @@ def lacks_breaks() -> bool:
     return has(CONTEXT) and not has_breakable()
 
 
+def hides_attention_backend() -> bool:
+    """Whether layers ask the forward's context for the attention backend (from 0.5.13), no longer their batch."""
+    return has("sglang.srt.model_executor.forward_context")
+
+
 def knows_idle_ranks() -> bool:
     """Whether the release's breakable runner takes part in data-parallel attention (from 0.5.13)."""
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
