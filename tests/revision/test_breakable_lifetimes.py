@@ -2,51 +2,31 @@
 
 import importlib
 import itertools
-import sys
 from collections import namedtuple
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from host.device import DEFAULT_POOL, Device, weak_view
+from host.device import primitive as release_primitive
 
 pytestmark = pytest.mark.revision(">=0.5.11")
 
 POOL = (0, 7)
 SIZES = (8, 5, 3)  # captured from the largest to the smallest, as the runners do
-MODULES = (
-    "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
-    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
-)
-WEAK_REF_MODULES = (
-    "sglang.srt.compilation.weak_ref_tensor",
-    "sglang.srt.model_executor.runner_backend_utils.weak_ref_tensor",
-)
 
 
 @pytest.fixture
 def device(monkeypatch):
     made = Device()
     made.install(monkeypatch)
-    for name in WEAK_REF_MODULES:
-        module = ModuleType(name)
-        module.weak_ref_tensors = weak_view
-        monkeypatch.setitem(sys.modules, name, module)
     return made
 
 
 @pytest.fixture
 def primitive(device, monkeypatch):
     """The release's module of BreakableCUDAGraph, on the stand-in."""
-    for name in MODULES:
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, "get_device_module"):
-            monkeypatch.setattr(module, "get_device_module", lambda: torch.cuda)
-        return module
-    raise AssertionError("the release has no breakable graph")
+    return release_primitive(monkeypatch)
 
 
 def capture(primitive, forward, pool=POOL):

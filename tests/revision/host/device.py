@@ -10,14 +10,24 @@ Freed memory stays readable: who reads it finds what its next owner wrote.
 
 import ctypes
 import functools
+import importlib
 import math
+import sys
 import weakref
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import torch
 
 DEFAULT_POOL = (0, 0)
 CAPACITY = 1 << 20
+_BREAKABLE = (
+    "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
+    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
+)
+_WEAK_REFS = (
+    "sglang.srt.compilation.weak_ref_tensor",
+    "sglang.srt.model_executor.runner_backend_utils.weak_ref_tensor",
+)
 
 
 class DeviceTensor(torch.Tensor):
@@ -107,7 +117,7 @@ class _Segment:
     def __init__(self, keep_graph=False):
         self.pool, self.kernels = None, []
 
-    def capture_begin(self, pool=DEFAULT_POOL, capture_error_mode="global"):
+    def capture_begin(self, pool=DEFAULT_POOL, capture_error_mode="global", **_):
         self.pool = (-1, id(self)) if pool == DEFAULT_POOL else pool
         self.device.capturing = self
 
@@ -120,3 +130,20 @@ class _Segment:
     def replay(self):
         for kernel in self.kernels:
             kernel()
+
+
+def primitive(monkeypatch):
+    """The release's own module of BreakableCUDAGraph, on an installed Device."""
+    for name in _WEAK_REFS:
+        module = ModuleType(name)
+        module.weak_ref_tensors = weak_view
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in _BREAKABLE:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "get_device_module"):
+            monkeypatch.setattr(module, "get_device_module", lambda: torch.cuda)
+        return module
+    raise AssertionError("the release has no breakable graph")

@@ -1,15 +1,14 @@
 """The breakable graph: the layer stack alone is captured, and a batch may have any number of requests. Modules, low to high:
 
-    lifetimes       what a graph with breaks has to keep alive
-    graph           a graph with breaks, for releases that have none
-    breaks          the break that stands for a split op's function
-    multimodal      multimodal models whose text prefills are captured
-    arguments       server arguments that cannot go together with the graph
-    memory_saver    a memory saver that pauses graphs
-    runner          what captures a model and replays its batches, and which models it refuses
+    lifetimes     what a graph with breaks has to keep alive
+    graph         a graph with breaks, for releases that have none
+    breaks        the break that stands for a split op's function
+    multimodal    multimodal models whose text prefills are captured
+    arguments     server arguments that cannot go together with the graph
+    runner        what captures a model and replays its batches, and which models it refuses
 
 A patch calls:
 
     arguments.add_breakable, arguments.as_breakable, arguments.check_breakable, lifetimes.OwnMemory,
-    lifetimes.holder, memory_saver.stays_eager, runner.set_up.
+    lifetimes.holder, runner.set_up.
 """

@@ -6,7 +6,6 @@ prefills eagerly (runner.refuse).
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ..compat import arguments, features
@@ -64,8 +63,6 @@ def _as_text(model_config: Any) -> Any:
 def _against(args: Any) -> list[str]:
     """The arguments that no release's breakable graph goes together with, and those that this package's does not."""
     found = []
-    if getattr(args, "enable_memory_saver", False) and os.environ.get("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "").lower() in ("1", "true"):
-        found.append("--enable-memory-saver with SGLANG_MEMORY_SAVER_CUDA_GRAPH: the graph's memory cannot be paused")
     if getattr(args, "pp_size", 1) > 1:
         found.append("--pipeline-parallel-size: the layer stack is captured as a whole")
     if getattr(args, "enable_torch_compile", False):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..compat.capture import weak_view
+from ..compat.pausing import pausable
 from .lifetimes import OwnMemory, hold
 
 
@@ -70,7 +71,7 @@ class Capture:
                     raise
 
     def begin(self) -> None:
-        segment = torch.cuda.CUDAGraph()
+        segment = pausable(torch.cuda.CUDAGraph())
         segment.capture_begin(pool=self.pool)
         self.graph.segments.append(segment)
 

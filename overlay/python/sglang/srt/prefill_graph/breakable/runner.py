@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import tqdm
 
-from ..compat import arguments, capture, features, model_runner
+from ..compat import arguments, capture, features, model_runner, pausing
 from ..model import layers, stack
 from ..model.layers import Refusal
 from ..piecewise import admission
@@ -86,7 +86,8 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     refusal, made = refuse(runner, in_order=upstream is not None), None
     if refusal is None:
         try:
-            made = _make_upstream(runner, upstream) if upstream else BreakableRunner(runner)
+            with pausing.pool_apart():
+                made = _make_upstream(runner, upstream) if upstream else BreakableRunner(runner)
         except CannotCapture as error:
             refusal = Refusal(str(error))
     runner.prefill_graph_refusal = refusal
@@ -211,7 +212,7 @@ class BreakableRunner:
         while lack := self._lack_of_memory(sizes):
             self.graphs.clear()
             self.output = None
-            torch.cuda.empty_cache()
+            pausing.empty_cache()
             sizes = sizes[:-1]
             if not sizes or not isinstance(lack, CannotCapture):
                 raise lack

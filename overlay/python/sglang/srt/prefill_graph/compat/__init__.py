@@ -5,9 +5,11 @@
     sizes           the capture sizes of 0.5.14 to 0.5.16 that the context has room for
     ops             the state that split ops ask for, and how the compiler learns of more of them
     arguments       its server arguments for the prefill graph, up to 0.5.13
+    pausing         graphs whose memory a memory saver pauses with the rest
+    recapture       graphs that are captured anew after an update of the weights
     capture         how it captures a graph with breaks
 
 A patch calls:
 
-    sizes.some_size_fits.
+    pausing.pausable, recapture.recapture, sizes.some_size_fits.
 """

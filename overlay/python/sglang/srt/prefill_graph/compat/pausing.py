@@ -1,0 +1,122 @@
+"""CUDA graphs whose memory a memory saver pauses with the rest: SGLANG_MEMORY_SAVER_CUDA_GRAPH beside --enable-memory-saver.
+
+Every release captures its decode graphs in the saver's region where both are given (CudaGraphRunner._capture_graph up to
+0.5.13, then FullCudaGraphBackend.capture_one), and pauses that region's tag. What comes back holds zeros, unless a copy was
+kept: kernels can keep counters and workspaces in a graph's pool, written at the capture alone (sglang#32718).
+Importing this module imports no other part of sglang; its functions do where they need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from .features import defines
+
+VARIABLE = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
+
+
+def saver() -> Any:
+    """The release's adapter of the memory saver. `enabled` is true where it is to pause graphs."""
+    from sglang.srt.utils import get_bool_env_var
+    from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
+
+    asked = get_bool_env_var(VARIABLE) and bool(_server_args().enable_memory_saver)
+    return TorchMemorySaverAdapter.create(enable=asked)
+
+
+def pausable(graph: Any) -> Any:
+    """`graph`, a torch.cuda.CUDAGraph that is about to be captured. Where graphs are paused, its memory will be too."""
+    adapter = saver()
+    return Pausable(graph, adapter) if adapter.enabled else graph
+
+
+class Pausable:
+    """A torch.cuda.CUDAGraph that is captured in the saver's region. Everything else is asked of `graph`.
+
+    The region ends with the capture. What runs between two captures, such as a break, has memory that is not paused.
+    """
+
+    def __init__(self, graph: Any, adapter: Any) -> None:
+        self.graph = graph
+        self._adapter = adapter
+        self._capture: Any = None
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
+        """As torch.cuda.CUDAGraph has it. Further words of later versions of torch keep their defaults."""
+        capture = self._adapter.cuda_graph(
+            cuda_graph=self.graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode=capture_error_mode,
+            tag=_tag(), enable_cpu_backup=True,
+        )  # fmt: skip
+        with _without_clean_up():
+            capture.__enter__()
+        self._capture = capture
+
+    def capture_end(self) -> None:
+        capture, self._capture = self._capture, None
+        capture.__exit__(None, None, None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.graph, name)
+
+
+def empty_cache(device: Any = torch.cuda) -> None:
+    """torch.cuda.empty_cache(), for the memory of paused graphs too. device: another kind's module in its place.
+
+    Up to torch_memory_saver 0.0.9.post1 what its region allocated is freed inside of its region alone: elsewhere cudaFree
+    is the driver's own, which does not know the address.
+    """
+    adapter = saver()
+    if adapter.enabled:
+        with adapter.region(tag=_tag()):
+            device.empty_cache()
+    device.empty_cache()
+
+
+@contextlib.contextmanager
+def pool_apart() -> Iterator[None]:
+    """Up to 0.5.13: inside, graphs that are paused get a pool of their own, not that of the decode graphs.
+
+    The decode graphs come first there, and their memory is paused without a copy: what they left free must not be reused.
+    """
+    if not saver().enabled:
+        yield
+        return
+    from sglang.srt.model_executor import cuda_graph_runner as pools
+
+    shared = pools.get_global_graph_memory_pool()
+    pools.set_global_graph_memory_pool(None)  # whoever captures next makes one
+    try:
+        yield
+    finally:
+        pools.set_global_graph_memory_pool(shared)
+
+
+@contextlib.contextmanager
+def _without_clean_up() -> Iterator[None]:
+    """torch.cuda.graph collects garbage and empties the cache before it captures: too slow for each of thousands of segments."""
+    with (
+        mock.patch.object(gc, "collect", lambda *_: 0),
+        mock.patch.object(torch.cuda, "empty_cache", lambda: None),
+    ):
+        yield
+
+
+def _tag() -> str:
+    from sglang.srt.constants import GPU_MEMORY_TYPE_CUDA_GRAPH
+
+    return GPU_MEMORY_TYPE_CUDA_GRAPH
+
+
+def _server_args() -> Any:
+    """This process's: in runtime_context from 0.5.15 on, which is the only place from 0.5.20 on."""
+    context, arguments = "sglang.srt.runtime_context", "sglang.srt.server_args"
+    if defines(context, "get_server_args"):
+        return importlib.import_module(context).get_server_args()
+    return importlib.import_module(arguments).get_global_server_args()

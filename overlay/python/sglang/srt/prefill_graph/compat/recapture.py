@@ -1,0 +1,116 @@
+"""The prefill graph captured anew with the decode graphs, after an update of the weights that may have replaced parameters.
+
+A graph replays addresses. `recapture_cuda_graph=True` of update_weights_from_disk makes every release capture its decode graphs
+anew, and none its prefill graph. Where what is kept of the old ones comes from:
+    the graphs          their runners: attributes of ModelRunner, and from 0.5.14 on a runner's `backend`
+    the pool            cuda_graph_runner.py and piecewise_cuda_graph_runner.py up to 0.5.13, then runner_utils/pool.py
+    the compiled stack  compilation/compile.py install_torch_compiled: a module's `forward`, torch's cache, a hook of torch's
+Importing this module imports no other part of sglang; its functions do where they need it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import pausing
+from .features import has
+
+_RUNNERS = (
+    "graph_runner",
+    "piecewise_cuda_graph_runner",
+    "decode_cuda_graph_runner",
+    "prefill_cuda_graph_runner",
+)
+_POOLS = (
+    "sglang.srt.model_executor.cuda_graph_runner",
+    "sglang.srt.model_executor.piecewise_cuda_graph_runner",
+    "sglang.srt.model_executor.runner_utils.pool",
+)
+_COMPILE = "sglang.srt.compilation.compile"
+
+
+def recapture(runner: Any, decode: Callable[[], None]) -> None:
+    """Capture the graphs of a ModelRunner anew: those of decode by the release's own `decode`, and that of prefill.
+
+    The old ones are let go first, so that the memory of two is never held. Drafts keep what their worker captured: it gives
+    them their head and their placement, which are not here.
+    """
+    if runner.is_draft_worker:
+        decode()
+        return
+    let_go(runner)
+    if hasattr(
+        runner, "init_prefill_cuda_graph"
+    ):  # from 0.5.14 on the first set-up has this order too
+        runner.init_prefill_cuda_graph()
+        decode()
+    else:
+        decode()
+        runner.init_piecewise_cuda_graphs()
+
+
+def let_go(runner: Any) -> None:
+    """Give back all that the graphs of a ModelRunner hold on the GPU, once it has nothing more to do there."""
+    device = torch.get_device_module(runner.device)
+    device.synchronize()
+    for name in _RUNNERS:
+        if getattr(runner, name, None) is not None:
+            _clear(getattr(runner, name))
+            setattr(runner, name, None)
+    _forget_compiled(runner.model)
+    if _shares_no_pool(runner):
+        _forget_pools()
+    gc.collect()
+    pausing.empty_cache(device)
+
+
+def _clear(graphs: Any) -> None:
+    """What a runner of graphs holds of them: other objects may still know the runner itself."""
+    backend = getattr(graphs, "backend", None)
+    if backend is not None:
+        backend.cleanup()
+    for name in ("graphs", "output_buffers"):
+        held = getattr(graphs, name, None)
+        if isinstance(held, dict):
+            held.clear()
+
+
+def _forget_compiled(model: torch.nn.Module) -> None:
+    """Undo install_torch_compiled, whose pieces hold the graphs: the next capture compiles the stack anew."""
+    compiled = [module for module in model.modules() if _is_compiled(vars(module).get("forward"))]
+    if not compiled:
+        return
+    import torch._dynamo
+
+    for module in compiled:
+        del module.forward
+        torch._dynamo.eval_frame.remove_from_cache(type(module).forward.__code__)
+    hooks = (
+        torch._dynamo.convert_frame._bytecode_hooks
+    )  # each keeps the code that it saw, and so the pieces
+    for key in [key for key, hook in hooks.items() if hook.__module__ == _COMPILE]:
+        del hooks[key]
+
+
+def _is_compiled(forward: Any) -> bool:
+    return getattr(getattr(forward, "__func__", forward), "__module__", None) == _COMPILE
+
+
+def _shares_no_pool(runner: Any) -> bool:
+    """Whether no draft's graphs are in the pool too. They keep it alive, and further graphs may join them there."""
+    speculative = getattr(runner, "spec_algorithm", None)
+    return speculative is None or speculative.is_none()
+
+
+def _forget_pools() -> None:
+    """A pool that no graph holds any more must not be named again: an answer's logits may still lie in it, and torch ends
+    the process where a capture begins in a pool that it is giving back."""
+    for name in filter(has, _POOLS):
+        forget = getattr(importlib.import_module(name), "set_global_graph_memory_pool", None)
+        if forget is not None:
+            forget(None)

@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Ask servers that slept, woke and got other weights: `python asleep.py --out RESULTS`, in an unpacked bundle.
+
+Each mode's engine goes the same way as the eager one, alone on the GPU: a nap without the KV cache
+and the graphs, sleep without anything, the same and other weights from disk and from tensors, and
+graphs captured anew. After each step its answers must agree with the eager engine's, and prefills
+must have been replayed. What the GPU has in use is noted after each step: asleep, a graph may hold
+no more than --held MiB beside what an eager server holds, and one that is captured anew no more
+than before. --way rebind has a loader that replaces parameters: without a recapture a graph must
+answer otherwise there, or the case shows nothing. Writes RESULTS/asleep.json. Exit code 0: all good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import compare  # noqa: E402
+import kernels  # noqa: E402
+import launch  # noqa: E402
+import models  # noqa: E402
+import modes  # noqa: E402
+import run  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+RESULT = "asleep.json"
+KERNELS_S = 150
+CHUNK = 4096
+CAPTURE = (16, 64, 256, 1024, CHUNK)  # large enough that a graph's memory shows
+LLAMA = models.LLAMA | dict(
+    hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=4
+)
+MODELS = {"llama": LLAMA, "nemotron-h": models.MODELS["nemotron-h"]}
+SLEEP, REBIND = "sleep", "rebind"
+STEPS = {
+    SLEEP: (
+        "start", "nap", "woken", "sleep", "wake", "same weights", "other weights", "same weights again", "other tensors", "captured anew", "captured again",
+    ),
+    REBIND: ("start", "other weights", "captured anew", "captured again"),
+}  # fmt: skip
+SAVER = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}
+ASLEEP = ("nap", "sleep")
+GROWTH_MIB = 64  # between two recaptures: what other parts of a server take meanwhile
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    place = run.place_of(options)
+    facts = run.describe(place, options) | {"runs": []}
+    for model in options.model:
+        for number, folder in enumerate(folders(place, model)):
+            subprocess.run(
+                [place.python, __file__, "--write", model, str(number), str(folder)],
+                env=place.environment(),
+                check=True,
+            )
+    run.say(
+        f"attention kernels compiled in {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
+    )
+    for model in options.model:
+        for way in options.way:
+            facts["runs"].append(go(place, options, model, way))
+            (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
+            show(facts["runs"][-1])
+    return 0 if all(check["good"] for one in facts["runs"] for check in one["checks"]) else 1
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    run.add_place(parser)
+    parser.add_argument(
+        "--model", nargs="+", choices=[*MODELS], default=["llama"], help="default llama"
+    )
+    parser.add_argument(
+        "--mode",
+        nargs="+",
+        choices=modes.GRAPHS,
+        default=[modes.BREAKABLE, modes.PIECEWISE],
+        help="default: breakable piecewise; eager always runs",
+    )
+    parser.add_argument(
+        "--way", nargs="+", choices=[*STEPS], default=[*STEPS], help="default: both"
+    )
+    parser.add_argument(
+        "--held",
+        type=int,
+        default=64,
+        help="MiB that a sleeping graph may hold beside an eager server (default 64)",
+    )
+    parser.add_argument(
+        "--engine-limit",
+        type=float,
+        default=240,
+        help="seconds that one engine may take (default 240)",
+    )
+    parser.add_argument(
+        "--port-base", type=int, default=27000, help="first of the engines' ports (default 27000)"
+    )
+    return parser.parse_args(words)
+
+
+def folders(place: launch.Place, model: str) -> tuple[Path, Path]:
+    """Two checkpoints of one shape."""
+    return place.out / "models" / f"{model}-wide", place.out / "models" / f"{model}-wide-other"
+
+
+def write(model: str, seed: int, folder: Path) -> None:
+    """A checkpoint whose weights `seed` settles."""
+    import torch
+    from safetensors.torch import save_file
+
+    if (folder / "model.safetensors").is_file():
+        return
+    config = MODELS[model]
+    models.write_config(folder, config)
+    tensors = {
+        name: models.draw(name, shape, kind, seed).to(torch.bfloat16).contiguous()
+        for name, shape, kind in models.shapes(config)
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -> dict:
+    """One model's engines on one way, one after another: each has the GPU to itself, so that its memory is what is in use."""
+    began, known = time.time(), run.fields(options)
+    here = launch.Place((HERE / "rebind", *place.path), place.out) if way == REBIND else place
+    jobs = {}
+    for number, mode in enumerate((modes.EAGER, *options.mode)):
+        chosen = modes.flags(mode, known, list(CAPTURE), False)
+        if isinstance(chosen, modes.Unavailable):
+            run.say(f"{mode}: {chosen.reason}")
+            continue
+        jobs[mode] = job(place, options, model, way, mode, number)
+        with mock.patch.dict(os.environ, SAVER if way == SLEEP else {}):
+            launch.run_all(
+                here, [jobs[mode]], 1, time.time() + options.engine_limit, run.say, lead=False
+            )
+    found, checks = {}, []
+    for mode, one in jobs.items():
+        if one.code == 0:
+            found[mode] = json.loads(Path(one.plan["out"]).read_text())
+        else:
+            why = f"{one.why}: {run.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
+            checks.append(compare.Verdict(f"{mode}: the engine answered", False, why))
+    if modes.EAGER in found:
+        for mode in found.keys() - {modes.EAGER}:
+            checks += judged(way, mode, found[mode], found[modes.EAGER], options.held)
+    memory = {
+        mode: {step: done["used_mib"] for step, done in one["steps"].items()}
+        for mode, one in found.items()
+    }
+    return {
+        "model": model,
+        "way": way,
+        "seconds": round(time.time() - began),
+        "memory_mib": memory,
+        "checks": [check.as_json() for check in checks],
+    }
+
+
+def job(
+    place: launch.Place, options: argparse.Namespace, model: str, way: str, mode: str, number: int
+) -> launch.Job:
+    name = f"asleep.{model}.{way}.{mode}"
+    same, other = folders(place, model)
+    plan = {
+        "model": str(same), "other": str(other), "mode": mode, "port": options.port_base + run.PORTS * number, "out": str(place.out / f"{name}.json"),
+        "watch": str(place.out / f"{name}.watch"), "capture": list(CAPTURE), "steps": list(STEPS[way]), "engine": words(way),
+    }  # fmt: skip
+    return launch.Job(name, HERE / "asleep_engine.py", plan, options.engine_limit)
+
+
+def words(way: str) -> dict:
+    """sglang.Engine's words on top of those for all engines."""
+    return dict(chunked_prefill_size=CHUNK, enable_memory_saver=way == SLEEP)
+
+
+def judged(way: str, mode: str, mine: dict, eager: dict, held: int) -> list[compare.Verdict]:
+    """A mode's engine held against the eager one's, step by step."""
+    found = []
+    for step, done in mine["steps"].items():
+        if "answers" not in done:
+            continue
+        stale = (
+            way == REBIND and step == "other weights"
+        )  # parameters were replaced, and nothing was captured anew
+        answers = compare.same_answers(
+            f"{mode}, {step}: agrees with eager prefill",
+            done["answers"],
+            eager["steps"][step]["answers"],
+        )
+        found.append(otherwise(answers) if stale else answers)
+        found.append(replayed(f"{mode}, {step}: prefills were replayed", mine["prefills"], done))
+    used, bare = (
+        {step: done["used_mib"] for step, done in one["steps"].items()} for one in (mine, eager)
+    )
+    for step in ASLEEP if way == SLEEP else ():
+        more = used[step] - bare[step]
+        what = f"{mode}, {step}: the graph's memory was given up"
+        found.append(
+            compare.Verdict(
+                what,
+                more <= held,
+                f"{used[step]} MiB in use, an eager server {bare[step]}: {more} more; {held} are allowed",
+            )
+        )
+    grown = used["captured again"] - used["captured anew"]
+    found.append(
+        compare.Verdict(
+            f"{mode}: a recapture keeps no old graph",
+            grown <= GROWTH_MIB,
+            f"{grown} MiB more than before; {GROWTH_MIB} are allowed",
+        )
+    )
+    return found
+
+
+def otherwise(answers: compare.Verdict) -> compare.Verdict:
+    """A case in which the old graph must show."""
+    what = answers.what.replace(
+        "agrees with", "a graph that was not captured anew answers otherwise than"
+    )
+    return compare.Verdict(what, not answers.good, answers.why, answers.numbers)
+
+
+def replayed(what: str, prefills: Sequence[dict], done: dict) -> compare.Verdict:
+    """Whether graphs were launched in the prefills between the step's first question and its last answer."""
+    within = [line for line in prefills if done["asked"] <= line["at"] <= done["answered"]]
+    count = sum(line["launches"] > 0 for line in within)
+    return compare.Verdict(
+        what, count > 0.8 * len(within) > 0, f"{count} of {len(within)} prefills"
+    )
+
+
+def show(one: dict) -> None:
+    print(f"{one['model']}, {one['way']}: {one['seconds']} s")
+    for mode, used in one["memory_mib"].items():
+        print(f"  {mode}: " + ", ".join(f"{step} {mib} MiB" for step, mib in used.items()))
+    for check in one["checks"]:
+        print(f"  {'ok  ' if check['good'] else 'FAIL'} {check['what']}: {check['why']}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--write"]:
+        write(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        raise SystemExit(main())

@@ -1,0 +1,112 @@
+"""tests/gpu/asleep.py: what it takes of an engine's answers and of the GPU's memory."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).parents[1] / "gpu"
+
+
+@pytest.fixture
+def asleep(monkeypatch):
+    """The module, whose neighbours' names are as plain as `run`: gone again after the test."""
+    monkeypatch.syspath_prepend(str(GPU))
+    for file in GPU.glob("*.py"):
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    return importlib.import_module("asleep")
+
+
+def engine(steps, token=3, stale=(), used=None):
+    """An engine's result: the same token in each step, another in `stale` ones; used: MiB after a step, else 1000."""
+    asked = {}
+    for number, step in enumerate(steps):
+        asked[step] = {
+            "used_mib": (used or {}).get(step, 1000),
+            "asked": 10.0 * number,
+            "answered": 10.0 * number + 5,
+        }
+        if step not in ("nap", "sleep", "wake"):
+            answer = {
+                "tokens": [token + (step in stale)] * 8,
+                "logprobs": [-1.0] * 8,
+                "best": [[-1.0, -3.0]] * 8,
+            }
+            asked[step]["answers"] = {f"single-{n}": {"answers": [answer]} for n in range(8)}
+    return {
+        "steps": asked,
+        "prefills": [{"at": done["asked"] + 1, "launches": 5} for done in asked.values()],
+    }
+
+
+def faults(asleep, way, mine, eager):
+    return [
+        check.what
+        for check in asleep.judged(way, "breakable", mine, eager, held=64)
+        if not check.good
+    ]
+
+
+def test_an_engine_that_answers_as_the_eager_one_and_gives_its_memory_up_is_good(asleep):
+    steps = asleep.STEPS[asleep.SLEEP]
+    assert faults(asleep, asleep.SLEEP, engine(steps), engine(steps)) == []
+
+
+@pytest.mark.parametrize("step", ["woken", "other weights", "captured anew"])
+def test_another_answer_is_a_fault(asleep, step):
+    steps = asleep.STEPS[asleep.SLEEP]
+    assert faults(asleep, asleep.SLEEP, engine(steps, stale=[step]), engine(steps)) == [
+        f"breakable, {step}: agrees with eager prefill"
+    ]
+
+
+@pytest.mark.parametrize(
+    "step, what",
+    [
+        ("nap", "nap: the graph's memory was given up"),
+        ("sleep", "sleep: the graph's memory was given up"),
+    ],
+)
+def test_memory_that_stays_while_it_sleeps_is_a_fault(asleep, step, what):
+    steps = asleep.STEPS[asleep.SLEEP]
+    assert faults(asleep, asleep.SLEEP, engine(steps, used={step: 1065}), engine(steps)) == [
+        f"breakable, {what}"
+    ]
+    assert faults(asleep, asleep.SLEEP, engine(steps, used={step: 1064}), engine(steps)) == []
+
+
+def test_an_old_graph_must_show_where_parameters_were_replaced(asleep):
+    """Else the case would pass on a release that captures nothing anew."""
+    steps = asleep.STEPS[asleep.REBIND]
+    assert (
+        faults(asleep, asleep.REBIND, engine(steps, stale=["other weights"]), engine(steps)) == []
+    )
+    [fault] = faults(asleep, asleep.REBIND, engine(steps), engine(steps))
+    assert "a graph that was not captured anew answers otherwise" in fault
+    both = engine(steps, stale=["other weights", "captured anew"])
+    assert faults(asleep, asleep.REBIND, both, engine(steps)) == [
+        "breakable, captured anew: agrees with eager prefill"
+    ]
+
+
+def test_a_recapture_that_keeps_the_old_graph_is_a_fault(asleep):
+    steps = asleep.STEPS[asleep.REBIND]
+    mine = engine(steps, stale=["other weights"], used={"captured again": 1065})
+    assert faults(asleep, asleep.REBIND, mine, engine(steps)) == [
+        "breakable: a recapture keeps no old graph"
+    ]
+
+
+def test_prefills_that_no_graph_ran_are_a_fault(asleep):
+    steps = asleep.STEPS[asleep.REBIND]
+    mine = engine(steps, stale=["other weights"])
+    mine["prefills"][2]["launches"] = 0
+    assert faults(asleep, asleep.REBIND, mine, engine(steps)) == [
+        "breakable, captured anew: prefills were replayed"
+    ]
+
+
+def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
+    known = importlib.import_module("asleep_engine").STEPS
+    assert all(set(steps) <= known.keys() for steps in asleep.STEPS.values())

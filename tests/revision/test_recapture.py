@@ -1,0 +1,350 @@
+"""update_weights_from_disk(recapture_cuda_graph=True): the release's own update, on a loader that replaces the parameter.
+
+Captures are stood in for. What they leave behind is the release's own: its backends, its compiled stack, its pools.
+"""
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from host import process, saver
+
+OLD = pytest.mark.revision("<0.5.14")
+NEW = pytest.mark.revision(">=0.5.14")
+OWN = pytest.mark.revision(">=0.5.9,<0.5.12")
+MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+BACKENDS = "sglang.srt.model_executor.runner_backend"
+POOLS = ("cuda_graph_runner", "piecewise_cuda_graph_runner", "runner_utils.pool")
+VARIABLE = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, rows: torch.Tensor):
+        return rows * self.weight
+
+
+class Graph:
+    """A CUDA graph of a forward: it goes on with the parameter that it was captured with."""
+
+    def __init__(self, model):
+        self.weight = model.weight.detach()
+
+    def replay(self, rows):
+        return rows * self.weight
+
+
+def _has(module):
+    return importlib.util.find_spec(module) is not None
+
+
+def _new():
+    """Whether prefill comes first, and a runner has a backend (from 0.5.14)."""
+    return _has(BACKENDS)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The GPU's module: what was asked of it, in order."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: seen.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("empty cache"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    process.use_server_args(process.default_server_args())
+    return seen
+
+
+@pytest.fixture
+def server(device, monkeypatch):
+    """server(…): a ModelRunner with both graphs captured. `captures` notes each further capture, and which old graphs live."""
+
+    def make(draft=False, speculative=False):
+        module = importlib.import_module(MODEL_RUNNER)
+        runner = object.__new__(module.ModelRunner)
+        if issubclass(module.ModelRunner, torch.nn.Module):
+            torch.nn.Module.__init__(runner)
+        vars(runner).update(
+            model=Model(), device="cuda", gpu_id=0, is_draft_worker=draft, captures=[], server_args=process.default_server_args(),
+            model_config=SimpleNamespace(dtype=torch.float32), spec_algorithm=SimpleNamespace(is_none=lambda: not speculative),
+            ps=SimpleNamespace(tp_rank=0), eager_runner=None,
+        )  # fmt: skip
+        vars(runner)["update_model_fields"] = lambda model, **_: setattr(runner, "model", model)
+        decode, prefill = (
+            ("decode_cuda_graph_runner", "prefill_cuda_graph_runner")
+            if _new()
+            else ("graph_runner", "piecewise_cuda_graph_runner")
+        )
+
+        def capture(name):
+            def run(**_):
+                runner.captures.append((name, [old() is not None for old in runner.old]))
+                setattr(runner, name, _runner_of_graphs(monkeypatch, runner.model))
+
+            return run
+
+        runner.old = []
+        names = {
+            "decode": "init_decode_cuda_graph" if _new() else "init_device_graphs",
+            "prefill": "init_prefill_cuda_graph" if _new() else "init_piecewise_cuda_graphs",
+        }
+        vars(runner).update({names["decode"]: capture(decode), names["prefill"]: capture(prefill)})
+        vars(runner)[names["decode"]]()
+        vars(runner)[names["prefill"]]()
+        runner.old = [
+            weakref.ref(graph)
+            for name in (decode, prefill)
+            for graph in _graphs(getattr(runner, name))
+        ]
+        assert len(runner.old) == 2
+        del runner.captures[:]
+        runner.prefill_name, runner.decode_name = prefill, decode
+        return runner
+
+    return make
+
+
+def _runner_of_graphs(monkeypatch, model):
+    """Up to 0.5.13 a dict of graphs, then the release's own backend with one."""
+    if not _new():
+        return SimpleNamespace(graphs={8: Graph(model)}, output_buffers={8: torch.ones(8)})
+    module = importlib.import_module(f"{BACKENDS}.breakable_cuda_graph_backend")
+    monkeypatch.setattr(
+        module, "get_parallel", lambda: SimpleNamespace(tp_group=None), raising=False
+    )
+    runner = SimpleNamespace(device_module=torch.cuda, model_runner=SimpleNamespace(tp_group=None))
+    runner.backend = module.BreakableCudaGraphBackend(runner)
+    runner.backend._graphs[8] = Graph(model)
+    return runner
+
+
+def _graphs(runner):
+    return (runner.backend._graphs if _new() else runner.graphs).values()
+
+
+def update(runner, monkeypatch, recapture=True):
+    """The release's own update; the loader binds a new parameter, as packing a quantised layer does."""
+    module = importlib.import_module(
+        UPDATER if _has(UPDATER.rpartition(".")[0]) and _has(UPDATER) else MODEL_RUNNER
+    )
+
+    class Loader(module.DefaultModelLoader):
+        Source = SimpleNamespace(init_new=lambda config, model: None)
+
+        def __init__(self):
+            pass
+
+        def _get_weights_iterator(self, source):
+            return iter([("weight", torch.full((1,), 5.0))])
+
+        @staticmethod
+        def restore_weights_before_loading(model, target_device):
+            pass
+
+        @staticmethod
+        def load_weights_and_postprocess(model, weights, target_device):
+            for _, weight in weights:
+                model.weight = torch.nn.Parameter(weight)
+
+    monkeypatch.setattr(module, "DefaultModelLoader", Loader)
+    monkeypatch.setattr(module, "get_model_loader", lambda *_: Loader())
+    monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 80.0)
+    monkeypatch.setattr(module, "get_pp_stage_load_group", lambda: None, raising=False)
+    monkeypatch.setattr(
+        module, "get_model", lambda: SimpleNamespace(weight_cache_mode="off"), raising=False
+    )
+    of = runner
+    if module.__name__ == UPDATER:
+        names = importlib.import_module(MODEL_RUNNER)
+        monkeypatch.setattr(
+            names, "get_model", lambda: SimpleNamespace(custom_weight_loader=[]), raising=False
+        )
+        monkeypatch.setattr(
+            names, "get_parallel", lambda: SimpleNamespace(tp_rank=0), raising=False
+        )
+        runner.init_weight_updater()
+        of = runner.weight_updater
+    assert of.update_weights_from_disk("model", "auto", recapture_cuda_graph=recapture) == (
+        True,
+        "Succeeded to update model weights.",
+    )
+
+
+def replayed(runner):
+    [graph] = _graphs(getattr(runner, runner.prefill_name))
+    return graph.replay(torch.ones(4)).tolist()
+
+
+def test_prefill_is_captured_with_decode_and_replays_the_new_weights(server, monkeypatch):
+    """It replayed the old ones."""
+    runner = server()
+    update(runner, monkeypatch)
+    order = [runner.decode_name, runner.prefill_name]
+    assert [name for name, _ in runner.captures] == (order[::-1] if _new() else order)
+    assert replayed(runner) == [5.0] * 4
+
+
+def test_the_old_graphs_are_gone_before_the_first_capture(server, device, monkeypatch):
+    """Even where somebody holds their runners, or the collector is not allowed to see them."""
+    runner = server()
+    others = [getattr(runner, name) for name in (runner.decode_name, runner.prefill_name)]
+    with _without_collector():
+        update(runner, monkeypatch)
+    assert runner.captures[0][1] == [False, False]
+    assert device[:2] == ["synchronize", "empty cache"] and others
+
+
+@contextlib.contextmanager
+def _without_collector():
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def test_an_update_without_a_recapture_leaves_graphs_alone(server, device, monkeypatch):
+    runner = server()
+    update(runner, monkeypatch, recapture=False)
+    assert runner.captures == [] and device == [] and replayed(runner) == [1.0] * 4
+
+
+def test_drafts_keep_what_their_worker_captured(server, monkeypatch):
+    runner = server(draft=True)
+    update(runner, monkeypatch)
+    assert [name for name, _ in runner.captures] in ([runner.decode_name], [])
+    assert replayed(runner) == [1.0] * 4
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["alone", "with drafts"])
+def test_a_pool_is_named_again_only_where_drafts_hold_it(server, monkeypatch, speculative):
+    """torch ends the process where a capture begins in a pool that no graph holds, and some tensor still does."""
+    there = [
+        importlib.import_module(f"sglang.srt.model_executor.{name}")
+        for name in POOLS
+        if _has_pool(name)
+    ]
+    there = [module for module in there if hasattr(module, "set_global_graph_memory_pool")]
+    assert there
+    for module in there:
+        module.set_global_graph_memory_pool((0, 3))
+    try:
+        update(server(speculative=speculative), monkeypatch)
+        assert {module.get_global_graph_memory_pool() for module in there} == {
+            (0, 3) if speculative else None
+        }
+    finally:
+        for module in there:
+            module.set_global_graph_memory_pool(None)
+
+
+def _has_pool(name):
+    try:
+        return _has(f"sglang.srt.model_executor.{name}")
+    except ModuleNotFoundError:
+        return False
+
+
+def test_paused_memory_is_freed_in_its_region(server, monkeypatch):
+    stand_in = saver.Saver()
+    runner = server()
+    stand_in.install(monkeypatch)
+    monkeypatch.setenv(VARIABLE, "1")
+    process.use_server_args(process.default_server_args(enable_memory_saver=True))
+    update(runner, monkeypatch)
+    assert stand_in.library.freed_inside == [True, False]
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """compiled(model): the release's own compiled stack. Returns what its pieces hold, weakly."""
+    module = importlib.import_module("sglang.srt.compilation.compile")
+    for name in ("is_in_piecewise_cuda_graph", "is_in_tc_piecewise_cuda_graph"):
+        monkeypatch.setattr(module, name, lambda: True, raising=False)
+
+    def install(model):
+        held = []
+
+        def backend(traced, _):
+            graph = Graph(model)
+            held.append(weakref.ref(graph))
+            return lambda *inputs: [
+                graph.replay(
+                    next(
+                        i
+                        for i in inputs
+                        if not isinstance(i, torch.nn.Parameter) and isinstance(i, torch.Tensor)
+                    )
+                )
+            ]
+
+        module.install_torch_compiled(model, backend_factory=backend)
+        flag = getattr(module, "set_compiled", contextlib.nullcontext)
+        with torch.no_grad(), flag(True):
+            result = model(torch.ones(4))
+        return held, result
+
+    return install
+
+
+def test_the_compiled_stack_is_let_go_and_made_anew(compiled, server, monkeypatch):
+    """Its pieces hold the piecewise graph, and torch holds them in two places."""
+    runner = server()
+    model = runner.model
+    held, result = compiled(model)
+    assert result.tolist() == [1.0] * 4 and held[0]() is not None
+    update(runner, monkeypatch)
+    assert held[0]() is None and "forward" not in vars(model)
+    assert model(torch.ones(4)).tolist() == [5.0] * 4
+    held, result = compiled(model)
+    assert result.tolist() == [5.0] * 4 and held[0]() is not None
+
+
+@OWN
+def test_the_overlays_own_graph_follows_replaced_parameters(device, build_model, monkeypatch):
+    """A small Llama on a recorded graph: stale after the update, right after the recapture."""
+    import test_breakable_runner as runners
+    from host import bodies, recorded
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+    from sglang.srt.prefill_graph.compat import capture, recapture
+
+    monkeypatch.setattr(capture, "capture_context", lambda runner: contextlib.nullcontext(None))
+    monkeypatch.setattr(capture, "graph_pool", lambda runner: (0, 1))
+    monkeypatch.setattr(capture, "torch_device_module", lambda runner: torch.cuda)
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: torch.cuda)
+    attention = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch)
+    with (
+        recorded.recording(
+            monkeypatch, unified_attention_with_output=attention.unified_attention_with_output
+        ),
+        torch.no_grad(),
+    ):
+        runner = runners.model_runner(build_model("llama", device="cpu", dtype=torch.float32))
+        runner.init_piecewise_cuda_graphs = lambda: setattr(
+            runner, "piecewise_cuda_graph_runner", breakable.make_runner(runner)
+        )
+        runner.init_piecewise_cuda_graphs()
+        for layer in runner.model.model.layers:
+            layer.mlp.down_proj.weight = torch.nn.Parameter(layer.mlp.down_proj.weight * -2)
+        batch = runners.batch_of([5, 3])
+        wanted = runners.eager(runner, runners.batch_of([5, 3]))
+        stale = runners.replayed(runner, runner.piecewise_cuda_graph_runner, batch)
+        assert not torch.allclose(stale, wanted, rtol=1e-3, atol=1e-3), (
+            "the graph was not stale: nothing is shown"
+        )
+        first = weakref.ref(runner.piecewise_cuda_graph_runner.graphs[8])
+        recapture.recapture(runner, lambda: None)
+        assert first() is None
+        again = runners.replayed(
+            runner, runner.piecewise_cuda_graph_runner, runners.batch_of([5, 3])
+        )
+        torch.testing.assert_close(again, wanted, rtol=1e-4, atol=1e-4)
