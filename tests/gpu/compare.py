@@ -268,30 +268,34 @@ def has_graph(captured: list[dict], report: list[dict]) -> Verdict:
     return Verdict("the reference's server has a prefill graph", bool(logged or on), f"its log: {', '.join(logged) or 'nothing captured'}; its report: {', '.join(on) or 'nothing on'}")
 
 
+def fitting(prefills: list[dict], sizes: Collection[int]) -> list[dict]:
+    """The prefills that fit a captured size with the padding that the release takes: from 0.5.16 on at most to twice the tokens
+    (sglang's model_executor/runner/prefill_cuda_graph_runner.py:695). What needs more runs eagerly."""
+    padding = next((line["padding"] for line in prefills if line.get("padding")), math.inf)
+    return [line for line in prefills if any(line["tokens"] <= size <= padding * line["tokens"] for size in sizes)]
+
+
 def graph_used(prefills: list[dict], sizes: list[int], wanted: bool, several_wanted: Collection[int] = (2,)) -> Verdict:
     """Whether every prefill that fits a captured size launched graphs, of several_wanted requests too (wanted); or none did.
 
-    sizes: what must have been captured, no more and no less: a size that is missing is answered by the next larger one. A
-    prefill fits one where the release takes the padding: from 0.5.16 on at most to twice the tokens (sglang's
-    model_executor/runner/prefill_cuda_graph_runner.py:695), and what needs more runs eagerly.
+    sizes: what must have been captured, no more and no less: a size that is missing is answered by the next larger one.
     """
     what = "every prefill that fits ran on the graph, of several requests too" if wanted else "no prefill ran on a graph"
-    padding = next((line["padding"] for line in prefills if line.get("padding")), math.inf)
-    fitting = [line for line in prefills if any(line["tokens"] <= size <= padding * line["tokens"] for size in sizes)]
+    fit = fitting(prefills, sizes)
     on_graph = [line for line in prefills if line["runner"] and line["launches"]]
     several = sorted({line["requests"] for line in on_graph if line["requests"] > 1})
     numbers = {
-        "prefills": len(prefills), "fitting": len(fitting), "on_graph": len(on_graph), "launches": sum(line["launches"] for line in prefills),
+        "prefills": len(prefills), "fitting": len(fit), "on_graph": len(on_graph), "launches": sum(line["launches"] for line in prefills),
         "with_several_requests": sum(line["requests"] > 1 for line in on_graph), "several": several, "padded": sum(line["tokens"] not in sizes for line in on_graph),
     }  # fmt: skip
     if not prefills:
         return Verdict(what, False, "the watch saw no prefill", numbers)
     if not wanted:
         return Verdict(what, not on_graph, f"{len(on_graph)} of {len(prefills)} did", numbers)
-    missed = [line for line in fitting if not (line["runner"] and line["launches"])]
+    missed = [line for line in fit if not (line["runner"] and line["launches"])]
     if missed:
         first = missed[0]
-        return Verdict(what, False, f"{len(missed)} of {len(fitting)} did not, first one of {first['tokens']} tokens and {first['requests']} requests", numbers)
+        return Verdict(what, False, f"{len(missed)} of {len(fit)} did not, first one of {first['tokens']} tokens and {first['requests']} requests", numbers)
     captured = next((line["captured"] for line in prefills if "captured" in line), None)
     if captured != sorted(sizes):
         return Verdict(what, False, f"captured for {captured}, not for {sorted(sizes)}", numbers)

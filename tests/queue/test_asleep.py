@@ -36,7 +36,9 @@ def engine(steps, token=3, stale=(), used=None):
             asked[step]["answers"] = {f"single-{n}": {"answers": [answer]} for n in range(8)}
     return {
         "steps": asked,
-        "prefills": [{"at": done["asked"] + 1, "launches": 5} for done in asked.values()],
+        "prefills": [
+            {"at": done["asked"] + 1, "tokens": 64, "launches": 5} for done in asked.values()
+        ],
     }
 
 
@@ -96,6 +98,8 @@ def test_a_recapture_that_keeps_the_old_graph_is_a_fault(asleep):
     assert faults(asleep, asleep.REBIND, mine, engine(steps)) == [
         "breakable: a recapture keeps no old graph"
     ]
+    eager = engine(steps, used={"captured again": 1001})  # what other parts of a server take
+    assert faults(asleep, asleep.REBIND, mine, eager) == []
 
 
 def test_prefills_that_no_graph_ran_are_a_fault(asleep):
@@ -105,6 +109,19 @@ def test_prefills_that_no_graph_ran_are_a_fault(asleep):
     assert faults(asleep, asleep.REBIND, mine, engine(steps)) == [
         "breakable, captured anew: prefills were replayed"
     ]
+
+
+def test_a_prefill_that_no_graph_takes_may_run_eagerly(asleep):
+    """0.5.16 pads to at most twice the tokens: 20 fit neither 16 nor 64."""
+    steps = asleep.STEPS[asleep.REBIND]
+    mine = engine(steps, stale=["other weights"])
+    small = dict(mine["prefills"][2], tokens=20, launches=0)
+    mine["prefills"].append(small)
+    assert len(faults(asleep, asleep.REBIND, mine, engine(steps))) == 1
+    mine["prefills"][0]["padding"] = 2
+    assert faults(asleep, asleep.REBIND, mine, engine(steps)) == []
+    mine["prefills"].remove(mine["prefills"][2])  # no other ran in that step
+    assert len(faults(asleep, asleep.REBIND, mine, engine(steps))) == 1
 
 
 def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
