@@ -200,7 +200,7 @@ def test_the_runner_captures_in_that_pool(memory, monkeypatch):
     monkeypatch.setattr(breakable, "_make_upstream", lambda runner, upstream: pools.get_global_graph_memory_pool())
     pools.set_global_graph_memory_pool((0, 1))
     try:
-        assert [breakable.make_runner(SimpleNamespace(), upstream) for upstream in (None, object)] == [None, None]
+        assert [breakable.make_runner(SimpleNamespace(model=None), upstream) for upstream in (None, object)] == [None, None]
         assert pools.get_global_graph_memory_pool() == (0, 1)
     finally:
         pools.set_global_graph_memory_pool(None)
