@@ -406,6 +406,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     python = Environment(tmp_path / "driver/pytest-python", {})
     monkeypatch.setattr(testing.environment, "build", lambda *words: python)
     monkeypatch.setattr(testing, "spread", lambda *words: [])
+    monkeypatch.setattr(cli, "matplotlib_folder", lambda root, say: None)
     monkeypatch.setattr(cli, "test_tool", lambda root, say: made.note("the tool") or 0)
     monkeypatch.setattr(cli, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])

@@ -25,6 +25,7 @@ def ran(project, monkeypatch, capsys):
     monkeypatch.setattr(
         cli, "build_environment", lambda root, pin, say: done.append(f"built {pin.tag}")
     )
+    monkeypatch.setattr(cli, "matplotlib_folder", lambda root, say: None)
     monkeypatch.setattr(cli, "test_tool", lambda root, say: done.append("tool") or 0)
     monkeypatch.setattr(
         cli,

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
-from ..environments.testing import Result, build_environment, has_environment, is_built, lock_file, test_revision, test_tool
+from ..environments.testing import Result, build_environment, has_environment, is_built, lock_file, matplotlib_folder, test_revision, test_tool
 from ..files import disk
 from ..files.gitrun import GitFailed
 from ..hint import counted, to_type
@@ -252,7 +252,7 @@ def _test(options: argparse.Namespace) -> int:
     _show_plan(options.root, tool, chosen)
     if options.plan:
         return 0
-    if tool and (_check_all(options.root, pins) or _test_tool(options.root, chosen)):
+    if tool and (_check_for_tests(options.root, pins) or _test_tool(options.root, chosen)):
         return 1
     results = [_test_release(options, pin) for pin in chosen]
     for result in results:
@@ -269,6 +269,13 @@ def _check_all(root: Path, pins: Pins) -> int:
     _show_check(report, time.monotonic() - started, False)
     _show_problems(report.all_problems)
     return 1 if report.all_problems else 0
+
+
+def _check_for_tests(root: Path, pins: Pins) -> int:
+    """Check the queue, and meanwhile install what the tests of plots need."""
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(matplotlib_folder, root, _say)
+        return _check_all(root, pins)
 
 
 def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:

@@ -20,6 +20,14 @@ from .lock import PYTHON, LockFailed, find_uv, quiet_uv
 
 MARKER = "made-from.sha256"  # written last: an environment without it was never finished
 STAND_INS = "stand-ins"
+BYTECODE = "bytecode"
+# Most of what sglang imports from others. The first tests import it in several processes at once, each of which would
+# make the byte code of all of it.
+LIBRARIES = (
+    "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed", "triton", "torchvision", "torchao", "scipy.special",
+    "transformers", "openai", "flashinfer", "IPython", "compressed_tensors", "aiohttp", "pydantic", "huggingface_hub", "pytest",
+)  # fmt: skip
+IMPORT = "import contextlib, importlib, sys\nfor name in sys.argv[1:]:\n    with contextlib.suppress(Exception): importlib.import_module(name)"
 SIZE = "4 to 5 GB on disk, about 1.5 GB from the package index, minutes"
 RECIPE = "1"  # raise it when `build` makes something else of the same lock: environments made before then count no more
 
@@ -54,7 +62,7 @@ def _environment(folder: Path) -> Environment:
         variables={
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
             "CUDA_VISIBLE_DEVICES": "",  # the same tests on a host that has a GPU
-            "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),  # sglang takes twice as long to import without bytecode,
+            "PYTHONPYCACHEPREFIX": str(folder / BYTECODE),  # sglang takes twice as long to import without bytecode,
             "PYTHONDONTWRITEBYTECODE": "",  # and a work tree must not get any
             "PYTHONNOUSERSITE": "1",
             "HF_HUB_OFFLINE": "1",
@@ -99,8 +107,9 @@ def build(version: str, lock: Path, home: Path, say: Callable[[str], None] = lam
             _install(version, lock, aside, held)
             made = standins.write_stand_ins(next((aside / "lib").glob("python*/site-packages")), aside / STAND_INS)
             _check(version, aside, made)
-            (aside / MARKER).write_text(stamp(lock) + "\n")
             folder = home / f"v{version}"
+            _make_bytecode(aside, folder)
+            (aside / MARKER).write_text(stamp(lock) + "\n")
             if folder.exists():
                 folder.rename(old)
             aside.rename(folder)
@@ -135,7 +144,7 @@ def _install(version: str, lock: Path, folder: Path, held: int) -> None:
 def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
     """torch and sgl_kernel must load here, or every test would fail with the loader's riddle instead of a reason."""
     environment = _environment(folder)
-    variables = {**os.environ, **environment.variables, "PYTHONPYCACHEPREFIX": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = os.environ | environment.variables
     run = subprocess.run([str(environment.python), "-c", "import torch, sgl_kernel"], env=variables, cwd=folder, capture_output=True, text=True)
     if run.returncode:
         last = "\n".join(run.stderr.strip().splitlines()[-4:]) or f"killed by signal {-run.returncode}"
@@ -143,3 +152,13 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
             f"{version}: torch and sgl_kernel do not load with stand-ins for {' '.join(stand_ins)}:\n{textwrap.indent(last, '    ')}",
             "a library named there is missing on this host, or belongs into STANDS_IN_FOR (scripts/patchqueue/environments/standins.py)",
         )
+
+
+def _make_bytecode(aside: Path, folder: Path) -> None:
+    """Import LIBRARIES, where they are there, and keep the byte code as that of `folder`, which `aside` becomes."""
+    environment = _environment(aside)
+    words = [str(environment.python), "-c", IMPORT, *LIBRARIES]
+    subprocess.run(words, env=os.environ | environment.variables, cwd=aside, capture_output=True)
+    made, wanted = (aside / BYTECODE / path.relative_to("/") for path in (aside, folder))
+    if made.is_dir():
+        made.rename(wanted)

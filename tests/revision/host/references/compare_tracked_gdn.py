@@ -18,7 +18,7 @@ from host import graph, replayed, waits  # noqa: E402
 from host.references import compare_gdn, gdn  # noqa: E402
 from packaging.version import Version  # noqa: E402
 
-LAYERS, CHUNK, WIDTH, TYPE = 3, 64, 3, compare_gdn.TYPE
+LAYERS, CHUNK, WIDTH, TYPE = 2, 64, 3, compare_gdn.TYPE
 # Its pool holds [heads, value, key].
 TRANSPOSED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.10")
 
