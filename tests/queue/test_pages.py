@@ -494,6 +494,7 @@ FOREIGN = {
     "COPY dist/sglang-0.5.11+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
     "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": "Docker",
     "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
+    "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
     "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
     "sbatch --array=…": "Slurm",
     "git clone REPOSITORY queue": "where a user found this; `scripts/nox figures newcomer` runs it",
@@ -587,10 +588,12 @@ def test_words_are_a_commands_own(command):
         assert all(known.find(word) for word in getattr(options, "revisions", []))
 
 
-def test_the_words_of_a_gpu_run():
+@pytest.mark.parametrize("script", ["run.py", "asleep.py"])
+def test_the_words_of_a_gpu_run(script):
     """They go through its own parser: a wrong model is what it complains of, not the words beside it."""
-    (command,) = [text for text in FOREIGN if "tests/gpu/run.py" in text]
-    words = shlex.split(command.replace("FOLDER/", f"{ROOT}/").replace("llama", "no-model"))[1:]
+    (command,) = [text for text in FOREIGN if f"tests/gpu/{script}" in text]
+    words = shlex.split(command.replace("FOLDER/", f"{ROOT}/").partition(" --model")[0])[1:]
+    words += ["--model", "no-model"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert (
         done.returncode == 2
