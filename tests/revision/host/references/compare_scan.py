@@ -25,12 +25,12 @@ def small(chunk, **tile):
     """A CPU gets tiles, and chunks have `chunk` rows. tile: those of "states" and of "scan", unless TILE."""
     before = tiles.own, tiles.CHUNK
     tiles.own, tiles.CHUNK = lambda kernel, *_: (TILE | tile)[kernel], chunk
-    mamba2_scan._known_shape.cache_clear()
+    mamba2_scan.known_shape.cache_clear()
     try:
         yield
     finally:
         tiles.own, tiles.CHUNK = before
-        mamba2_scan._known_shape.cache_clear()
+        mamba2_scan.known_shape.cache_clear()
 
 
 def kernels(
@@ -193,10 +193,6 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
     Returns the largest differences of `output`, `conv` and `ssm` from the plain mixer; `launched`: what scanned; `others`: how
     many slots that nobody owns have changed.
     """
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
-
-    arguments = SimpleNamespace(mamba_cache_chunk_size=chunk, enable_page_major_kv_layout=False)
-    backend.get_server_args = backend.get_global_server_args = lambda: arguments
     torch.manual_seed(2)
     made, count = compare_mamba2.layer().mixer, len(lengths)
     conv, ssm = (
@@ -204,39 +200,13 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
         torch.randn(count + 3, made.num_heads, made.head_dim, made.ssm_state_size),
     )
     before = conv.clone(), ssm.clone()
-    starts, prefix = [sum(lengths[:i]) for i in range(count)], torch.tensor(prefixes)
-    batch = graph.prefill_batch(
-        sum(lengths), batch_size=count, req_pool_indices=torch.arange(1, count + 1), seq_lens=torch.tensor(lengths) + prefix,
-        extend_seq_lens=torch.tensor(lengths), extend_prefix_lens=prefix, extend_start_loc=torch.tensor(starts),
-        extend_seq_lens_cpu=lengths, extend_prefix_lens_cpu=prefixes,
-    )  # fmt: skip
-    linear = compare_mamba2.backend(conv, ssm)
-    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = (
-        conv.shape,
-        False,
-        False,
-    )
-    linear.init_forward_metadata(batch)
     hidden_states = torch.randn(sum(lengths), 128)
-    output = torch.full_like(hidden_states, float("nan"))
-    words = dict(
-        mixer=made,
-        hidden_states=hidden_states,
-        output=output,
-        layer_id=compare_mamba2.LAYER,
-        use_triton_causal_conv=True,
-    )
-    if "forward_batch" in type(linear).forward.__annotations__:  # from 0.5.13
-        words["forward_batch"] = batch
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
     if release:
         os.environ["SGLANG_MAMBA2_SCAN"] = "release"
-    with (
-        torch.no_grad(),
-        compare_ssd.Launches() as launches,
-        small(chunk, **tile) if mamba2_scan else contextlib.nullcontext(),
-    ):
-        linear.forward(**words)
+    with compare_ssd.Launches() as launches:
+        output, *_ = eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, **tile)
+    starts = [sum(lengths[:i]) for i in range(count)]
     differences = []
     with torch.no_grad():
         for i, (start, length) in enumerate(zip(starts, lengths, strict=True), start=1):
@@ -252,6 +222,41 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
         output=output, conv=states[0], ssm=states[1], launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name],
         others=sum(not torch.equal(now[slot], then[slot]) for now, then in zip((conv, ssm), before, strict=True) for slot in others),
     )  # fmt: skip
+
+
+def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, **tile):
+    """The release's mixer `made`, on a batch whose request i has slot i + 1: its output, and the pools that it wrote to."""
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
+
+    arguments = SimpleNamespace(mamba_cache_chunk_size=chunk, enable_page_major_kv_layout=False)
+    backend.get_server_args = backend.get_global_server_args = lambda: arguments
+    count = len(lengths)
+    starts, prefix = [sum(lengths[:i]) for i in range(count)], torch.tensor(prefixes)
+    batch = graph.prefill_batch(
+        sum(lengths), batch_size=count, req_pool_indices=torch.arange(1, count + 1), seq_lens=torch.tensor(lengths) + prefix,
+        extend_seq_lens=torch.tensor(lengths), extend_prefix_lens=prefix, extend_start_loc=torch.tensor(starts),
+        extend_seq_lens_cpu=lengths, extend_prefix_lens_cpu=prefixes,
+    )  # fmt: skip
+    linear = compare_mamba2.backend(conv, ssm)
+    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = (
+        conv.shape,
+        False,
+        False,
+    )
+    linear.init_forward_metadata(batch)
+    output = torch.full_like(hidden_states, float("nan"))
+    words = dict(
+        mixer=made,
+        hidden_states=hidden_states,
+        output=output,
+        layer_id=compare_mamba2.LAYER,
+        use_triton_causal_conv=True,
+    )
+    if "forward_batch" in type(linear).forward.__annotations__:  # from 0.5.13
+        words["forward_batch"] = batch
+    with torch.no_grad(), small(chunk, **tile) if mamba2_scan else contextlib.nullcontext():
+        linear.forward(**words)
+    return output, conv, ssm
 
 
 def tracked(chunk=16, **case):

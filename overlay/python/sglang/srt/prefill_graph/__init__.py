@@ -6,6 +6,7 @@ Thin patches hook the release's own files; what they call is here. Its folders, 
     model         where a model keeps its decoder layers, and what each layer is
     cache         the prefix cache of models with recurrent states
     kernels       Triton kernels that do in one pass what the release does in several
+    captured      layers with recurrent states inside the captured graph, for any batch
     piecewise     split ops: what their functions become, and those that this package defines
     breakable     the breakable graph: the layer stack alone, any number of requests
     report        why the graph is on or off, and what this tree was made of

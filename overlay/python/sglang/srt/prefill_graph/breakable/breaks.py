@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..captured.layers import run_captured
 from ..compat import ops
 from ..piecewise import op_function, rows
 from .graph import break_at
@@ -23,8 +24,15 @@ def in_breakable_graph() -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def broken(function: Callable[..., None], name: str) -> Callable[..., None]:
-    """The function of the split op `name`, made a break."""
-    return break_at(_cut(function, name))
+    """The function of the split op `name`, made a break; its layer's captured launches, while it has such."""
+    broken_off = break_at(_cut(function, name))
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        if not run_captured(name, args, kwargs):
+            broken_off(*args, **kwargs)
+
+    return run
 
 
 def _cut(function: Callable[..., None], name: str) -> Callable[..., None]:

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import tqdm
 
+from ..captured import layers as captured_layers
+from ..captured import tables
 from ..compat import arguments, capture, features, model_runner, pausing
 from ..model import layers, stack
 from ..model.layers import Refusal
@@ -83,6 +85,8 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     """
     if multimodal.takes_embeds(runner.model) and not features.hides_attention_backend():
         upstream = None  # which captures the embedding too, for positions in one row
+    if isinstance(captured_layers.of(runner), captured_layers.Captured):
+        upstream = None  # which fills no tables
     refusal, made = refuse(runner, in_order=upstream is not None), None
     if refusal is None:
         try:
@@ -160,6 +164,9 @@ class BreakableRunner:
         self.given = (*INPUTS, EMBEDS) if multimodal.takes_embeds(runner.model) else INPUTS
         self.primitive = primitive()
         self.hidden_modes = capture.hidden_modes(runner)
+        captured = captured_layers.of(runner)
+        self.captured = captured if isinstance(captured, captured_layers.Captured) else None
+        self.tables: dict[int, tables.Tables] = {}  # of each size, where layers with states are captured
         self.graphs: dict[int, Any] = {}
         self.output: Any = None  # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
         sizes = sizes_that_fit(runner)
@@ -184,11 +191,19 @@ class BreakableRunner:
             return "the request brings embeddings"
         if EMBEDS in self.given and forward_batch.contains_mm_inputs():
             return "the batch has images"
-        return None
+        if self.captured and self._size_for(forward_batch) is None:
+            return f"{forward_batch.batch_size} requests; the tables of states have {self.tables[self.capture_num_tokens[-1]].requests} places"
+        return self.captured and captured_layers.why_not(forward_batch)
+
+    def _size_for(self, forward_batch: Any) -> int | None:
+        """The smallest size that has room for a batch: for its tokens, and for its requests where their states are captured."""
+        first = bisect.bisect_left(self.capture_num_tokens, len(forward_batch.input_ids))
+        fitting = (size for size in self.capture_num_tokens[first:] if not self.captured or forward_batch.batch_size <= self.tables[size].requests)
+        return next(fitting, None)
 
     def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
         """The model's own forward of `forward_batch`, with a replay in place of its layer stack."""
-        size = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, len(forward_batch.input_ids))]
+        size = self._size_for(forward_batch)
         forward = self.stack.forward
 
         def replay_stack(*args: Any, **more: Any) -> Any:
@@ -199,6 +214,8 @@ class BreakableRunner:
                 return forward(*args, **more)
             values = {name: given[name] for name in self.inputs if given.get(name) is not None}
             fill(self.inputs, size, {**values, "out_cache_loc": forward_batch.out_cache_loc})
+            if self.captured:
+                self.tables[size].fill(*captured_layers.batch(forward_batch))
             self.graphs[size].replay()
             return first_rows(self.output, given["positions"].shape[-1])
 
@@ -235,7 +252,8 @@ class BreakableRunner:
         capture.torch_device_module(self.runner).synchronize()
         self.runner.tp_group.barrier()
         try:  # kernels compile, and libraries take their workspace, outside of the capture
-            output = first_rows(self._forward(batch, size), size)
+            with self._states_of(size):
+                output = first_rows(self._forward(batch, size), size)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -244,9 +262,18 @@ class BreakableRunner:
             self.output = room_for(output)
         del output
         graph = self.primitive.graph()
-        with self.primitive.capture(graph, pool, stream):
+        with self.primitive.capture(graph, pool, stream), self._states_of(size):
             store(self._forward(batch, size), self.output)
         return graph
+
+    def _states_of(self, size: int) -> contextlib.AbstractContextManager[None]:
+        """For a forward of a placeholder: layers with states read this size's tables, where they are captured."""
+        if not self.captured:
+            return contextlib.nullcontext()
+        if size not in self.tables:
+            self.tables[size] = made = self.captured.tables(size, self.runner.device)
+            made.fill([size], [False], made.slots)
+        return tables.capturing_into(self.tables[size], self.captured.states)
 
     @torch.no_grad()  # as the whole model's forward has it
     def _forward(self, batch: Any, size: int) -> Any:

@@ -4,6 +4,7 @@
     gated_delta       one launch setting for kernels of a gated delta rule's prefill
     ssd               Mamba2's scan of a prefill in three kernels
     mamba2_scan       which scan a prefill runs
+    convolution       Mamba2's causal convolution, for launches that do not depend on the batch
     relu2             the squared ReLU in one pass
     tracked_states    the Mamba2 states that the prefix cache keeps of a prefill
     lightning_states  the same of lightning attention

@@ -33,14 +33,19 @@ def choose(
     states into the pool itself; the caller's write goes to no slot.
     """
     mixed = metadata.mixed_metadata
-    shape = _shape(pool, x, b)
-    chosen = shape and _tiles(shape, x)
-    if not chosen or not _can_plan(metadata) or os.environ.get(SWITCH) == "release":
+    shape = shape_of(pool, x, b)
+    chosen = shape and tiles_of(shape, x.dtype, x.device)
+    if not chosen or not _can_plan(metadata) or is_off():
         return _release(metadata, pool), mixed.prep_initial_states, slots
     scan = functools.partial(
         _in_place, shape, chosen, _plan(metadata, x.device), pool, slots, mixed.has_initial_states
     )
     return scan, False, slice(0)
+
+
+def is_off() -> bool:
+    """Whether the release's scan is asked for."""
+    return os.environ.get(SWITCH) == "release"
 
 
 def _release(metadata: Any, pool: torch.Tensor) -> Callable[..., Any]:
@@ -60,23 +65,25 @@ def _release(metadata: Any, pool: torch.Tensor) -> Callable[..., Any]:
     return run
 
 
-def _shape(pool: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> ssd.Shape | None:
+def shape_of(pool: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> ssd.Shape | None:
     """None for what the kernels cannot address or divide."""
     _, heads, size, d_state = pool.shape
     if x.stride(-1) != 1 or b.stride(-1) != 1 or pool.stride(-1) != 1:
         return None
-    return _known_shape(heads, b.shape[-1] // d_state, size, d_state)
+    return known_shape(heads, b.shape[-1] // d_state, size, d_state)
 
 
 @functools.cache
-def _known_shape(heads: int, groups: int, size: int, d_state: int) -> ssd.Shape | None:
+def known_shape(heads: int, groups: int, size: int, d_state: int) -> ssd.Shape | None:
     return ssd.Shape.of(heads, groups, size, d_state, tiles.CHUNK)
 
 
-def _tiles(shape: ssd.Shape, x: torch.Tensor) -> tuple[tiles.Tile, tiles.Tile] | None:
+def tiles_of(
+    shape: ssd.Shape, dtype: torch.dtype, device: torch.device
+) -> tuple[tiles.Tile, tiles.Tile] | None:
     """Of the two large kernels; None where one was not compared. Heads at once share a group."""
     found = [
-        tiles.own(name, shape.heads, shape.size, shape.d_state, x.element_size(), x.device)
+        tiles.own(name, shape.heads, shape.size, shape.d_state, dtype.itemsize, device)
         for name in ("states", "scan")
     ]
     if not found[0] or not found[1]:

@@ -32,7 +32,8 @@ class Plan:
     """How a batch is cut into chunks, on the device. All int32.
 
     cu: (requests + 1,), the first row of each request. first: (requests + 1,), its first chunk.
-    start, size: (chunks,), the first row of each chunk and how many rows it has.
+    start, size: (chunks,), the first row of each chunk and how many rows it has. Minus that many:
+    the rows are behind the batch, and the scan writes zeros there. 0: there is no such chunk.
     track_rows: (requests,), behind how many of its rows a request's state is also kept; 0: none is.
     track_slots: (requests,), where that state goes. Both None where no request asks for it.
     """
@@ -103,11 +104,14 @@ def _steps_kernel(
     HEADS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
+    count = tl.load(size + chunk)
+    if count <= 0:
+        return
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     row = tl.arange(0, CHUNK)
     row0 = tl.load(start + chunk).to(tl.int64)
     here = head < HEADS
-    real = (row < tl.load(size + chunk))[:, None] & here[None, :]
+    real = (row < count)[:, None] & here[None, :]
     step = tl.load(dt + (row0 + row)[:, None] * stride_dt + head[None, :], mask=real, other=0.0)
     step = step.to(tl.float32) + tl.load(bias + head, mask=here, other=0.0).to(tl.float32)[None, :]
     step = tl.where(step <= 20.0, tl.log(tl.exp(step) + 1.0), step)
@@ -154,13 +158,15 @@ def _states_kernel(
     CHUNK: tl.constexpr, TRACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(1)
+    begin = tl.load(cu + request)
+    rows = tl.load(cu + request + 1) - begin
+    if rows == 0:
+        return
     head = tl.program_id(2)
     p0 = tl.program_id(0) // (N // BLOCK_N) * BLOCK_P
     n0 = tl.program_id(0) % (N // BLOCK_N) * BLOCK_N
     p = p0 + tl.arange(0, BLOCK_P)
     here = p < P
-    begin = tl.load(cu + request)
-    rows = tl.load(cu + request + 1) - begin
     chunk = tl.load(first + request).to(tl.int64)
     pool += (
         head.to(tl.int64) * stride_head
@@ -205,7 +211,7 @@ def _scan_kernel(
     head = tl.program_id(2) * BLOCK_HEADS
     m0 = tl.program_id(0) * HALF
     count = tl.load(size + chunk)
-    if m0 >= count:
+    if m0 >= tl.abs(count):
         return
     row0 = tl.load(start + chunk).to(tl.int64)
     k = tl.arange(0, HALF)
@@ -213,6 +219,16 @@ def _scan_kernel(
     n = tl.arange(0, N)
     pa = tl.arange(0, PA)
     pb = PA + tl.arange(0, PB if PB > 0 else 16)
+    y = out + (row0 + m)[:, None] * stride_out
+    if count < 0:
+        behind = (m < -count)[:, None]
+        for h in range(head, head + BLOCK_HEADS):
+            none = tl.zeros((HALF, PA), out.dtype.element_ty)
+            tl.store(y + h * P + pa[None, :], none, mask=behind)
+            if PB > 0:
+                none = tl.zeros((HALF, PB), out.dtype.element_ty)
+                tl.store(y + h * P + pb[None, :], none, mask=behind)
+        return
     real = m < count
     past = (k < count) & (m0 > 0)  # the half before this one: all of its rows are earlier ones
     group = (head // RATIO) * N
@@ -223,7 +239,6 @@ def _scan_kernel(
     own = tl.dot(cm, tl.load(b + m[None, :] * stride_b, mask=real[None, :], other=0.0))
     older = tl.dot(cm, tl.load(b + k[None, :] * stride_b, mask=past[None, :], other=0.0))
     x += row0 * stride_x
-    y = out + (row0 + m)[:, None] * stride_out
     for h in range(head, head + BLOCK_HEADS):
         times = (chunk * HEADS + h) * CHUNK
         kept = before + (chunk * HEADS + h) * (P * N) + n[:, None]

@@ -1,0 +1,82 @@
+"""Which layers with recurrent states a graph captures, and what runs in the place of their breaks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..compat import ops
+from ..kernels import tiles
+from . import mamba2, tables
+
+SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # "break" in the environment: such layers run between the captured pieces
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The layers with states of a model whose states stay in the graph. states: a layer's part of the pool, by layer_id."""
+
+    states: Callable[[int], Any]
+
+    def tables(self, tokens: int, device: Any) -> tables.Tables:
+        """The tables of a graph of `tokens` rows."""
+        return tables.Tables(tokens, tables.places(tokens), tiles.CHUNK, torch.device(device))
+
+
+def of(runner: Any) -> Captured | str | None:
+    """What a ModelRunner's graph captures of such layers, or why they break; None where the model has none."""
+    mixers = {layer: getattr(owner, "mixer", None) for layer, owner in enumerate(runner.attention_layers)}
+    mixers = {layer: mixer for layer, mixer in mixers.items() if type(mixer).__name__ == "MambaMixer2"}
+    if not mixers:
+        return None
+    pool = runner.req_to_token_pool
+    if os.environ.get(SWITCH) == "break":
+        return f"{SWITCH}=break is set"
+    if getattr(pool, "layer_transfer_counter", None) is not None:
+        return "the hierarchical cache brings states layer by layer"
+    for layer, mixer in mixers.items():
+        reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)
+        if reason:
+            return f"layer {layer}: {reason}"
+    return Captured(pool.mamba2_layer_cache)
+
+
+def why_not(forward_batch: Any) -> str | None:
+    """Why a batch has to run eagerly where states are captured, or None."""
+    if forward_batch.forward_mode.is_mixed():
+        return "requests that decode are in the batch"
+    if getattr(forward_batch, "mamba_track_mask", None) is not None:
+        return "the prefix cache keeps states of the batch"
+    return None
+
+
+def batch(forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
+    """A batch's rows of each request, which of them go on from a state, and each one's slot, on the device."""
+    slots = forward_batch.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices)
+    lengths, prefixes = (list(map(int, given)) for given in (forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu))
+    return lengths, [prefix > 0 for prefix in prefixes], slots
+
+
+def run_captured(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a split op was run as captured launches, in the place of its break. Breaks call this first.
+
+    op: the name of its function. True inside of tables.capturing_into, for the ops of RUN.
+    """
+    now = tables.current()
+    run = RUN.get(op) if now else None
+    if run is None:
+        return False
+    run(now, *args, **kwargs)
+    return True
+
+
+def _run_mamba2(now: tables.Current, hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> None:
+    layer = ops.forward_context().attention_layers[layer_id]
+    mamba2.run(layer.mixer, now.states(layer_id), now.tables, hidden_states, output)
+
+
+RUN = {"nemotron_mamba2_with_output": _run_mamba2}

@@ -1,0 +1,70 @@
+"""A MambaMixer2's prefill as launches that any batch can replay.
+
+In place of the release's steps between its two projections: the convolution and the scan over chunks that begin with
+their request, from the state pool and to it. An eager prefill runs the same kernels on a table of its own,
+but for the convolution, whose bits are alike. So a replay has the bits of an eager prefill, as far as the projections have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..kernels import convolution, mamba2_scan, ssd
+from .tables import Tables
+
+
+def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
+    """Why this mixer has to stay a break, or None. cache: its layer's part of the state pool, `conv` and `temporal`."""
+    if mixer.activation != "silu" or mixer.conv1d.weight.shape[-1] != convolution.WIDTH:
+        return "its convolution is not one of 4 tokens with SiLU"
+    if mixer.n_groups % mixer.tp_size:
+        return f"{mixer.n_groups} groups are not divisible by tensor parallelism {mixer.tp_size}"
+    if mamba2_scan.is_off():
+        return f"{mamba2_scan.SWITCH}=release is set"
+    pool = cache.temporal
+    shape = mamba2_scan.known_shape(pool.shape[1], mixer.n_groups // mixer.tp_size, *pool.shape[2:])
+    if shape is None or pool.stride(-1) != 1 or mamba2_scan.tiles_of(shape, dtype, pool.device) is None:
+        return f"its scan has no tiles for heads of {tuple(pool.shape[2:])} in {dtype} on this GPU"
+    return None
+
+
+def run(mixer: Any, cache: Any, tables: Tables, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
+    """Fill `output`, (rows, hidden) as hidden_states, and each request's slot of the pool.
+
+    Rows behind the batch go into no state, and come out as the last projection makes them of zeros.
+    """
+    projected, _ = mixer.in_proj(hidden_states)
+    ranks = mixer.tp_size
+    inner, heads = mixer.intermediate_size // ranks, mixer.num_heads // ranks
+    gate, mixed, dt = projected.split([inner, mixer.conv_dim // ranks, heads], -1)
+    convolved = torch.empty_like(mixed, memory_format=torch.contiguous_format)
+    weight = mixer.conv1d.weight.view(mixer.conv1d.weight.size(0), convolution.WIDTH)
+    convolution.convolve(
+        mixed, weight, mixer.conv1d.bias, cache.conv[0], convolved, tables.plan, tables.owner,
+        tables.slots, tables.warm,
+    )  # fmt: skip
+    scanned = _scan(mixer, cache.temporal, tables, convolved, dt, inner)
+    result, _ = mixer.out_proj(mixer.norm(scanned, gate))
+    output.copy_(result)
+
+
+def _scan(
+    mixer: Any, pool: torch.Tensor, tables: Tables, convolved: torch.Tensor, dt: torch.Tensor, inner: int
+) -> torch.Tensor:  # fmt: skip
+    groups = mixer.n_groups // mixer.tp_size
+    _, heads, size, d_state = pool.shape
+    x, b, c = convolved.split([inner, groups * d_state, groups * d_state], -1)
+    out = torch.empty((len(x), inner), dtype=x.dtype, device=x.device)
+    shape = mamba2_scan.known_shape(heads, groups, size, d_state)
+    states, scan = mamba2_scan.tiles_of(shape, x.dtype, x.device)
+    launches = ssd.Launches(
+        shape, tables.plan, x.unflatten(-1, (heads, size)), b.unflatten(-1, (groups, d_state)),
+        c.unflatten(-1, (groups, d_state)), dt, mixer.A, mixer.D, mixer.dt_bias,
+        out.unflatten(-1, (heads, size)), pool, tables.slots, tables.warm,
+    )  # fmt: skip
+    launches.steps()
+    launches.states(states)
+    launches.scan(scan)
+    return out
