@@ -219,7 +219,7 @@ class BreakableRunner:
             self.graphs[size].replay()
             return first_rows(self.output, given["positions"].shape[-1])
 
-        self.runner.attn_backend.init_forward_metadata(forward_batch)
+        capture.plan_breaks(self.runner.attn_backend, forward_batch, attention_alone=self.captured is not None)
         with self.primitive.replaying(), capture.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
             return self.runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)
 

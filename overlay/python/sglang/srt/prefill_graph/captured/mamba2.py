@@ -47,7 +47,7 @@ def run(mixer: Any, cache: Any, tables: Tables, hidden_states: torch.Tensor, out
     )  # fmt: skip
     scanned = _scan(mixer, cache.temporal, tables, convolved, dt, inner)
     result, _ = mixer.out_proj(mixer.norm(scanned, gate))
-    output.copy_(result)
+    output.set_(result)  # in place of a copy: whoever holds `output` reads the projection's own memory
 
 
 def _scan(

@@ -92,6 +92,13 @@ def forward_scope(runner: Any, forward_batch: Any) -> Any:
     return importlib.import_module(CONTEXT).set_forward_context(forward_batch, lists[0], quantization, *lists[1:])
 
 
+def plan_breaks(backend: Any, forward_batch: Any, attention_alone: bool) -> None:
+    """Let an attention backend prepare a batch. attention_alone: no layer with recurrent states will ask a hybrid one,
+    whose plan for them waits for the device, several times where requests go on from cached states."""
+    full = getattr(backend, "full_attn_backend", None) if attention_alone else None
+    (full or backend).init_forward_metadata(forward_batch)
+
+
 def begin_forward(forward_batch: Any, tokens: int) -> None:
     """What a graph runner settles before a forward of `tokens` rows without data parallelism."""
     from sglang.srt.layers.dp_attention import set_dp_buffer_len, set_is_extend_in_batch

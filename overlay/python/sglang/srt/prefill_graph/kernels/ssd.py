@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+PROGRAMS = 1024  # of the states' kernel: they fill any GPU, and starting more costs microseconds
 STEP_HEADS = 8  # heads of one program of the first kernel
 ALIGN = 4  # int32 in 16 bytes: for an address that moves off this Triton compiles kernels again
 LOG2E = tl.constexpr(1.4426950408889634)  # sums are kept for exp2, which the GPU has
@@ -150,18 +151,15 @@ def _through(
     return state, x, b, chunk
 
 
-@triton.jit
-def _states_kernel(
-    x, b, steps, decay, before, pool, cu, first, slots, warm, track_rows, track_slots,
+@triton.jit(noinline=True)  # inlined into the loop over requests, its registers would spill
+def _request_states(
+    x, b, steps, decay, before, pool, cu, first, slots, warm, track_rows, track_slots, request,
     stride_x, stride_b, stride_slot, stride_head, stride_p,
     HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
     CHUNK: tl.constexpr, TRACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    request = tl.program_id(1)
     begin = tl.load(cu + request)
     rows = tl.load(cu + request + 1) - begin
-    if rows == 0:
-        return
     head = tl.program_id(2)
     p0 = tl.program_id(0) // (N // BLOCK_N) * BLOCK_P
     n0 = tl.program_id(0) % (N // BLOCK_N) * BLOCK_N
@@ -196,6 +194,23 @@ def _states_kernel(
         stride_x, stride_b, HEADS, P, N, CHUNK, BLOCK_P, BLOCK_N,
     )  # fmt: skip
     tl.store(own, state.to(own.dtype.element_ty), mask=here[:, None])
+
+
+@triton.jit(do_not_specialize=["requests"])
+def _states_kernel(
+    x, b, steps, decay, before, pool, cu, first, slots, warm, track_rows, track_slots, requests,
+    stride_x, stride_b, stride_slot, stride_head, stride_p,
+    HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    CHUNK: tl.constexpr, TRACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A block of a head's states, of every so many requests: a place without one costs two loads."""
+    for request in range(tl.program_id(1), requests, tl.num_programs(1)):
+        if tl.load(cu + request + 1) > tl.load(cu + request):
+            _request_states(
+                x, b, steps, decay, before, pool, cu, first, slots, warm, track_rows, track_slots,
+                request, stride_x, stride_b, stride_slot, stride_head, stride_p,
+                HEADS, RATIO, P, N, CHUNK, TRACK, BLOCK_P, BLOCK_N,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -352,9 +367,10 @@ class Launches:
         """Fill `before` and the pool. tile: BLOCK_P, BLOCK_N, num_warps, num_stages."""
         plan, shape, pool = self.plan, self.shape, self.pool
         blocks = triton.cdiv(shape.size, tile["BLOCK_P"]) * (shape.d_state // tile["BLOCK_N"])
-        _states_kernel[blocks, plan.requests, shape.heads](
+        together = min(plan.requests, triton.cdiv(PROGRAMS, blocks * shape.heads))
+        _states_kernel[blocks, together, shape.heads](
             self.x, self.b, self.times[0], self.times[1], self.before, pool, plan.cu, plan.first,
-            self.slots, self.warm, plan.track_rows, plan.track_slots,
+            self.slots, self.warm, plan.track_rows, plan.track_slots, plan.requests,
             self.x.stride(0), self.b.stride(0), pool.stride(0), pool.stride(1), pool.stride(2),
             **shape.constants(), TRACK=plan.track_rows is not None, **tile,
         )  # fmt: skip
