@@ -60,6 +60,10 @@ def _hybrid(running: int) -> dict:
     return _pools(running) | dict(max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running)
 
 
+def _text_alone(running: int) -> dict:
+    return _hybrid(running) | dict(enable_multimodal=False)
+
+
 def _sparse(running: int) -> dict:
     return _pools(running) | models.SPARSE_ENGINE
 
@@ -80,9 +84,31 @@ QWEN3_NEXT = models.QWEN3_NEXT | dict(
     head_dim=256, linear_num_key_heads=16, linear_num_value_heads=32, num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
     shared_expert_intermediate_size=512, max_position_embeddings=262144,
 )  # fmt: skip
+# The published sizes of Qwen3.5-27B's text model, but for the number of layers: 12 GDN and 4 attention layers. Its vision
+# tower is a small one, and the server runs without (enable_multimodal).
+QWEN3_5 = dict(
+    architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", torch_dtype="bfloat16", tie_word_embeddings=False,
+    image_token_id=248056, video_token_id=248057, vision_start_token_id=248053, vision_end_token_id=248054,
+    vision_config=dict(
+        model_type="qwen3_5", deepstack_visual_indexes=[], depth=1, hidden_act="gelu_pytorch_tanh", hidden_size=64, in_channels=3,
+        initializer_range=0.02, intermediate_size=128, num_heads=2, num_position_embeddings=16, out_hidden_size=5120, patch_size=16,
+        spatial_merge_size=2, temporal_patch_size=2,
+    ),
+    text_config={name: value for name, value in models.QWEN3_NEXT.items() if name != "architectures"} | dict(
+        model_type="qwen3_5_text", vocab_size=248320, hidden_size=5120, intermediate_size=17408, num_hidden_layers=16, num_attention_heads=24,
+        num_key_value_heads=4, head_dim=256, linear_num_key_heads=16, linear_num_value_heads=48, num_experts=0, num_experts_per_tok=0,
+        moe_intermediate_size=0, shared_expert_intermediate_size=0, max_position_embeddings=262144,
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 4,
+        rope_parameters=dict(
+            rope_type="default", mrope_section=[11, 11, 10], mrope_interleaved=True, rope_theta=1e7, partial_rotary_factor=0.25
+        ),
+    ),
+)  # fmt: skip
 _STATE_3 = 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2) / 2**30  # of one request in 23 Mamba2 layers
 _TOKEN_3 = 6 * 2 * 2 * 128 * 2 / 2**30  # of one token in 6 attention layers
 _STATE_GDN = 9 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2) / 2**30  # of one request in 9 GDN layers
+_STATE_GDN_5 = 12 * (48 * 128 * 128 * 4 + 3 * (2 * 16 + 48) * 128 * 2) / 2**30  # of one request in 12 GDN layers
+_TOKEN_5 = 4 * 2 * 4 * 256 * 2 / 2**30  # of one token in 4 attention layers
 _TOKEN_NEXT = 3 * 2 * 2 * 256 * 2 / 2**30  # of one token in 3 attention layers
 
 SUBJECTS = {
@@ -95,6 +121,9 @@ SUBJECTS = {
     "qwen3-next": Subject(
         "Qwen3-Next-80B-A3B, 12 of its 48 layers", QWEN3_NEXT, 38.8, 5.0, STATES * _STATE_GDN + TOKENS * _TOKEN_NEXT, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _hybrid, share=0.85,
         enforce=True,
+    ),
+    "qwen3.5": Subject(
+        "Qwen3.5-27B, 16 of its 64 layers", QWEN3_5, 17.2, 5.0, STATES * _STATE_GDN_5 + TOKENS * _TOKEN_5, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _text_alone, enforce=True,
     ),
     "deepseek-v32": Subject(
         "DeepSeek-V3.2, 8 of its 61 layers, 16 of its 256 experts", models.DEEPSEEK_V32_WIDE, 18.6, 6.0, TOKENS * _SPARSE_TOKEN, (FIRST_TOKEN,), (modes.EAGER, modes.PIECEWISE), _sparse,

@@ -14,6 +14,7 @@ STATES = {
     "nemotron": ((128, 80, 128), 27),
     "nemotron-3-nano": ((64, 64, 128), 23),
     "qwen3-next": ((32, 128, 128), 9),
+    "qwen3.5": ((48, 128, 128), 12),
 }
 
 
@@ -24,6 +25,7 @@ def test_the_release_reads_a_subject_with_its_published_states(name, tmp_path):
 
     config = subjects.SUBJECTS[name].config
     read = get_config(str(models.write_config(tmp_path, config)), trust_remote_code=False)
+    read, config = getattr(read, "text_config", read), config.get("text_config", config)
     assert (
         type(read).__module__.startswith("sglang.srt.configs.")
         and read.num_hidden_layers == config["num_hidden_layers"]
