@@ -344,28 +344,28 @@ def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkey
 def with_images(captured, monkeypatch):
     """with_images(): the same of a multimodal model. Qwen3-VL stands for Qwen3.5, whose wrapper it is: its layers run on a CPU."""
     import torch
-    from sglang.srt.prefill_graph.breakable import multimodal
+    from sglang.srt.prefill_graph.model import multimodal
 
     monkeypatch.setattr(multimodal, "KNOWN", ("Qwen3VLForConditionalGeneration",))
     config = SimpleNamespace(context_len=4096, num_hidden_layers=3, hidden_size=128)
     return lambda: captured("qwen3_vl", is_multimodal=True, dtype=torch.float32, model_config=config)
 
 
-def axes_of(lengths, shift=(0, 0, 0)):
-    """Positions of requests as the scheduler makes them of such a model: three rows. shift: how far an image pushed each axis."""
+def axes_of(lengths, steps=(1, 1, 1)):
+    """Positions of requests as the scheduler makes them of such a model: three rows. steps: how far each axis goes per token."""
     import torch
 
-    return torch.cat([torch.arange(n) for n in lengths]) + torch.tensor(shift)[:, None]
+    return torch.cat([torch.arange(n) for n in lengths]) * torch.tensor(steps)[:, None]
 
 
-@pytest.mark.parametrize("shift", [(0, 0, 0), (3, 1, 7)], ids=["text", "behind an image"])
+@pytest.mark.parametrize("steps", [(1, 1, 1), (1, 2, 5)], ids=["text", "axes apart"])
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, lengths, shift):
+def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, lengths, steps):
     """The model embeds the tokens, and hands its layers no ids: the replay fell back to eager prefill."""
     import torch
 
     runner, graph = with_images()
-    wanted, found = (ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, shift))) for ask in (eager, lambda runner, batch: replayed(runner, graph, batch)))
+    wanted, found = (ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, steps))) for ask in (eager, lambda runner, batch: replayed(runner, graph, batch)))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -27,6 +27,8 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(nemotron.NemotronHMambaDecoderLayer, "_forward_mamba", mamba)
     monkeypatch.setattr(qwen, "fused_qkvzba_split_reshape_cat_contiguous", _split)
     monkeypatch.setattr(qwen.RMSNormGated, "forward", _gated_norm)
+    if hasattr(qwen, "fused_sigmoid_mul"):  # from 0.5.14
+        monkeypatch.setattr(qwen, "fused_sigmoid_mul", _sigmoid_mul)
     return seen
 
 
@@ -76,3 +78,8 @@ def _gated_norm(self, x, z=None):
     return torch.nn.functional.rms_norm(
         x, x.shape[-1:], self.weight, self.eps
     ) * torch.nn.functional.silu(z)
+
+
+def _sigmoid_mul(x, gate, inplace=False):
+    made = x * gate.reshape(x.shape).sigmoid()
+    return x.copy_(made) if inplace else made

@@ -20,16 +20,16 @@ import torch
 import tqdm
 
 from ..compat import arguments, capture, features, model_runner, pausing
-from ..model import layers, stack
+from ..model import layers, multimodal, stack
 from ..model.layers import Refusal
 from ..piecewise import admission
-from . import breaks, multimodal
+from . import breaks
 from .graph import Capture, Graph
 
 logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not at every batch
 INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is called with
-EMBEDS = "input_embeds"  # and the stack of a multimodal model, in place of token ids
+EMBEDS = multimodal.EMBEDS  # and the stack of a multimodal model, in place of token ids
 
 
 class CannotCapture(RuntimeError):
@@ -81,7 +81,7 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     upstream: the release's own runner class, where it has this boundary itself. The reason stays with the ModelRunner as
     `prefill_graph_refusal`, for the report.
     """
-    if multimodal.takes_embeds(runner.model) and not features.hides_attention_backend():
+    if multimodal.takes_embeds(runner.model):
         upstream = None  # which captures the embedding too, for positions in one row
     refusal, made = refuse(runner, in_order=upstream is not None), None
     if refusal is None:
