@@ -51,10 +51,11 @@ def captured(model, input_embeds=None, **known):
     runner.layer_model = double(model)
     runner.attention_layers, runner.moe_layers, runner.moe_fusions, runner.dsa_indexers = [], [], [], []
     runner.quant_config = None
-    runner.model_runner = SimpleNamespace(attn_backend=None)
+    runner.model_runner = SimpleNamespace(attn_backend=None, model=None)
     batch = SimpleNamespace(
         input_ids=torch.arange(4),
         positions=torch.arange(4),
+        mrope_positions=None,
         input_embeds=input_embeds,
         dp_padding_mode=DpPaddingMode.MAX_LEN,
         dp_local_start_pos=None,

@@ -69,13 +69,9 @@ def test_multimodal_models_are_refused(build_model):
     assert refused(build_model("llama"), is_multimodal=False) is None
 
 
-TEXT = pytest.mark.revision("<0.5.13")  # where the overlay's runner knows how layers find their attention backend
-
-
-@TEXT
 @pytest.mark.parametrize("sees_images", [True, False])
 def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeypatch, sees_images):
-    """The release's own (0.5.12) would capture the embedding of ids that it never gets, or refuse."""
+    """The release's own (0.5.12, 0.5.13) would capture one row of positions, and the embedding of ids that it never gets."""
     from sglang.srt.prefill_graph.breakable import runner as breakable
 
     monkeypatch.setattr(breakable, "BreakableRunner", lambda runner: "the overlay's")
@@ -83,15 +79,6 @@ def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeyp
     assert breakable.make_runner(runner, lambda runner: "the release's") == "the overlay's" and runner.prefill_graph_refusal is None
 
 
-@pytest.mark.revision(">=0.5.13")
-def test_qwen3_5_is_refused_where_the_releases_runner_would_capture_it(build_model):
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
-    runner = SimpleNamespace(model=build_model("qwen3_5"), is_multimodal=True, attn_backend=None, tp_rank=0)
-    assert breakable.make_runner(runner, lambda runner: "the release's") is None and "multimodal" in runner.prefill_graph_refusal.reason
-
-
-@TEXT
 def test_every_layer_of_qwen3_5_breaks(build_model, decided):
     runner, warnings, verdict = decided(build_model("qwen3_5"), is_multimodal=True)
     assert runner.piecewise_cuda_graph_runner is not None and not warnings and verdict.verdict == "on"
@@ -250,9 +237,9 @@ def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes):
 
 @OPT_OUT
 @pytest.mark.parametrize("architecture", ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3VLForConditionalGeneration"])
-def test_the_rule_about_multimodal_models_does_not_see_qwen3_5(architecture, revision):
+def test_the_rule_about_multimodal_models_does_not_see_qwen3_5(architecture):
     """Others still prefill eagerly, and so does the piecewise graph of all."""
-    captured = architecture.startswith("Qwen3_5") and revision.micro < 13
+    captured = architecture.startswith("Qwen3_5")
     assert arguments(architecture, is_multimodal=True).disable_piecewise_cuda_graph is not captured
     assert arguments(architecture, is_multimodal=True, enable_breakable_cuda_graph=False).disable_piecewise_cuda_graph
 

@@ -6,8 +6,9 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from host.served import published
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")  # 0.5.12 has a runner of its own, for all but multimodal models
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")  # 0.5.12 and 0.5.13 have one of their own, for all but multimodal models
 SIZES = [8, 16, 32]
 
 
@@ -75,16 +76,16 @@ def model_runner(model, **changes):
 def captured(build_model, monkeypatch):
     """captured(): a model runner of a small Llama and its breakable runner, captured on a recorded graph."""
     import torch
-    from host import bodies, recorded
+    from host import segments
     from sglang.srt.prefill_graph.breakable import runner as breakable
     from sglang.srt.prefill_graph.compat import capture
 
-    importlib.import_module("sglang.srt.models.qwen3_vl")  # before decorators are changed
+    for name in ("qwen3_vl", "qwen3_5"):  # before decorators are changed
+        importlib.import_module(f"sglang.srt.models.{name}")
     monkeypatch.setattr(capture, "capture_context", lambda runner: contextlib.nullcontext(None))
     monkeypatch.setattr(capture, "graph_pool", lambda runner: (0, 1))
-    attention = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(recorded.recording(monkeypatch, unified_attention_with_output=attention.unified_attention_with_output))
+        stack.enter_context(segments.recording(monkeypatch))
         stack.enter_context(torch.no_grad())
 
         def capture(kind="llama", **changes):
@@ -95,16 +96,17 @@ def captured(build_model, monkeypatch):
 
 
 def eager(runner, batch):
+    batch.attn_backend = runner.attn_backend  # RadixAttention asks the batch for its backend up to 0.5.12
     runner.attn_backend.init_forward_metadata(batch)
-    for_eager = batch  # RadixAttention asks the batch for its backend
-    for_eager.attn_backend = runner.attn_backend
-    return runner.model.forward(batch.input_ids, batch.positions, batch).next_token_logits
+    with published(runner.attn_backend):
+        return runner.model.forward(batch.input_ids, batch.positions, batch).next_token_logits
 
 
 def replayed(runner, graph, batch):
     batch.attn_backend = runner.attn_backend
     assert graph.can_run(batch)
-    return graph.replay(batch).next_token_logits
+    with published(runner.attn_backend):
+        return graph.replay(batch).next_token_logits
 
 
 BATCHES = [[8], [5], [3, 4], [1, 1, 1, 1, 1, 1, 1, 1], [7, 2, 9], [16], [1] * 16, [11, 5, 1, 2, 8], [1]]
@@ -327,6 +329,7 @@ def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch,
     assert [record.getMessage() for record in caplog.records] == ["Prefill replays no graph: the model hands its layer stack shift"]
 
 
+@pytest.mark.revision("<0.5.13")  # later the attention backend's own metadata has them
 def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkeypatch):
     """A store went on with the last one of the decode graphs, of another length, and died."""
     from sglang.srt.prefill_graph.breakable import runner as breakable
@@ -341,28 +344,28 @@ def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkey
 def with_images(captured, monkeypatch):
     """with_images(): the same of a multimodal model. Qwen3-VL stands for Qwen3.5, whose wrapper it is: its layers run on a CPU."""
     import torch
-    from sglang.srt.prefill_graph.breakable import multimodal
+    from sglang.srt.prefill_graph.model import multimodal
 
     monkeypatch.setattr(multimodal, "KNOWN", ("Qwen3VLForConditionalGeneration",))
     config = SimpleNamespace(context_len=4096, num_hidden_layers=3, hidden_size=128)
     return lambda: captured("qwen3_vl", is_multimodal=True, dtype=torch.float32, model_config=config)
 
 
-def axes_of(lengths, shift=(0, 0, 0)):
-    """Positions of requests as the scheduler makes them of such a model: three rows. shift: how far an image pushed each axis."""
+def axes_of(lengths, steps=(1, 1, 1)):
+    """Positions of requests as the scheduler makes them of such a model: three rows. steps: how far each axis goes per token."""
     import torch
 
-    return torch.cat([torch.arange(n) for n in lengths]) + torch.tensor(shift)[:, None]
+    return torch.cat([torch.arange(n) for n in lengths]) * torch.tensor(steps)[:, None]
 
 
-@pytest.mark.parametrize("shift", [(0, 0, 0), (3, 1, 7)], ids=["text", "behind an image"])
+@pytest.mark.parametrize("steps", [(1, 1, 1), (1, 2, 5)], ids=["text", "axes apart"])
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, lengths, shift):
+def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, lengths, steps):
     """The model embeds the tokens, and hands its layers no ids: the replay fell back to eager prefill."""
     import torch
 
     runner, graph = with_images()
-    wanted, found = (ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, shift))) for ask in (eager, lambda runner, batch: replayed(runner, graph, batch)))
+    wanted, found = (ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, steps))) for ask in (eager, lambda runner, batch: replayed(runner, graph, batch)))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -392,3 +395,65 @@ def test_batches_with_images_run_eagerly(with_images):
     assert graph.why_not(batch_of([4], mm_inputs=[image])) == "the batch has images"
     assert graph.why_not(batch_of([4, 2], mm_inputs=[None, image])) == "the batch has images"
     assert graph.can_run(batch_of([4, 2], mm_inputs=[None, None]))
+
+
+@pytest.fixture
+def hybrid(captured, monkeypatch):
+    """hybrid(kind): the same of a hybrid model, and the batches that its recurrent layers were given."""
+    import torch
+    from host import hybrids
+
+    seen = hybrids.on_cpu(monkeypatch)
+
+    def capture(kind):
+        config = SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128)
+        changes = dict(is_multimodal=True, dtype=torch.float32, model_config=config) if kind == "qwen3_5" else {}
+        return *captured(kind, attn_backend=hybrids.recurrent(CausalAttention(), seen), **changes), seen
+
+    return capture
+
+
+@pytest.mark.revision(">=0.5.13")  # where layers ask the forward's context for the attention backend
+@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+@pytest.mark.parametrize("kind", ["nemotron_h", "qwen3_5"])
+def test_hybrids_get_eager_prefills_logits(hybrid, kind, lengths):
+    """Their recurrent layers break with the batch itself: with what it says of the states that the prefix cache keeps."""
+    import torch
+
+    runner, graph, seen = hybrid(kind)
+    fields = dict(mrope_positions=axes_of(lengths)) if kind == "qwen3_5" else {}
+    wanted, batch = eager(runner, batch_of(lengths, **fields)), batch_of(lengths, **fields)
+    sizes = []
+    seen.clear()
+    for size, one in graph.graphs.items():
+        one.replay = lambda size=size, replay=one.replay: sizes.append(size) or replay()
+    torch.testing.assert_close(replayed(runner, graph, batch), wanted, rtol=1e-4, atol=1e-4)
+    assert seen and all(given is batch for given in seen) and len(sizes) == 1
+
+
+@pytest.mark.revision(">=0.5.13")
+def test_a_capture_publishes_the_attention_backend_and_a_replay_keeps_what_is_published(captured):
+    """A model runner publishes it around its forward alone, and a draft's worker may have published another."""
+    from sglang.srt.model_executor import forward_context
+
+    runner, graph = captured()
+    assert not forward_context.has_forward_context()
+    assert graph.replay(batch_of([5])).next_token_logits.isfinite().all() and not forward_context.has_forward_context()
+    seen, forward = [], CausalAttention.forward
+    other = CausalAttention()
+    other.forward = lambda *args, **kwargs: seen.append(1) or forward(runner.attn_backend, *args, **kwargs)
+    with published(other):
+        graph.replay(batch_of([5]))
+    assert len(seen) == len(runner.attention_layers)
+
+
+@pytest.mark.parametrize("changes, named", [(dict(is_draft_worker=True), "drafts"), (dict(enable_dp_attention=True), "other ranks"), (dict(moe_a2a_backend="deepep"), "other ranks")], ids=str)
+def test_what_this_runner_does_not_hand_its_stack_is_refused(captured, changes, named):
+    """Arguments forbid it elsewhere; on 0.5.13 --enforce-piecewise-cuda-graph lifts that, and a draft's worker asks for a graph."""
+    from host import process
+
+    fields = {name: value for name, value in changes.items() if name == "is_draft_worker"}
+    arguments = {name: value for name, value in changes.items() if name not in fields}
+    args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True, **arguments)
+    runner, graph = captured(**fields, server_args=args)
+    assert graph is None and named in runner.prefill_graph_refusal.reason

@@ -79,7 +79,7 @@ _TEXT = dict(
 )  # fmt: skip
 
 QWEN3_5 = _PLACES | dict(
-    architectures=["Qwen3_5ForConditionalGeneration"], vision_config=_VISION,
+    architectures=["Qwen3_5ForConditionalGeneration"], initializer_range=0.02, vision_config=_VISION,
     text_config={name: value for name, value in QWEN3_NEXT.items() if name not in ("architectures", "model_type")} | dict(rope_scaling=_AXES, rope_parameters=_AXES),
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ def of(model, monkeypatch, tokens=8):
     attention backend notes the calls instead of computing anything. A captured call's Python does not run at a replay.
     """
     seen, batch = [], _batch(tokens)
-    with _recording(monkeypatch), contextlib.ExitStack() as stack, torch.no_grad():
+    with recording(monkeypatch), contextlib.ExitStack() as stack, torch.no_grad():
         for context in _contexts(model.model, batch, _backend(seen, tokens), tokens):
             stack.enter_context(context)
         primitive = importlib.import_module(f"{_BREAKABLE}.breakable_cuda_graph")
@@ -36,12 +36,20 @@ def of(model, monkeypatch, tokens=8):
         return at_capture, seen
 
 
+_OPS = {
+    "layers.radix_attention": "unified_attention_with_output",
+    "layers.radix_linear_attention": "unified_linear_attention_with_output",
+    "models.nemotron_h": "nemotron_mamba2_with_output",
+}
+
+
 @contextlib.contextmanager
-def _recording(monkeypatch):
+def recording(monkeypatch):
     """recorded.recording with the ops that layers call, which have no kernel for the CPU."""
-    importlib.import_module("sglang.srt.models.nemotron_h")  # before decorators are changed
+    for module in _OPS:  # before decorators are changed
+        importlib.import_module(f"sglang.srt.{module}")
     ops = {}
-    for module, name in (("layers.radix_attention", "unified_attention_with_output"), ("models.nemotron_h", "nemotron_mamba2_with_output")):
+    for module, name in _OPS.items():
         body = getattr(bodies.load_undecorated(f"sglang.srt.{module}", monkeypatch), name, None)
         if body is not None:  # later attention is a method
             ops[name] = body

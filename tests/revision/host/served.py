@@ -13,15 +13,17 @@ def batch_of(tokens, backend):
     return batch
 
 
+def published(backend):
+    """What ModelRunner makes around a forward: from 0.5.13 on layers ask it for the attention backend."""
+    try:
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+    except ImportError:
+        return contextlib.nullcontext()
+    return forward_context(ForwardContext(attn_backend=backend))
+
+
 @contextlib.contextmanager
 def served(batch, layer, backend):
     """The release's own contexts around a forward."""
-    with contextlib.ExitStack() as stack:
-        try:
-            from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-        except ImportError:
-            pass
-        else:
-            stack.enter_context(forward_context(ForwardContext(attn_backend=backend)))
-        stack.enter_context(graph.forward_context(batch, [layer]))
+    with published(backend), graph.forward_context(batch, [layer]):
         yield

@@ -3,7 +3,6 @@
     lifetimes     what a graph with breaks has to keep alive
     graph         a graph with breaks, for releases that have none
     breaks        the break that stands for a split op's function
-    multimodal    multimodal models whose text prefills are captured
     arguments     server arguments that cannot go together with the graph
     runner        what captures a model and replays its batches, and which models it refuses
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..compat import arguments, features
-from . import multimodal
+from ..model import multimodal
 
 FLAG = "--enable-breakable-cuda-graph"
 
@@ -56,7 +56,7 @@ def as_breakable(args: Any) -> Any:
 
 def _as_text(model_config: Any) -> Any:
     """The model as the rule about multimodal ones is to see it: as another, where text alone is captured."""
-    known = multimodal.is_known(model_config.hf_config.architectures) and not features.hides_attention_backend()
+    known = multimodal.is_known(model_config.hf_config.architectures)
     return arguments.Seen(model_config, is_multimodal=False) if known else model_config
 
 

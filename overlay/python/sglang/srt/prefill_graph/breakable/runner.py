@@ -22,16 +22,16 @@ import tqdm
 from ..captured import layers as captured_layers
 from ..captured import tables
 from ..compat import arguments, capture, features, model_runner, pausing
-from ..model import layers, stack
+from ..model import layers, multimodal, stack
 from ..model.layers import Refusal
 from ..piecewise import admission
-from . import breaks, multimodal
+from . import breaks
 from .graph import Capture, Graph
 
 logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not at every batch
 INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is called with
-EMBEDS = "input_embeds"  # and the stack of a multimodal model, in place of token ids
+EMBEDS = multimodal.EMBEDS  # and the stack of a multimodal model, in place of token ids
 
 
 class CannotCapture(RuntimeError):
@@ -83,7 +83,7 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     upstream: the release's own runner class, where it has this boundary itself. The reason stays with the ModelRunner as
     `prefill_graph_refusal`, for the report.
     """
-    if multimodal.takes_embeds(runner.model) and not features.hides_attention_backend():
+    if multimodal.takes_embeds(runner.model):
         upstream = None  # which captures the embedding too, for positions in one row
     if isinstance(captured_layers.of(runner), captured_layers.Captured):
         upstream = None  # which fills no tables
@@ -117,6 +117,8 @@ def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
         return Refusal("MLA attention runs outside of the graph's breaks")
     if getattr(runner, "is_multimodal", False) and (in_order or not multimodal.takes_embeds(runner.model)):
         return Refusal("the model is multimodal, and not known to work in the breakable graph of this release")
+    if not in_order and (lacking := _not_handed_on(runner)):
+        return Refusal(lacking)
     try:
         found = stack.inner_stack(runner.model)
     except stack.NoStack as error:
@@ -128,6 +130,16 @@ def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
         return Refusal(f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({', '.join(INPUTS)})")
     offender = layers.outside_breaks(found.layers)
     return offender and Refusal(str(offender), offender)
+
+
+def _not_handed_on(runner: Any) -> str | None:
+    """What this package's runner would not hand the layer stack, or None. The releases' own runners do (0.5.13)."""
+    args = getattr(runner, "server_args", None)
+    if getattr(runner, "is_draft_worker", False):
+        return "drafts start from hidden states of the target, which are not captured"
+    if getattr(args, "enable_dp_attention", False) or getattr(args, "moe_a2a_backend", "none") not in (None, "none"):
+        return "layers gather tokens of other ranks, which may be idle"
+    return None
 
 
 def _arguments(module: Any) -> dict[str, inspect.Parameter]:
@@ -219,7 +231,7 @@ class BreakableRunner:
             self.graphs[size].replay()
             return first_rows(self.output, given["positions"].shape[-1])
 
-        capture.plan_breaks(self.runner.attn_backend, forward_batch, attention_alone=self.captured is not None)
+        capture.prepare_attention(self.runner, forward_batch, alone=self.captured is not None)
         with self.primitive.replaying(), capture.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
             return self.runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)
 
@@ -248,7 +260,7 @@ class BreakableRunner:
     def _capture_one(self, size: int, pool: Any, stream: Any) -> Any:
         inputs = {name: tokens_of(name, tensor, 0, size) for name, tensor in self.inputs.items() if name != EMBEDS}
         batch = capture.placeholder_batch(self.runner, inputs, size)
-        self.runner.attn_backend.init_forward_metadata(batch)
+        capture.prepare_attention(self.runner, batch)
         capture.torch_device_module(self.runner).synchronize()
         self.runner.tp_group.barrier()
         try:  # kernels compile, and libraries take their workspace, outside of the capture

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .features import BREAKABLE, CONTEXT, has, has_breakable, mentions
+from .features import BREAKABLE, CONTEXT, FORWARD, has, has_breakable, hides_attention_backend, mentions
 from .model_runner import layer_lists
 
 
@@ -82,21 +82,42 @@ def torch_device_module(runner: Any) -> Any:
     return torch.get_device_module(runner.device)
 
 
-def forward_scope(runner: Any, forward_batch: Any) -> Any:
+@contextlib.contextmanager
+def forward_scope(runner: Any, forward_batch: Any) -> Iterator[None]:
     """The release's set_forward_context for a batch: what breaks look their layer and their batch up in.
 
-    0.5.10 takes num_tokens as well, from which its attention plans padding; breaks get no padding, so it stays unset.
+    From 0.5.13 on they find the attention backend elsewhere; see published_backend. 0.5.10 takes num_tokens as well, from
+    which its attention plans padding; breaks get no padding, so it stays unset.
     """
     lists = [getattr(runner, name) for name in ("attention_layers", *layer_lists(runner))]
     quantization = getattr(runner.model, "quant_config", None)
-    return importlib.import_module(CONTEXT).set_forward_context(forward_batch, lists[0], quantization, *lists[1:])
+    scope = importlib.import_module(CONTEXT).set_forward_context(forward_batch, lists[0], quantization, *lists[1:])
+    with published_backend(runner), scope:
+        yield
 
 
-def plan_breaks(backend: Any, forward_batch: Any, attention_alone: bool) -> None:
-    """Let an attention backend prepare a batch. attention_alone: no layer with recurrent states will ask a hybrid one,
-    whose plan for them waits for the device, several times where requests go on from cached states."""
-    full = getattr(backend, "full_attn_backend", None) if attention_alone else None
-    (full or backend).init_forward_metadata(forward_batch)
+def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> None:
+    """Let the attention backend prepare a batch, as a model runner does before its forward.
+
+    alone: no layer with recurrent states will ask a hybrid backend. Its plan for these waits for the device, several times
+    where requests go on from cached states.
+    """
+    backend = runner.attn_backend
+    with published_backend(runner):
+        (alone and getattr(backend, "full_attn_backend", None) or backend).init_forward_metadata(forward_batch)
+
+
+def published_backend(runner: Any) -> contextlib.AbstractContextManager[Any]:
+    """Inside, layers find the attention backend: from 0.5.13 on in the forward's context, before that in their batch.
+
+    A context that is there already stays: ModelRunner._forward_raw makes it, and a capture has none.
+    """
+    if not hides_attention_backend():
+        return contextlib.nullcontext()
+    own = importlib.import_module(FORWARD)
+    if own.has_forward_context():
+        return contextlib.nullcontext()
+    return own.forward_context(own.ForwardContext(attn_backend=runner.attn_backend))
 
 
 def begin_forward(forward_batch: Any, tokens: int) -> None:
@@ -140,7 +161,7 @@ def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
     """A ForwardBatch of one request with `tokens` new tokens, for capturing.
 
     inputs: the static tensors that captured kernels read (input_ids, positions, out_cache_loc, …), cut to `tokens`.
-    Nothing but these and the breaks may depend on the batch. Field names as in 0.5.9 to 0.5.11.
+    Nothing but these and the breaks may depend on the batch. Field names as in 0.5.9 to 0.5.13.
     """
     import torch
     from sglang.srt.layers.dp_attention import DpPaddingMode

@@ -1,7 +1,8 @@
 """What a release has: parts of its own, and what they are called.
 
 The piecewise flag and the forward context are in compilation/piecewise_context_manager.py, 0.5.5.post3 to 0.5.13.post1, the
-breakable graph in model_executor/breakable_cuda_graph/ from 0.5.11 (paths below sglang/srt/).
+breakable graph in model_executor/breakable_cuda_graph/ from 0.5.11, and the attention backend of a forward in
+model_executor/forward_context.py from 0.5.13 (paths below sglang/srt/).
 Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 CONTEXT = "sglang.srt.compilation.piecewise_context_manager"
 BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph"
+FORWARD = "sglang.srt.model_executor.forward_context"
 
 
 def has(module: str) -> bool:
@@ -54,7 +56,7 @@ def lacks_breaks() -> bool:
 
 def hides_attention_backend() -> bool:
     """Whether layers ask the forward's context for the attention backend (from 0.5.13), no longer their batch."""
-    return has("sglang.srt.model_executor.forward_context")
+    return has(FORWARD)
 
 
 def knows_idle_ranks() -> bool:

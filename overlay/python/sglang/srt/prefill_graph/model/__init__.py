@@ -1,10 +1,12 @@
 """What a model is, as far as a prefill graph cares. Modules, low to high:
 
-    stack     where a model keeps its decoder layers
-    layers    what each layer is, and which object its split op needs
+    multimodal    multimodal models whose text prefills are captured
+    stack         where a model keeps its decoder layers
+    layers        what each layer is, and which object its split op needs
 
 A patch calls:
 
-    layers.captures_mixer, layers.complete_layer_lists, layers.lacks_break, stack.embeds_by_name,
-    stack.find_layer_stack, stack.inner_stack, stack.language_model.
+    layers.captures_mixer, layers.complete_layer_lists, layers.lacks_break, multimodal.has_images,
+    multimodal.left_eager, multimodal.positions, stack.embeds_by_name, stack.find_layer_stack, stack.inner_stack,
+    stack.language_model.
 """

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..compat import model_runner
+from . import multimodal
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
     names = [name for name in ("input_embeds", "inputs_embeds") if name in parameters]
     if hasattr(graph_runner, "_input_embeds_arg_idx"):
         graph_runner._input_embeds_arg_idx = parameters.index(names[0]) if names else None
-    return {name: forward_batch.input_embeds for name in names}
+    return {name: multimodal.embeds(graph_runner, forward_batch) for name in names}
 
 
 def find_layer_stack(runner: Any) -> Any | None:

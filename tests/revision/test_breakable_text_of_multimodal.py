@@ -1,0 +1,135 @@
+"""Text of a multimodal model through the release's own breakable prefill runner, captured on a recorded graph."""
+
+import contextlib
+import importlib
+from types import SimpleNamespace
+
+import pytest
+from host.served import published
+from test_breakable_runner import BATCHES, CausalAttention, axes_of, batch_of
+
+pytestmark = pytest.mark.revision(">=0.5.14,<0.5.16")
+SIZES = [8, 16, 32]
+PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+
+
+@pytest.fixture
+def captured(build_model, monkeypatch):
+    """captured(): a small Qwen3.5 on the CPU, the release's runner that captured it, and its model runner."""
+    import torch
+    from host import hybrids, segments
+
+    importlib.import_module("sglang.srt.models.qwen3_5")  # before decorators are changed
+    module = importlib.import_module(PREFILL)
+    monkeypatch.setattr(module, "graph_capture", lambda: contextlib.nullcontext(SimpleNamespace(stream=None)))
+    monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
+    monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
+    monkeypatch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(segments.recording(monkeypatch))
+        stack.enter_context(torch.no_grad())
+        model = build_model("qwen3_5", device="cpu", dtype=torch.float32)
+        attention = hybrids.recurrent(CausalAttention(), hybrids.on_cpu(monkeypatch))
+        made = model_runner(model, attention)
+        yield made, module.PrefillCudaGraphRunner(made)
+
+
+def model_runner(model, attention):
+    """A ModelRunner as far as the prefill graph looks at it."""
+    import torch
+    from host import process
+    from sglang.srt.model_executor import cuda_graph_config
+    from sglang.srt.prefill_graph.model import layers, stack
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    table = layers.describe(stack.find(model).layers)
+    prefill = SimpleNamespace(bs=SIZES, backend=cuda_graph_config.Backend.BREAKABLE, full_prefill_max_req=1, tc_compiler="eager")
+    args = process.default_server_args(cuda_graph_config=SimpleNamespace(prefill=prefill, decode=prefill))
+    process.use_server_args(args)
+    attention.use_captured_forward_metadata_for_breakable_cuda_graph = False
+    return SimpleNamespace(
+        server_args=args, spec_algorithm=SpeculativeAlgorithm.from_string(None), model=model, attn_backend=attention, device="cpu",
+        dtype=torch.float32, gpu_id=0, tp_size=1, dp_size=1, pp_size=1, tp_group=SimpleNamespace(barrier=lambda: None),
+        model_config=SimpleNamespace(hidden_size=128, is_multimodal=True, vocab_size=256, is_encoder_decoder=False),
+        req_to_token_pool=SimpleNamespace(size=32), token_to_kv_pool=None, pp_group=SimpleNamespace(is_last_rank=True),
+        is_multimodal=True, is_generation=True, is_draft_worker=False, is_hybrid_swa=False, graph_shared_output=None,
+        attention_layers=table.attention_layers, moe_layers=table.moe_layers, moe_fusions=table.moe_fusions, dsa_indexers=[],
+    )  # fmt: skip
+
+
+def eager(runner, batch):
+    runner.attn_backend.init_forward_metadata(batch)
+    with published(runner.attn_backend):
+        return runner.model.forward(batch.input_ids, batch.positions, batch).next_token_logits
+
+
+@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+def test_text_gets_eager_prefills_logits(captured, lengths):
+    import torch
+
+    runner, graph = captured
+    wanted = eager(runner, batch_of(lengths, mrope_positions=axes_of(lengths)))
+    batch = batch_of(lengths, mrope_positions=axes_of(lengths))
+    assert graph.can_run_graph(batch)
+    torch.testing.assert_close(graph.execute(batch).next_token_logits[: len(lengths)], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_of_each_axis_reach_the_layers(captured):
+    """One row was captured for all three. Attention turns by how far tokens are apart: the axes differ in that here."""
+    import torch
+
+    runner, graph = captured
+    lengths = [7, 2, 9]
+    axes = axes_of(lengths, (1, 2, 5))
+    wanted, flat = (eager(runner, batch_of(lengths, mrope_positions=given)) for given in (axes, axes_of(lengths)))
+    found = graph.execute(batch_of(lengths, mrope_positions=axes)).next_token_logits[: len(lengths)]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(flat, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_what_the_model_embeds_is_what_is_replayed(captured, monkeypatch):
+    """0.5.15 captured the embedding of token ids, and went on without the model's own."""
+    import torch
+
+    runner, graph = captured
+    made = runner.model.model.embed_tokens.forward
+    monkeypatch.setattr(runner.model.model.embed_tokens, "forward", lambda ids: made(ids).flip(-1))
+    wanted, found = eager(runner, batch_of([5], mrope_positions=axes_of([5]))), graph.execute(batch_of([5], mrope_positions=axes_of([5])))
+    torch.testing.assert_close(found.next_token_logits[:1], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_batches_with_images_run_eagerly(captured):
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
+
+    _, graph = captured
+    image = MultimodalInputs(mm_items=[MultimodalDataItem(modality=Modality.IMAGE)])
+    for inputs, runs in (([None, None], True), ([image, None], False), ([None, image], False)):
+        assert graph.can_run_graph(batch_of([4, 2], mrope_positions=axes_of([4, 2]), mm_inputs=inputs)) is runs
+    graph.layer_model = None  # tc_piecewise
+    assert graph.can_run_graph(batch_of([4, 2], mm_inputs=[image, None]))
+
+
+@pytest.mark.revision(">=0.5.15")
+@pytest.mark.parametrize(
+    ("architecture", "changes", "on"),
+    [
+        ("Qwen3_5ForConditionalGeneration", {}, True),
+        ("Qwen3_5MoeForConditionalGeneration", {}, True),
+        ("Qwen3_5ForConditionalGeneration", {"speculative_algorithm": "EAGLE"}, False),
+        ("Qwen3VLForConditionalGeneration", {}, False),
+        ("Qwen3ForCausalLM", {}, True),
+    ],
+)
+def test_the_rule_about_multimodal_models_lets_qwen3_5_pass(architecture, changes, on, monkeypatch):
+    """Typed arguments win over the rules; nothing is typed here."""
+    from host import process
+    from sglang.srt.model_executor.cuda_graph_config import Backend
+
+    args = process.default_server_args(**changes)
+    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture]), is_multimodal="Conditional" in architecture)
+    args.get_model_config = lambda: config
+    args.use_mla_backend = lambda: False
+    args.cuda_graph_config = SimpleNamespace(prefill=SimpleNamespace(backend=Backend.BREAKABLE))
+    args._cuda_graph_config_locked = set()
+    args._apply_cuda_graph_compatibility()
+    assert args.cuda_graph_config.prefill.backend == (Backend.BREAKABLE if on else Backend.DISABLED)
