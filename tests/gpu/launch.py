@@ -25,6 +25,7 @@ SETTINGS = {
     # tokens, which no graph has (0.5.9; from 0.5.10 on).
     "SGLANG_NSA_FORCE_MLA": "1",
     "SGLANG_NSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0",
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",  # servers that start side by side fill two GPUs unevenly for a while
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",
