@@ -7,7 +7,8 @@ Prefills that ran eagerly are counted, each with its reason: one without a reaso
 several GPUs' ranks each is looked at. Both graph modes of mixed-chunk answer by turns, side by side.
 Writes RESULTS/settings.json, and ends in a table. Exit code 0: all good.
 
---untouched asks servers of the release's own tree. The runs of extra-buffer must then fail.
+--without makes a control: servers of the release's own tree (queue), or of the patched one with
+one patch's function doing nothing. Then extra-buffer's runs must fail where the release needs it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ RETURNS = {"return_hidden_states": True, "return_routed_experts": True}
 # Of several GPUs. The kernels that join all-reduce with a norm may use NVLink multicast, which can
 # put the GPUs of a shared host out of service; releases choose them by the model's architecture.
 TENSOR_PARALLEL = {"enforce_disable_flashinfer_allreduce_fusion": True}
-TRACKS_STATES = "extra-buffer"
+TRACKS_STATES, QUEUE = "extra-buffer", "queue"
+# What --without leaves out -> the function that does nothing then.
+FORGOTTEN = {
+    "track-under-graph": "sglang.srt.prefill_graph.kernels.tracked_states:follow",
+    QUEUE: "",
+}
 
 
 @dataclass(frozen=True)
@@ -99,9 +105,9 @@ DEFAULT = ("context-flag", "context-config", "returns", "mixed-chunk")
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = run.place_of(options)
-    facts = run.describe(place, options) | {"untouched": options.untouched, "tp": options.tp}
+    facts = run.describe(place, options) | {"without": options.without, "tp": options.tp}
     known, began = run.fields(options), time.time()
-    if options.untouched:
+    if options.without == QUEUE:
         place = _untouched(place, options)
     seen = run.visible()
     jobs, left_out = planned(place, options, known)
@@ -152,9 +158,13 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         "--tp", type=run._count, default=1, help="GPUs that share each model (default 1)"
     )
     parser.add_argument(
+        "--without", choices=[*FORGOTTEN], default="", help="a control: leave this out"
+    )
+    parser.add_argument(
         "--untouched",
-        action="store_true",
-        help="ask servers of the release's own tree, which the bundle's untouched/ makes",
+        type=Path,
+        metavar="FOLDER",
+        help="what makes the release's own tree (default: the bundle's untouched/)",
     )
     parser.add_argument(
         "--width", type=run._count, default=6, help="servers at once on each GPU (default 6)"
@@ -182,7 +192,7 @@ def _untouched(place: launch.Place, options: argparse.Namespace) -> launch.Place
     out = place.out / "untouched"
     tree = options.tree or run.HERE.parents[1] / "tree"
     try:
-        untouched.make(tree, run.HERE.parents[1] / "untouched", out)
+        untouched.make(tree, options.untouched or run.HERE.parents[1] / "untouched", out)
     except untouched.Unmade as reason:
         sys.exit(f"no untouched tree: {reason}")
     return launch.Place(
@@ -261,7 +271,7 @@ def job(
         "setting": name, "of": model, "mode": mode, "gpus": max(setting.gpus, options.tp), "enforce": models.MODELS[model]["model_type"] == "qwen3_next",
         "out": str(place.out / f"{one.name}.json"), "watch": str(place.out / f"{one.name}.watch"), "model": str(folder(place, name, model)),
         "engine": one.plan["engine"] | shared | setting.words, "passes": passes(setting, mode), "logprobs": modes.serves_logprobs(mode, known),
-        "ask": asked(setting, reference), "capture": [] if setting.own_sizes and not reference else list(cases.CAPTURE),
+        "ask": asked(setting, reference), "capture": [] if setting.own_sizes and not reference else list(cases.CAPTURE), "forget": FORGOTTEN.get(options.without, ""),
     }  # fmt: skip
     return one
 
@@ -378,19 +388,16 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
         found.append(ranks(result["prefills"], plan, graph))
     if not graph:
         found.append(compare.against_itself(control(result["passes"]), router))
-    elif not facts.get("untouched"):
+    elif facts["without"] != QUEUE:
         found.append(reported(result["report"], Path(plan["model"]).name))
-    if plan["setting"].startswith("context-") and graph and _clamps(facts["version"]):
+    if plan["setting"].startswith("context-") and graph and _before(facts["version"], 18):
+        # from 0.5.18 on a longer size is captured as several requests
         found.append(sizes_within(result["prefills"], cases.SHORT_CONTEXT))
     if "peer" in plan:
         found.append(by_turns(result.get("turns", {})))
     if graph and reference:
         agree = agreement(plan, result["passes"], reference["passes"], router)
-        found += (
-            [otherwise(agree)]
-            if facts.get("untouched") and plan["setting"] == TRACKS_STATES
-            else agree
-        )
+        found += [otherwise(agree, facts["without"])] if must_fail(plan, facts) else agree
         found += given_back(plan, result["passes"], reference["passes"], router)
     if (
         cases.WARM in result["passes"] and "dp_size" not in plan["engine"]
@@ -430,13 +437,20 @@ def agreement(plan: dict, mine: dict, reference: dict, router: bool) -> list[com
     return found
 
 
-def otherwise(agree: Sequence[compare.Verdict]) -> compare.Verdict:
-    """A case in which the release's own tree must fail: else the comparison would show nothing."""
+def must_fail(plan: dict, facts: dict) -> bool:
+    """Whether a graph leaves wrong states in the prefix cache without the queue's patch.
+
+    Where drafts are verified, up to 0.5.16; without drafts, 0.5.13's breakable graph.
+    """
+    asked = facts["without"] and plan["setting"] == TRACKS_STATES
+    return bool(asked) and (models.has_drafts(plan["of"]) or _before(facts["version"], 14))
+
+
+def otherwise(agree: Sequence[compare.Verdict], without: str) -> compare.Verdict:
+    """A control that must fail behind cached beginnings: else the comparison shows nothing."""
     bad = [verdict for verdict in agree if not verdict.good]
-    what = "the untouched release's graph answers otherwise than its eager prefill"
-    return compare.Verdict(
-        what, bool(bad), f"{bad[0].what}: {bad[0].why}" if bad else "it agrees in every pass"
-    )
+    why = f"{bad[0].what}: {bad[0].why}" if bad else "it agrees in every pass"
+    return compare.Verdict(f"answers otherwise without {without}, as it must", bool(bad), why)
 
 
 def given_back(plan: dict, mine: dict, reference: dict, router: bool) -> list[compare.Verdict]:
@@ -543,9 +557,9 @@ def sizes_within(prefills: Sequence[dict], context: int) -> compare.Verdict:
     )
 
 
-def _clamps(version: str) -> bool:
-    """From 0.5.18 on releases capture longer sizes as several requests within the context."""
-    return tuple(int(part) for part in version.split(".")[:3]) < (0, 5, 18)
+def _before(version: str, patch: int) -> bool:
+    """Whether a release comes before 0.5.patch."""
+    return tuple(int(part) for part in version.split(".")[:3]) < (0, 5, patch)
 
 
 def mixed(prefills: Sequence[dict], answers: dict) -> compare.Verdict:
@@ -592,7 +606,7 @@ def title(one: dict) -> str:
 
 def table(facts: dict) -> list[str]:
     """One line for each graph mode: the verdict, prefills on the graph, and why others were eager."""
-    tree = "untouched" if facts["untouched"] else "patched"
+    tree = f"without {facts['without']}" if facts["without"] else "patched"
     lines = [
         f"| {facts['version']} {tree} on {facts['gpu']['name']} | verdict | on the graph | eager, and why |",
         "|---|---|---|---|",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -151,10 +154,57 @@ def test_decoding_beside_other_calls_is_not_taken_for_mixed(settings):
 
 
 @pytest.mark.parametrize(("good", "shown"), [(True, False), (False, True)])
-def test_the_untouched_release_must_fail(settings, good, shown):
+def test_a_control_must_fail(settings, good, shown):
     """Else the comparison would not have found the defect either."""
     agree = [settings.compare.Verdict("agrees with eager prefill, warm", good, "why")]
-    assert settings.otherwise(agree).good is shown
+    assert settings.otherwise(agree, "queue").good is shown
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "without", "setting", "fails"),
+    [
+        ("nemotron-h-mtp", "0.5.16", "queue", "extra-buffer", True),
+        ("nemotron-h-buffer", "0.5.16", "queue", "extra-buffer", False),
+        ("nemotron-h-buffer", "0.5.13.post1", "track-under-graph", "extra-buffer", True),
+        ("nemotron-h-buffer", "0.5.13.post1", "", "extra-buffer", False),
+        ("nemotron-h-mtp", "0.5.16", "queue", "plain", False),
+    ],
+)
+def test_a_control_must_fail_where_the_release_is_wrong(
+    settings, model, version, without, setting, fails
+):
+    plan = {"of": model, "setting": setting}
+    assert settings.must_fail(plan, {"version": version, "without": without}) is fails
+
+
+def test_the_release_itself_runs_as_a_control(tmp_path, settings):
+    """Its tree is made of the patched one; the fake one has no plan for that."""
+    plan = tmp_path / "plan.json"
+    hashed = settings.untouched.tree_hash(GPU.parent / "queue/fake_gpu/tree")
+    plan.write_text(json.dumps({"tree": hashed, "remove": [], "replace": {}}))
+    more = f"--without queue --untouched {tmp_path} --mode breakable"
+    code, found, said = asked(tmp_path / "out", "mixed-chunk", more=more)
+    assert (code, found["without"]) == (0, "queue")
+    assert "| 0.5.9 without queue on NVIDIA Fake |" in said
+    ran = (tmp_path / "out/mixed-chunk.qwen3-next.breakable.log").read_text()
+    assert "all answers written" in ran
+    assert (tmp_path / "out/untouched/sglang/__init__.py").is_file()
+
+
+def test_a_function_that_is_left_out_does_nothing(tmp_path):
+    """As the watch does it in an engine's own processes."""
+    (tmp_path / "package.py").write_text("def follow(a, b=1):\n    raise ValueError\n")
+    variables = os.environ | {
+        "PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}",
+        "PREFILL_WATCH": str(tmp_path / "watch"),
+        "PREFILL_FORGET": "package:follow",
+    }
+    code = "import package; print(package.follow(1, b=2))"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True)
+    assert done.stdout == "None\n", done.stderr
+    whole = variables | {"PREFILL_FORGET": ""}
+    assert "ValueError" in subprocess.run(words, env=whole, capture_output=True, text=True).stderr
 
 
 def rows(*values: float) -> dict:

@@ -1,5 +1,6 @@
 """The servers that tests/gpu/settings.py starts, in the releases' own words."""
 
+import importlib
 import inspect
 import sys
 from pathlib import Path
@@ -97,3 +98,17 @@ def test_a_router_whose_experts_are_returned_knows_its_layer(build_model):
     model = build_model("qwen3_next", **models.MODELS[name] | {"vocab_size": 256})
     routers = [layer.mlp.topk for layer in model.model.layers]
     assert [router.layer_id for router in routers] == list(range(8))
+
+
+@pytest.mark.revision(">=0.5.13,<0.5.17")
+def test_what_a_control_leaves_out_is_what_the_patch_calls():
+    """Looked up when it is called: an engine's hook replaces the module's name."""
+    from sglang.srt import prefill_graph
+
+    module, _, function = settings.FORGOTTEN["track-under-graph"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    runners = Path(prefill_graph.__file__).parents[1] / "model_executor"
+    calling = [
+        file for file in runners.rglob("*.py") if "tracked_states.follow(" in file.read_text()
+    ]
+    assert calling

@@ -4,7 +4,8 @@ One JSON line per prefill: when, its mode, how many tokens and requests, whether
 graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none. Where the runner
 was asked and refused, the line says why: by its own word, else by the last lines of its code that ran. The first line
 of a runner also has the sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a limit.
-With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
+With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch. PREFILL_FORGET=MODULE:FUNCTION, for a control: the
+function does nothing, as if the patch that calls it were not there.
 """
 
 import importlib.abc
@@ -153,5 +154,8 @@ def next_sitecustomize():
 if os.environ.get("PREFILL_WATCH"):
     hooks = {name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()}
     hooks["sglang.srt.model_executor.model_runner"] = watch_model_runner
+    if forgotten := os.environ.get("PREFILL_FORGET"):
+        forgotten_in, _, function = forgotten.partition(":")
+        hooks[forgotten_in] = lambda module: setattr(module, function, lambda *args, **kwargs: None)
     sys.meta_path.insert(0, AfterImport(hooks))
 next_sitecustomize()
