@@ -26,6 +26,10 @@ SETTINGS = {
     "SGLANG_NSA_FORCE_MLA": "1",
     "SGLANG_NSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0",
     "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",  # servers that start side by side fill two GPUs unevenly for a while
+    # NVLink multicast can put the GPUs of a shared host out of service. 0.5.16's all-reduce would use it (custom_all_reduce_v2.py).
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",

@@ -299,6 +299,14 @@ def test_servers_of_several_gpus_run_and_each_is_judged(tmp_path):
     assert "1 ranks of 2" in graph["why"]
 
 
+def test_no_server_uses_multicast(settings, tmp_path, monkeypatch):
+    """Whatever the host's own variables say."""
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    found = settings.launch.Place((), tmp_path).environment()
+    assert found["NCCL_NVLS_ENABLE"] == "0" and found["NVSHMEM_DISABLE_NVLS"] == "1"
+    assert found["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+
+
 def test_a_release_that_lacks_an_argument_is_left_out_with_the_reason(settings):
     setting = settings.SETTINGS["mixed-chunk"]
     known = {"disable_piecewise_cuda_graph", "enable_breakable_cuda_graph"}
