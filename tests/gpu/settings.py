@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -104,6 +105,7 @@ DEFAULT = ("context-flag", "context-config", "returns", "mixed-chunk")
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # servers are ended
     place = run.place_of(options)
     facts = run.describe(place, options) | {"without": options.without, "tp": options.tp}
     known, began = run.fields(options), time.time()
@@ -358,7 +360,7 @@ def judge(one: launch.Job, jobs: Sequence[launch.Job], facts: dict) -> dict:
             "why": why,
             "checks": [],
         }
-    result = json.loads(Path(plan["out"]).read_text())
+    result = within_passes(json.loads(Path(plan["out"]).read_text()))
     right = json.loads(Path(reference.plan["out"]).read_text()) if reference else None
     verdicts = checks(plan, result, right, facts)
     bad = [verdict for verdict in verdicts if not verdict.good]
@@ -377,6 +379,18 @@ def judge(one: launch.Job, jobs: Sequence[launch.Job], facts: dict) -> dict:
     }
 
 
+def within_passes(result: dict) -> dict:
+    """A result with the prefills of what was asked alone: before that a server may try kernels.
+
+    A runner's first line, wherever it stands, notes what was captured.
+    """
+    calls = [call for answers in result["passes"].values() for call in answers.values()]
+    began, ended = min(call["from"] for call in calls), max(call["to"] for call in calls)
+    seen = [line for line in result["prefills"] if began <= line["at"] <= ended]
+    noted = [line["captured"] for line in result["prefills"] if line.get("captured")]
+    return result | {"prefills": seen, "sizes": noted[0] if noted else []}
+
+
 def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> list[compare.Verdict]:
     """What one server's answers must stand up to. reference: its eager one's result."""
     graph, router = plan["mode"] in modes.GRAPHS, models.has_router(models.MODELS[plan["of"]])
@@ -392,7 +406,7 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
         found.append(reported(result["report"], Path(plan["model"]).name))
     if plan["setting"].startswith("context-") and graph and _before(facts["version"], 18):
         # from 0.5.18 on a longer size is captured as several requests
-        found.append(sizes_within(result["prefills"], cases.SHORT_CONTEXT))
+        found.append(sizes_within(result["sizes"], cases.SHORT_CONTEXT))
     if "peer" in plan:
         found.append(by_turns(result.get("turns", {})))
     if graph and reference:
@@ -548,13 +562,11 @@ def reported(report: object, model: str) -> compare.Verdict:
     )
 
 
-def sizes_within(prefills: Sequence[dict], context: int) -> compare.Verdict:
+def sizes_within(sizes: Sequence[int], context: int) -> compare.Verdict:
     """Whether no graph was captured for more tokens than the context has."""
-    sizes = next((line["captured"] for line in prefills if line.get("captured")), [])
     why = f"{len(sizes)} sizes, up to {sizes[-1]}" if sizes else "no captured size was seen"
-    return compare.Verdict(
-        "no captured size is beyond the context", bool(sizes) and sizes[-1] <= context, why
-    )
+    good = bool(sizes) and sizes[-1] <= context
+    return compare.Verdict("no captured size is beyond the context", good, why)
 
 
 def _before(version: str, patch: int) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from test_gpu_compare import GPU, MODEL, kept_bytecode, run  # noqa: F401
+from test_gpu_compare import GPU, MODEL, ROOT, kept_bytecode, run  # noqa: F401
 
 
 @pytest.fixture
@@ -207,6 +210,15 @@ def test_a_function_that_is_left_out_does_nothing(tmp_path):
     assert "ValueError" in subprocess.run(words, env=whole, capture_output=True, text=True).stderr
 
 
+def test_prefills_before_the_first_question_are_left_out(settings):
+    """A server that tries kernels at its start has no graph yet; what it captured is noted once."""
+    lines = [{"at": at} for at in (1.0, 5.5, 7.0)]
+    lines[0]["captured"] = [16, 64]
+    result = {"passes": {"cold": {"single-1": {"from": 5.0, "to": 6.0}}}, "prefills": lines}
+    found = settings.within_passes(result)
+    assert found["prefills"] == [lines[1]] and found["sizes"] == [16, 64]
+
+
 def rows(*values: float) -> dict:
     return {"single-1": {"answers": [{"hidden": [[value, 1.0] for value in values]}]}}
 
@@ -340,3 +352,28 @@ def test_a_server_that_chooses_its_sizes_is_not_told_any(settings):
     assert modes.flags(modes.BREAKABLE, known, [], False) == {"enable_breakable_cuda_graph": True}
     named = modes.flags(modes.BREAKABLE, {"cuda_graph_backend_prefill"}, [], False)
     assert named == {"cuda_graph_backend_prefill": "breakable"}
+
+
+PLAN = (ROOT / "docs/gpu-hosts.md").read_text()
+LINES = re.findall(r"(?m)python3 (SITES/\S+/tests/gpu/(?:settings|asleep)\.py) ([^;&\n]+)", PLAN)
+
+
+@pytest.mark.parametrize(("script", "words"), LINES)
+def test_the_plans_lines_are_the_scripts_words(settings, script, words):
+    """As many calls as the page says, and none of them without an end."""
+    module = settings if script.endswith("settings.py") else importlib.import_module("asleep")
+    options = module._options(shlex.split(words))
+    assert options.out.parts[0] == "R"
+    assert not hasattr(options, "setting") or options.limit < 300
+
+
+def test_the_plans_neighbours_have_folders_and_ports_of_their_own(settings):
+    """What runs side by side, up to the next wait."""
+    block = PLAN.partition("on one GPU. First")[2].partition("```")[0]
+    assert len(LINES) == 13
+    for together in block.split("\nwait\n"):
+        words = re.findall(r"settings\.py ([^;&\n]+)", together)
+        here = [settings._options(shlex.split(line)) for line in words]
+        ports = sorted(one.port_base for one in here)
+        assert all(after - before >= 1000 for before, after in itertools.pairwise(ports))
+        assert len({one.out for one in here}) == len(here)
