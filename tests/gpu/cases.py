@@ -18,10 +18,13 @@ NEW_TOKENS = 8
 LONG = 2600  # tokens of a prompt of which sparse attention selects 2048
 SMALLEST, LARGEST = 10, 4000  # token ids: no special ones, all in the models' vocabulary
 COLD, AGAIN, WARM, SIZES, ALONE = "cold", "again", "warm", "sizes", "alone"
-FLUSHED = (AGAIN, SIZES, ALONE)  # the passes before which the cache is emptied; "warm" finds there what was asked just before
+CONTEXT, RETURNED, MIXED, TURNS = "context", "returned", "mixed", "turns"  # of servers with other arguments: settings.py
+ASKED_ALONE = "-alone"  # behind a pass's name: each of its prompts in a call of its own
+FLUSHED = (AGAIN, SIZES, ALONE, CONTEXT, RETURNED, MIXED, TURNS, f"{CONTEXT}{ASKED_ALONE}", f"{RETURNED}{ASKED_ALONE}", f"{MIXED}{ASKED_ALONE}")  # the passes before which the cache is emptied; "warm" finds there what was asked just before
 
 ONE_SIZE, UNDER = 256, 3  # one captured size, filled to the last token and to UNDER less
 REQUESTS = (1, 2, 8, 16)  # prompts that share it
+SHORT_CONTEXT = 2048  # of a server whose largest graphs would otherwise be longer
 UNEVEN = ((1, 17, 64, 9), (5,) * 12, (200, 1, 31, 256, 64, 15, 128, 3))  # the last one takes more than one forward
 
 
@@ -94,6 +97,31 @@ def gathered(answers: dict, made: Sequence[Call]) -> dict:
     return {call.name: {"answers": [answers[f"{call.name}[{n}]"]["answers"][0] for n in range(len(call.prompts))]} for call in several}
 
 
+def within_context(seed: int = 9) -> list[Call]:
+    """Calls up to a short context: the shorter ones of a pass, the longest request, and several that are longer together."""
+    source = random.Random(seed)
+    longest = SHORT_CONTEXT - NEW_TOKENS - 8  # releases keep a few positions for themselves
+    shorter = [call for call in calls() if call.kind != "memory" and max(map(len, call.prompts)) <= longest]
+    lengths = {f"single-{longest}": (longest,), "batch-long": (1900, 1800, 1700, 1600), "batch-beside-long": (1900, 100, 40)}
+    return [*shorter, *(Call(name, "context", tuple(_draw(source, length) for length in sizes)) for name, sizes in lengths.items())]
+
+
+def whole_prompts() -> list[Call]:
+    """The calls whose prompts one forward takes, and no cache has a beginning of: releases return the states of such prompts."""
+    return [call for call in calls() if call.kind in ("single", "batch") and sum(map(len, call.prompts)) <= CHUNK]
+
+
+def mixed_calls(seed: int = 10) -> list[Call]:
+    """Short prompts that decode while the pieces of long ones are still prefilled."""
+    source = random.Random(seed)
+    lengths = ((9, 70, 1500, 1300), (16, 200, 5, 1024), (1, 2, 3, 40, 64, 1400), (300, 64, 1900))
+    return [Call(f"chunked-mixed-{number}", "mixed", tuple(_draw(source, length) for length in sizes), 16) for number, sizes in enumerate(lengths)]
+
+
+def _draw(source: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(source.randrange(SMALLEST, LARGEST) for _ in range(count))
+
+
 def passes(mode: str) -> tuple[str, ...]:
     """The passes of a mode, in order. Whether eager prefill says the same again is for the second engine without a graph to show."""
     if mode in modes.GRAPHS:
@@ -103,9 +131,11 @@ def passes(mode: str) -> tuple[str, ...]:
 
 def of_pass(name: str) -> list[Call]:
     """The calls of a pass."""
-    if name == SIZES:
-        return size_calls()
-    return alone(calls()) if name == ALONE else calls()
+    if name.endswith(ASKED_ALONE):
+        return alone(of_pass(name.removesuffix(ASKED_ALONE)))
+    if name == ALONE:
+        return alone(calls())
+    return {SIZES: size_calls, CONTEXT: within_context, RETURNED: whole_prompts, MIXED: mixed_calls, TURNS: whole_prompts}.get(name, calls)()
 
 
 def memory_pairs(made: list[Call]) -> list[tuple[str, str]]:

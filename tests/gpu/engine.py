@@ -1,7 +1,9 @@
 """One engine in one mode, asked everything: `python engine.py PLAN.json`. Started by run.py, which sets its environment.
 
 PLAN: model (folder), mode, enforce, breakable (as modes.flags), engine (sglang.Engine's words for this model), port, watch
-(where watch/sitecustomize.py writes), out (the answers, as JSON).
+(where watch/sitecustomize.py writes), out (the answers, as JSON). Optional: capture (sizes; empty: the release's own), passes
+(instead of the mode's), ask (pass -> more of generate()'s words), logprobs (whether they are asked for), peer (the `out` of
+the engine that it takes turns with).
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import sys
 import time
 from pathlib import Path
 
+import alternate
 import cases
 import launch
 import modes
+import returned
 
 ENGINE = dict(
     skip_tokenizer_init=True, dtype="bfloat16", attention_backend="flashinfer", sampling_backend="pytorch", grammar_backend="none",
@@ -52,26 +56,26 @@ def start(plan: dict):
     return engine, {"start_s": round(time.time() - began, 1), "flags": chosen, "dropped_flags": dropped}
 
 
-def ask(engine, call: cases.Call) -> dict:
-    """One call's answers: tokens, their log-probabilities, the two best at each step, cached prompt tokens; and its time span."""
+def ask(engine, call: cases.Call, logprobs: bool = True, **more: object) -> dict:
+    """One call's answers: tokens, their log-probabilities, the two best at each step, cached prompt tokens; and its time span.
+
+    logprobs: without them a prefill may be mixed with decoding. more: generate()'s words for what else is to be returned.
+    """
     prompts = [list(prompt) for prompt in call.prompts]
     sampling = {"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True}
     began = time.time()
     # A start of the log-probabilities behind the prompt: asking for any of the prompt's own makes releases run it eagerly.
-    answers = engine.generate(
-        input_ids=prompts, sampling_params=sampling, return_logprob=True, logprob_start_len=[len(p) for p in prompts], top_logprobs_num=2
-    )
-    return {"from": began, "to": time.time(), "answers": [_answer(answer) for answer in answers]}
+    wanted = dict(return_logprob=True, logprob_start_len=[len(p) for p in prompts], top_logprobs_num=2) if logprobs else {}
+    answers = engine.generate(input_ids=prompts, sampling_params=sampling, **wanted, **more)
+    return {"from": began, "to": time.time(), "answers": [_answer(answer, len(prompt)) for answer, prompt in zip(answers, prompts, strict=True)]}
 
 
-def _answer(answer: dict) -> dict:
+def _answer(answer: dict, prompt_tokens: int) -> dict:
     info = answer["meta_info"]
-    return {
-        "tokens": answer["output_ids"],
-        "logprobs": [entry[0] for entry in info["output_token_logprobs"]],
-        "best": [[entry[0] for entry in step] for step in info["output_top_logprobs"]],
-        "cached": info["cached_tokens"],
-    }
+    found = {"tokens": answer["output_ids"], "cached": info["cached_tokens"]}
+    if "output_token_logprobs" in info:
+        found |= {"logprobs": [entry[0] for entry in info["output_token_logprobs"]], "best": [[entry[0] for entry in step] for step in info["output_top_logprobs"]]}
+    return found | returned.kept(info, prompt_tokens)
 
 
 def flush(engine) -> None:
@@ -86,9 +90,9 @@ def flush(engine) -> None:
 
 
 def watched(pattern: str) -> list[dict]:
-    """What the watch wrote: one dict per prefill."""
+    """What the watch wrote: one dict per prefill of each of the engine's processes."""
     folder, name = Path(pattern).parent, Path(pattern).name
-    return [json.loads(line) for file in sorted(folder.glob(f"{name}.*")) for line in file.read_text().splitlines()]
+    return [json.loads(line) | {"process": file.suffix[1:]} for file in sorted(folder.glob(f"{name}.*")) for line in file.read_text().splitlines()]
 
 
 def report() -> object:
@@ -105,11 +109,13 @@ def main() -> None:
     engine, result = start(plan)
     Path(plan["out"] + ".ready").touch()
     result |= {"passes": {}, "pass_s": {}}
-    for name in cases.passes(plan["mode"]):
-        if name in cases.FLUSHED:
+    for name in plan.get("passes") or cases.passes(plan["mode"]):
+        if name in cases.FLUSHED and result["passes"]:  # a new engine's cache is empty
             flush(engine)
-        began = time.time()
-        result["passes"][name] = {call.name: ask(engine, call) for call in cases.of_pass(name)}
+        began, more = time.time(), {"logprobs": plan.get("logprobs", True)} | plan.get("ask", {}).get(name, {})
+        turns = alternate.Turns.of(plan) if name == cases.TURNS else alternate.NONE
+        result["passes"][name] = {call.name: turns.take(lambda call=call: ask(engine, call, **more)) for call in cases.of_pass(name)}
+        result |= {"turns": turns.counts()} if name == cases.TURNS else {}
         result["pass_s"][name] = round(time.time() - began, 1)
         print(f"{launch.MARK}pass {name} answered in {result['pass_s'][name]} s", flush=True)
     result["prefills"] = watched(plan["watch"])

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FILES = ("cases.py", "compare.py", "engine.py", "models.py", "modes.py", "watch/sitecustomize.py")
+FILES = ("cases.py", "compare.py", "engine.py", "models.py", "modes.py", "returned.py", "watch/sitecustomize.py")
 
 
 def identity() -> str:

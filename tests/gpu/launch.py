@@ -25,6 +25,11 @@ SETTINGS = {
     # tokens, which no graph has (0.5.9; from 0.5.10 on).
     "SGLANG_NSA_FORCE_MLA": "1",
     "SGLANG_NSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0",
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",  # servers that start side by side fill two GPUs unevenly for a while
+    # NVLink multicast can put the GPUs of a shared host out of service. 0.5.16's all-reduce would use it (custom_all_reduce_v2.py).
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",
@@ -155,7 +160,7 @@ def _begin(place: Place, job: Job) -> None:
     plan.write_text(json.dumps(job.plan))
     runtime = place.out / f"{job.name}.runtime"  # where the queue's report lies: of this engine alone
     runtime.mkdir(mode=0o700, exist_ok=True)
-    more = {"PREFILL_WATCH": job.plan.get("watch"), "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "", "CUDA_VISIBLE_DEVICES": job.device, "XDG_RUNTIME_DIR": str(runtime)}
+    more = {"PREFILL_WATCH": job.plan.get("watch"), "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "", "PREFILL_FORGET": job.plan.get("forget"), "CUDA_VISIBLE_DEVICES": job.device, "XDG_RUNTIME_DIR": str(runtime)}
     environment = place.environment(**{name: value for name, value in more.items() if value})
     with log.open("wb") as out:  # a session of its own: the engine's children go when it goes
         job.process = subprocess.Popen([place.python, str(job.script), str(plan)], env=environment, cwd=place.out, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

@@ -33,10 +33,16 @@ def reference(mode: str, known: set[str]) -> str:
     return BREAKABLE_REFERENCE if "cuda_graph_tc_compiler" in known and mode in (BREAKABLE, EAGER) else REFERENCE
 
 
+def serves_logprobs(mode: str, known: set[str]) -> bool:
+    """Whether the mode's graph runs prefills whose log-probabilities are wanted: from 0.5.14 on a piecewise one never does
+    (can_run_graph, model_executor/runner/prefill_cuda_graph_runner.py:705 in 0.5.16)."""
+    return mode not in (PIECEWISE, INDUCTOR) or "cuda_graph_backend_prefill" not in known
+
+
 def flags(mode: str, known: set[str], sizes: list[int], enforce: bool, breakable: bool = True) -> dict | Unavailable:
     """Keyword arguments of sglang.Engine for `mode`. known: the fields of the release's ServerArgs.
 
-    sizes: tokens to capture for; enforce: also where the release keeps the graph off for this model's architecture;
+    sizes: tokens to capture for, none for the release's own choice; enforce: also where the release keeps the graph off for this model's architecture;
     breakable: whether the model can be captured with breaks.
     The reference is piecewise with the eager compiler, which alone changes kernels where a release tells graphs apart. From
     0.5.10 to 0.5.13, where it does not, and where nothing else is left, it is breakable: that captures in a second.
@@ -54,7 +60,7 @@ def flags(mode: str, known: set[str], sizes: list[int], enforce: bool, breakable
         return _by_backend(mode, known, sizes)
     if mode == BREAKABLE and "enable_breakable_cuda_graph" not in known:
         return Unavailable("the release has no breakable graph")
-    chosen: dict = {"piecewise_cuda_graph_tokens": sizes}
+    chosen: dict = {"piecewise_cuda_graph_tokens": sizes} if sizes else {}
     if enforce and "enforce_piecewise_cuda_graph" in known:
         chosen["enforce_piecewise_cuda_graph"] = True
     if mode == BREAKABLE:
@@ -65,7 +71,7 @@ def flags(mode: str, known: set[str], sizes: list[int], enforce: bool, breakable
 
 
 def _by_backend(mode: str, known: set[str], sizes: list[int]) -> dict | Unavailable:
-    chosen = {"cuda_graph_bs_prefill": sizes}
+    chosen: dict = {"cuda_graph_bs_prefill": sizes} if sizes else {}
     if mode == BREAKABLE:
         return chosen | {"cuda_graph_backend_prefill": "breakable"}
     if "cuda_graph_tc_compiler" not in known:

@@ -32,7 +32,8 @@ def run(out: Path, script: str, *words: str, fault: str = "", **variables: str) 
         environment.pop("CUDA_VISIBLE_DEVICES", None)
     command = [sys.executable, str(GPU / f"{script}.py"), "--out", str(out), "--tree", str(FAKE / "tree"), "--site", str(FAKE / "site"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    return done.returncode, json.loads((out / "evidence.json").read_text()), done.stdout + done.stderr
+    written = out / ("settings.json" if script == "settings" else "evidence.json")
+    return done.returncode, json.loads(written.read_text()), done.stdout + done.stderr
 
 
 def one_mode(tmp_path, fault: str) -> dict:

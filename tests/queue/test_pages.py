@@ -495,6 +495,25 @@ FOREIGN = {
     "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": "Docker",
     "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
     "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
+    **dict.fromkeys(
+        (
+            "timeout 290 python3 SITES/v0.5.9/tests/gpu/settings.py --out R/0.5.9 --limit 270 &",
+            "timeout 290 python3 SITES/v0.5.12.post1/tests/gpu/settings.py --out R/0.5.12 --limit 270 --port-base 32000 &",
+            "wait",
+            "timeout 290 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out R/0.5.13 --limit 270 &",
+            "timeout 290 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16 --limit 270 --port-base 32000 &",
+            "timeout 200 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out R/0.5.13-buffer --limit 180 --setting extra-buffer &",
+            "timeout 200 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out R/0.5.13-control --limit 180 --setting extra-buffer --model nemotron-h-buffer --without track-under-graph --port-base 32000 &",
+            "timeout 200 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-buffer --limit 180 --setting extra-buffer --port-base 36000 &",
+            "timeout 200 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-control --limit 180 --setting extra-buffer --model nemotron-h-mtp --without queue --port-base 40000 &",
+            "(export CUDA_VISIBLE_DEVICES=0; for tag in v0.5.9 v0.5.12.post1; do timeout 180 python3 SITES/$tag/tests/gpu/asleep.py --out R/$tag-asleep --way sleep --mode breakable; done) &",
+            "(export CUDA_VISIBLE_DEVICES=1; for tag in v0.5.13.post1 v0.5.16; do timeout 180 python3 SITES/$tag/tests/gpu/asleep.py --out R/$tag-asleep --way sleep --mode breakable --port-base 29000; done) &",
+            "timeout 220 python3 SITES/v0.5.12.post1/tests/gpu/settings.py --out R/0.5.12-tp --limit 200 --setting plain --tp 2 &",
+            "timeout 220 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-tp --limit 200 --setting plain --tp 2 --mode breakable --port-base 32000 &",
+            "timeout 180 python3 SITES/v0.5.18/tests/gpu/settings.py --out R/0.5.18-dp --limit 160 --setting dp-attention",
+        ),
+        "GPUs; the words are looked at in tests/queue/test_gpu_settings.py",
+    ),
     "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
     "sbatch --array=…": "Slurm",
     "git clone REPOSITORY queue": "where a user found this; `scripts/nox figures newcomer` runs it",
@@ -591,7 +610,7 @@ def test_words_are_a_commands_own(command):
 @pytest.mark.parametrize("script", ["run.py", "asleep.py"])
 def test_the_words_of_a_gpu_run(script):
     """They go through its own parser: a wrong model is what it complains of, not the words beside it."""
-    (command,) = [text for text in FOREIGN if f"tests/gpu/{script}" in text]
+    (command,) = [text for text in FOREIGN if f"python3 FOLDER/tests/gpu/{script}" in text]
     words = shlex.split(command.replace("FOLDER/", f"{ROOT}/").partition(" --model")[0])[1:]
     words += ["--model", "no-model"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)

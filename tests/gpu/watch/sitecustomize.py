@@ -1,14 +1,17 @@
 """Write down what every prefill of an engine ran on, from inside its scheduler: PREFILL_WATCH=FILE, this folder on PYTHONPATH.
 
-One JSON line per prefill: when, how many tokens and requests, whether the prefill runner replayed, and how many CUDA
-graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none. The first line
+One JSON line per prefill: when, its mode, how many tokens and requests, whether the prefill runner replayed, and how many CUDA
+graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none. Where the runner
+was asked and refused, the line says why: by its own word, else by the last lines of its code that ran. The first line
 of a runner also has the sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a limit.
-With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
+With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch. PREFILL_FORGET=MODULE:FUNCTION, for a control: the
+function does nothing, as if the patch that calls it were not there.
 """
 
 import importlib.abc
 import importlib.util
 import json
+import linecache
 import os
 import pathlib
 import sys
@@ -22,7 +25,8 @@ RUNNERS = {
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": "PrefillCudaGraphRunner",
 }
 PADDING = "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR"  # model_executor/runner/prefill_cuda_graph_runner.py:119 in 0.5.16
-state = {"runner": None, "launches": 0, "counting": False, "captured": [], "padding": None, "noted": False}
+state = {"runner": None, "launches": 0, "counting": False, "captured": [], "padding": None, "noted": False, "why": None}
+REFUSED_IN = 4  # lines of a runner's code that show a refusal: conditions, and what was returned
 
 
 def watch_launches():
@@ -51,9 +55,44 @@ def watch_runner(module, name):
             return _original(self, *args, **kwargs)
 
         setattr(kind, method, wrapped)
-    for method in ("can_run", "can_run_graph") if os.environ.get("PREFILL_KEEP_EAGER") else ():
+    for method in ("can_run", "can_run_graph"):
         if method in kind.__dict__:
-            setattr(kind, method, lambda self, *args, **kwargs: False)
+            keeps_eager = os.environ.get("PREFILL_KEEP_EAGER")
+            setattr(kind, method, (lambda self, *args, **kwargs: False) if keeps_eager else noting_refusals(kind.__dict__[method]))
+
+
+def noting_refusals(original):
+    """A runner's own decision, which notes why it was no."""
+
+    def decide(self, batch, *args, **kwargs):
+        lines = []
+
+        def trace(frame, event, _):
+            if frame.f_code.co_filename != original.__code__.co_filename:
+                return None
+            if event == "line":
+                lines.append((frame.f_code.co_filename, frame.f_lineno))
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            allowed = original(self, batch, *args, **kwargs)
+        finally:
+            sys.settrace(before)
+        state["why"] = None if allowed else reason(self, batch, lines)
+        return allowed
+
+    return decide
+
+
+def reason(runner, batch, lines):
+    """The runner's own word, which the queue's has; else the code that refused."""
+    said = runner.why_not(batch) if hasattr(runner, "why_not") else None
+    if said or not lines:
+        return said
+    code = " ".join(linecache.getline(*place).strip() for place in lines[-REFUSED_IN:])
+    return f"{pathlib.Path(lines[-1][0]).name}:{lines[-1][1]}: {code}"
 
 
 def watch_model_runner(module):
@@ -66,10 +105,12 @@ def watch_model_runner(module):
         if not state["counting"]:
             watch_launches()
             state["counting"] = True
-        state["runner"], before, tokens = None, state["launches"], len(forward_batch.input_ids)
-        requests = int(forward_batch.batch_size)
+        state["runner"], state["why"], before, tokens = None, None, state["launches"], len(forward_batch.input_ids)
+        requests, mode = int(forward_batch.batch_size), forward_batch.forward_mode.name
         result = original(self, forward_batch, *args, **kwargs)
-        line = {"at": time.time(), "tokens": tokens, "requests": requests, "runner": state["runner"], "launches": state["launches"] - before}
+        line = {"at": time.time(), "mode": mode, "tokens": tokens, "requests": requests, "runner": state["runner"], "launches": state["launches"] - before}
+        if state["why"]:
+            line["why"] = state["why"]
         if state["runner"] and not state["noted"]:
             line |= {"captured": state["captured"], "padding": state["padding"]}
             state["noted"] = True
@@ -113,5 +154,8 @@ def next_sitecustomize():
 if os.environ.get("PREFILL_WATCH"):
     hooks = {name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()}
     hooks["sglang.srt.model_executor.model_runner"] = watch_model_runner
+    if forgotten := os.environ.get("PREFILL_FORGET"):
+        forgotten_in, _, function = forgotten.partition(":")
+        hooks[forgotten_in] = lambda module: setattr(module, function, lambda *args, **kwargs: None)
     sys.meta_path.insert(0, AfterImport(hooks))
 next_sitecustomize()

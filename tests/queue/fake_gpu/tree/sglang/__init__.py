@@ -4,7 +4,9 @@ FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a
 FAKE_STEP: what a call for one token takes, in seconds, times SLOW of sglang/srt/slow.py where the tree has that.
 """
 
+import array
 import asyncio
+import base64
 import dataclasses
 import gzip
 import json
@@ -39,11 +41,12 @@ class Engine:
         self.flushed = 0
         self.kept_eager = bool(os.environ.get("PREFILL_KEEP_EAGER"))  # what runs is decided by the watch, not here
         self.fault = FAULT if ("graph" if on and not self.kept_eager else "eager") in FAULT_IN else ""
-        sizes = words.get("piecewise_cuda_graph_tokens") or []
+        sizes = words.get("piecewise_cuda_graph_tokens") or [16, 512, 8192 if self.fault == "beyond-context" else 2048]
         self.runner = ModelRunner("" if self.fault == "graph-unused" else on, sizes[1:] if self.fault == "lost-size" else sizes)
         self.draft = ModelRunner("", [], is_draft_worker=True)
         self.loop = asyncio.new_event_loop()
         self.seen, self.calls = [], 0
+        self.mixes = words.get("enable_mixed_chunk", False)
         self.traced, self.events = None, None
         self.child = subprocess.Popen(["sleep", "600"])
         for pid in (os.getpid(), self.child.pid):
@@ -52,8 +55,15 @@ class Engine:
             raise ValueError("planted: the engine does not start")
         print(f"max_total_num_tokens=9, max_prefill_tokens=9, max_running_requests={words.get('max_running_requests')}, context_len=9")
         self._note("start")
+        if self.on and self.fault not in ("not-captured", "no-report"):
+            self._report(words["model_path"])
         if self.on and self.fault != "not-captured":
             print("Capture piecewise CUDA graph begin. avail mem=1 GB\nCapture piecewise CUDA graph end. Time elapsed: 5.36 s. mem usage=0.12 GB. avail mem=1 GB.")
+
+    def _report(self, model):
+        if "XDG_RUNTIME_DIR" in os.environ:
+            servers = [{"model": model, "feature": self.name, "verdict": "on", "reason": "captured"}]
+            pathlib.Path(os.environ["XDG_RUNTIME_DIR"], "report.json").write_text(json.dumps({"servers": servers}))
 
     def flush_cache(self):
         if not self.calls:
@@ -82,7 +92,9 @@ class Engine:
         ):  # fmt: skip
             self.events.append({"ph": "X", "cat": cat, "name": name, "ts": began, "dur": span})
 
-    def generate(self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0):
+    def generate(
+        self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False
+    ):  # fmt: skip
         if sampling_params["max_new_tokens"] == 1:
             self._note(f"first-token {len(input_ids)}x{len(input_ids[0])}")
         if sampling_params["max_new_tokens"] < 2:
@@ -98,7 +110,24 @@ class Engine:
             self.runner.forward(Batch(batch))
             self.draft.forward(Batch(batch))
             self.runner.forward(Batch(batch, "TARGET_VERIFY"))  # what drafts cost is no prefill
-        return [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on and not self.kept_eager) for prompt in input_ids]
+        if self.mixes and not return_logprob and self.fault != "never-mixed":
+            self.runner.forward(Batch(input_ids, "MIXED"))
+        answers = [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on and not self.kept_eager) for prompt in input_ids]
+        for prompt, answer in zip(input_ids, answers):
+            answer["meta_info"] |= self._returned(prompt, return_hidden_states, return_routed_experts)
+            if not return_logprob:
+                del answer["meta_info"]["output_token_logprobs"], answer["meta_info"]["output_top_logprobs"]
+        return answers
+
+    def _returned(self, prompt, states, experts):
+        """Two of each token's features, one of them position's, and the experts of 8 layers."""
+        shift = 1 if self.fault == "shifted" else 0
+        rows = [[float(token % 7 + 1), float(number + shift)] for number, token in enumerate(prompt)]
+        chosen = [(token + layer + side) % 8 for token in prompt for layer in range(8) for side in (0, 1)]
+        if self.fault == "stale-experts":
+            chosen = [0] * len(chosen)
+        packed = base64.b64encode(array.array("i", chosen).tobytes()).decode()
+        return ({"hidden_states": [rows]} if states else {}) | ({"routed_experts": packed} if experts else {})
 
     async def async_generate(self, input_ids, sampling_params):
         self._note("load")

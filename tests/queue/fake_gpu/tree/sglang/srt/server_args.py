@@ -14,3 +14,9 @@ class ServerArgs:
     cuda_graph_max_bs: int = 0
     max_running_requests: int = 0
     sleep_on_idle: bool = False
+    enable_mixed_chunk: bool = False
+    enable_return_hidden_states: bool = False
+    enable_return_routed_experts: bool = False
+    context_length: int = 0
+    chunked_prefill_size: int = 0
+    tp_size: int = 1

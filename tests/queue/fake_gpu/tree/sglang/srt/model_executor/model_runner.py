@@ -23,5 +23,5 @@ class ModelRunner:
         self.runner = {"piecewise": PiecewiseCudaGraphRunner, "breakable": BreakableRunner, "": lambda sizes: None}[mode](sizes)
 
     def forward(self, batch):
-        if self.runner and batch.forward_mode.name == "EXTEND" and self.runner.can_run(batch):
+        if self.runner and batch.forward_mode.name in ("EXTEND", "MIXED") and self.runner.can_run(batch):
             self.runner.replay(batch)

@@ -1,0 +1,71 @@
+"""Two engines that are asked by turns: each waits until the other has answered. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+LIMIT_S = 150  # longest wait for the other engine; it may still have to start
+POLL_S = 0.01
+SUFFIX = ".turn"  # of the file in which an engine counts its answers
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Turns:
+    """One engine's side.
+
+    mine, other: the files that count answers; first: whether this engine begins. After a wait that
+    was in vain it waits no more; missed counts the answers that were not given by turns.
+    """
+
+    mine: Path | None
+    other: Path | None
+    first: bool
+    limit_s: float = LIMIT_S
+    count: int = 0
+    missed: int = 0
+
+    @classmethod
+    def of(cls, plan: dict) -> Turns:
+        """By an engine's plan: out, peer (the other engine's out) and first."""
+        if not plan.get("peer"):
+            return NONE
+        mine, other = (Path(plan[name] + SUFFIX) for name in ("out", "peer"))
+        mine.write_text("0")
+        return cls(mine, other, plan["first"])
+
+    def take(self, ask: Callable[[], Answer]) -> Answer:
+        """The answer, when it is this engine's turn."""
+        if self.mine is None:
+            return ask()
+        self._wait()
+        answer = ask()
+        self.count += 1
+        part = self.mine.with_suffix(".part")
+        part.write_text(str(self.count))
+        part.replace(self.mine)
+        return answer
+
+    def _wait(self) -> None:
+        needed, until = self.count + (not self.first), time.time() + self.limit_s
+        while (missing := self._seen() < needed) and time.time() < until:
+            time.sleep(POLL_S)
+        if missing:
+            self.missed, self.limit_s = self.missed + 1, 0.0
+
+    def _seen(self) -> int:
+        """How many answers the other engine has given; -1 before it can be asked."""
+        with contextlib.suppress(OSError, ValueError):
+            return int(self.other.read_text())
+        return -1
+
+    def counts(self) -> dict:
+        return {"answers": self.count, "missed": self.missed}
+
+
+NONE = Turns(None, None, True)

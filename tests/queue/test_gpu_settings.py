@@ -1,0 +1,379 @@
+"""tests/gpu/settings.py, on an engine that needs no GPU, and what it compares and tabulates."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_gpu_compare import GPU, MODEL, ROOT, kept_bytecode, run  # noqa: F401
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """The module, whose neighbours' names are as plain as `run`: gone again after the test."""
+    monkeypatch.syspath_prepend(str(GPU))
+    for file in GPU.glob("*.py"):
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    return importlib.import_module("settings")
+
+
+def asked(tmp_path: Path, *names: str, fault: str = "", **words: str) -> tuple[int, dict, str]:
+    """One run of some settings, with a fault planted in the graph modes."""
+    options = ("--setting", *names, "--model", MODEL, "--limit", "60")
+    return run(tmp_path, "settings", *options, *words.pop("more", "").split(), fault=fault, **words)
+
+
+def test_servers_that_agree_pass_in_every_setting(tmp_path):
+    names = ("context-flag", "context-config", "returns", "mixed-chunk")
+    code, found, said = asked(tmp_path, *names)
+    verdicts = {(one["setting"], one["mode"]): one["verdict"] + one["why"] for one in found["runs"]}
+    assert verdicts == {
+        (name, mode): "passed" for name in names for mode in ("reference", "breakable", "piecewise")
+    }
+    assert code == 0
+    table = [line for line in said.splitlines() if line.startswith("| ")]
+    assert len(table) == 1 + 2 * len(names)
+    assert "| returns qwen3-next breakable | passed | 22 of 22 | - |" in table
+    [eager] = [
+        line for line in table if line.startswith("| context-config qwen3-next breakable | passed")
+    ]
+    assert "| 34 of 35 | 1 × runner.py:9: return len(batch.input_ids) <= 4096 |" in eager
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault", "named"),
+    [
+        ("returns", "shifted", "hidden states are eager prefill's"),
+        ("returns", "stale-experts", "routed experts are eager prefill's"),
+        ("returns", "no-report", "the report says that the graph is on"),
+        ("context-flag", "beyond-context", "no captured size is beyond the context"),
+        ("context-config", "wrong-token", "agrees with eager prefill, context"),
+        ("context-flag", "graph-unused", "prefills ran on the graph, and the others say why not"),
+        ("mixed-chunk", "never-mixed", "prefills were mixed with decoding"),
+        ("mixed-chunk", "wrong-token", "agrees with eager prefill, cold"),
+        ("plain", "no-cache", "prompts that continue earlier ones hit the cache"),
+    ],
+)
+def test_a_planted_fault_is_caught(tmp_path, setting, fault, named):
+    code, found, _ = asked(tmp_path, setting, fault=fault, more="--mode breakable")
+    reference, graph = found["runs"]
+    assert (code, reference["verdict"], graph["verdict"]) == (1, "passed", "failed")
+    assert named in [check["what"] for check in graph["checks"] if not check["good"]]
+
+
+def test_an_engine_that_dies_leaves_the_other_without_turns(tmp_path, settings):
+    """Both wait for each other, and neither forever."""
+    mine, other = tmp_path / "a.json.turn", tmp_path / "b.json.turn"
+    turns = settings.alternate.Turns(mine, other, first=True, limit_s=0.1)
+    assert [turns.take(lambda: 7) for _ in range(3)] == [7, 7, 7]
+    assert not settings.by_turns(turns.counts()).good and turns.missed == 3
+    assert not settings.by_turns({}).good
+
+
+def test_two_engines_take_turns(tmp_path, settings):
+    """Each call of one comes behind the other's before."""
+    import threading
+
+    order = []
+
+    def engine(name: str, peer: str, first: bool) -> None:
+        plan = {"out": str(tmp_path / name), "peer": str(tmp_path / peer), "first": first}
+        turns = settings.alternate.Turns.of(plan)
+        for _ in range(20):
+            turns.take(lambda: order.append(name))
+        assert settings.by_turns(turns.counts()).good
+
+    threads = [
+        threading.Thread(target=engine, args=words)
+        for words in (("b", "a", False), ("a", "b", True))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert order == ["a", "b"] * 20
+
+
+def lines(*kinds: str, process: str = "1") -> list[dict]:
+    """Prefills as the watch writes them: on a graph, eager with a reason, and eager without one."""
+    made = {
+        "graph": {"runner": "Runner", "launches": 3},
+        "refused": {"runner": None, "launches": 0, "why": "too long"},
+        "silent": {"runner": None, "launches": 0},
+        "nothing launched": {"runner": "Runner", "launches": 0},
+    }
+    return [made[kind] | {"process": process, "mode": "EXTEND", "at": 1.0} for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("seen", "graph", "good"),
+    [
+        (["graph", "refused"], True, True),
+        (["graph", "silent"], True, False),
+        (["graph", "nothing launched"], True, False),
+        (["refused"], True, False),
+        ([], True, False),
+        (["refused", "silent"], False, True),
+        (["graph", "refused"], False, False),
+        ([], False, False),
+    ],
+)
+def test_a_prefill_that_falls_back_without_a_reason_is_a_fault(settings, seen, graph, good):
+    assert settings.ran(lines(*seen), graph).good is good
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words", "good"),
+    [
+        (["graph", "refused"], ["graph", "refused"], {}, True),
+        (["graph", "graph"], ["graph", "refused"], {}, False),
+        (["graph", "graph"], ["graph"], {}, False),
+        (["graph"], [], {}, False),
+        (["graph", "graph"], ["graph"], {"dp_size": 2}, True),
+        (["graph", "graph"], ["refused"], {"dp_size": 2}, False),
+    ],
+)
+def test_every_rank_is_looked_at(settings, first, second, words, good):
+    """Ranks of one group run each prefill together; with data-parallel attention each its own."""
+    seen = lines(*first) + lines(*second, process="2")
+    assert settings.ranks(seen, {"gpus": 2, "engine": words}, graph=True).good is good
+
+
+def test_decoding_beside_other_calls_is_not_taken_for_mixed(settings):
+    answers = {"chunked-mixed-0": {"from": 5.0, "to": 6.0}}
+    before, within = (
+        {"at": at, "mode": "MIXED", "runner": None, "launches": 0} for at in (1.0, 5.5)
+    )
+    assert not settings.mixed([before], answers).good
+    assert settings.mixed([before, within], answers).numbers["all"] == 1
+
+
+@pytest.mark.parametrize(("good", "shown"), [(True, False), (False, True)])
+def test_a_control_must_fail(settings, good, shown):
+    """Else the comparison would not have found the defect either."""
+    agree = [settings.compare.Verdict("agrees with eager prefill, warm", good, "why")]
+    assert settings.otherwise(agree, "queue").good is shown
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "without", "setting", "fails"),
+    [
+        ("nemotron-h-mtp", "0.5.16", "queue", "extra-buffer", True),
+        ("nemotron-h-buffer", "0.5.16", "queue", "extra-buffer", False),
+        ("nemotron-h-buffer", "0.5.13.post1", "track-under-graph", "extra-buffer", True),
+        ("nemotron-h-buffer", "0.5.13.post1", "", "extra-buffer", False),
+        ("nemotron-h-mtp", "0.5.16", "queue", "plain", False),
+    ],
+)
+def test_a_control_must_fail_where_the_release_is_wrong(
+    settings, model, version, without, setting, fails
+):
+    plan = {"of": model, "setting": setting}
+    assert settings.must_fail(plan, {"version": version, "without": without}) is fails
+
+
+def test_the_release_itself_runs_as_a_control(tmp_path, settings):
+    """Its tree is made of the patched one; the fake one has no plan for that."""
+    plan = tmp_path / "plan.json"
+    hashed = settings.untouched.tree_hash(GPU.parent / "queue/fake_gpu/tree")
+    plan.write_text(json.dumps({"tree": hashed, "remove": [], "replace": {}}))
+    more = f"--without queue --untouched {tmp_path} --mode breakable"
+    code, found, said = asked(tmp_path / "out", "mixed-chunk", more=more)
+    assert (code, found["without"]) == (0, "queue")
+    assert "| 0.5.9 without queue on NVIDIA Fake |" in said
+    ran = (tmp_path / "out/mixed-chunk.qwen3-next.breakable.log").read_text()
+    assert "all answers written" in ran
+    assert (tmp_path / "out/untouched/sglang/__init__.py").is_file()
+
+
+def test_a_function_that_is_left_out_does_nothing(tmp_path):
+    """As the watch does it in an engine's own processes."""
+    (tmp_path / "package.py").write_text("def follow(a, b=1):\n    raise ValueError\n")
+    variables = os.environ | {
+        "PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}",
+        "PREFILL_WATCH": str(tmp_path / "watch"),
+        "PREFILL_FORGET": "package:follow",
+    }
+    code = "import package; print(package.follow(1, b=2))"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True)
+    assert done.stdout == "None\n", done.stderr
+    whole = variables | {"PREFILL_FORGET": ""}
+    assert "ValueError" in subprocess.run(words, env=whole, capture_output=True, text=True).stderr
+
+
+def test_prefills_before_the_first_question_are_left_out(settings):
+    """A server that tries kernels at its start has no graph yet; what it captured is noted once."""
+    lines = [{"at": at} for at in (1.0, 5.5, 7.0)]
+    lines[0]["captured"] = [16, 64]
+    result = {"passes": {"cold": {"single-1": {"from": 5.0, "to": 6.0}}}, "prefills": lines}
+    found = settings.within_passes(result)
+    assert found["prefills"] == [lines[1]] and found["sizes"] == [16, 64]
+
+
+def rows(*values: float) -> dict:
+    return {"single-1": {"answers": [{"hidden": [[value, 1.0] for value in values]}]}}
+
+
+@pytest.mark.parametrize(
+    ("mine", "good"),
+    [
+        ((1.0,) * 100, True),
+        ((1.001,) * 100, True),
+        ((1.1,) * 100, False),
+        ((1.0,) * 99, False),
+        ((1.0,) * 98 + (3.0,) * 2, True),
+        ((1.0,) * 90 + (3.0,) * 10, False),
+        ((1.0,) * 99 + (float("nan"),), False),
+    ],
+)
+def test_hidden_states_are_compared_row_by_row(settings, mine, good):
+    compare, returned = settings.compare, settings.returned
+    limits = compare.Limits(0.05, 0.02, 0.8)
+    assert returned.same_rows("states", rows(*mine), rows(*[1.0] * 100), limits).good is good
+
+
+def test_a_prompt_whose_states_are_all_wrong_is_not_lost_among_others(settings):
+    limits = settings.compare.Limits(0.2, 0.04, 0.8)
+    right = rows(*[1.0] * 2000) | {"single-2": rows(*[1.0] * 40)["single-1"]}
+    wrong = right | {"single-2": rows(*[4.0] * 40)["single-1"]}
+    assert settings.returned.same_rows("states", right, right, limits).good
+    found = settings.returned.same_rows("states", wrong, right, limits)
+    assert not found.good and "40 of 40 rows of single-2[0]" in found.why
+
+
+def experts(other: int = 0, positions: int = 100, last: int = 1) -> dict:
+    """Four layers' pairs of experts, of which the first `other` differ."""
+    numbers = [(4, 5) if at < other else (0, last) for at in range(positions * 4)]
+    kept = [[number for pair in numbers for number in pair], positions]
+    return {"single-100": {"answers": [{"experts": kept}]}}
+
+
+@pytest.mark.parametrize(
+    ("mine", "control", "good"),
+    [
+        (experts(), 0, True),
+        (experts(8), 0, True),
+        (experts(9), 0, False),
+        (experts(16), 8, True),
+        (experts(17), 8, False),
+        (experts(120), 200, False),
+        (experts(positions=99), 0, False),
+        ({"single-100": {"answers": [{}]}}, 0, False),
+    ],
+)
+def test_experts_may_be_exchanged_as_often_as_eager_prefill_does_it(settings, mine, control, good):
+    returned = settings.returned
+    found = returned.choices(mine, experts(), layers=4, top=2)
+    usual = returned.Choices(400, control)
+    assert returned.same_choices("experts", found, usual).good is good
+
+
+def test_experts_of_a_buffer_that_nobody_wrote_prove_nothing(settings):
+    empty = experts(last=0)
+    found = settings.returned.choices(empty, empty, layers=4, top=2)
+    assert not settings.returned.same_choices("experts", found, None).good
+
+
+def test_what_a_server_returns_is_read_with_and_without_a_detokenizer(settings):
+    kept = settings.returned.kept
+    packed = "AAAAAAEAAAACAAAAAwAAAA=="  # 0 1 2 3
+    assert kept({"routed_experts": packed}, 1) == {"experts": ([0, 1, 2, 3], 1)}
+    states = {"hidden_states": [[[1.0] * 20, [2.0] * 20], [3.0] * 20]}  # the prompt's, an answer's
+    assert kept(states, 2) == {"hidden": [[1.0] * 16, [2.0] * 16]}
+    assert kept({"hidden_states": [[1.0] * 20]}, 1) == {"hidden": [[1.0] * 16]}
+    assert kept({}, 1) == {}
+
+
+def test_two_gpus_are_given_to_each_server_that_needs_them(settings):
+    job = settings.launch.Job
+    jobs = [job(name, Path("x"), {"gpus": count}, 1) for name, count in (("a", 1), ("b", 2))]
+    one, two = settings._by_gpus(jobs, ["0", "1", "2"])
+    assert one == (["0", "1", "2"], [jobs[0]]) and two == (["0,1"], [jobs[1]])
+    assert settings._by_gpus(jobs, ["0"]) == [(["0"], [jobs[0]])]
+    assert jobs[1].why == "it needs 2 GPUs, 1 can be used"
+
+
+def test_servers_of_several_gpus_run_and_each_is_judged(tmp_path):
+    """The fake engine has one process, so that its second rank is missed."""
+    words = {"FAKE_GPUS": "2", "more": "--tp 2 --mode breakable"}
+    code, found, said = asked(tmp_path, "plain", **words)
+    graph = found["runs"][-1]
+    assert code == 1 and graph["device"] == "0,1"
+    assert "1 ranks of 2" in graph["why"]
+
+
+def test_no_server_uses_multicast(settings, tmp_path, monkeypatch):
+    """Whatever the host's own variables say."""
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    found = settings.launch.Place((), tmp_path).environment()
+    assert found["NCCL_NVLS_ENABLE"] == "0" and found["NVSHMEM_DISABLE_NVLS"] == "1"
+    assert found["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+
+
+def test_a_release_that_lacks_an_argument_is_left_out_with_the_reason(settings):
+    setting = settings.SETTINGS["mixed-chunk"]
+    known = {"disable_piecewise_cuda_graph", "enable_breakable_cuda_graph"}
+    why = settings.unavailable(setting, "nemotron-h", "breakable", known)
+    assert why == "the release does not know enable_mixed_chunk"
+    assert not settings.unavailable(
+        setting, "nemotron-h", "breakable", known | {"enable_mixed_chunk"}
+    )
+
+
+def test_log_probabilities_are_not_asked_of_a_graph_that_runs_no_such_prefill(settings):
+    modes = settings.modes
+    by_backend = {"cuda_graph_backend_prefill"}
+    assert not modes.serves_logprobs(modes.PIECEWISE, by_backend)
+    assert modes.serves_logprobs(modes.BREAKABLE, by_backend)
+    assert modes.serves_logprobs(modes.PIECEWISE, {"piecewise_cuda_graph_tokens"})
+
+
+def test_calls_of_a_short_context_stay_within_it(settings):
+    cases = settings.cases
+    made = cases.within_context()
+    longest = max(len(prompt) + call.new_tokens for call in made for prompt in call.prompts)
+    assert 2000 < longest <= cases.SHORT_CONTEXT
+    together = max(sum(map(len, call.prompts)) for call in made)
+    assert together > 2 * cases.SHORT_CONTEXT
+
+
+def test_a_server_that_chooses_its_sizes_is_not_told_any(settings):
+    modes = settings.modes
+    known = {"piecewise_cuda_graph_tokens", "enable_breakable_cuda_graph"}
+    assert modes.flags(modes.BREAKABLE, known, [], False) == {"enable_breakable_cuda_graph": True}
+    named = modes.flags(modes.BREAKABLE, {"cuda_graph_backend_prefill"}, [], False)
+    assert named == {"cuda_graph_backend_prefill": "breakable"}
+
+
+PLAN = (ROOT / "docs/gpu-hosts.md").read_text()
+LINES = re.findall(r"(?m)python3 (SITES/\S+/tests/gpu/(?:settings|asleep)\.py) ([^;&\n]+)", PLAN)
+
+
+@pytest.mark.parametrize(("script", "words"), LINES)
+def test_the_plans_lines_are_the_scripts_words(settings, script, words):
+    """As many calls as the page says, and none of them without an end."""
+    module = settings if script.endswith("settings.py") else importlib.import_module("asleep")
+    options = module._options(shlex.split(words))
+    assert options.out.parts[0] == "R"
+    assert not hasattr(options, "setting") or options.limit < 300
+
+
+def test_the_plans_neighbours_have_folders_and_ports_of_their_own(settings):
+    """What runs side by side, up to the next wait."""
+    block = PLAN.partition("on one GPU. First")[2].partition("```")[0]
+    assert len(LINES) == 13
+    for together in block.split("\nwait\n"):
+        words = re.findall(r"settings\.py ([^;&\n]+)", together)
+        here = [settings._options(shlex.split(line)) for line in words]
+        ports = sorted(one.port_base for one in here)
+        assert all(after - before >= 1000 for before, after in itertools.pairwise(ports))
+        assert len({one.out for one in here}) == len(here)

@@ -1,0 +1,114 @@
+"""The servers that tests/gpu/settings.py starts, in the releases' own words."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+import models  # noqa: E402
+import modes  # noqa: E402
+import settings  # noqa: E402
+
+SINGLE = [name for name, setting in settings.SETTINGS.items() if setting.gpus == 1]
+
+
+def known() -> set[str]:
+    from sglang.srt.server_args import ServerArgs
+
+    return {field for kind in ServerArgs.__mro__ for field in vars(kind).get("__annotations__", {})}
+
+
+def accepted(default_server_args, words: dict, tmp_path: Path) -> object:
+    """The arguments as the release takes them; what it does not know is left out, as engine.py does."""
+    folder = models.write_config(tmp_path, models.LLAMA)
+    taken = {name: value for name, value in words.items() if name in known()}
+    return default_server_args(str(folder), **taken)
+
+
+@pytest.mark.revision(">=0.5.9")
+@pytest.mark.parametrize("name", SINGLE)
+def test_the_release_takes_a_settings_arguments(default_server_args, name, tmp_path):
+    words = settings.SETTINGS[name].words
+    args = accepted(default_server_args, words, tmp_path)
+    assert {word: getattr(args, word) for word in words} == words
+
+
+@pytest.mark.revision(">=0.5.9")
+@pytest.mark.parametrize("mode", [modes.BREAKABLE, modes.PIECEWISE])
+def test_every_setting_runs_in_the_releases_modes(mode):
+    """But for a piecewise graph where there is none any more."""
+    fields = known()
+    for name in settings.DEFAULT:
+        setting = settings.SETTINGS[name]
+        why = settings.unavailable(setting, setting.models[0], mode, fields)
+        gone = mode == modes.PIECEWISE and not fields & {
+            "cuda_graph_tc_compiler", "piecewise_cuda_graph_compiler",
+        }  # fmt: skip
+        assert bool(why) is gone, why
+
+
+@pytest.mark.revision(">=0.5.9")
+def test_answers_are_asked_for_in_the_releases_words():
+    from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    words = inspect.signature(Engine.generate).parameters
+    assert settings.RETURNS.keys() <= words.keys()
+    assert ForwardMode.MIXED.name == "MIXED"
+
+
+@pytest.mark.revision(">=0.5.9")
+def test_two_gpus_share_a_model(default_server_args, tmp_path):
+    words = {"tp_size": 2} | settings.TENSOR_PARALLEL
+    args = accepted(default_server_args, words, tmp_path)
+    assert args.tp_size == 2 and args.dp_size == 1
+
+
+@pytest.mark.revision(">=0.5.12")
+def test_no_kernel_that_may_use_multicast_is_chosen(default_server_args, tmp_path):
+    """Releases choose it for Qwen3-Next on several GPUs; before 0.5.12 they do not."""
+    assert settings.TENSOR_PARALLEL.keys() <= known()
+    assert settings.SETTINGS["dp-attention"].words.items() >= settings.TENSOR_PARALLEL.items()
+
+
+@pytest.mark.revision(">=0.5.14")
+def test_data_parallel_attention_is_taken(default_server_args, tmp_path):
+    words = settings.SETTINGS["dp-attention"].words
+    args = accepted(default_server_args, words, tmp_path)
+    assert (args.tp_size, args.dp_size, args.enable_dp_attention) == (2, 2, True)
+
+
+@pytest.mark.revision(">=0.5.9")
+def test_a_short_context_is_read_from_the_checkpoint(tmp_path):
+    from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length
+
+    setting = settings.SETTINGS["context-config"]
+    config = models.MODELS[setting.models[0]] | setting.config
+    read = get_config(str(models.write_config(tmp_path, config)), trust_remote_code=False)
+    assert get_context_length(read) == settings.cases.SHORT_CONTEXT
+
+
+@pytest.mark.revision(">=0.5.9")
+def test_a_router_whose_experts_are_returned_knows_its_layer(build_model):
+    """NemotronH's does not: the server would die, or write another layer's."""
+    [name] = settings.SETTINGS["returns"].models
+    model = build_model("qwen3_next", **models.MODELS[name] | {"vocab_size": 256})
+    routers = [layer.mlp.topk for layer in model.model.layers]
+    assert [router.layer_id for router in routers] == list(range(8))
+
+
+@pytest.mark.revision(">=0.5.13,<0.5.17")
+def test_what_a_control_leaves_out_is_what_the_patch_calls():
+    """Looked up when it is called: an engine's hook replaces the module's name."""
+    from sglang.srt import prefill_graph
+
+    module, _, function = settings.FORGOTTEN["track-under-graph"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    runners = Path(prefill_graph.__file__).parents[1] / "model_executor"
+    calling = [
+        file for file in runners.rglob("*.py") if "tracked_states.follow(" in file.read_text()
+    ]
+    assert calling
