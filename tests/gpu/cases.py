@@ -18,9 +18,10 @@ NEW_TOKENS = 8
 LONG = 2600  # tokens of a prompt of which sparse attention selects 2048
 SMALLEST, LARGEST = 10, 4000  # token ids: no special ones, all in the models' vocabulary
 COLD, AGAIN, WARM, SIZES, ALONE = "cold", "again", "warm", "sizes", "alone"
-CONTEXT, RETURNED, MIXED, TURNS = "context", "returned", "mixed", "turns"  # of servers with other arguments: settings.py
+# Of servers with other arguments: settings.py. A reference is asked "mixed" with log-probabilities, which are never mixed.
+CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS = "context", "returned", "mixed", "mixed eagerly", "turns"
 ASKED_ALONE = "-alone"  # behind a pass's name: each of its prompts in a call of its own
-FLUSHED = (AGAIN, SIZES, ALONE, CONTEXT, RETURNED, MIXED, TURNS, f"{CONTEXT}{ASKED_ALONE}", f"{RETURNED}{ASKED_ALONE}", f"{MIXED}{ASKED_ALONE}")  # the passes before which the cache is emptied; "warm" finds there what was asked just before
+FLUSHED = (AGAIN, SIZES, ALONE, CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS, f"{CONTEXT}{ASKED_ALONE}", f"{RETURNED}{ASKED_ALONE}")  # the passes before which the cache is emptied; "warm" finds there what was asked just before
 
 ONE_SIZE, UNDER = 256, 3  # one captured size, filled to the last token and to UNDER less
 REQUESTS = (1, 2, 8, 16)  # prompts that share it
@@ -135,7 +136,7 @@ def of_pass(name: str) -> list[Call]:
         return alone(of_pass(name.removesuffix(ASKED_ALONE)))
     if name == ALONE:
         return alone(calls())
-    return {SIZES: size_calls, CONTEXT: within_context, RETURNED: whole_prompts, MIXED: mixed_calls, TURNS: whole_prompts}.get(name, calls)()
+    return {SIZES: size_calls, CONTEXT: within_context, RETURNED: whole_prompts, MIXED: mixed_calls, MIXED_EAGERLY: mixed_calls, TURNS: whole_prompts}.get(name, calls)()
 
 
 def memory_pairs(made: list[Call]) -> list[tuple[str, str]]:

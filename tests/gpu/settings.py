@@ -284,24 +284,32 @@ def folder(place: launch.Place, name: str, model: str) -> Path:
 
 
 def passes(setting: Setting, mode: str) -> list[str]:
-    """A setting's passes. A reference is asked its first one's prompts alone too: a control."""
+    """A setting's passes. A reference has two more as controls: the first one's prompts alone, and
+    what is mixed with decoding, without log-probabilities too.
+    """
     if not setting.passes:
         return list(cases.passes(mode))
-    control = (
-        cases.ALONE
-        if setting.passes[0] == cases.COLD
-        else f"{setting.passes[0]}{cases.ASKED_ALONE}"
-    )
-    return [*setting.passes, *([control] if mode in modes.REFERENCES else [])]
+    if mode not in modes.REFERENCES:
+        return list(setting.passes)
+    mixed_too = [cases.MIXED_EAGERLY] if cases.MIXED in setting.passes else []
+    return [*setting.passes, *mixed_too, alone_of(setting.passes[0])]
+
+
+def alone_of(name: str) -> str:
+    """The pass that asks another one's prompts alone."""
+    return cases.ALONE if name == cases.COLD else f"{name}{cases.ASKED_ALONE}"
 
 
 def asked(setting: Setting, reference: bool) -> dict[str, dict]:
     """generate()'s words for each pass. A reference answers with log-probabilities."""
+    if not reference:
+        return setting.ask
     found = {
-        name: {word: value for word, value in words.items() if not reference or word != "logprobs"}
+        name: {word: value for word, value in words.items() if word != "logprobs"}
         for name, words in setting.ask.items()
     }
-    return found | {f"{name}{cases.ASKED_ALONE}": words for name, words in found.items()}
+    alone = {alone_of(name): words for name, words in found.items()}
+    return found | alone | {cases.MIXED_EAGERLY: {"logprobs": False}}
 
 
 def _write_models(place: launch.Place, jobs: Sequence[launch.Job]) -> None:
@@ -401,7 +409,9 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
     if plan["gpus"] > 1:
         found.append(ranks(result["prefills"], plan, graph))
     if not graph:
-        found.append(compare.against_itself(control(result["passes"]), router))
+        usual = control(result["passes"])
+        found.append(compare.against_itself(usual, router))
+        found += mixed_eagerly(result["passes"], compare.limits(router, False, usual))
     elif facts["without"] != QUEUE:
         found.append(reported(result["report"], Path(plan["model"]).name))
     if plan["setting"].startswith("context-") and graph and _before(facts["version"], 18):
@@ -432,8 +442,7 @@ def control(passes: dict) -> compare.Tally:
     if cases.ALONE in passes and cases.WARM in passes:
         return run.control(passes)
     first = next(iter(passes))
-    name = cases.ALONE if first == cases.COLD else f"{first}{cases.ASKED_ALONE}"
-    alone = cases.gathered(passes[name], cases.of_pass(first))
+    alone = cases.gathered(passes[alone_of(first)], cases.of_pass(first))
     return compare.tally((alone, {call: passes[first][call] for call in alone}))
 
 
@@ -480,7 +489,7 @@ def given_back(plan: dict, mine: dict, reference: dict, router: bool) -> list[co
     if name is None:
         return []
     right, config = reference[name], models.MODELS[plan["of"]]
-    alone = cases.gathered(reference[f"{name}{cases.ASKED_ALONE}"], cases.of_pass(name))
+    alone = cases.gathered(reference[alone_of(name)], cases.of_pass(name))
     batches = {call: right[call] for call in alone}
     rows = compare.tally(returned.as_answers(alone, batches))
     limits = compare.limits(router, plan["mode"] == modes.INDUCTOR, rows)
@@ -572,6 +581,14 @@ def sizes_within(sizes: Sequence[int], context: int) -> compare.Verdict:
 def _before(version: str, patch: int) -> bool:
     """Whether a release comes before 0.5.patch."""
     return tuple(int(part) for part in version.split(".")[:3]) < (0, 5, patch)
+
+
+def mixed_eagerly(passes: dict, limits: compare.Limits) -> list[compare.Verdict]:
+    """Whether eager prefill itself answers the same when it is mixed: else no graph is at fault."""
+    if cases.MIXED_EAGERLY not in passes:
+        return []
+    what = "eager prefill answers the same mixed with decoding, tokens alone"
+    return [compare.same_answers(what, passes[cases.MIXED_EAGERLY], passes[cases.MIXED], limits)]
 
 
 def mixed(prefills: Sequence[dict], answers: dict) -> compare.Verdict:

@@ -59,6 +59,7 @@ def test_servers_that_agree_pass_in_every_setting(tmp_path):
         ("context-flag", "graph-unused", "prefills ran on the graph, and the others say why not"),
         ("mixed-chunk", "never-mixed", "prefills were mixed with decoding"),
         ("mixed-chunk", "wrong-token", "agrees with eager prefill, cold"),
+        ("mixed-chunk", "mixes-wrongly", "agrees with eager prefill, mixed, tokens alone"),
         ("plain", "no-cache", "prompts that continue earlier ones hit the cache"),
     ],
 )
@@ -67,6 +68,15 @@ def test_a_planted_fault_is_caught(tmp_path, setting, fault, named):
     reference, graph = found["runs"]
     assert (code, reference["verdict"], graph["verdict"]) == (1, "passed", "failed")
     assert named in [check["what"] for check in graph["checks"] if not check["good"]]
+
+
+def test_eager_prefill_that_mixes_wrongly_is_no_graphs_fault(tmp_path):
+    """The reference itself fails then, by its own answers without mixing."""
+    words = {"more": "--mode breakable", "FAKE_FAULT_IN": "eager"}
+    code, found, _ = asked(tmp_path, "mixed-chunk", fault="mixes-wrongly", **words)
+    reference, graph = found["runs"]
+    assert (code, reference["verdict"], graph["verdict"]) == (1, "failed", "passed")
+    assert "eager prefill answers the same mixed with decoding" in reference["why"]
 
 
 def test_an_engine_that_dies_leaves_the_other_without_turns(tmp_path, settings):

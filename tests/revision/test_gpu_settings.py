@@ -1,8 +1,10 @@
 """The servers that tests/gpu/settings.py starts, in the releases' own words."""
 
 import importlib
+import importlib.util
 import inspect
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,40 @@ def test_what_a_control_leaves_out_is_what_the_patch_calls():
         file for file in runners.rglob("*.py") if "tracked_states.follow(" in file.read_text()
     ]
     assert calling
+
+
+WATCH = Path(__file__).parents[1] / "gpu/watch/sitecustomize.py"
+
+
+@pytest.mark.revision(">=0.5.9,<0.5.17")
+def test_a_refused_prefill_has_the_runners_own_reason(monkeypatch):
+    """Every runner that the release has refuses a batch that is longer than its largest graph."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+
+    spec = importlib.util.spec_from_file_location("watch", WATCH)
+    watch = importlib.util.module_from_spec(spec)
+    monkeypatch.delenv("PREFILL_WATCH", raising=False)
+    spec.loader.exec_module(watch)
+    batch = types.SimpleNamespace(
+        input_ids=range(600), batch_size=1, return_logprob=False, input_embeds=None, replace_embeds=None,
+        forward_mode=ForwardMode.EXTEND, capture_hidden_mode=CaptureHiddenMode.NULL, global_num_tokens_cpu=None,
+        extend_prefix_lens_cpu=[0], contains_mm_inputs=lambda: False,
+    )  # fmt: skip
+    seen = {}
+    for module, name in watch.RUNNERS.items():
+        try:
+            kind = getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+        runner = kind.__new__(kind)
+        vars(runner).update(
+            max_num_tokens=512, capture_num_tokens=[16, 512], capture_hidden_mode=CaptureHiddenMode.NULL, layer_model=object(),
+            hidden_modes=(CaptureHiddenMode.NULL,), given=(), _is_full_backend=False, has_mha_companion_layers=False, prefill_backend_name="",
+        )  # fmt: skip
+        for method in ("can_run", "can_run_graph"):
+            if method in vars(kind):
+                assert not watch.noting_refusals(vars(kind)[method])(runner, batch)
+                seen[name] = watch.state["why"]
+    assert seen
+    for name, why in seen.items():
+        assert "512 were captured" in why or "max_num_tokens" in why, (name, why)

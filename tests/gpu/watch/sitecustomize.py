@@ -1,8 +1,8 @@
 """Write down what every prefill of an engine ran on, from inside its scheduler: PREFILL_WATCH=FILE, this folder on PYTHONPATH.
 
 One JSON line per prefill: when, its mode, how many tokens and requests, whether the prefill runner replayed, and how many CUDA
-graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none. Where the runner
-was asked and refused, the line says why: by its own word, else by the last lines of its code that ran. The first line
+graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none. With
+PREFILL_REASONS=1, which takes time, a line says why a runner refused: its own word, else its last lines that ran. The first line
 of a runner also has the sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a limit.
 With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch. PREFILL_FORGET=MODULE:FUNCTION, for a control: the
 function does nothing, as if the patch that calls it were not there.
@@ -56,9 +56,10 @@ def watch_runner(module, name):
 
         setattr(kind, method, wrapped)
     for method in ("can_run", "can_run_graph"):
-        if method in kind.__dict__:
-            keeps_eager = os.environ.get("PREFILL_KEEP_EAGER")
-            setattr(kind, method, (lambda self, *args, **kwargs: False) if keeps_eager else noting_refusals(kind.__dict__[method]))
+        if method in kind.__dict__ and os.environ.get("PREFILL_KEEP_EAGER"):
+            setattr(kind, method, lambda self, *args, **kwargs: False)
+        elif method in kind.__dict__ and os.environ.get("PREFILL_REASONS"):
+            setattr(kind, method, noting_refusals(kind.__dict__[method]))
 
 
 def noting_refusals(original):

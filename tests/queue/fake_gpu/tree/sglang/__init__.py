@@ -46,6 +46,7 @@ class Engine:
         self.draft = ModelRunner("", [], is_draft_worker=True)
         self.loop = asyncio.new_event_loop()
         self.seen, self.calls = [], 0
+        self.mixed = False
         self.mixes = words.get("enable_mixed_chunk", False)
         self.traced, self.events = None, None
         self.child = subprocess.Popen(["sleep", "600"])
@@ -112,6 +113,7 @@ class Engine:
             self.runner.forward(Batch(batch, "TARGET_VERIFY"))  # what drafts cost is no prefill
         if self.mixes and not return_logprob and self.fault != "never-mixed":
             self.runner.forward(Batch(input_ids, "MIXED"))
+            self.mixed = True
         answers = [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on and not self.kept_eager) for prompt in input_ids]
         for prompt, answer in zip(input_ids, answers):
             answer["meta_info"] |= self._returned(prompt, return_hidden_states, return_routed_experts)
@@ -155,6 +157,8 @@ class Engine:
         if len(prompt) == 257:
             tokens[3:4] = [5] if self.fault == "wrong-token" else tokens[3:4]
             logprobs[2:3] = [float("nan")] if self.fault == "nan" else logprobs[2:3]
+        if self.fault == "mixes-wrongly" and self.mixed and len(prompt) > 1000:
+            tokens[1:2] = [5]
         if FAULT == "rounds" and like_alone and prompt[0] % 20 == 0:
             logprobs[1] += 0.4
         cached = 0 if self.fault == "no-cache" else max((len(s) for s in self.seen if tuple(prompt[: len(s)]) == s), default=0)
