@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG
+from fakes import TAG, quiet
 from patchqueue.commands import cli
 from patchqueue.environments import testing
 
@@ -121,6 +121,22 @@ def test_the_tool_is_tested_with_matplotlib(project, monkeypatch):
     monkeypatch.setattr(testing.subprocess, "run", lambda command, **options: ran.append(options["env"]) or subprocess.CompletedProcess(command, 0))
     assert testing.test_tool(project.root, project.said.append) == 0
     assert ran[0]["PYTHONPATH"].split(os.pathsep)[0] == str(project.root / "plots")
+
+
+@pytest.fixture
+def revision(project, monkeypatch):
+    """A release that is prepared; its Python writes its words and some variables to a file, and ends with code 3."""
+    noted = project.root / "noted"
+    python = fakes.program(project.root / "python", f'echo "$@" "threads=$OMP_NUM_THREADS" >"{noted}"; echo said; echo told >&2; exit 3')
+    monkeypatch.setattr(testing, "build_environment", lambda *_: testing.environment.Environment(python, {}))
+    return project, noted
+
+
+def test_a_release_is_tested_with_one_thread_in_each_process(revision):
+    project, noted = revision
+    result = testing.test_revision(project.root, project.pin, None, ["-k", "steps"], quiet)
+    assert (result.exit_code, result.passed, result.as_it_stands) == (3, False, False)
+    assert noted.read_text() == f"-m pytest {project.root}/tests/revision -k steps threads=1\n"
 
 
 def test_one_processor_spreads_nothing(tmp_path):

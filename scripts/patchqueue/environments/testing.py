@@ -120,6 +120,7 @@ def test_revision(root: Path, pin: Pin, origin: str | None, words: Sequence[str]
         "PYTHONPATH": str((tree.path / "python").absolute()),
         "PATCHQUEUE_TREE": str(tree.path.absolute()),
         "PATCHQUEUE_REVISION": str(pin.version),
+        "OMP_NUM_THREADS": "1",  # PyTorch's threads spin for each other wherever a processor has other work as well
     }
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = [] if "-k" in words else spread(Path(space), min(os.cpu_count() or 1, WORKERS))
