@@ -120,12 +120,14 @@ def test_without_matplotlib_the_reason_is_said(project, uv):
     assert len(calls.read_text().splitlines()) == 2, "nothing half-done is taken for it"
 
 
-def test_the_tool_is_tested_with_matplotlib(project, monkeypatch):
+def test_the_tool_is_tested_with_matplotlib_and_byte_code(project, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     ran = []
     monkeypatch.setattr(testing, "matplotlib_folder", lambda root, say: root / "plots")
     monkeypatch.setattr(testing.subprocess, "run", lambda command, **options: ran.append(options["env"]) or subprocess.CompletedProcess(command, 0))
     assert testing.test_tool(project.root, project.said.append) == 0
     assert ran[0]["PYTHONPATH"].split(os.pathsep)[0] == str(project.root / "plots")
+    assert not ran[0]["PYTHONDONTWRITEBYTECODE"]
 
 
 @pytest.fixture

@@ -96,7 +96,10 @@ def _install(wanted: Path, folder: Path, held: int) -> str:
 def test_tool(root: Path, say: Say) -> int:
     """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit code."""
     plots = matplotlib_folder(root, say)
-    more = {"PYTHONPATH": os.pathsep.join(filter(None, [str(plots), os.environ.get("PYTHONPATH")]))} if plots else {}
+    more = {
+        "PYTHONPATH": os.pathsep.join(str(path) for path in (plots, os.environ.get("PYTHONPATH")) if path),
+        "PYTHONDONTWRITEBYTECODE": "",  # tests start the tool and engines hundreds of times; half of such a start is compiling
+    }
     workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)  # twice as many: tests wait for processes
     command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
