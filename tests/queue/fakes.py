@@ -236,11 +236,12 @@ def as_clone(root: Path) -> None:
     program(tools / "bin/nox", f'exec "{sys.executable}" -m nox "$@"')
 
 
-def program(path: Path, line: str) -> None:
+def program(path: Path, line: str) -> Path:
     """Write a shell script that does this."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{line}\n")
     path.chmod(0o755)
+    return path
 
 
 def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:

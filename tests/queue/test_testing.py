@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG
+from fakes import TAG, quiet
 from patchqueue.commands import cli
 from patchqueue.environments import testing
 
@@ -29,8 +29,13 @@ def ran(project, monkeypatch, capsys):
     monkeypatch.setattr(cli, "test_tool", lambda root, say: done.append("tool") or 0)
     monkeypatch.setattr(
         cli,
+        "prepare",
+        lambda root, pin, *_: testing.Prepared(pin, root, testing.environment.Environment(root, {}), False),
+    )
+    monkeypatch.setattr(
+        cli,
         "test_revision",
-        lambda root, pin, *_: done.append(pin.tag) or testing.Result(pin, 0, False),
+        lambda root, one, *_: done.append(one.pin.tag) or testing.Result(one.pin, 0, False),
     )
 
     def call(*words: str) -> tuple[int, str, list[str]]:
@@ -115,12 +120,62 @@ def test_without_matplotlib_the_reason_is_said(project, uv):
     assert len(calls.read_text().splitlines()) == 2, "nothing half-done is taken for it"
 
 
-def test_the_tool_is_tested_with_matplotlib(project, monkeypatch):
+def test_the_tool_is_tested_with_matplotlib_and_byte_code(project, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     ran = []
     monkeypatch.setattr(testing, "matplotlib_folder", lambda root, say: root / "plots")
     monkeypatch.setattr(testing.subprocess, "run", lambda command, **options: ran.append(options["env"]) or subprocess.CompletedProcess(command, 0))
     assert testing.test_tool(project.root, project.said.append) == 0
     assert ran[0]["PYTHONPATH"].split(os.pathsep)[0] == str(project.root / "plots")
+    assert not ran[0]["PYTHONDONTWRITEBYTECODE"]
+
+
+@pytest.fixture
+def pythons(project, monkeypatch):
+    """pythons(line): the Python of every release does this, in place of its tests. Two processors."""
+    project.write("upstream/locks/9.9.1.txt", "")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def make(line: str) -> fakes.Project:
+        python = fakes.program(project.root / "python", line)
+        monkeypatch.setattr(testing, "build_environment", lambda *_: testing.environment.Environment(python, {}))
+        return project
+
+    return make
+
+
+def test_a_release_is_tested_with_one_thread_in_each_process(pythons):
+    project = pythons('echo "$@" "threads=$OMP_NUM_THREADS"; echo told >&2; exit 3')
+    prepared, log = testing.prepare(project.root, project.pin, None, quiet), project.root / "log"
+    result = testing.test_revision(project.root, prepared, ["-k", "steps"], 1, log)
+    assert (result.exit_code, result.passed, result.as_it_stands) == (3, False, False)
+    assert log.read_text() == f"-m pytest {project.root}/tests/revision -k steps threads=1\ntold\n"
+
+
+def test_releases_are_tested_side_by_side_and_told_one_after_the_other(pythons, capfd):
+    """Each waits until the other has begun, and the first ends last."""
+    project = pythons(
+        'touch "$PATCHQUEUE_REVISION.begun"; for n in $(seq 100); do [ -e 9.9.1.begun ] && [ -e 9.9.3.begun ] && break; sleep 0.1; done\n'
+        'if [ $PATCHQUEUE_REVISION = 9.9.1 ]; then sleep 0.5; else code=1; fi\n'
+        'echo "$PATCHQUEUE_REVISION: after $n"; exit ${code-0}'
+    )
+    project.release("9.9.3")
+    project.place()
+    project.write("upstream/locks/9.9.3.txt", "")
+    assert cli.main(["--root", str(project.root), "test", TAG, "v9.9.3"]) == 1
+    said = capfd.readouterr().out
+    *_, first, one, second, other, passed, failed = said.splitlines()
+    assert (first.split()[0], second.split()[0]) == (TAG, "v9.9.3"), said
+    assert one.startswith("9.9.1: after ") and other.startswith("9.9.3: after ") and "after 100" not in said
+    assert (passed, failed) == (f"{TAG}: passed ", "v9.9.3: failed (pytest exit code 1) ")
+
+
+@pytest.mark.parametrize(
+    ("revisions", "processors", "side_by_side", "workers"),
+    [(1, 1, 1, 1), (2, 1, 1, 1), (2, 2, 2, 1), (1, 2, 1, 2), (2, 8, 2, 4), (1, 64, 1, 4), (15, 2, 2, 1), (15, 64, 4, 4)],
+)
+def test_processors_are_shared_by_releases_first(revisions, processors, side_by_side, workers):
+    assert testing.share(revisions, processors) == testing.Share(side_by_side, workers)
 
 
 def test_one_processor_spreads_nothing(tmp_path):

@@ -14,6 +14,10 @@ def fresh_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_CACHE_DIR", str(tmp_path))
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))  # the adaptor moves them: put them back after
+    from torch._inductor import config
+
+    # Inductor would compile and load a trial for each vector instruction set of this processor. Plain C++ does here.
+    monkeypatch.setattr(config.cpp, "vec_isa_ok", False)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

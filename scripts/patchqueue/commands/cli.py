@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
-from ..environments.testing import Result, build_environment, has_environment, is_built, lock_file, matplotlib_folder, test_revision, test_tool
+from ..environments.testing import Result, build_environment, has_environment, is_built, lock_file, matplotlib_folder, prepare, share, test_revision, test_tool
 from ..files import disk
 from ..files.gitrun import GitFailed
 from ..hint import counted, to_type
@@ -73,7 +73,7 @@ WORDS = {  # by command: what its words are, where they are not releases that ar
 TEST = "apply, build the release's environment, run tests/revision in it"
 OUTPUTS = ("out", "mails", "onto", "site")  # options that name a folder to write to
 COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
-TOOL_MINUTES, RELEASE_MINUTES = 4, 2
+TOOL_MINUTES, RELEASE_MINUTES = 4, 1.5
 OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
@@ -254,7 +254,7 @@ def _test(options: argparse.Namespace) -> int:
         return 0
     if tool and (_check_for_tests(options.root, pins) or _test_tool(options.root, chosen)):
         return 1
-    results = [_test_release(options, pin) for pin in chosen]
+    results = _test_releases(options, chosen)
     for result in results:
         verdict = Text("passed", "green") if result.passed else Text(f"failed (pytest exit code {result.exit_code})", "red")
         OUT.print(f"{result.pin.tag}:", verdict, "(the tree has edits of yours)" if result.as_it_stands else "")
@@ -291,10 +291,33 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     return 0
 
 
-def _test_release(options: argparse.Namespace, pin: Pin) -> Result:
-    _begin(pin.tag)
-    words = ["-k", options.expression] if options.expression else []
-    return test_revision(options.root, pin, options.origin, words, _say)
+def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[Result]:
+    """Test releases side by side. The first one's output comes as it is written, that of the others when they have ended."""
+    prepared = [prepare(options.root, pin, options.origin, _say) for pin in chosen]
+    narrowed = ["-k", options.expression] if options.expression else []
+    words = [*narrowed, *(["--color=yes"] if OUT.is_terminal and not OUT.no_color else [])]
+    shared = share(len(chosen), os.cpu_count() or 1)
+    workers = 1 if narrowed else shared.workers
+    with tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space, ThreadPoolExecutor(shared.revisions) as beside:
+        logs = [None, *(Path(space, pin.tag) for pin in chosen[1:])]
+        runs = []
+        try:
+            for one, log in zip(prepared, logs):
+                if not log:
+                    _begin(one.pin.tag)
+                runs.append(beside.submit(test_revision, options.root, one, words, workers, log))
+            return [_shown(run, pin, log) for run, pin, log in zip(runs, chosen, logs)]
+        finally:
+            beside.shutdown(cancel_futures=True)
+
+
+def _shown(run: Future[Result], pin: Pin, log: Path | None) -> Result:
+    """Wait for a release's tests, and print what they wrote to a log."""
+    result = run.result()
+    if log:
+        _begin(pin.tag)
+        OUT.file.write(log.read_text(errors="replace"))
+    return result
 
 
 def _begin(what: str) -> None:
@@ -306,7 +329,7 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
     """What is tested, and about how long that takes on two processors."""
     names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
     minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
-    OUT.print(f"to be tested: {', '.join(names)} (about {minutes} minutes on two processors)", soft_wrap=True)
+    OUT.print(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)", soft_wrap=True)
     lacking = [pin.tag for pin in chosen if not is_built(root, pin)]
     if lacking:
         OUT.print(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -22,7 +23,8 @@ from . import environment, lock
 Say = Callable[[str], None]
 HOME = Path(".nox/revisions")
 PLOTS = Path("scripts/plots.txt")  # what the tests of plots need: matplotlib, locked
-WORKERS = 4  # at most: each imports torch and sglang, which takes 10 s and 1 GB
+SIDE_BY_SIDE = 4  # revisions, at most
+WORKERS = 4  # of a revision, at most: each imports torch and sglang, which takes 10 s and 1 GB
 TOOL_WORKERS = 8  # at most, for tests/queue
 SPREAD = ("xdist", "execnet")  # what spreads tests over processes: plain Python, of the tool's own environment
 NO_TESTS = 5  # pytest's exit code when nothing was selected: for a revision without patches that is right
@@ -94,7 +96,10 @@ def _install(wanted: Path, folder: Path, held: int) -> str:
 def test_tool(root: Path, say: Say) -> int:
     """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit code."""
     plots = matplotlib_folder(root, say)
-    more = {"PYTHONPATH": os.pathsep.join(filter(None, [str(plots), os.environ.get("PYTHONPATH")]))} if plots else {}
+    more = {
+        "PYTHONPATH": os.pathsep.join(str(path) for path in (plots, os.environ.get("PYTHONPATH")) if path),
+        "PYTHONDONTWRITEBYTECODE": "",  # tests start the tool and engines hundreds of times; half of such a start is compiling
+    }
     workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)  # twice as many: tests wait for processes
     command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
@@ -102,31 +107,62 @@ def test_tool(root: Path, say: Say) -> int:
     return subprocess.run(command, cwd=root, env=os.environ | more).returncode
 
 
-def test_revision(root: Path, pin: Pin, origin: str | None, words: Sequence[str], say: Say) -> Result:
-    """Apply (a tree with edits of the user's is tested as it stands), then run pytest in the revision's environment.
+@dataclass(frozen=True)
+class Prepared:
+    """A revision's tree and environment, ready for its tests. as_it_stands: as in Result."""
 
-    words: further words for pytest. Raises Refused when the tree or the environment cannot be had.
+    pin: Pin
+    tree: Path
+    environment: environment.Environment
+    as_it_stands: bool
+
+
+def prepare(root: Path, pin: Pin, origin: str | None, say: Say) -> Prepared:
+    """Apply (a tree with edits of the user's stays as it is), and build the environment where it is not there yet.
+
+    Raises Refused when the tree or the environment cannot be had.
     """
     tree = worktree.WorkTree(root, pin.tag)
-    found = tree.inspect()
-    as_it_stands = found.state is worktree.State.CHANGED
+    as_it_stands = tree.inspect().state is worktree.State.CHANGED
     if as_it_stands:
         say(f"work/{pin.tag} has edits that the queue does not hold: it is tested as it stands")
     else:
         apply(root, pin, origin, say)
-    made = build_environment(root, pin, say)
+    return Prepared(pin, tree.path.absolute(), build_environment(root, pin, say), as_it_stands)
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many revisions are tested side by side, and in how many processes each."""
+
+    revisions: int
+    workers: int
+
+
+def share(revisions: int, processors: int) -> Share:
+    """Side by side first: a revision's second process imports torch and sglang once more."""
+    side_by_side = max(1, min(revisions, processors, SIDE_BY_SIDE))
+    return Share(side_by_side, min(processors // side_by_side, WORKERS))
+
+
+def test_revision(root: Path, prepared: Prepared, words: Sequence[str], workers: int, log: Path | None) -> Result:
+    """Run pytest in the revision's environment. words: further words for it; log: the file for its output, else as ours."""
+    pin, tree = prepared.pin, prepared.tree
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
-    variables |= made.variables | {
-        "PYTHONPATH": str((tree.path / "python").absolute()),
-        "PATCHQUEUE_TREE": str(tree.path.absolute()),
+    variables |= prepared.environment.variables | {
+        "PYTHONPATH": str(tree / "python"),
+        "PATCHQUEUE_TREE": str(tree),
         "PATCHQUEUE_REVISION": str(pin.version),
+        "OMP_NUM_THREADS": "1",  # PyTorch's threads spin for each other wherever a processor has other work as well
     }
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
-        beside = [] if "-k" in words else spread(Path(space), min(os.cpu_count() or 1, WORKERS))
+        beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
-        command = [str(made.python), "-m", "pytest", str(root / "tests/revision"), *beside, *words]
-        return Result(pin, subprocess.run(command, cwd=root, env=variables).returncode, as_it_stands)
+        command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision"), *beside, *words]
+        with log.open("wb") if log else contextlib.nullcontext() as output:
+            code = subprocess.run(command, cwd=root, env=variables, stdout=output, stderr=output).returncode
+    return Result(pin, code, prepared.as_it_stands)
 
 
 def spread(folder: Path, workers: int) -> list[str]:
