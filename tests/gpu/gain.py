@@ -192,7 +192,10 @@ class Gain:
         """Everything, in order, written as it comes: an end from outside loses little."""
         own = self._own_tree() if UNTOUCHED in self.options.trees else None
         self._floor()
-        seconds = kernels.make(self.place, run.visible()[0].use, KERNELS_S)
+        head_dim = self.subject.config.get("text_config", self.subject.config).get("head_dim", 0)
+        seconds = kernels.make(
+            self.place, run.visible()[0].use, KERNELS_S, head_dim or kernels.HEAD_DIM
+        )
         self.say(f"attention kernels compiled in {seconds:.0f} s")
         model = models.write_config(
             self.place.out / "models" / self.options.subject, self.subject.config
