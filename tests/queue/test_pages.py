@@ -495,6 +495,7 @@ FOREIGN = {
     "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": "Docker",
     "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
     "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
+    "python3 FOLDER/tests/gpu/images.py --out RESULTS": "a GPU; its words are looked at in test_the_words_of_a_run_with_images",
     "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
     "sbatch --array=…": "Slurm",
     "git clone REPOSITORY queue": "where a user found this; `scripts/nox figures newcomer` runs it",
@@ -586,6 +587,14 @@ def test_words_are_a_commands_own(command):
         assert options.run
         known = pins.load(ROOT)
         assert all(known.find(word) for word in getattr(options, "revisions", []))
+
+
+def test_the_words_of_a_run_with_images():
+    """They go through its own parser: a wrong limit is what it complains of, not the words beside it."""
+    (command,) = [text for text in FOREIGN if "tests/gpu/images.py" in text]
+    words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], "--engine-limit", "none"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and "argument --engine-limit: invalid float" in done.stderr
 
 
 @pytest.mark.parametrize("script", ["run.py", "asleep.py"])
