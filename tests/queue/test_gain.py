@@ -388,3 +388,15 @@ def test_attention_kernels_are_compiled_before_the_first_engine_starts(gpu, tmp_
     logs = {file.name: file.read_text() for file in tmp_path.glob("kernels.*.log")}
     assert set(logs) == {f"kernels.{kind}.log" for kind in kernels.KINDS}
     assert all("flashinfer" in text for text in logs.values()), logs
+
+
+def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
+    """Qwen3-Next has 256 values a head: without its own modules, the first engine compiled them in its time."""
+    kernels, launch = importlib.import_module("kernels"), importlib.import_module("launch")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    kernels.make(launch.Place((), tmp_path, str(python)), "0", limit_s=60, head_dim=256)
+    for kind in kernels.KINDS:
+        words = (tmp_path / f"kernels.{kind}.log").read_text().split()
+        assert words[1:] == [kind, "256"]

@@ -514,6 +514,7 @@ FOREIGN = {
         ),
         "GPUs; the words are looked at in tests/queue/test_gpu_settings.py",
     ),
+    "python3 FOLDER/tests/gpu/images.py --out RESULTS": "a GPU; its words are looked at in test_the_words_of_a_run_with_images",
     "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
     "sbatch --array=…": "Slurm",
     "git clone REPOSITORY queue": "where a user found this; `scripts/nox figures newcomer` runs it",
@@ -605,6 +606,14 @@ def test_words_are_a_commands_own(command):
         assert options.run
         known = pins.load(ROOT)
         assert all(known.find(word) for word in getattr(options, "revisions", []))
+
+
+def test_the_words_of_a_run_with_images():
+    """They go through its own parser: a wrong limit is what it complains of, not the words beside it."""
+    (command,) = [text for text in FOREIGN if "tests/gpu/images.py" in text]
+    words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], "--engine-limit", "none"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and "argument --engine-limit: invalid float" in done.stderr
 
 
 @pytest.mark.parametrize("script", ["run.py", "asleep.py"])

@@ -21,7 +21,9 @@ def captured(build_model, monkeypatch):
 
     importlib.import_module("sglang.srt.models.qwen3_5")  # before decorators are changed
     module = importlib.import_module(PREFILL)
-    monkeypatch.setattr(module, "graph_capture", lambda: contextlib.nullcontext(SimpleNamespace(stream=None)))
+    monkeypatch.setattr(
+        module, "graph_capture", lambda: contextlib.nullcontext(SimpleNamespace(stream=None))
+    )
     monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
     monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
     monkeypatch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
@@ -43,8 +45,15 @@ def model_runner(model, attention):
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     table = layers.describe(stack.find(model).layers)
-    prefill = SimpleNamespace(bs=SIZES, backend=cuda_graph_config.Backend.BREAKABLE, full_prefill_max_req=1, tc_compiler="eager")
-    args = process.default_server_args(cuda_graph_config=SimpleNamespace(prefill=prefill, decode=prefill))
+    prefill = SimpleNamespace(
+        bs=SIZES,
+        backend=cuda_graph_config.Backend.BREAKABLE,
+        full_prefill_max_req=1,
+        tc_compiler="eager",
+    )
+    args = process.default_server_args(
+        cuda_graph_config=SimpleNamespace(prefill=prefill, decode=prefill)
+    )
     process.use_server_args(args)
     attention.use_captured_forward_metadata_for_breakable_cuda_graph = False
     return SimpleNamespace(
@@ -71,7 +80,9 @@ def test_text_gets_eager_prefills_logits(captured, lengths):
     wanted = eager(runner, batch_of(lengths, mrope_positions=axes_of(lengths)))
     batch = batch_of(lengths, mrope_positions=axes_of(lengths))
     assert graph.can_run_graph(batch)
-    torch.testing.assert_close(graph.execute(batch).next_token_logits[: len(lengths)], wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        graph.execute(batch).next_token_logits[: len(lengths)], wanted, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_positions_of_each_axis_reach_the_layers(captured):
@@ -81,7 +92,10 @@ def test_positions_of_each_axis_reach_the_layers(captured):
     runner, graph = captured
     lengths = [7, 2, 9]
     axes = axes_of(lengths, (1, 2, 5))
-    wanted, flat = (eager(runner, batch_of(lengths, mrope_positions=given)) for given in (axes, axes_of(lengths)))
+    wanted, flat = (
+        eager(runner, batch_of(lengths, mrope_positions=given))
+        for given in (axes, axes_of(lengths))
+    )
     found = graph.execute(batch_of(lengths, mrope_positions=axes)).next_token_logits[: len(lengths)]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(flat, wanted, rtol=1e-4, atol=1e-4)
@@ -94,7 +108,10 @@ def test_what_the_model_embeds_is_what_is_replayed(captured, monkeypatch):
     runner, graph = captured
     made = runner.model.model.embed_tokens.forward
     monkeypatch.setattr(runner.model.model.embed_tokens, "forward", lambda ids: made(ids).flip(-1))
-    wanted, found = eager(runner, batch_of([5], mrope_positions=axes_of([5]))), graph.execute(batch_of([5], mrope_positions=axes_of([5])))
+    wanted, found = (
+        eager(runner, batch_of([5], mrope_positions=axes_of([5]))),
+        graph.execute(batch_of([5], mrope_positions=axes_of([5]))),
+    )
     torch.testing.assert_close(found.next_token_logits[:1], wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -104,7 +121,10 @@ def test_batches_with_images_run_eagerly(captured):
     _, graph = captured
     image = MultimodalInputs(mm_items=[MultimodalDataItem(modality=Modality.IMAGE)])
     for inputs, runs in (([None, None], True), ([image, None], False), ([None, image], False)):
-        assert graph.can_run_graph(batch_of([4, 2], mrope_positions=axes_of([4, 2]), mm_inputs=inputs)) is runs
+        assert (
+            graph.can_run_graph(batch_of([4, 2], mrope_positions=axes_of([4, 2]), mm_inputs=inputs))
+            is runs
+        )
     graph.layer_model = None  # tc_piecewise
     assert graph.can_run_graph(batch_of([4, 2], mm_inputs=[image, None]))
 
@@ -126,7 +146,10 @@ def test_the_rule_about_multimodal_models_lets_qwen3_5_pass(architecture, change
     from sglang.srt.model_executor.cuda_graph_config import Backend
 
     args = process.default_server_args(**changes)
-    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture]), is_multimodal="Conditional" in architecture)
+    config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[architecture]),
+        is_multimodal="Conditional" in architecture,
+    )
     args.get_model_config = lambda: config
     args.use_mla_backend = lambda: False
     args.cuda_graph_config = SimpleNamespace(prefill=SimpleNamespace(backend=Backend.BREAKABLE))

@@ -5,6 +5,7 @@ import ast
 import importlib
 import inspect
 from contextlib import ExitStack
+from itertools import chain, repeat
 from types import SimpleNamespace
 from unittest import mock
 
@@ -69,11 +70,12 @@ def set_up(model, backend="breakable", tp_rank=0):
     return getattr(found, "runner", found)  # from 0.5.17 with what it cost
 
 
-def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), context_len=4096, requests=8, eager_runner=None, draft=False, arguments=()):
+def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), context_len=4096, requests=8, eager_runner=None, draft=False, arguments=(), memory=(80.0, 80.0)):
     """What the release's set-up returns for `model`: from 0.5.17 a GraphCapture, before a runner.
 
     layers: how many the model is said to have; sizes: tokens to capture for; requests: what the pool has room for; draft:
-    the model is a draft, and its head is there; arguments: further server arguments. Ranks are given in every way that a
+    the model is a draft, and its head is there; arguments: further server arguments; memory: GB that are free before the
+    capture and after it. Ranks are given in every way that a
     release looks them up.
     """
     prefill = SimpleNamespace(bs=list(sizes), backend=backend, full_prefill_max_req=1)
@@ -94,7 +96,7 @@ def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), contex
     stand_ins = dict(
         PrefillCudaGraphRunner=lambda runner: _made(runner, backend),
         check_cuda_graph_backend=lambda phase, asked: asked == backend,
-        get_available_gpu_memory=lambda *args, **kwargs: 80.0,
+        get_available_gpu_memory=lambda *args, told=chain(memory, repeat(memory[-1])), **kwargs: next(told),
         get_exec=lambda: SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=config)),
         get_parallel=lambda: ranks,
     )

@@ -85,7 +85,7 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     """
     if multimodal.takes_embeds(runner.model):
         upstream = None  # which captures the embedding too, for positions in one row
-    if isinstance(captured_layers.of(runner), captured_layers.Captured):
+    if isinstance(captured_layers.of(runner), captured_layers.Captured) and not _not_handed_on(runner):
         upstream = None  # which fills no tables
     refusal, made = refuse(runner, in_order=upstream is not None), None
     if refusal is None:

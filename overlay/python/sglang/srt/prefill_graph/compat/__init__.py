@@ -2,6 +2,7 @@
 
     features        parts that a release has
     model_runner    what its model runner collects of a model, and where it looks for that
+    headroom        what a prefill graph leaves to prefills that run eagerly
     sizes           the capture sizes of 0.5.14 to 0.5.16 that the context has room for
     ops             the state that split ops ask for, and how the compiler learns of more of them
     arguments       its server arguments for the prefill graph, up to 0.5.13
@@ -11,5 +12,5 @@
 
 A patch calls:
 
-    pausing.pausable, recapture.recapture, sizes.some_size_fits.
+    headroom.warn_if_short, pausing.pausable, recapture.recapture, sizes.some_size_fits.
 """

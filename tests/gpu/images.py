@@ -1,0 +1,391 @@
+#!/usr/bin/env python3
+"""Ask a multimodal model for text and about images: `python images.py --out RESULTS`, in an unpacked bundle.
+
+A small Qwen3.5 with random weights, a vision tower, a tokenizer and a processor is made on the spot. It
+answers prompts with images, without, both in one call, and text behind an image, in two engines: one
+that prefills eagerly, and one with the breakable graph. Their answers must agree, prefills of text must
+have been replayed, and where the queue's rule holds (0.5.9 to 0.5.15) those with an image must not.
+Another image must change the answer. Writes RESULTS/images.json. Exit code 0: all good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cases  # noqa: E402
+import compare  # noqa: E402
+import kernels  # noqa: E402
+import launch  # noqa: E402
+import models  # noqa: E402
+import modes  # noqa: E402
+import run  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+RESULT = "images.json"
+KERNELS_S = 150
+TEXT, IMAGE, MIXED = "text", "image", "mixed"
+LETTERS = [
+    chr(code) for code in range(ord("!"), ord("~") + 1)
+]  # what prompts are made of: each is one token
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+RULES = ("breakable/capture-layer-stack", "breakable/replay-text-of-multimodal")  # images eagerly
+
+_AXES = dict(
+    rope_type="default",
+    type="default",
+    mrope_section=[11, 11, 10],
+    mrope_interleaved=True,
+    rope_theta=1e7,
+    partial_rotary_factor=0.5,
+)
+_VISION = dict(
+    model_type="qwen3_5", deepstack_visual_indexes=[], depth=2, hidden_act="gelu_pytorch_tanh", hidden_size=128, in_channels=3,
+    initializer_range=0.02, intermediate_size=256, num_heads=2, num_position_embeddings=256, out_hidden_size=512, patch_size=16,
+    spatial_merge_size=2, temporal_patch_size=2,
+)  # fmt: skip
+_TEXT = {
+    name: value
+    for name, value in models.QWEN3_NEXT.items()
+    if not name.startswith(("architectures", "num_experts", "moe_", "shared_", "router_", "norm_topk", "mlp_only", "decoder_", "output_router"))
+} | dict(model_type="qwen3_5_text", rope_parameters=_AXES, rope_scaling=_AXES, partial_rotary_factor=0.5)  # fmt: skip
+
+
+def vocabulary() -> dict[str, int]:
+    """Every token of the tokenizer: single bytes, as byte-level BPE writes them, and the special ones behind."""
+    shown = [
+        code
+        for code in range(256)
+        if chr(code).isprintable() and not chr(code).isspace() and code != 0xAD
+    ]
+    hidden = [code for code in range(256) if code not in shown]
+    letters = [chr(code) for code in shown] + [chr(256 + number) for number in range(len(hidden))]
+    return {letter: number for number, letter in enumerate([*letters, *SPECIAL])}
+
+
+def config() -> dict:
+    """config.json of the model."""
+    known = vocabulary()
+    return dict(
+        architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", torch_dtype="bfloat16", tie_word_embeddings=False,
+        text_config=_TEXT, vision_config=_VISION, image_token_id=known["<|image_pad|>"], video_token_id=known["<|video_pad|>"],
+        vision_start_token_id=known["<|vision_start|>"], vision_end_token_id=known["<|vision_end|>"],
+    )  # fmt: skip
+
+
+def shapes() -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Every tensor of the checkpoint, as models.shapes."""
+    c, v = _TEXT, _VISION
+    hidden, values = c["hidden_size"], c["linear_num_value_heads"]
+    keys, out = (
+        c["linear_num_key_heads"] * c["linear_key_head_dim"],
+        values * c["linear_value_head_dim"],
+    )
+    yield "model.language_model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+    for number in range(c["num_hidden_layers"]):
+        layer = f"model.language_model.layers.{number}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{layer}.{norm}.weight", (hidden,), "norm-about-zero"
+        if (number + 1) % c["full_attention_interval"]:
+            for name, rows in (("qkv", 2 * keys + out), ("z", out), ("b", values), ("a", values)):
+                yield f"{layer}.linear_attn.in_proj_{name}.weight", (rows, hidden), "matrix"
+            yield (
+                f"{layer}.linear_attn.conv1d.weight",
+                (2 * keys + out, 1, c["linear_conv_kernel_dim"]),
+                "matrix",
+            )
+            yield f"{layer}.linear_attn.A_log", (values,), "decay"
+            yield f"{layer}.linear_attn.dt_bias", (values,), "time-step"
+            yield f"{layer}.linear_attn.norm.weight", (c["linear_value_head_dim"],), "norm"
+            yield f"{layer}.linear_attn.out_proj.weight", (hidden, out), "matrix"
+        else:
+            queries = c["num_attention_heads"] * c["head_dim"]
+            of_keys = c["num_key_value_heads"] * c["head_dim"]
+            for name, rows in (
+                ("q", 2 * queries),
+                ("k", of_keys),
+                ("v", of_keys),
+            ):  # queries and their gates
+                yield f"{layer}.self_attn.{name}_proj.weight", (rows, hidden), "matrix"
+            yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
+            for name in ("q_norm", "k_norm"):
+                yield f"{layer}.self_attn.{name}.weight", (c["head_dim"],), "norm-about-zero"
+        for name, shape in (
+            ("gate", (c["intermediate_size"], hidden)),
+            ("up", (c["intermediate_size"], hidden)),
+            ("down", (hidden, c["intermediate_size"])),
+        ):
+            yield f"{layer}.mlp.{name}_proj.weight", shape, "matrix"
+    yield "model.language_model.norm.weight", (hidden,), "norm-about-zero"
+    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+    yield from _tower(v)
+
+
+def _tower(v: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """The vision tower: every matrix has a bias."""
+    hidden, merged = v["hidden_size"], v["hidden_size"] * v["spatial_merge_size"] ** 2
+
+    def linear(name: str, rows: int, columns: tuple[int, ...]) -> Iterator:
+        yield f"model.visual.{name}.weight", (rows, *columns), "matrix"
+        yield f"model.visual.{name}.bias", (rows,), "bias"
+
+    def norm(name: str) -> Iterator:
+        yield f"model.visual.{name}.weight", (hidden,), "norm"
+        yield f"model.visual.{name}.bias", (hidden,), "bias"
+
+    patch = (v["in_channels"], v["temporal_patch_size"], v["patch_size"], v["patch_size"])
+    yield from linear("patch_embed.proj", hidden, patch)
+    yield "model.visual.pos_embed.weight", (v["num_position_embeddings"], hidden), "embedding"
+    for number in range(v["depth"]):
+        block = f"blocks.{number}"
+        yield from norm(f"{block}.norm1")
+        yield from norm(f"{block}.norm2")
+        yield from linear(f"{block}.attn.qkv", 3 * hidden, (hidden,))
+        yield from linear(f"{block}.attn.proj", hidden, (hidden,))
+        yield from linear(f"{block}.mlp.linear_fc1", v["intermediate_size"], (hidden,))
+        yield from linear(f"{block}.mlp.linear_fc2", hidden, (v["intermediate_size"],))
+    yield from norm("merger.norm")
+    yield from linear("merger.linear_fc1", merged, (merged,))
+    yield from linear("merger.linear_fc2", v["out_hidden_size"], (merged,))
+
+
+def write(folder: Path) -> Path:
+    """The whole checkpoint. Needs torch, safetensors and tokenizers."""
+    import torch
+    from safetensors.torch import save_file
+
+    write_small(folder)
+    drawn = {
+        name: models.draw(name, shape, kind).to(torch.bfloat16).contiguous()
+        for name, shape, kind in shapes()
+    }
+    save_file(drawn, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_small(folder: Path) -> Path:
+    """All but the weights: config, tokenizer, processor."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models as kinds, pre_tokenizers
+
+    models.write_config(folder, config())
+    known = vocabulary()
+    letters = {token: number for token, number in known.items() if token not in SPECIAL}
+    tokenizer = Tokenizer(kinds.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    assert all(tokenizer.token_to_id(token) == number for token, number in known.items())
+    tokenizer.save(str(folder / "tokenizer.json"))
+    pixels = dict(
+        size=dict(shortest_edge=1024, longest_edge=1 << 20), patch_size=16, temporal_patch_size=2, merge_size=2, image_mean=[0.5] * 3,
+        image_std=[0.5] * 3, processor_class="Qwen3VLProcessor",
+    )  # fmt: skip
+    files = {
+        "vocab.json": letters,
+        "tokenizer_config.json": dict(tokenizer_class="Qwen2Tokenizer", eos_token="<|endoftext|>", pad_token="<|endoftext|>", model_max_length=32768),
+        "preprocessor_config.json": pixels | dict(image_processor_type="Qwen2VLImageProcessorFast"),
+        "video_preprocessor_config.json": pixels | dict(video_processor_type="Qwen3VLVideoProcessor"),
+    }  # fmt: skip
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return folder
+
+
+@dataclass(frozen=True)
+class Ask:
+    """name: unique; kind: what its prompts have; prompts: token ids of each, an image's place among them; images: of each
+    prompt, as (seed, width, height); new_tokens: how many to answer with."""
+
+    name: str
+    kind: str
+    prompts: tuple[tuple[int, ...], ...]
+    images: tuple[tuple[tuple[int, int, int], ...], ...]
+    new_tokens: int = cases.NEW_TOKENS
+
+
+def asks(seed: int = 9) -> list[Ask]:
+    """All calls, in order. The cache is empty before the first; some continue earlier prompts."""
+    source, known = random.Random(seed), vocabulary()
+    place = tuple(known[token] for token in ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"))
+
+    def text(count: int) -> tuple[int, ...]:
+        return tuple(known[source.choice(LETTERS)] for _ in range(count))
+
+    def of(name: str, *parts: tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]]) -> Ask:
+        with_images = sum(bool(images) for _, images in parts)
+        kind = TEXT if not with_images else IMAGE if with_images == len(parts) else MIXED
+        return Ask(
+            name, kind, tuple(prompt for prompt, _ in parts), tuple(images for _, images in parts)
+        )
+
+    begun = text(20) + place + text(60)
+    made = [of(f"text-{n}", (text(n), ())) for n in (5, 16, 100, 300)]
+    made.append(of("text-by-4", *((text(n), ()) for n in (7, 60, 33, 90))))
+    made += [
+        of(f"image-{w}x{h}", (text(9) + place + text(40), ((w, w, h),)))
+        for w, h in ((64, 64), (128, 96), (256, 256))
+    ]
+    made += [of(f"image-other-{which}", (begun, ((which, 256, 256),))) for which in (1, 2)]
+    made.append(
+        of("image-two", (text(5) + place + text(8) + place + text(30), ((3, 64, 96), (4, 96, 64))))
+    )
+    made.append(of("image-chunked", (text(30) + place + text(700), ((5, 128, 128),))))
+    for number in range(3):
+        made.append(
+            of(
+                f"mixed-{number}",
+                (text(50), ()),
+                (text(11) + place + text(20), ((6 + number, 64, 64),)),
+                (text(120), ()),
+            )
+        )
+        made.append(of(f"text-after-{number}", (text(30 + number), ())))
+    made.append(of("image-prefix", (begun + text(70), ((1, 256, 256),))))
+    return [*made, of("text-last", (text(64), ()), (text(17), ()))]
+
+
+def length(prompt: tuple[int, ...], pictures: tuple[tuple[int, int, int], ...]) -> int:
+    """Tokens of a prompt once its images are in their places: one for each square of merged patches."""
+    side = _VISION["patch_size"] * _VISION["spatial_merge_size"]
+    return len(prompt) + sum(width // side * (height // side) - 1 for _, width, height in pictures)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    place = run.place_of(options)
+    facts = run.describe(place, options)
+    folder = place.out / "models" / "qwen3-5"
+    subprocess.run(
+        [place.python, __file__, "--write", str(folder)], env=place.environment(), check=True
+    )
+    run.say(
+        f"attention kernels compiled in {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
+    )
+    began = time.time()
+    jobs = {
+        mode: job(place, options, folder, mode, number)
+        for number, mode in enumerate((modes.EAGER, modes.BREAKABLE))
+    }
+    for one in jobs.values():
+        launch.run_all(place, [one], 1, time.time() + options.engine_limit, run.say, lead=False)
+    if dead := [one for one in jobs.values() if one.code != 0]:
+        why = "; ".join(
+            f"{one.name}: {one.why} {run.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
+            for one in dead
+        )
+        checks = [compare.Verdict("every engine answered", False, why)]
+    else:
+        eager, mine = (
+            json.loads(Path(jobs[mode].plan["out"]).read_text())
+            for mode in (modes.EAGER, modes.BREAKABLE)
+        )
+        ruled = any(patch["name"].split("@")[0].startswith(RULES) for patch in facts["patches"])
+        checks = judged(mine, eager, ruled)
+    facts |= {
+        "seconds": round(time.time() - began),
+        "checks": [check.as_json() for check in checks],
+    }
+    (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
+    for check in checks:
+        print(f"{'ok  ' if check.good else 'FAIL'} {check.what}: {check.why}")
+    return 0 if all(check.good for check in checks) else 1
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    run.add_place(parser)
+    parser.add_argument(
+        "--engine-limit",
+        type=float,
+        default=300,
+        help="seconds that one engine may take (default 300)",
+    )
+    parser.add_argument(
+        "--port-base", type=int, default=28000, help="first of the engines' ports (default 28000)"
+    )
+    return parser.parse_args(words)
+
+
+def job(
+    place: launch.Place, options: argparse.Namespace, folder: Path, mode: str, number: int
+) -> launch.Job:
+    name = f"images.{mode}"
+    plan = {
+        "model": str(folder), "mode": mode, "port": options.port_base + run.PORTS * number, "out": str(place.out / f"{name}.json"),
+        "watch": str(place.out / f"{name}.watch"), "engine": words(),
+    }  # fmt: skip
+    return launch.Job(name, HERE / "images_engine.py", plan, options.engine_limit)
+
+
+def words() -> dict:
+    """sglang.Engine's words on top of those for all engines. Bundles may lack FlashAttention 3, which is vision's default."""
+    return dict(mm_attention_backend="triton_attn")
+
+
+def judged(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
+    """The breakable engine held against the eager one. ruled: batches with images are to run eagerly."""
+    found = [
+        compare.same_answers(
+            "breakable agrees with eager prefill", mine["answers"], eager["answers"]
+        )
+    ]
+    found.append(replayed(mine, TEXT, True))
+    if ruled:
+        found.append(replayed(mine, IMAGE, False))
+    found.append(replayed(eager, TEXT, False))
+    for name, one in ((modes.EAGER, eager), (modes.BREAKABLE, mine)):
+        first, other = (one["answers"][f"image-other-{which}"]["answers"][0] for which in (1, 2))
+        apart = max(abs(a - b) for a, b in zip(first["logprobs"], other["logprobs"]))
+        changed = first["tokens"] != other["tokens"] or apart > compare.MEMORY
+        found.append(
+            compare.Verdict(
+                f"{name}: another image changes the answer",
+                changed,
+                f"log-probabilities up to {apart:.3f} apart",
+            )
+        )
+    return found
+
+
+def replayed(result: dict, kind: str, wanted: bool) -> compare.Verdict:
+    """Whether graphs ran all prefills of one kind of call that fit one, or none."""
+    names = [call.name for call in asks() if call.kind == kind]
+    spans = [(result["answers"][name]["from"], result["answers"][name]["to"]) for name in names]
+    fit = [
+        line
+        for line in compare.fitting(result["prefills"], cases.CAPTURE)
+        if any(begin <= line["at"] <= end for begin, end in spans)
+    ]
+    count = sum(line["launches"] > 0 for line in fit)
+    what = f"prefills of {kind} calls were {'' if wanted else 'not '}replayed"
+    return compare.Verdict(
+        what,
+        bool(fit) and count == (len(fit) if wanted else 0),
+        f"{count} of {len(fit)} that fit a graph",
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--write"]:
+        write(Path(sys.argv[2]))
+    else:
+        raise SystemExit(main())

@@ -1,0 +1,95 @@
+"""tests/gpu/images.py: what it asks, and what it takes of two engines' answers."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).parents[1] / "gpu"
+
+
+@pytest.fixture
+def images(monkeypatch):
+    """The module, whose neighbours' names are as plain as `run`: gone again after the test."""
+    monkeypatch.syspath_prepend(str(GPU))
+    for file in GPU.glob("*.py"):
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    return importlib.import_module("images")
+
+
+def engine(images, replayed, off=None):
+    """An engine's result: every call gets an answer of its own; prefills of kinds in `replayed` launched graphs; off: the
+    names of calls that got another answer."""
+    answers, prefills = {}, []
+    for number, call in enumerate(images.asks()):
+        value = 3 + number + (1000 if call.name in (off or ()) else 0)
+        one = {
+            "tokens": [value] * call.new_tokens,
+            "logprobs": [-1.0 - number] * call.new_tokens,
+            "best": [[-1.0, -3.0]] * call.new_tokens,
+        }
+        answers[call.name] = {
+            "from": 10.0 * number,
+            "to": 10.0 * number + 5,
+            "answers": [one] * len(call.prompts),
+        }
+        at = 10.0 * number + 1
+        prefills.append({"at": at, "tokens": 64, "launches": 5 * (call.kind in replayed)})
+    return {"answers": answers, "prefills": prefills}
+
+
+def faults(images, mine, eager, ruled=True):
+    return [check.what for check in images.judged(mine, eager, ruled) if not check.good]
+
+
+def test_text_on_graphs_and_images_without_is_good(images):
+    assert faults(images, engine(images, {images.TEXT}), engine(images, ())) == []
+
+
+@pytest.mark.parametrize(
+    "replayed, off, what",
+    [
+        ((), (), "prefills of text calls were replayed"),
+        (("text", "image"), (), "prefills of image calls were not replayed"),
+        (("text",), ("image-two",), "breakable agrees with eager prefill"),
+        (("text",), ("text-last",), "breakable agrees with eager prefill"),
+    ],
+)
+def test_a_fault_is_named(images, replayed, off, what):
+    assert faults(images, engine(images, replayed, off), engine(images, ())) == [what]
+
+
+def test_an_image_that_changes_nothing_is_a_fault(images):
+    one = engine(images, {images.TEXT})
+    one["answers"]["image-other-2"] = one["answers"]["image-other-1"]
+    eager = engine(images, ())
+    eager["answers"]["image-other-2"] = eager["answers"]["image-other-1"]
+    assert faults(images, one, eager) == [
+        "eager: another image changes the answer",
+        "breakable: another image changes the answer",
+    ]
+
+
+def test_a_tree_without_the_rule_may_replay_images(images):
+    mine = engine(images, {images.TEXT, images.IMAGE})
+    assert faults(images, mine, engine(images, ()), ruled=False) == []
+
+
+def test_calls_have_text_alone_images_alone_and_both(images):
+    made = images.asks()
+    assert {call.kind for call in made} == {images.TEXT, images.IMAGE, images.MIXED}
+    assert len({call.name for call in made}) == len(made)
+    assert all(len(call.prompts) == len(call.images) for call in made)
+    pad = images.vocabulary()["<|image_pad|>"]
+    for call in made:
+        counts = [(prompt.count(pad), len(of)) for prompt, of in zip(call.prompts, call.images)]
+        assert all(placed == given for placed, given in counts)
+        side = 32
+        assert all(w % side == h % side == 0 for of in call.images for _, w, h in of)
+
+
+def test_the_vocabulary_is_that_of_byte_level_tokenizers(images):
+    known = images.vocabulary()
+    assert len(known) == 256 + len(images.SPECIAL) and sorted(known.values()) == [*range(263)]
+    assert all(letter in known for letter in images.LETTERS)

@@ -1,0 +1,123 @@
+"""The multimodal checkpoint of tests/gpu/images.py, as the releases read it, load it and process its prompts."""
+
+import asyncio
+import inspect
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+import images  # noqa: E402
+import models  # noqa: E402
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.16")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return images.write_small(tmp_path_factory.mktemp("qwen3-5"))
+
+
+def read(folder):
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    return get_config(str(folder), trust_remote_code=False)
+
+
+def test_the_release_reads_it_as_its_own_kind(folder):
+    found = read(folder)
+    assert type(found).__module__ == "sglang.srt.configs.qwen3_5" and found.architectures == [
+        "Qwen3_5ForConditionalGeneration"
+    ]
+    text = found.text_config
+    assert (text.num_hidden_layers, text.head_dim, len(text.linear_layer_ids)) == (8, 128, 6)
+    assert found.image_token_id == images.vocabulary()["<|image_pad|>"] < text.vocab_size
+
+
+def test_it_fills_every_parameter(folder):
+    from host import models as host
+    from sglang.srt.models.qwen3_5 import Qwen3_5ForConditionalGeneration
+
+    model = host.construct(Qwen3_5ForConditionalGeneration, read(folder), device="cpu")
+    parameters = dict(model.named_parameters())
+    for parameter in parameters.values():
+        parameter.data.fill_(float("nan"))
+    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in images.shapes()}
+    model.load_weights(iter(tensors.items()))
+    assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
+    assert sum(map(torch.Tensor.numel, tensors.values())) == sum(
+        map(torch.Tensor.numel, parameters.values())
+    )
+
+
+@pytest.fixture
+def process(folder, default_server_args):
+    """process(call): each prompt with images, as the release's tokenizer manager has it processed."""
+    import images_engine
+    from host import process as host
+    from sglang.srt.managers import multimodal_processor
+    from sglang.srt.utils.hf_transformers_utils import get_processor
+
+    args = default_server_args(
+        str(folder),
+        skip_tokenizer_init=True,
+        mm_process_config={},
+        disable_fast_image_processor=True,
+    )  # the fast one wants a GPU
+    host.use_server_args(args)
+    images_engine.do_without_videos()
+    multimodal_processor.import_processors("sglang.srt.multimodal.processors")
+    made = multimodal_processor.get_mm_processor(
+        read(folder), args, get_processor(str(folder), use_fast=True), "default"
+    )
+
+    def run(prompt, pictures):
+        asked = SimpleNamespace(video_data=None, audio_data=None, rid="1", image_data=pictures)
+        given = dict(image_data=pictures, input_text=list(prompt), request_obj=asked)
+        return asyncio.run(made.process_mm_data_async(**given))
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["image-128x96", "image-two"])
+def test_the_releases_processor_puts_images_in_their_places(process, name):
+    """Prompts are token ids: the processor writes them as text, and reads that again."""
+    import images_engine
+
+    call = next(one for one in images.asks() if one.name == name)
+    made = process(call.prompts[0], [images_engine.picture(*one) for one in call.images[0]])
+    found = made if isinstance(made, dict) else vars(made)
+    ids, pad = list(found["input_ids"]), images.vocabulary()["<|image_pad|>"]
+    patches = [
+        width // 32 * (height // 32) for _, width, height in call.images[0]
+    ]  # of 16 pixels, four in one
+    assert ids.count(pad) == sum(patches) and len(ids) == images.length(
+        call.prompts[0], call.images[0]
+    )
+    assert [token for token in ids if token != pad] == [
+        token for token in call.prompts[0] if token != pad
+    ]
+    assert found["mrope_positions"].shape == (3, len(ids)) and not torch.equal(
+        *found["mrope_positions"][1:]
+    )
+    assert sum(len(item.feature) for item in found["mm_items"]) == 4 * sum(patches)
+
+
+def test_the_release_takes_a_call_of_both_kinds():
+    import images_engine
+    from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    call = next(one for one in images.asks() if one.kind == images.MIXED)
+    words = images_engine.request(call)
+    assert words.keys() <= inspect.signature(Engine.generate).parameters.keys()
+    asked = GenerateReqInput(**words)
+    asked.normalize_batch_and_arguments()
+    assert [bool(asked[number].contains_mm_input()) for number in range(3)] == [False, True, False]
+
+
+def test_the_release_knows_the_engines_words(default_server_args):
+    assert default_server_args(**images.words()).mm_attention_backend == "triton_attn"
