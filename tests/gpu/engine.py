@@ -67,10 +67,11 @@ def ask(engine, call: cases.Call, logprobs: bool = True, **more: object) -> dict
     # A start of the log-probabilities behind the prompt: asking for any of the prompt's own makes releases run it eagerly.
     wanted = dict(return_logprob=True, logprob_start_len=[len(p) for p in prompts], top_logprobs_num=2) if logprobs else {}
     answers = engine.generate(input_ids=prompts, sampling_params=sampling, **wanted, **more)
-    return {"from": began, "to": time.time(), "answers": [_answer(answer, len(prompt)) for answer, prompt in zip(answers, prompts, strict=True)]}
+    return {"from": began, "to": time.time(), "answers": [read(answer, len(prompt)) for answer, prompt in zip(answers, prompts, strict=True)]}
 
 
-def _answer(answer: dict, prompt_tokens: int) -> dict:
+def read(answer: dict, prompt_tokens: int) -> dict:
+    """What is compared of one answer of sglang.Engine.generate()."""
     info = answer["meta_info"]
     found = {"tokens": answer["output_ids"], "cached": info["cached_tokens"]}
     if "output_token_logprobs" in info:

@@ -44,6 +44,14 @@ def request(call: images.Ask) -> dict:
     )
 
 
+def ask(engine, call: images.Ask) -> dict:
+    """The engine's answers to one call, and when it was asked."""
+    began = time.time()
+    answers = engine.generate(**request(call))
+    read = [engines.read(answer, answer["meta_info"]["prompt_tokens"]) for answer in answers]
+    return {"from": began, "to": time.time(), "answers": read}
+
+
 def do_without_videos() -> None:
     """0.5.9's processor imports decord, which bundles leave out, and which no image needs."""
     if importlib.util.find_spec("decord") is None:
@@ -60,13 +68,7 @@ def main() -> None:
     Path(plan["out"] + ".ready").touch()
     result |= {"answers": {}}
     for call in images.asks():
-        began = time.time()
-        answers = engine.generate(**request(call))
-        result["answers"][call.name] = {
-            "from": began,
-            "to": time.time(),
-            "answers": [engines._answer(answer) for answer in answers],
-        }
+        result["answers"][call.name] = ask(engine, call)
     result["prefills"] = engines.watched(plan["watch"])
     Path(plan["out"]).write_text(json.dumps(result))
     engine.shutdown()

@@ -93,3 +93,25 @@ def test_the_vocabulary_is_that_of_byte_level_tokenizers(images):
     known = images.vocabulary()
     assert len(known) == 256 + len(images.SPECIAL) and sorted(known.values()) == [*range(263)]
     assert all(letter in known for letter in images.LETTERS)
+
+
+def test_an_answer_of_the_release_is_read(images, monkeypatch):
+    """In generate()'s own form. A call without images needs no library to draw them."""
+    asking = importlib.import_module("images_engine")
+    call = next(call for call in images.asks() if not any(call.images))
+    info = dict(
+        prompt_tokens=9,
+        cached_tokens=4,
+        output_token_logprobs=[(-0.5, 7, None)],
+        output_top_logprobs=[[(-0.5, 7, None), (-2.0, 3, None)]],
+    )
+    generated = [{"output_ids": [7], "meta_info": info}] * len(call.prompts)
+
+    class Engine:
+        def generate(self, **words):
+            return generated
+
+    found = asking.ask(Engine(), call)
+    one = {"tokens": [7], "cached": 4, "logprobs": [-0.5], "best": [[-0.5, -2.0]]}
+    assert found["answers"] == [one] * len(call.prompts)
+    assert found["from"] <= found["to"]
