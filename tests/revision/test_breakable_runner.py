@@ -457,3 +457,133 @@ def test_what_this_runner_does_not_hand_its_stack_is_refused(captured, changes, 
     args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True, **arguments)
     runner, graph = captured(**fields, server_args=args)
     assert graph is None and named in runner.prefill_graph_refusal.reason
+
+
+# --- layers with recurrent states inside the graph
+
+stood_in = pytest.mark.revision(">=0.5.10")  # before, a Mamba2 layer has no method of its own that could be
+
+
+def _sums_by_table(now, hidden_states, output, layer_id):
+    """hybrids.sums, of what the tables say instead of the batch."""
+    import torch
+
+    cu, rows = now.tables.plan.cu.long(), torch.arange(len(hidden_states))
+    real = (rows < cu[-1])[:, None]
+    summed = torch.where(real, hidden_states, 0).cumsum(0)
+    owner = torch.searchsorted(cu[1:], rows, right=True).clamp(max=now.tables.requests - 1)
+    before = torch.cat([torch.zeros_like(summed[:1]), summed])[cu[:-1]][owner]
+    output.copy_(torch.where(real, (summed - before) / cu[-1], 0))
+
+
+@pytest.fixture
+def captured_states(captured, monkeypatch):
+    """captured_states(): NemotronH whose Mamba2 layers are captured; their launches are stood in for."""
+    import torch
+    from host import hybrids
+    from sglang.srt.prefill_graph.captured import layers
+
+    seen = hybrids.on_cpu(monkeypatch)
+    monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: None)
+    monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", _sums_by_table)
+    pool = SimpleNamespace(mamba2_layer_cache=lambda layer_id: None, get_mamba_indices=lambda requests: requests + 1)
+
+    def capture(**changes):
+        changes = dict(req_to_token_pool=pool, dtype=torch.float32, attn_backend=hybrids.recurrent(CausalAttention(), seen)) | changes
+        return *captured("nemotron_h", **changes), seen
+
+    return capture
+
+
+@stood_in
+def test_captured_states_get_eager_prefills_logits(captured_states):
+    """Every batch after every other: each replay reads what its own batch left in the tables."""
+    import torch
+
+    runner, graph, seen = captured_states()
+    fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]  # more have no place in these sizes
+    wanted = {str(lengths): eager(runner, batch_of(lengths)) for lengths in fitting}
+    seen.clear()
+    for first in fitting:
+        for lengths in (first, *fitting[::3]):
+            batch = batch_of(lengths)
+            torch.testing.assert_close(replayed(runner, graph, batch), wanted[str(lengths)], rtol=1e-4, atol=1e-4)
+    assert not seen, "a Mamba2 layer ran eagerly"
+
+
+@stood_in
+def test_attention_alone_breaks_where_states_are_captured(captured_states):
+    runner, graph, _ = captured_states()
+    one = graph.graphs[16]
+    breaks = getattr(one, "breaks", None) or one._break_fns
+    attention = [layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"]
+    assert len(breaks) == len(attention) < len(runner.attention_layers) and attention
+
+
+@stood_in
+def test_a_batch_replays_a_size_with_places_for_its_requests(captured_states, monkeypatch):
+    import torch
+    from sglang.srt.prefill_graph.captured import tables
+
+    monkeypatch.setattr(tables, "places", lambda tokens: {8: 2, 16: 3, 32: 4}[tokens])
+    runner, graph, _ = captured_states()
+    batch = batch_of([2, 1, 3])
+    assert graph._size_for(batch) == 16
+    torch.testing.assert_close(replayed(runner, graph, batch), eager(runner, batch_of([2, 1, 3])), rtol=1e-4, atol=1e-4)
+    assert graph.why_not(batch_of([1] * 5)) == "5 requests; the tables of states have 4 places"
+
+
+@stood_in
+def test_batches_that_decode_or_leave_states_run_eagerly(captured_states):
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    _, graph, _ = captured_states()
+    assert graph.why_not(batch_of([5])) is None
+    mixed = batch_of([5])
+    mixed.forward_mode = ForwardMode.MIXED
+    assert graph.why_not(mixed) == "requests that decode are in the batch"
+    tracked = batch_of([5])
+    tracked.mamba_track_mask = torch.tensor([True])
+    assert graph.why_not(tracked) == "the prefix cache keeps states of the batch"
+
+
+@stood_in
+@pytest.mark.parametrize(
+    "how, reason",
+    [
+        ("switch", "SGLANG_PREFILL_GRAPH_STATES=break is set"),
+        ("pool", "there is no pool of states"),
+        ("hicache", "the hierarchical cache brings states layer by layer"),
+        ("mixer", "layer 0: no tiles"),
+    ],
+)
+def test_layers_break_as_before_and_say_why(captured_states, monkeypatch, how, reason):
+    import torch
+    from sglang.srt.prefill_graph.captured import layers
+
+    runner, graph, _ = captured_states()
+    assert graph.captured
+    if how == "switch":
+        monkeypatch.setenv(layers.SWITCH, "break")
+    elif how == "pool":
+        runner.req_to_token_pool = None
+    elif how == "hicache":
+        runner.req_to_token_pool.layer_transfer_counter = object()
+    else:
+        monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: "no tiles")
+    assert layers.of(runner) == reason
+
+
+@stood_in
+def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(captured_states, monkeypatch, caplog):
+    from sglang.srt.prefill_graph.captured import layers
+
+    told = "Mamba2 layers run between the prefill graph's segments: SGLANG_PREFILL_GRAPH_STATES=break is set"
+    with caplog.at_level(logging.INFO):
+        _, graph, _ = captured_states()
+        assert graph.captured and told not in caplog.messages
+        monkeypatch.setenv(layers.SWITCH, "break")
+        _, graph, seen = captured_states()
+        assert graph is not None and not getattr(graph, "captured", None) and seen
+    assert caplog.messages.count(told) == 1

@@ -1,5 +1,8 @@
 """Mamba2 layers inside the breakable graph: their tables, their launches, and the runner that fills the tables."""
 
+import random
+from types import SimpleNamespace
+
 import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
@@ -11,9 +14,15 @@ CASES = {
     "a full table": dict(batches=[([3, 7, 2], [0, 1, 0])], rows=16, places=3),
     "cold": dict(batches=[COLD], rows=64, places=8),
     "cached beginnings": dict(batches=[WARM], rows=64, places=8),
-    "short requests": dict(batches=[([1, 2, 3, 1], [0, 0, 0, 9]), ([2, 1], [2, 1])], rows=16, places=4),
-    "one batch after the other": dict(batches=[WARM, ([64], [0]), COLD, ([1], [3])], rows=64, places=8),
-    "chunks of 128": dict(batches=[([150, 3], [0, 2]), ([1, 128], [1, 0])], rows=192, places=4, chunk=128),
+    "short requests": dict(
+        batches=[([1, 2, 3, 1], [0, 0, 0, 9]), ([2, 1], [2, 1])], rows=16, places=4
+    ),
+    "one batch after the other": dict(
+        batches=[WARM, ([64], [0]), COLD, ([1], [3])], rows=64, places=8
+    ),
+    "chunks of 128": dict(
+        batches=[([150, 3], [0, 2]), ([1, 128], [1, 0])], rows=192, places=4, chunk=128
+    ),
 }
 
 
@@ -36,3 +45,57 @@ def test_output_and_states_are_those_of_an_eager_prefill_bit_for_bit(case, compa
 def test_only_its_own_kernels_are_launched(compared):
     names = [name for name in compared["cold"]["launched"] if "norm" not in name]
     assert names == ["_convolve_kernel", "_steps_kernel", "_states_kernel", "_scan_kernel"]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_every_row_is_in_one_chunk(seed):
+    """Of its own request, or, behind the batch, of the rows to zero. Chunks and places left over have no rows."""
+    from sglang.srt.prefill_graph.captured import tables
+
+    source = random.Random(seed)
+    chunk, places = source.choice([16, 64, 128]), source.randint(1, 12)
+    count = source.randint(1, places)
+    lengths = [
+        source.choice([1, source.randint(1, 40), source.randint(1, 3 * chunk)])
+        for _ in range(count)
+    ]
+    tokens = sum(lengths) + source.choice([0, 1, source.randint(0, 3 * chunk)])
+    warm = [source.random() < 0.5 for _ in lengths]
+    made = tables.cut(lengths, warm, tokens, places, chunk)
+    owners = [i for i, length in enumerate(lengths) for _ in range(length)]
+    seen = [None] * tokens
+    for start, size, owner in zip(made.start, made.size, made.owner):
+        for row in range(start, start + abs(size)):
+            assert seen[row] is None and abs(size) <= chunk
+            seen[row] = owner if size > 0 else -1
+    assert seen == owners + [-1] * (tokens - len(owners))
+    for i in range(places):
+        own = slice(made.first[i], made.first[i + 1])
+        assert made.size[own].sum() == (lengths[i] if i < count else 0)
+        assert made.cu[i + 1] - made.cu[i] == made.size[own].sum()
+    assert made.warm.tolist() == [int(one) for one in warm] + [0] * (places - count)
+
+
+def test_a_batch_that_does_not_fit_is_an_error():
+    from sglang.srt.prefill_graph.captured import tables
+
+    with pytest.raises(ValueError, match="3 requests of 12 rows, for 2 of 32"):
+        tables.cut([5, 4, 3], [False] * 3, 32, 2, 16)
+    with pytest.raises(ValueError, match="1 requests of 33 rows, for 2 of 32"):
+        tables.cut([33], [False], 32, 2, 16)
+
+
+def test_the_next_batch_leaves_alone_what_is_still_being_copied():
+    """With the overlap schedule, two forwards are under way: the host prepares one while the other's copy may wait."""
+    import torch
+    from sglang.srt.prefill_graph.captured import tables
+
+    made = tables.Tables(32, 4, 16, torch.device("cpu"))
+    copies = []
+    made._packed = SimpleNamespace(
+        device=torch.device("cpu"), copy_=lambda host, non_blocking: copies.append(host)
+    )
+    made.fill([20, 3], [False, True], torch.tensor([1, 2]))
+    first = copies[0].clone()
+    made.fill([1, 1, 7], [True, False, False], torch.tensor([3, 1, 2]))
+    assert torch.equal(copies[0], first) and not torch.equal(copies[1], first)

@@ -12,7 +12,10 @@ from sglang.srt.prefill_graph.captured import mamba2 as captured  # noqa: E402
 def row_by_row(projection):
     """A projection's forward whose bits do not depend on how many rows there are."""
     weight = projection.weight
-    return lambda rows: (torch.cat([torch.nn.functional.linear(row[None], weight) for row in rows]), None)
+    return lambda rows: (
+        torch.cat([torch.nn.functional.linear(row[None], weight) for row in rows]),
+        None,
+    )
 
 
 def compare(batches, rows, places, chunk=16):
@@ -36,23 +39,41 @@ def compare(batches, rows, places, chunk=16):
         ssm = torch.randn(count + 3, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
         hidden = torch.randn(rows, 128)
         hidden[total:] = float("nan")
-        eager = compare_scan.eager(mixer, conv.clone(), ssm.clone(), hidden[:total], lengths, prefixes, chunk)
-        cache = compare_mamba2.backend(now := conv.clone(), then := ssm.clone()).req_to_token_pool.mamba2_layer_cache(0)
+        eager = compare_scan.eager(
+            mixer, conv.clone(), ssm.clone(), hidden[:total], lengths, prefixes, chunk
+        )
+        cache = compare_mamba2.backend(
+            now := conv.clone(), then := ssm.clone()
+        ).req_to_token_pool.mamba2_layer_cache(0)
         output = torch.full_like(hidden, float("nan"))
         with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches:
             assert captured.why_not(mixer, cache, hidden.dtype) is None
             made.fill(lengths, [prefix > 0 for prefix in prefixes], torch.arange(1, count + 1))
             captured.run(mixer, cache, made, hidden, output)
-        bits += sum((a != b).sum().item() for a, b in zip((output[:total], now, then), eager, strict=True))
-        others += sum(not torch.equal(new[slot], old[slot]) for new, old in ((now, conv), (then, ssm)) for slot in (0, count + 1, count + 2))
+        bits += sum(
+            (a != b).sum().item() for a, b in zip((output[:total], now, then), eager, strict=True)
+        )
+        others += sum(
+            not torch.equal(new[slot], old[slot])
+            for new, old in ((now, conv), (then, ssm))
+            for slot in (0, count + 1, count + 2)
+        )
         for i, length in enumerate(lengths):
             part = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
-            old = [state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in (conv, ssm)]
+            old = [
+                state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1])
+                for state in (conv, ssm)
+            ]
             with torch.no_grad():
                 wanted = mamba2.mixer(mixer, hidden[part], *old)
             new = output[part], now[i + 1], then[i + 1]
-            found = [max(most, (a - b).abs().max().item()) for most, a, b in zip(found, new, wanted, strict=True)]
-    return dict(zip(("output", "conv", "ssm"), found)) | dict(bits=bits, others=others, launched=launches.names())
+            found = [
+                max(most, (a - b).abs().max().item())
+                for most, a, b in zip(found, new, wanted, strict=True)
+            ]
+    return dict(zip(("output", "conv", "ssm"), found)) | dict(
+        bits=bits, others=others, launched=launches.names()
+    )
 
 
 if __name__ == "__main__":

@@ -85,7 +85,8 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     """
     if multimodal.takes_embeds(runner.model):
         upstream = None  # which captures the embedding too, for positions in one row
-    if isinstance(captured_layers.of(runner), captured_layers.Captured) and not _not_handed_on(runner):
+    captured = captured_layers.of(runner)
+    if isinstance(captured, captured_layers.Captured) and not _not_handed_on(runner):
         upstream = None  # which fills no tables
     refusal, made = refuse(runner, in_order=upstream is not None), None
     if refusal is None:
@@ -97,6 +98,8 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     runner.prefill_graph_refusal = refusal
     if refusal and model_runner.is_first_rank(runner):
         logger.warning("Prefill runs without a CUDA graph: %s", refusal.reason)
+    elif isinstance(captured, str) and model_runner.is_first_rank(runner):
+        logger.info("Mamba2 layers run between the prefill graph's segments: %s", captured)
     return made
 
 
@@ -227,7 +230,7 @@ class BreakableRunner:
             values = {name: given[name] for name in self.inputs if given.get(name) is not None}
             fill(self.inputs, size, {**values, "out_cache_loc": forward_batch.out_cache_loc})
             if self.captured:
-                self.tables[size].fill(*captured_layers.batch(forward_batch))
+                self.tables[size].fill(*self.captured.batch(forward_batch))
             self.graphs[size].replay()
             return first_rows(self.output, given["positions"].shape[-1])
 

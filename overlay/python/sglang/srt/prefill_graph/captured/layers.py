@@ -18,20 +18,33 @@ SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # "break" in the environment: such layer
 
 @dataclass(frozen=True)
 class Captured:
-    """The layers with states of a model whose states stay in the graph. states: a layer's part of the pool, by layer_id."""
+    """The layers with recurrent states of a model, where they stay in the graph. pool: the release's HybridReqToTokenPool."""
 
-    states: Callable[[int], Any]
+    pool: Any
+
+    def states(self, layer_id: int) -> Any:
+        """A layer's part of the pool."""
+        return self.pool.mamba2_layer_cache(layer_id)
 
     def tables(self, tokens: int, device: Any) -> tables.Tables:
         """The tables of a graph of `tokens` rows."""
         return tables.Tables(tokens, tables.places(tokens), tiles.CHUNK, torch.device(device))
+
+    def batch(self, forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
+        """A batch's rows of each request, which of them go on from a state, and each one's slot, on the device."""
+        given = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
+        lengths, prefixes = (list(map(int, lengths)) for lengths in given)
+        slots = self.pool.get_mamba_indices(forward_batch.req_pool_indices)
+        return lengths, [prefix > 0 for prefix in prefixes], slots
 
 
 def of(runner: Any) -> Captured | str | None:
     """What a ModelRunner's graph captures of such layers, or why they break; None where the model has none."""
     found = enumerate(getattr(runner, "attention_layers", ()))
     mixers = {layer: getattr(owner, "mixer", None) for layer, owner in found}
-    mixers = {layer: mixer for layer, mixer in mixers.items() if type(mixer).__name__ == "MambaMixer2"}
+    mixers = {
+        layer: mixer for layer, mixer in mixers.items() if type(mixer).__name__ == "MambaMixer2"
+    }
     if not mixers:
         return None
     pool = getattr(runner, "req_to_token_pool", None)
@@ -47,7 +60,7 @@ def of(runner: Any) -> Captured | str | None:
         reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
-    return Captured(pool.mamba2_layer_cache)
+    return Captured(pool)
 
 
 def why_not(forward_batch: Any) -> str | None:
@@ -57,13 +70,6 @@ def why_not(forward_batch: Any) -> str | None:
     if getattr(forward_batch, "mamba_track_mask", None) is not None:
         return "the prefix cache keeps states of the batch"
     return None
-
-
-def batch(forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
-    """A batch's rows of each request, which of them go on from a state, and each one's slot, on the device."""
-    slots = forward_batch.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices)
-    lengths, prefixes = (list(map(int, given)) for given in (forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu))
-    return lengths, [prefix > 0 for prefix in prefixes], slots
 
 
 def run_captured(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -79,7 +85,9 @@ def run_captured(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     return True
 
 
-def _run_mamba2(now: tables.Current, hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> None:
+def _run_mamba2(
+    now: tables.Current, hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int
+) -> None:
     layer = ops.forward_context().attention_layers[layer_id]
     mamba2.run(layer.mixer, now.states(layer_id), now.tables, hidden_states, output)
 

@@ -25,12 +25,18 @@ def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
         return f"{mamba2_scan.SWITCH}=release is set"
     pool = cache.temporal
     shape = mamba2_scan.known_shape(pool.shape[1], mixer.n_groups // mixer.tp_size, *pool.shape[2:])
-    if shape is None or pool.stride(-1) != 1 or mamba2_scan.tiles_of(shape, dtype, pool.device) is None:
+    if (
+        shape is None
+        or pool.stride(-1) != 1
+        or mamba2_scan.tiles_of(shape, dtype, pool.device) is None
+    ):
         return f"its scan has no tiles for heads of {tuple(pool.shape[2:])} in {dtype} on this GPU"
     return None
 
 
-def run(mixer: Any, cache: Any, tables: Tables, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
+def run(
+    mixer: Any, cache: Any, tables: Tables, hidden_states: torch.Tensor, output: torch.Tensor
+) -> None:
     """Fill `output`, (rows, hidden) as hidden_states, and each request's slot of the pool.
 
     Rows behind the batch go into no state, and come out as the last projection makes them of zeros.
@@ -47,7 +53,9 @@ def run(mixer: Any, cache: Any, tables: Tables, hidden_states: torch.Tensor, out
     )  # fmt: skip
     scanned = _scan(mixer, cache.temporal, tables, convolved, dt, inner)
     result, _ = mixer.out_proj(mixer.norm(scanned, gate))
-    output.set_(result)  # in place of a copy: whoever holds `output` reads the projection's own memory
+    output.set_(
+        result
+    )  # in place of a copy: whoever holds `output` reads the projection's own memory
 
 
 def _scan(

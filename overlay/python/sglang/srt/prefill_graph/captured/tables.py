@@ -51,7 +51,9 @@ def cut(
     """
     counts = numpy.zeros(requests, numpy.int64)
     if len(lengths) > requests or sum(lengths) > tokens:
-        raise ValueError(f"{len(lengths)} requests of {sum(lengths)} rows, for {requests} of {tokens}")
+        raise ValueError(
+            f"{len(lengths)} requests of {sum(lengths)} rows, for {requests} of {tokens}"
+        )
     counts[: len(lengths)] = lengths
     chunks = -(-counts // chunk)
     cu = numpy.concatenate(([0], counts.cumsum()))
@@ -67,7 +69,9 @@ def cut(
     size[real : real + len(behind)] = -numpy.minimum(chunk, tokens - behind)
     goes_on = numpy.zeros(requests, numpy.int64)
     goes_on[: len(lengths)] = warm
-    return Columns(*(column.astype(numpy.int32) for column in (cu, first, start, size, owner, goes_on)))
+    return Columns(
+        *(column.astype(numpy.int32) for column in (cu, first, start, size, owner, goes_on))
+    )
 
 
 def chunks_of(tokens: int, requests: int, chunk: int) -> int:
