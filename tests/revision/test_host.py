@@ -1,6 +1,10 @@
 """The host itself: what the other tests stand on is real, and is the tree under test."""
 
 import importlib
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -82,3 +86,24 @@ def test_a_module_that_cannot_run_interpreted_says_why():
     with pytest.raises(AssertionError, match="ended with 1: (?s:.*)No module named"):
         interpreted.run("host.references.nothing", {})
     assert interpreted.run("host.references.compare_ssd", {}) == {}
+
+
+def test_the_process_of_interpreted_kernels_ends_beside_what_a_library_has_started(tmp_path):
+    """torch 2.8 starts inductor's workers when it is imported; they end behind their parent alone."""
+    started = tmp_path / "started"
+    (tmp_path / "library.py").write_text(
+        "import pathlib, subprocess\n"
+        f"made = subprocess.Popen(['sleep', '60']); pathlib.Path({str(started)!r}).write_text(str(made.pid))\n"
+    )
+    ask = (
+        "import socket; from host import interpreted; interpreted.LIBRARIES = ('library',)\n"
+        f"listening = socket.socket(socket.AF_UNIX); listening.bind({str(tmp_path / 'socket')!r})\n"
+        "listening.listen(); interpreted.serve(listening)\n"
+    )
+    here = os.path.dirname(__file__)
+    path = os.pathsep.join([str(tmp_path), here, os.environ["PYTHONPATH"]])
+    try:
+        done = subprocess.run([sys.executable, "-c", ask], stdin=subprocess.DEVNULL, timeout=30, env=os.environ | {"PYTHONPATH": path})
+        assert done.returncode == 0
+    finally:
+        os.kill(int(started.read_text()), signal.SIGKILL)

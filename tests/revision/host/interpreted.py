@@ -81,19 +81,16 @@ def serve(listening):
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    forks = []
     while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
         connection = listening.accept()[0]
-        if not os.fork():
+        fork = os.fork()
+        if not fork:
             _answer(connection)
         connection.close()
-        _reap(os.WNOHANG)
-    _reap(0)
-
-
-def _reap(flags):
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, flags)[0]:
-            pass
+        forks = [one for one in [*forks, fork] if not os.waitpid(one, os.WNOHANG)[0]]
+    for fork in forks:  # alone: a library's own process ends behind this one (inductor's workers, torch 2.8)
+        os.waitpid(fork, 0)
 
 
 def _answer(connection):
