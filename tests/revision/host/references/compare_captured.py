@@ -5,7 +5,7 @@ from host.references import compare_ssd  # starts the interpreter
 import torch  # noqa: E402
 from host import interpreted  # noqa: E402
 from host.references import compare_mamba2, compare_scan, mamba2  # noqa: E402
-from sglang.srt.prefill_graph.captured import layers, tables  # noqa: E402
+from sglang.srt.prefill_graph.captured import tables  # noqa: E402
 from sglang.srt.prefill_graph.captured import mamba2 as captured  # noqa: E402
 
 
