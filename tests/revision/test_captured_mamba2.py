@@ -47,33 +47,44 @@ def test_only_its_own_kernels_are_launched(compared):
     assert names == ["_convolve_kernel", "_steps_kernel", "_states_kernel", "_scan_kernel"]
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_every_row_is_in_one_chunk(seed):
-    """Of its own request, or, behind the batch, of the rows to zero. Chunks and places left over have no rows."""
+def test_every_row_is_in_one_chunk():
+    """300 random batches. A row's chunk is of its own request, or, behind the batch, of the rows to zero. Chunks and places
+    left over have no rows."""
+    for seed in range(300):
+        source = random.Random(seed)
+        chunk, places = source.choice([16, 64, 128]), source.randint(1, 12)
+        count = source.randint(1, places)
+        lengths = [
+            source.choice([1, source.randint(1, 40), source.randint(1, 3 * chunk)])
+            for _ in range(count)
+        ]
+        tokens = sum(lengths) + source.choice([0, 1, source.randint(0, 3 * chunk)])
+        warm = [source.random() < 0.5 for _ in lengths]
+        assert chunked(lengths, warm, tokens, places, chunk) is None, seed
+
+
+def chunked(lengths, warm, tokens, places, chunk):
+    """What is wrong with the columns of a batch, or None."""
     from sglang.srt.prefill_graph.captured import tables
 
-    source = random.Random(seed)
-    chunk, places = source.choice([16, 64, 128]), source.randint(1, 12)
-    count = source.randint(1, places)
-    lengths = [
-        source.choice([1, source.randint(1, 40), source.randint(1, 3 * chunk)])
-        for _ in range(count)
-    ]
-    tokens = sum(lengths) + source.choice([0, 1, source.randint(0, 3 * chunk)])
-    warm = [source.random() < 0.5 for _ in lengths]
     made = tables.cut(lengths, warm, tokens, places, chunk)
-    owners = [i for i, length in enumerate(lengths) for _ in range(length)]
-    seen = [None] * tokens
+    seen = [[] for _ in range(tokens)]
     for start, size, owner in zip(made.start, made.size, made.owner):
+        if abs(size) > chunk:
+            return "a chunk is too long"
         for row in range(start, start + abs(size)):
-            assert seen[row] is None and abs(size) <= chunk
-            seen[row] = owner if size > 0 else -1
-    assert seen == owners + [-1] * (tokens - len(owners))
-    for i in range(places):
-        own = slice(made.first[i], made.first[i + 1])
-        assert made.size[own].sum() == (lengths[i] if i < count else 0)
-        assert made.cu[i + 1] - made.cu[i] == made.size[own].sum()
-    assert made.warm.tolist() == [int(one) for one in warm] + [0] * (places - count)
+            seen[row].append(owner if size > 0 else -1)
+    owners = [[i] for i, length in enumerate(lengths) for _ in range(length)]
+    if seen != owners + [[-1]] * (tokens - len(owners)):
+        return "a row is in no chunk, in two, or in another request's"
+    rows = list(lengths) + [0] * (places - len(lengths))
+    if [made.size[a:b].sum() for a, b in zip(made.first, made.first[1:])] != rows:
+        return "a request's chunks are not all between its first and the next one's"
+    if (made.cu[1:] - made.cu[:-1]).tolist() != rows:
+        return "a request's first row is another"
+    if made.warm.tolist() != [int(one) for one in warm] + [0] * (places - len(lengths)):
+        return "another request goes on"
+    return None
 
 
 def test_a_batch_that_does_not_fit_is_an_error():
