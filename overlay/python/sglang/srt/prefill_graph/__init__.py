@@ -5,6 +5,7 @@ Thin patches hook the release's own files; what they call is here. Its folders, 
     compat        how releases differ: the only place that knows, by looking for features
     model         where a model keeps its decoder layers, and what each layer is
     cache         the prefix cache of models with recurrent states
+    preparation   what the host prepares for a prefill, without waiting for the GPU
     kernels       Triton kernels that do in one pass what the release does in several
     captured      layers with recurrent states inside the captured graph, for any batch
     piecewise     split ops: what their functions become, and those that this package defines

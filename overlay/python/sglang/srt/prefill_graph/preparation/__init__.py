@@ -1,0 +1,13 @@
+"""What a prefill prepares before its layers, without asking the GPU for what the host knows.
+
+A copy to the host waits for all that was launched before it. With the overlap schedule that is the whole batch before:
+the GPU then idles while the host prepares the next one. Modules, low to high:
+
+    known             tensors on a GPU whose values the host has too
+    attention_plans   FlashInfer's plans of a prefill
+    mamba2_chunks     Mamba2's chunks of a prefill
+
+A patch calls:
+
+    attention_plans.know, attention_plans.offsets, mamba2_chunks.cut, mamba2_chunks.goes_on.
+"""
