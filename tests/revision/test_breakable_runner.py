@@ -587,3 +587,54 @@ def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(captured_st
         _, graph, seen = captured_states()
         assert graph is not None and not getattr(graph, "captured", None) and seen
     assert caplog.messages.count(told) == 1
+
+
+@pytest.fixture
+def keeping_states(captured_states, monkeypatch):
+    """keeping_states(step): captured_states() on a server whose prefix cache keeps states behind each `step` tokens of a prefill."""
+    from host import process
+    from sglang.srt.prefill_graph.captured import layers
+
+    def capture(step):
+        monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
+        args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True, mamba_scheduler_strategy="extra_buffer")
+        return captured_states(server_args=args)
+
+    return capture
+
+
+from_extra_buffer = pytest.mark.revision(">=0.5.13")  # for NemotronH
+
+
+@from_extra_buffer
+def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monkeypatch):
+    """Of its own batch alone: the one before it left others."""
+    import torch
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    monkeypatch.setattr(tiles, "CHUNK", 8)
+    runner, graph, seen = keeping_states(8)
+    for lengths, wanted, rows in (
+        ([20, 3, 8], [20, -1, 8], [16, 0, 8]),
+        ([7, 20], [-1, 9], [0, 8]),
+        ([5, 25], None, []),
+    ):
+        said = {} if wanted is None else dict(
+            mamba_track_mask=torch.tensor(wanted) > 0, mamba_track_seqlens=torch.tensor(wanted), mamba_track_indices=torch.arange(9, 9 + len(wanted))
+        )  # fmt: skip
+        expected = eager(runner, batch_of(lengths))
+        seen.clear()
+        torch.testing.assert_close(replayed(runner, graph, batch_of(lengths, **said)), expected, rtol=1e-4, atol=1e-4)
+        assert not seen, "a Mamba2 layer ran eagerly"
+        plan = graph.tables[32].plan
+        assert plan.track_rows.tolist() == rows + [0] * (8 - len(rows))
+        assert plan.track_slots[: len(rows)].tolist() == list(range(9, 9 + len(rows)))
+
+
+@from_extra_buffer
+def test_layers_break_where_states_are_kept_within_chunks(keeping_states):
+    from sglang.srt.prefill_graph.captured import layers
+
+    runner, graph, _ = keeping_states(192)
+    assert graph is not None and not getattr(graph, "captured", None)
+    assert layers.of(runner) == "the prefix cache keeps states behind each 192 tokens, and chunks have 128"

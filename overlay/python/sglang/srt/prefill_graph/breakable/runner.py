@@ -208,7 +208,7 @@ class BreakableRunner:
             return "the batch has images"
         if self.captured and self._size_for(forward_batch) is None:
             return f"{forward_batch.batch_size} requests; the tables of states have {self.tables[self.capture_num_tokens[-1]].requests} places"
-        return self.captured and captured_layers.why_not(forward_batch)
+        return self.captured and captured_layers.why_not(forward_batch, self.captured)
 
     def _size_for(self, forward_batch: Any) -> int | None:
         """The smallest size that has room for a batch: for its tokens, and for its requests where their states are captured."""
@@ -231,6 +231,7 @@ class BreakableRunner:
             fill(self.inputs, size, {**values, "out_cache_loc": forward_batch.out_cache_loc})
             if self.captured:
                 self.tables[size].fill(*self.captured.batch(forward_batch))
+                self.captured.track(self.tables[size], forward_batch)
             self.graphs[size].replay()
             return first_rows(self.output, given["positions"].shape[-1])
 
