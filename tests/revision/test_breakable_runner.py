@@ -638,3 +638,32 @@ def test_layers_break_where_states_are_kept_within_chunks(keeping_states):
     runner, graph, _ = keeping_states(192)
     assert graph is not None and not getattr(graph, "captured", None)
     assert layers.of(runner) == "the prefix cache keeps states behind each 192 tokens, and chunks have 128"
+
+
+# --- sizes that nobody chose
+
+
+def told_of(runner, graph):
+    """What the report says of the graph."""
+    from sglang.srt.prefill_graph.report import verdict
+
+    runner.piecewise_cuda_graph_runner = graph
+    return verdict.explain(runner).reason
+
+
+def test_default_sizes_get_others_between_them_and_the_report_says_so(captured):
+    """Those up to 640 tokens, as the release makes them where nobody chose any."""
+    from host import process
+
+    args = process.default_server_args(piecewise_cuda_graph_max_tokens=640, enable_breakable_cuda_graph=True)
+    args.piecewise_cuda_graph_tokens = args._generate_piecewise_cuda_graph_tokens()
+    runner, graph = captured(server_args=args)
+    assert graph.capture_num_tokens[-5:] == [512, 544, 576, 608, 640]
+    assert told_of(runner, graph) == (
+        f"captured {len(graph.capture_num_tokens)} sizes, 4 to 640 tokens: the release's default ones, and more between them "
+        "so that batches of 512 tokens or more are padded by less than 10 %"
+    )
+
+
+def test_sizes_that_were_asked_for_stay_and_the_report_says_so(captured):
+    assert told_of(*captured()) == "captured 3 sizes, 8 to 32 tokens: those that were asked for"

@@ -26,6 +26,7 @@ from ..model import layers, multimodal, stack
 from ..model.layers import Refusal
 from ..piecewise import admission
 from . import breaks
+from . import sizes as capture_sizes
 from .graph import Capture, Graph
 
 logger = logging.getLogger(__name__)
@@ -184,9 +185,10 @@ class BreakableRunner:
         self.tables: dict[int, tables.Tables] = {}  # of each size, where layers with states are captured
         self.graphs: dict[int, Any] = {}
         self.output: Any = None  # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
-        sizes = sizes_that_fit(runner)
-        self.inputs = static_inputs(runner, sizes[-1])
-        self._capture(sizes)
+        chosen = capture_sizes.choose(runner.server_args, sizes_that_fit(runner))
+        self.why_these_sizes = chosen.why
+        self.inputs = static_inputs(runner, chosen.tokens[-1])
+        self._capture(chosen.tokens)
         self.capture_num_tokens = sorted(self.graphs)
 
     def can_run(self, forward_batch: Any) -> bool:
