@@ -161,6 +161,8 @@ def _begin(place: Place, job: Job) -> None:
     runtime = place.out / f"{job.name}.runtime"  # where the queue's report lies: of this engine alone
     runtime.mkdir(mode=0o700, exist_ok=True)
     more = {"PREFILL_WATCH": job.plan.get("watch"), "PREFILL_REASONS": "1", "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "", "PREFILL_FORGET": job.plan.get("forget"), "CUDA_VISIBLE_DEVICES": job.device, "XDG_RUNTIME_DIR": str(runtime)}
+    if job.plan.get("forget"):  # what a control leaves out is there for layers that break
+        more["SGLANG_PREFILL_GRAPH_STATES"] = "break"
     environment = place.environment(**{name: value for name, value in more.items() if value})
     with log.open("wb") as out:  # a session of its own: the engine's children go when it goes
         job.process = subprocess.Popen([place.python, str(job.script), str(plan)], env=environment, cwd=place.out, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

@@ -60,6 +60,10 @@ def _hybrid(running: int) -> dict:
     return _pools(running) | dict(max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running)
 
 
+def _attention(running: int) -> dict:
+    return _pools(running) | dict(cuda_graph_max_bs=running)
+
+
 def _text_alone(running: int) -> dict:
     return _hybrid(running) | dict(enable_multimodal=False)
 
@@ -104,6 +108,12 @@ QWEN3_5 = dict(
         ),
     ),
 )  # fmt: skip
+# The published sizes of Llama-3.1-8B.
+LLAMA = models.LLAMA | dict(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+    max_position_embeddings=131072,
+)  # fmt: skip
+_TOKEN_LLAMA = 32 * 2 * 8 * 128 * 2 / 2**30  # of one token in 32 attention layers
 _STATE_3 = 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2) / 2**30  # of one request in 23 Mamba2 layers
 _TOKEN_3 = 6 * 2 * 2 * 128 * 2 / 2**30  # of one token in 6 attention layers
 _STATE_GDN = 9 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2) / 2**30  # of one request in 9 GDN layers
@@ -114,6 +124,9 @@ _TOKEN_NEXT = 3 * 2 * 2 * 256 * 2 / 2**30  # of one token in 3 attention layers
 SUBJECTS = {
     "nemotron": Subject(
         "NVIDIA-Nemotron-Nano-9B-v2", models.NANO_9B, 16.6, 4.5, STATES * _STATE + TOKENS * _TOKEN, (LOAD, FIRST_TOKEN), (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR), _nemotron
+    ),
+    "llama": Subject(
+        "Llama-3.1-8B", LLAMA, 15.0, 4.5, TOKENS * _TOKEN_LLAMA, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _attention
     ),
     "nemotron-3-nano": Subject(
         "NVIDIA-Nemotron-3-Nano-30B-A3B", NEMOTRON_3_NANO, 59.0, 5.0, STATES * _STATE_3 + TOKENS * _TOKEN_3, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _hybrid, share=0.85

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -206,6 +207,14 @@ def test_engines_share_the_gpu(gpu):
     assert module.fitting(sparse, 143771, 2) == 128
     with pytest.raises(SystemExit, match="7 engines of .* do not fit"):
         module.fitting(nemotron, 143771, 7)
+
+
+def test_llama_has_the_published_number_of_weights(gpu):
+    module = importlib.import_module("bench")
+    llama = module.subjects.SUBJECTS["llama"]
+    weights = sum(math.prod(shape) for _, shape, _ in module.subjects.models.shapes(llama.config))
+    assert weights == 8_030_261_248 and weights * 2 / 2**30 <= llama.weights < weights * 2 / 2**30 + 0.1
+    assert module.fitting(llama, 143771, 2) == 128
 
 
 def test_another_model_has_its_own_modes_and_shapes(bench, tmp_path):

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -319,6 +320,21 @@ def test_servers_of_several_gpus_run_and_each_is_judged(tmp_path):
     graph = found["runs"][-1]
     assert code == 1 and graph["device"] == "0,1"
     assert "1 ranks of 2" in graph["why"]
+
+
+@pytest.mark.parametrize("without, states", [("", None), ("track-under-graph", "break")])
+def test_a_control_has_the_breaks_that_it_is_about(settings, tmp_path, without, states):
+    """Captured Mamba2 layers leave the states themselves: on 0.5.13 the control would not fail."""
+    script, out = tmp_path / "told.py", tmp_path / "out.json"
+    script.write_text(
+        "import json, os, sys\nplan = json.load(open(sys.argv[1]))\n"
+        "open(plan['out'], 'w').write(json.dumps(dict(os.environ)))\n"
+    )
+    plan = {"out": str(out), "forget": settings.FORGOTTEN.get(without, "")}
+    place = settings.launch.Place((), tmp_path)
+    until = time.time() + 30
+    settings.launch.run_all(place, [settings.launch.Job("told", script, plan, 20)], 1, until, print)
+    assert json.loads(out.read_text()).get("SGLANG_PREFILL_GRAPH_STATES") == states
 
 
 def test_no_server_uses_multicast(settings, tmp_path, monkeypatch):

@@ -587,3 +587,83 @@ def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(captured_st
         _, graph, seen = captured_states()
         assert graph is not None and not getattr(graph, "captured", None) and seen
     assert caplog.messages.count(told) == 1
+
+
+@pytest.fixture
+def keeping_states(captured_states, monkeypatch):
+    """keeping_states(step): captured_states() on a server whose prefix cache keeps states behind each `step` tokens of a prefill."""
+    from host import process
+    from sglang.srt.prefill_graph.captured import layers
+
+    def capture(step):
+        monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
+        args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True, mamba_scheduler_strategy="extra_buffer")
+        return captured_states(server_args=args)
+
+    return capture
+
+
+from_extra_buffer = pytest.mark.revision(">=0.5.13")  # for NemotronH
+
+
+@from_extra_buffer
+def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monkeypatch):
+    """Of its own batch alone: the one before it left others."""
+    import torch
+    from sglang.srt.prefill_graph.kernels import tiles
+
+    monkeypatch.setattr(tiles, "CHUNK", 8)
+    runner, graph, seen = keeping_states(8)
+    for lengths, wanted, rows in (
+        ([20, 3, 8], [20, -1, 8], [16, 0, 8]),
+        ([7, 20], [-1, 9], [0, 8]),
+        ([5, 25], None, []),
+    ):
+        said = {} if wanted is None else dict(
+            mamba_track_mask=torch.tensor(wanted) > 0, mamba_track_seqlens=torch.tensor(wanted), mamba_track_indices=torch.arange(9, 9 + len(wanted))
+        )  # fmt: skip
+        expected = eager(runner, batch_of(lengths))
+        seen.clear()
+        torch.testing.assert_close(replayed(runner, graph, batch_of(lengths, **said)), expected, rtol=1e-4, atol=1e-4)
+        assert not seen, "a Mamba2 layer ran eagerly"
+        plan = graph.tables[32].plan
+        assert plan.track_rows.tolist() == rows + [0] * (8 - len(rows))
+        assert plan.track_slots[: len(rows)].tolist() == list(range(9, 9 + len(rows)))
+
+
+@from_extra_buffer
+def test_layers_break_where_states_are_kept_within_chunks(keeping_states):
+    from sglang.srt.prefill_graph.captured import layers
+
+    runner, graph, _ = keeping_states(192)
+    assert graph is not None and not getattr(graph, "captured", None)
+    assert layers.of(runner) == "the prefix cache keeps states behind each 192 tokens, and chunks have 128"
+
+
+# --- sizes that nobody chose
+
+
+def told_of(runner, graph):
+    """What the report says of the graph."""
+    from sglang.srt.prefill_graph.report import verdict
+
+    runner.piecewise_cuda_graph_runner = graph
+    return verdict.explain(runner).reason
+
+
+def test_default_sizes_get_others_between_them_and_the_report_says_so(captured):
+    """Those up to 640 tokens, as the release makes them where nobody chose any."""
+    from host import process
+
+    args = process.default_server_args(piecewise_cuda_graph_max_tokens=640, enable_breakable_cuda_graph=True)
+    args.piecewise_cuda_graph_tokens = args._generate_piecewise_cuda_graph_tokens()
+    runner, graph = captured(server_args=args)
+    assert graph.capture_num_tokens[-5:] == [512, 544, 576, 608, 640]
+    assert told_of(runner, graph) == (
+        f"captured {len(graph.capture_num_tokens)} sizes, 4 to 640 tokens: the release's default ones, and more between them "
+        "so that batches of 512 tokens or more are padded by less than 10 %"
+    )
+
+
+def test_sizes_that_were_asked_for_stay_and_the_report_says_so(captured):
+    assert told_of(*captured()) == "captured 3 sizes, 8 to 32 tokens: those that were asked for"

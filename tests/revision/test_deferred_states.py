@@ -22,9 +22,9 @@ class Pool:
             self.states[target] = self.states[source]
 
 
-def prepare(kind, mode, requests, draft_tokens=1):
+def prepare(kind, mode, requests, draft_tokens=1, through=None):
     """The pool behind the release's own preparation of a batch. The prefill behind which it comes began with request 1 at
-    the cached state of slot 7, and with request 2 at none."""
+    the cached state of slot 7, and with request 2 at none. through(backend, batch): what prepares it in place of the backend."""
     import torch
     from host import graph
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
@@ -53,7 +53,10 @@ def prepare(kind, mode, requests, draft_tokens=1):
         mamba_cow_dst_indices=torch.tensor([1]),
         mamba_clear_indices=torch.tensor([2]),
     )
-    made.init_forward_metadata(batch)
+    if through:
+        through(made, batch)
+    else:
+        made.init_forward_metadata(batch)
     return pool.states[1:3]
 
 
@@ -66,3 +69,23 @@ def test_a_prefill_begins_at_its_cached_state(kind):
 def test_what_drafts_say_is_verified_on_the_requests_own_state():
     """The batch still says what its prefill began with."""
     assert prepare("mamba2", "TARGET_VERIFY", 2, draft_tokens=3) == [10, 20]
+
+
+@pytest.mark.revision("<0.5.14")  # whose graph is this package's where it captures layers with states
+def test_a_replay_with_captured_layers_begins_at_the_cached_state():
+    """The plan of the linear attention is left out then: no layer asks for it. What it copies first is not."""
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
+    from sglang.srt.prefill_graph.compat import capture
+
+    planned = []
+    full = SimpleNamespace(
+        token_to_kv_pool=None, req_to_token_pool=None, init_forward_metadata=planned.append
+    )
+
+    def replay(linear, batch):
+        linear._forward_metadata = None  # waits for the GPU
+        backend = module.HybridLinearAttnBackend(full, linear, [0])
+        capture.prepare_attention(SimpleNamespace(attn_backend=backend), batch, alone=True)
+        assert planned == [batch]
+
+    assert prepare("mamba2", "EXTEND", 2, through=replay) == [70, 0]

@@ -224,18 +224,23 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
     )  # fmt: skip
 
 
-def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, **tile):
-    """The release's mixer `made`, on a batch whose request i has slot i + 1: its output, and the pools that it wrote to."""
+def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, step=None, **tile):
+    """The release's mixer `made`, on a batch whose request i has slot i + 1: its output, and the pools that it wrote to.
+
+    said: what the batch says of the states that the prefix cache keeps, which is for multiples of `step` tokens.
+    """
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
 
-    arguments = SimpleNamespace(mamba_cache_chunk_size=chunk, enable_page_major_kv_layout=False)
+    arguments = SimpleNamespace(
+        mamba_cache_chunk_size=step or chunk, enable_page_major_kv_layout=False
+    )
     backend.get_server_args = backend.get_global_server_args = lambda: arguments
     count = len(lengths)
     starts, prefix = [sum(lengths[:i]) for i in range(count)], torch.tensor(prefixes)
     batch = graph.prefill_batch(
         sum(lengths), batch_size=count, req_pool_indices=torch.arange(1, count + 1), seq_lens=torch.tensor(lengths) + prefix,
         extend_seq_lens=torch.tensor(lengths), extend_prefix_lens=prefix, extend_start_loc=torch.tensor(starts),
-        extend_seq_lens_cpu=lengths, extend_prefix_lens_cpu=prefixes,
+        extend_seq_lens_cpu=lengths, extend_prefix_lens_cpu=prefixes, **(said or {}),
     )  # fmt: skip
     linear = compare_mamba2.backend(conv, ssm)
     linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = (

@@ -26,6 +26,7 @@ from ..model import layers, multimodal, stack
 from ..model.layers import Refusal
 from ..piecewise import admission
 from . import breaks
+from . import sizes as capture_sizes
 from .graph import Capture, Graph
 
 logger = logging.getLogger(__name__)
@@ -184,9 +185,10 @@ class BreakableRunner:
         self.tables: dict[int, tables.Tables] = {}  # of each size, where layers with states are captured
         self.graphs: dict[int, Any] = {}
         self.output: Any = None  # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
-        sizes = sizes_that_fit(runner)
-        self.inputs = static_inputs(runner, sizes[-1])
-        self._capture(sizes)
+        chosen = capture_sizes.choose(runner.server_args, sizes_that_fit(runner))
+        self.why_these_sizes = chosen.why
+        self.inputs = static_inputs(runner, chosen.tokens[-1])
+        self._capture(chosen.tokens)
         self.capture_num_tokens = sorted(self.graphs)
 
     def can_run(self, forward_batch: Any) -> bool:
@@ -208,7 +210,7 @@ class BreakableRunner:
             return "the batch has images"
         if self.captured and self._size_for(forward_batch) is None:
             return f"{forward_batch.batch_size} requests; the tables of states have {self.tables[self.capture_num_tokens[-1]].requests} places"
-        return self.captured and captured_layers.why_not(forward_batch)
+        return self.captured and captured_layers.why_not(forward_batch, self.captured)
 
     def _size_for(self, forward_batch: Any) -> int | None:
         """The smallest size that has room for a batch: for its tokens, and for its requests where their states are captured."""
@@ -231,6 +233,7 @@ class BreakableRunner:
             fill(self.inputs, size, {**values, "out_cache_loc": forward_batch.out_cache_loc})
             if self.captured:
                 self.tables[size].fill(*self.captured.batch(forward_batch))
+                self.captured.track(self.tables[size], forward_batch)
             self.graphs[size].replay()
             return first_rows(self.output, given["positions"].shape[-1])
 

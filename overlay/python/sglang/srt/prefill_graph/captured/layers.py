@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..compat import arguments, ops
-from ..kernels import tiles
+from ..kernels import tiles, tracked_states
 from . import mamba2, tables
 
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # "break" in the environment: such layers run between the captured pieces
@@ -17,9 +17,13 @@ SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # "break" in the environment: such layer
 
 @dataclass(frozen=True)
 class Captured:
-    """The layers with recurrent states of a model, where they stay in the graph. pool: the release's HybridReqToTokenPool."""
+    """The layers with recurrent states of a model, where they stay in the graph. pool: the release's HybridReqToTokenPool.
+
+    step: of how many tokens a multiple the prefix cache keeps states for, where it keeps some of a prefill.
+    """
 
     pool: Any
+    step: int | None = None
 
     def states(self, layer_id: int) -> Any:
         """A layer's part of the pool."""
@@ -27,7 +31,8 @@ class Captured:
 
     def tables(self, tokens: int, device: Any) -> tables.Tables:
         """The tables of a graph of `tokens` rows."""
-        return tables.Tables(tokens, tables.places(tokens), tiles.CHUNK, torch.device(device))
+        places, tracks = tables.places(tokens), self.step is not None
+        return tables.Tables(tokens, places, tiles.CHUNK, torch.device(device), tracks)
 
     def batch(self, forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
         """A batch's rows of each request, which of them go on from a state, and each one's slot, on the device."""
@@ -35,6 +40,16 @@ class Captured:
         lengths, prefixes = (list(map(int, lengths)) for lengths in given)
         slots = self.pool.get_mamba_indices(forward_batch.req_pool_indices)
         return lengths, [prefix > 0 for prefix in prefixes], slots
+
+    def track(self, made: tables.Tables, forward_batch: Any) -> None:
+        """Have the states kept that the prefix cache asks for: those that an eager prefill of the batch leaves."""
+        if self.step is None:
+            return
+        if forward_batch.mamba_track_mask is None:
+            made.track(made.slots[:0], made.slots[:0])
+        else:
+            rows = tracked_states.rows_before(forward_batch, self.step)
+            made.track(rows, forward_batch.mamba_track_indices)
 
 
 def of(runner: Any) -> Captured | str | None:
@@ -51,22 +66,23 @@ def of(runner: Any) -> Captured | str | None:
         return "there is no pool of states"
     if os.environ.get(SWITCH) == "break":
         return f"{SWITCH}=break is set"
-    if arguments.tracks_states(runner):
-        return "the prefix cache keeps states of each prefill"
+    step = ops.mamba_cache_chunk_size() if arguments.tracks_states(runner) else None
+    if step and step % tiles.CHUNK:
+        return f"the prefix cache keeps states behind each {step} tokens, and chunks have {tiles.CHUNK}"
     if getattr(pool, "layer_transfer_counter", None) is not None:
         return "the hierarchical cache brings states layer by layer"
     for layer, mixer in mixers.items():
         reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
-    return Captured(pool)
+    return Captured(pool, step)
 
 
-def why_not(forward_batch: Any) -> str | None:
+def why_not(forward_batch: Any, captured: Captured) -> str | None:
     """Why a batch has to run eagerly where states are captured, or None."""
     if forward_batch.forward_mode.is_mixed():
         return "requests that decode are in the batch"
-    if getattr(forward_batch, "mamba_track_mask", None) is not None:
+    if captured.step is None and getattr(forward_batch, "mamba_track_mask", None) is not None:
         return "the prefix cache keeps states of the batch"
     return None
 

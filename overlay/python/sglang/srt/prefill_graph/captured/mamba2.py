@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..kernels import convolution, mamba2_scan, ssd
+from ..kernels import convolution, mamba2_scan, ssd, tracked_windows
 from .tables import Tables
 
 
@@ -51,6 +51,8 @@ def run(
         mixed, weight, mixer.conv1d.bias, cache.conv[0], convolved, tables.plan, tables.owner,
         tables.slots, tables.warm,
     )  # fmt: skip
+    if tables.plan.track_rows is not None:
+        tracked_windows.keep(mixed, cache.conv[0], tables.plan)
     scanned = _scan(mixer, cache.temporal, tables, convolved, dt, inner)
     result, _ = mixer.out_proj(mixer.norm(scanned, gate))
     output.set_(

@@ -83,10 +83,13 @@ class Tables:
     """The tables of one size of the graph, for `requests` requests in all.
 
     plan: an ssd.Plan on the device. owner: (chunks,), warm: (requests,), int32 there, as in Columns.
-    slots: (requests,) int64, each request's place in the state pool.
+    slots: (requests,) int64, each request's place in the state pool. tracks: the plan also says which
+    states the prefix cache keeps, until track() none.
     """
 
-    def __init__(self, tokens: int, requests: int, chunk: int, device: torch.device) -> None:
+    def __init__(
+        self, tokens: int, requests: int, chunk: int, device: torch.device, tracks: bool = False
+    ) -> None:
         self.tokens, self.requests, self.chunk = tokens, requests, chunk
         columns = _columns(cut([], [], tokens, requests, chunk))
         edges = numpy.cumsum([0, *(_aligned(len(column)) for column in columns)])
@@ -94,7 +97,8 @@ class Tables:
         self._packed = torch.zeros(self._edges[-1], dtype=torch.int32, device=device)
         views = [self._packed[a : a + len(column)] for a, column in zip(self._edges, columns)]
         cu, first, start, size, self.owner, self.warm = views
-        self.plan = ssd.Plan(chunk, requests, len(start), cu, first, start, size)
+        kept = [torch.zeros(requests, dtype=torch.int32, device=device) for _ in range(2 * tracks)]
+        self.plan = ssd.Plan(chunk, requests, len(start), cu, first, start, size, *kept)
         self.slots = torch.zeros(requests, dtype=torch.int64, device=device)
 
     def fits(self, lengths: Sequence[int]) -> bool:
@@ -113,6 +117,12 @@ class Tables:
             host.numpy()[place : place + len(column)] = column
         self._packed.copy_(host, non_blocking=True)
         self.slots[: len(lengths)].copy_(slots[: len(lengths)])
+
+    def track(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """Say which states of the batch are kept: (requests,) on the device each, as in ssd.Plan. No synchronisation."""
+        self.plan.track_rows[: len(rows)].copy_(rows)
+        self.plan.track_rows[len(rows) :].zero_()
+        self.plan.track_slots[: len(slots)].copy_(slots)
 
 
 def _columns(batch: Columns) -> tuple[numpy.ndarray, ...]:

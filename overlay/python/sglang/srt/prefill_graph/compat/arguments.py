@@ -38,6 +38,14 @@ def sizes_that_fit(runner: Any) -> list[int]:
     return sorted({size for size in sizes_to_capture(runner.server_args) if size <= limit})
 
 
+def has_default_sizes(server_args: Any) -> bool:
+    """Whether the sizes are the release's own: those that it makes of the largest one where nobody chose any (up to 0.5.13)."""
+    own = getattr(server_args, "_generate_piecewise_cuda_graph_tokens", None)
+    if own is None or getattr(server_args, "piecewise_cuda_graph_max_tokens", None) is None:
+        return False
+    return list(sizes_to_capture(server_args)) == own()
+
+
 def largest_batch(runner: Any) -> int:
     """Tokens of the largest prefill that the context and the cache allow."""
     return min(runner.model_config.context_len, runner.max_total_num_tokens)

@@ -100,10 +100,15 @@ def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> N
     """Let the attention backend prepare a batch, as a model runner does before its forward.
 
     alone: no layer with recurrent states will ask a hybrid backend. Its plan for these waits for the device, several times
-    where requests go on from cached states.
+    where requests go on from cached states. What 0.5.13 does first with that plan, it does: the states that requests go on
+    from are copied out of the prefix cache.
     """
     backend = runner.attn_backend
+    linear = getattr(backend, "linear_attn_backend", None)
+    begin_states = getattr(linear, "_execute_deferred_mamba_cow_and_clear", None)
     with published_backend(runner):
+        if alone and begin_states:
+            begin_states(forward_batch)
         (alone and getattr(backend, "full_attn_backend", None) or backend).init_forward_metadata(forward_batch)
 
 

@@ -106,7 +106,7 @@ def aim(metadata: Any, batch: Any) -> None:
     wanted = tracked - prefixes
     ends = lengths.cumsum(0) - lengths + wanted // step * step  # behind which token of the batch
     inside = mask & (wanted % step != 0)  # at its last token a request's state is the final one, and looked up by request
-    behind = torch.where(inside, wanted // step * step, lengths) * mask
+    behind = _rows(wanted, lengths, mask, step)
     metadata.wanted_states = WantedStates(step, behind.tolist(), (slots * mask).tolist())
     listed, made = inside & (ends % size == 0), inside & (ends % size != 0)
     device = metadata.track_ssm_h_src.device
@@ -114,6 +114,17 @@ def aim(metadata: Any, batch: Any) -> None:
     parts = tuple(_between(ends[made].split(AT_ONCE), slots[made].split(AT_ONCE), size, device))
     if parts:
         metadata.keep_between_chunks = functools.partial(keep, parts)
+
+
+def rows_before(batch: Any, step: int) -> torch.Tensor:
+    """WantedStates.rows of a ForwardBatch with SAID, (requests,) on its device, without asking it."""
+    wanted = batch.mamba_track_seqlens - batch.extend_prefix_lens
+    return _rows(wanted, batch.extend_seq_lens, batch.mamba_track_mask, step)
+
+
+def _rows(wanted: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor, step: int) -> torch.Tensor:
+    whole = wanted - wanted % step
+    return torch.where(whole == wanted, lengths, whole) * mask
 
 
 def _between(ends: tuple[torch.Tensor, ...], slots: tuple[torch.Tensor, ...], size: int, device: torch.device) -> Iterator[Between]:

@@ -78,7 +78,10 @@ def _of_graph(graph: Any) -> Verdict:
     if model_runner.never_runs(graph):
         return Verdict(OFF, "the runner found no stack of decoder layers to capture, and runs every batch eagerly")
     sizes = model_runner.capture_sizes(graph)
-    return Verdict(ON, f"captured {len(sizes)} sizes, {sizes[0]} to {sizes[-1]} tokens" if sizes else "captured")
+    if not sizes:
+        return Verdict(ON, "captured")
+    why = getattr(graph, "why_these_sizes", None)
+    return Verdict(ON, f"captured {len(sizes)} sizes, {sizes[0]} to {sizes[-1]} tokens" + (f": {why}" if why else ""))
 
 
 def _of_arguments(args: Any) -> Verdict | None:
