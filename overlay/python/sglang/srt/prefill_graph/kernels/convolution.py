@@ -12,7 +12,17 @@ import triton
 import triton.language as tl
 
 WIDTH = 4  # tokens that one output depends on; the pool keeps the last three of a request
-BLOCK_ROWS, BLOCK_FEATURES, WARPS = 16, 256, 4
+# Found on an H200: 75 us for 4096 rows of 12288 features, where a program that walks 16 rows one after another takes 88.
+BLOCK_ROWS, BLOCK_FEATURES, WARPS = 8, 128, 2
+
+
+@triton.jit
+def _silu_of_sums(begun, x0, x1, x2, x3, w0, w1, w2, w3):
+    y = begun + x0 * w0
+    y += x1 * w1
+    y += x2 * w2
+    y += x3 * w3
+    return y / (1 + tl.exp(-y))
 
 
 @triton.jit
@@ -22,61 +32,65 @@ def _convolve_kernel(
     FEATURES: tl.constexpr, CHUNK: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    chunk = tl.program_id(0) // (CHUNK // ROWS)
-    row = tl.program_id(0) % (CHUNK // ROWS) * ROWS
+    """A block of rows and features: its rows are loaded once for each tap, so that all are under way at once."""
+    chunk = tl.program_id(1) // (CHUNK // ROWS)
+    row = tl.program_id(1) % (CHUNK // ROWS) * ROWS
     count = tl.load(size + chunk)
     if row >= count:
         return
     request = tl.load(owner + chunk)
-    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = f < FEATURES
-    x += f
     row0 = tl.load(start + chunk).to(tl.int64) + row
-    if (row == 0) & (chunk == tl.load(first + request)):
+    w0 = tl.load(weight + f * 4, mask=here, other=0.0)
+    w1 = tl.load(weight + f * 4 + 1, mask=here, other=0.0)
+    w2 = tl.load(weight + f * 4 + 2, mask=here, other=0.0)
+    w3 = tl.load(weight + f * 4 + 3, mask=here, other=0.0)
+    begun = tl.zeros((BLOCK,), tl.float32)
+    if BIAS:
+        begun = tl.load(bias + f, mask=here, other=0.0).to(tl.float32)
+    x += row0 * stride_x + f
+    out += row0 * stride_out + f
+    begins = (row == 0) & (chunk == tl.load(first + request))
+    k = tl.arange(0, ROWS)
+    # A request's first three rows depend on its window in the pool.
+    mine = ((k >= tl.where(begins, 3, 0)) & (row + k < count))[:, None] & here[None, :]
+    at = x[None, :] + k[:, None] * stride_x
+    x0 = tl.load(at - 3 * stride_x, mask=mine, other=0.0)
+    x1 = tl.load(at - 2 * stride_x, mask=mine, other=0.0)
+    x2 = tl.load(at - stride_x, mask=mine, other=0.0)
+    x3 = tl.load(at, mask=mine, other=0.0)
+    y = _silu_of_sums(
+        begun[None, :], x0, x1, x2, x3, w0[None, :], w1[None, :], w2[None, :], w3[None, :]
+    )
+    tl.store(out[None, :] + k[:, None] * stride_out, y.to(out.dtype.element_ty), mask=mine)
+    if begins:
         # The only program that reads the request's window in the pool also writes the next one.
-        begin = tl.load(cu + request).to(tl.int64)
-        end = tl.load(cu + request + 1).to(tl.int64)
-        rows = end - begin
+        rows = tl.load(cu + request + 1) - tl.load(cu + request)
         window = pool + tl.load(slots + request).to(tl.int64) * stride_slot + f * stride_feature
         was = here & (tl.load(warm + request) != 0)
-        x0 = tl.load(window, mask=was, other=0.0)
-        x1 = tl.load(window + stride_token, mask=was, other=0.0)
-        x2 = tl.load(window + 2 * stride_token, mask=was, other=0.0)
-        last = x + (end - 3) * stride_x
+        p0 = tl.load(window, mask=was, other=0.0)
+        p1 = tl.load(window + stride_token, mask=was, other=0.0)
+        p2 = tl.load(window + 2 * stride_token, mask=was, other=0.0)
+        last = x + (rows.to(tl.int64) - 3) * stride_x
         n0 = tl.load(last, mask=here & (rows >= 3), other=0.0)
         n1 = tl.load(last + stride_x, mask=here & (rows >= 2), other=0.0)
         n2 = tl.load(last + 2 * stride_x, mask=here, other=0.0)
-        n0 = tl.where(rows >= 3, n0, tl.where(rows == 2, x2, x1))
-        n1 = tl.where(rows >= 2, n1, x2)
+        n0 = tl.where(rows >= 3, n0, tl.where(rows == 2, p2, p1))
+        n1 = tl.where(rows >= 2, n1, p2)
         tl.debug_barrier()
         tl.store(window, n0, mask=here)
         tl.store(window + stride_token, n1, mask=here)
         tl.store(window + 2 * stride_token, n2, mask=here)
-        x0 = x0.to(x.dtype.element_ty)
-        x1 = x1.to(x.dtype.element_ty)
-        x2 = x2.to(x.dtype.element_ty)
-    else:
-        x0 = tl.load(x + (row0 - 3) * stride_x, mask=here, other=0.0)
-        x1 = tl.load(x + (row0 - 2) * stride_x, mask=here, other=0.0)
-        x2 = tl.load(x + (row0 - 1) * stride_x, mask=here, other=0.0)
-    weight += f * 4
-    w0 = tl.load(weight, mask=here, other=0.0)
-    w1 = tl.load(weight + 1, mask=here, other=0.0)
-    w2 = tl.load(weight + 2, mask=here, other=0.0)
-    w3 = tl.load(weight + 3, mask=here, other=0.0)
-    begun = tl.zeros((BLOCK,), tl.float32)
-    if BIAS:
-        begun = tl.load(bias + f, mask=here, other=0.0).to(tl.float32)
-    for k in tl.static_range(ROWS):
-        real = here & (row + k < count)
-        x3 = tl.load(x + (row0 + k) * stride_x, mask=real, other=0.0)
-        y = begun + x0 * w0
-        y += x1 * w1
-        y += x2 * w2
-        y += x3 * w3
-        y = y / (1 + tl.exp(-y))
-        tl.store(out + (row0 + k) * stride_out + f, y.to(out.dtype.element_ty), mask=real)
-        x0, x1, x2 = x1, x2, x3
+        p0 = p0.to(x.dtype.element_ty)
+        p1 = p1.to(x.dtype.element_ty)
+        p2 = p2.to(x.dtype.element_ty)
+        for j in tl.static_range(3):
+            real = here & (j < rows)
+            p3 = tl.load(x + j * stride_x, mask=real, other=0.0)
+            y1 = _silu_of_sums(begun, p0, p1, p2, p3, w0, w1, w2, w3)
+            tl.store(out + j * stride_out, y1.to(out.dtype.element_ty), mask=real)
+            p0, p1, p2 = p1, p2, p3
 
 
 def convolve(
@@ -91,7 +105,7 @@ def convolve(
     slots, warm: (requests,), as in ssd.Launches. Rows behind the last request are left alone.
     """
     features = x.shape[1]
-    blocks = plan.chunks * (plan.chunk // BLOCK_ROWS), triton.cdiv(features, BLOCK_FEATURES)
+    blocks = triton.cdiv(features, BLOCK_FEATURES), plan.chunks * (plan.chunk // BLOCK_ROWS)
     _convolve_kernel[blocks](
         x, weight, bias, pool, out, owner, plan.start, plan.size, plan.cu, plan.first, slots, warm,
         x.stride(0), out.stride(0), *pool.stride(),
