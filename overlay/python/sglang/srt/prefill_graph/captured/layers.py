@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..compat import arguments, ops
+from ..compat import arguments, model_runner, ops
 from ..kernels import tiles
 from . import mamba2, tables
 
@@ -53,7 +53,7 @@ def of(runner: Any) -> Captured | str | None:
         return f"{SWITCH}=break is set"
     if arguments.tracks_states(runner):
         return "the prefix cache keeps states of each prefill"
-    if getattr(pool, "layer_transfer_counter", None) is not None:
+    if model_runner.fetches_states(runner):
         return "the hierarchical cache brings states layer by layer"
     for layer, mixer in mixers.items():
         reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)

@@ -104,3 +104,12 @@ def capture_sizes(graph: Any) -> tuple[int, ...]:
 def never_runs(graph: Any) -> bool:
     """Whether a graph runner refuses every batch: the breakable one does where it found no inner model (0.5.12, 0.5.13)."""
     return getattr(graph, "layer_model", graph) is None
+
+
+def fetches_states(runner: Any) -> bool:
+    """Whether a hierarchical cache brings recurrent states while a forward runs, layer by layer.
+
+    It registers with the pool of states behind the capture: the arguments say so before.
+    """
+    counter = getattr(runner.req_to_token_pool, "layer_transfer_counter", None)
+    return counter is not None or bool(getattr(runner.server_args, "enable_hierarchical_cache", False))
