@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.19,!=0.5.14.*")
 
 COLD, WARM = ([37, 5, 1, 16], [0, 0, 0, 0]), ([20, 1, 2, 3, 16], [7, 3, 5, 1, 0])
 CASES = {
@@ -22,6 +22,9 @@ CASES = {
     ),
     "chunks of 128": dict(
         batches=[([150, 3], [0, 2]), ([1, 128], [1, 0])], rows=192, places=4, chunk=128
+    ),
+    "the next norm sums over the ranks": dict(
+        batches=[([3], [0])], rows=16, places=2, fuses_reduce=True
     ),
 }
 
@@ -45,6 +48,12 @@ def test_output_and_states_are_those_of_an_eager_prefill_bit_for_bit(case, compa
 def test_only_its_own_kernels_are_launched(compared):
     names = [name for name in compared["cold"]["launched"] if "norm" not in name]
     assert names == ["_convolve_kernel", "_steps_kernel", "_states_kernel", "_scan_kernel"]
+
+
+def test_the_last_projection_sums_over_the_ranks_unless_the_next_norm_does(compared):
+    told = {case: found["told"] for case, found in compared.items()}
+    assert told.pop("the next norm sums over the ranks") == {"skip_all_reduce": True}
+    assert not any(told.values())
 
 
 def test_every_row_is_in_one_chunk():

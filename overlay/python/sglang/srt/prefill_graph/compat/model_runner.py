@@ -106,6 +106,12 @@ def never_runs(graph: Any) -> bool:
     return getattr(graph, "layer_model", graph) is None
 
 
+def tracks_states(runner: Any) -> bool:
+    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy extra_buffer, from 0.5.7)."""
+    asked = getattr(runner.server_args, "enable_mamba_extra_buffer", None)
+    return bool(asked and asked()) and not runner.server_args.disable_radix_cache
+
+
 def fetches_states(runner: Any) -> bool:
     """Whether a hierarchical cache brings recurrent states while a forward runs, layer by layer.
 
@@ -113,3 +119,8 @@ def fetches_states(runner: Any) -> bool:
     """
     counter = getattr(runner.req_to_token_pool, "layer_transfer_counter", None)
     return counter is not None or bool(getattr(runner.server_args, "enable_hierarchical_cache", False))
+
+
+def spreads_requests(runner: Any) -> bool:
+    """Whether ranks have requests of their own, so that layers gather tokens and a rank may have none."""
+    return bool(getattr(runner.server_args, "enable_dp_attention", False))
