@@ -18,6 +18,7 @@ from . import layers, tables
 
 logger = logging.getLogger(__name__)
 CAPTURE = "capture"  # what layers.SWITCH has to say
+BREAKS = "Mamba2 layers run between the prefill graph's segments: %s"
 _KEPT = "captured_states"  # where a runner keeps its States
 
 
@@ -85,7 +86,7 @@ def _settled(graph_runner: Any) -> States | None:
     """`of`, once for all sizes. The first rank says why not."""
     found = of(graph_runner)
     if isinstance(found, str) and model_runner.is_first_rank(graph_runner.model_runner):
-        logger.info("Mamba2 layers run between the prefill graph's segments: %s", found)
+        logger.info(BREAKS, found)
     return found if isinstance(found, States) else None
 
 

@@ -107,9 +107,14 @@ def never_runs(graph: Any) -> bool:
 
 
 def tracks_states(runner: Any) -> bool:
-    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy extra_buffer, from 0.5.7)."""
+    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy extra_buffer, from 0.5.7).
+
+    A method of the arguments up to 0.5.20; the pool of states knows it too.
+    """
     asked = getattr(runner.server_args, "enable_mamba_extra_buffer", None)
-    return bool(asked and asked()) and not runner.server_args.disable_radix_cache
+    if asked is None:
+        return bool(getattr(runner.req_to_token_pool, "enable_mamba_extra_buffer", False))
+    return bool(asked()) and not runner.server_args.disable_radix_cache
 
 
 def fetches_states(runner: Any) -> bool:

@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from .features import CONTEXT, LATER_CONTEXT, has
+from .features import CONTEXT, FORWARD, LATER_CONTEXT, has
 
 _CONFIG = "sglang.srt.compilation.compilation_config"
 _BACKEND = "sglang.srt.compilation.backend"
@@ -41,6 +41,11 @@ def forward_context() -> Any:
     if context is None:
         raise RuntimeError("a split op ran outside of the piecewise graph: there is no forward context")
     return context
+
+
+def attention_backend() -> Any:
+    """The attention backend of the forward that runs (from 0.5.13)."""
+    return importlib.import_module(FORWARD).get_attn_backend()
 
 
 def split_at(op_name: str) -> None:
