@@ -39,6 +39,7 @@ import untouched  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 RESULT = "gain.json"
+STATES = "SGLANG_PREFILL_GRAPH_STATES"  # captured/ of the overlay
 UNTOUCHED, PATCHED = "untouched", "patched"
 SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
 WARM_UP, LOADS, PROFILED = (
@@ -107,6 +108,14 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         "a tree without that graph runs eagerly, and this is said",
     )
     add(
+        "--states",
+        nargs="+",
+        choices=("capture", "break"),
+        metavar="STATES",
+        help=f"what {STATES} says, for all trees, or for each one: capture or break "
+        "(default: what it says here)",
+    )
+    add(
         "--own-kernels",
         action="store_true",
         help="each engine compiles its Triton kernels itself, as on a new host: "
@@ -124,6 +133,10 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     if len(options.mode) not in (1, len(options.trees)):
         parser.error(f"--mode: one for all trees, or {len(options.trees)}, one for each")
     options.mode = options.mode * (len(options.trees) // len(options.mode))
+    options.states = options.states or [os.environ.get(STATES, "")]
+    if len(options.states) not in (1, len(options.trees)):
+        parser.error(f"--states: one for all trees, or {len(options.trees)}, one for each")
+    options.states = options.states * (len(options.trees) // len(options.states))
     return options
 
 
@@ -250,6 +263,7 @@ class Gain:
             "mode": chosen,
             "instead_of": mode if why else "",
             "mode_why": why,
+            "states": self.options.states[number],
             "measure": f"gain {number + 1} {tree}",
             "verdict": "not run",
             "why": "no time was left",
@@ -257,7 +271,8 @@ class Gain:
             "captured": [],
         }
         self.facts["runs"].append(entry)
-        self.say(f"{label}: starting, {chosen}{f' because {why}' if why else ''}")
+        because = f" because {why}" if why else ""
+        self.say(f"{label}: starting, {chosen}{because}{states(entry)}")
         plan = {
             "model": str(model),
             "mode": chosen,
@@ -279,6 +294,7 @@ class Gain:
             plan,
             PREFILL_WATCH=plan["watch"],
             CUDA_DEVICE_ORDER="PCI_BUS_ID",
+            **({STATES: entry["states"]} if entry["states"] else {}),
             **(caches if self.options.own_kernels else {}),
         )
         visit = Visit(self, self.now, entry, until)
@@ -471,6 +487,11 @@ def _mode(options: argparse.Namespace, mode: str) -> tuple[str, str]:
     return (modes.EAGER, chosen.reason) if isinstance(chosen, modes.Unavailable) else (mode, "")
 
 
+def states(entry: dict) -> str:
+    """What the environment said of layers with recurrent states, behind a comma; nothing where it said nothing."""
+    return f", states: {entry['states']}" if entry["states"] else ""
+
+
 def _as_meant(entry: dict) -> bool:
     """Whether prefills ran as their mode says.
 
@@ -520,7 +541,7 @@ def show(facts: dict) -> None:
     for entry in runs:
         rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
         print(
-            f"{entry['tree']}, {entry['mode']}: {entry['verdict']} {entry['why']}; "
+            f"{entry['tree']}, {entry['mode']}{states(entry)}: {entry['verdict']} {entry['why']}; "
             f"input tokens/s {rates or '-'}; {entry['seconds']} s"
         )
     print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")

@@ -91,7 +91,7 @@ MODELS = {
     "glm-5": DEEPSEEK_V32 | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, rope_scaling=None, rope_theta=1e6),
     "falcon-h1": FALCON_H1,
 }  # fmt: skip
-MODELS["nemotron-h-buffer"] = MODELS["nemotron-h"]
+MODELS["nemotron-h-buffer"] = MODELS["nemotron-h-no-buffer"] = MODELS["nemotron-h"]
 # One layer of attention drafts. A random one is seldom right: answers are the target's all the same.
 MODELS["nemotron-h-mtp"] = MODELS["nemotron-h"] | dict(num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*")
 # fp8 keys round coarsely, and experts that are picked otherwise would hide what they do: no layer has a router here.
@@ -100,6 +100,7 @@ MODELS["deepseek-v32-fp8"] = DEEPSEEK_V32 | dict(first_k_dense_replace=DEEPSEEK_
 ONLY_ASKED_FOR = {
     "falcon-h1": "no break of a prefill graph covers the Mamba2 beside its attention: for runs that show what this does",
     "nemotron-h-buffer": "the cache strategy extra_buffer, which releases before 0.5.13 refuse, and later ones choose for nemotron-h",
+    "nemotron-h-no-buffer": "the cache strategy no_buffer, which SGLANG_PREFILL_GRAPH_STATES=capture needs from 0.5.15 on",
     "nemotron-h-mtp": "drafts beside the prefix cache, which releases before 0.5.13 refuse",
 }
 DEFAULT = tuple(name for name in MODELS if name not in ONLY_ASKED_FOR)
@@ -110,6 +111,7 @@ SPARSE_ENGINE = dict(
 )  # fmt: skip
 # What leaves Mamba2 states behind whole chunks: by its name up to 0.5.13, and from 0.5.14 on.
 EXTRA_BUFFER = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer")
+NO_BUFFER = dict.fromkeys(EXTRA_BUFFER, "no_buffer")
 DRAFTS = dict(speculative_algorithm="EAGLE", speculative_num_steps=2, speculative_eagle_topk=1, speculative_num_draft_tokens=3)
 FP8_KEYS = dict(kv_cache_dtype="fp8_e4m3", nsa_prefill_backend="flashmla_kv", nsa_decode_backend="flashmla_kv")  # the kernel made for decoding
 # The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For speed, with dummy weights.
@@ -148,6 +150,8 @@ def engine(name: str) -> dict:
         return EXTRA_BUFFER | DRAFTS
     if name == "nemotron-h-buffer":
         return EXTRA_BUFFER
+    if name == "nemotron-h-no-buffer":
+        return NO_BUFFER
     if not is_sparse(MODELS[name]):
         return {}
     return SPARSE_ENGINE | (FP8_KEYS if name.endswith("-fp8") else {})

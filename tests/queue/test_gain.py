@@ -189,6 +189,19 @@ def test_trees_come_as_often_as_they_are_named(gain):
     assert len({run["measure"] for run in found["runs"]}) == 4
 
 
+def test_each_engine_is_told_whether_to_capture_states(gain, tmp_path, capsys):
+    switch, words = "SGLANG_PREFILL_GRAPH_STATES", ["--shapes", "1x64", "--rounds", "1"]
+    two = [*words, "--trees", "patched", "patched", "--states", "break", "capture"]
+    code, found = gain(*two, LOADS=1, FAKE_TOLD=switch)
+    told = [
+        (tmp_path / f"out/bench.{visit}.patched.log").read_text().count(f"{switch}={said}\n")
+        for visit, said in ((1, "break"), (2, "capture"))
+    ]
+    assert code == 0 and told == [1, 1]
+    assert [run["states"] for run in found["runs"]] == ["break", "capture"]
+    assert "patched, breakable, states: capture: passed" in capsys.readouterr().out
+
+
 def test_a_tree_that_does_not_start_leaves_the_other_its_figures(gain):
     code, found = gain(*SHORT, FAKE_FAULT="dies")
     slow, fast = found["runs"]
@@ -229,6 +242,7 @@ def test_wrong_words_are_refused(gain, capsys):
     for words, said in (
         (["--shapes", "512"], "512 is no shape: as 8x512"),
         (["--mode", "eager", "eager", "eager"], "one for all trees, or 2"),
+        (["--states", "break", "break", "break"], "one for all trees, or 2"),
     ):
         with pytest.raises(SystemExit):
             gain(*words)

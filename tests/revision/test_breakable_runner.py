@@ -555,6 +555,7 @@ def test_batches_that_decode_or_leave_states_run_eagerly(captured_states):
         ("switch", "SGLANG_PREFILL_GRAPH_STATES=break is set"),
         ("pool", "there is no pool of states"),
         ("hicache", "the hierarchical cache brings states layer by layer"),
+        ("hicache to come", "the hierarchical cache brings states layer by layer"),
         ("mixer", "layer 0: no tiles"),
     ],
 )
@@ -570,6 +571,8 @@ def test_layers_break_as_before_and_say_why(captured_states, monkeypatch, how, r
         runner.req_to_token_pool = None
     elif how == "hicache":
         runner.req_to_token_pool.layer_transfer_counter = object()
+    elif how == "hicache to come":  # it registers with the pool behind the capture
+        runner.server_args.enable_hierarchical_cache = True
     else:
         monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: "no tiles")
     assert layers.of(runner) == reason

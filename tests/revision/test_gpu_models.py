@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import models  # noqa: E402
 
 KINDS = {
-    "nemotron-h": "nemotron_h", "nemotron-h-buffer": "nemotron_h", "nemotron-h-mtp": "nemotron_h", "nemotron-h-moe": "nemotron_h", "qwen3-next": "qwen3_next", "llama": "llama", "deepseek-v32": "deepseek_v32",
+    "nemotron-h": "nemotron_h", "nemotron-h-buffer": "nemotron_h", "nemotron-h-no-buffer": "nemotron_h", "nemotron-h-mtp": "nemotron_h", "nemotron-h-moe": "nemotron_h", "qwen3-next": "qwen3_next", "llama": "llama", "deepseek-v32": "deepseek_v32",
     "deepseek-v32-fp8": "deepseek_v32", "glm-5": "glm_moe_dsa", "falcon-h1": "falcon_h1",
 }  # fmt: skip
 SMALLER = dict(vocab_size=256)  # the vocabulary is most of the time that drawing takes
@@ -54,7 +54,7 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
 
 
 @pytest.mark.revision(">=0.5.13")
-@pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-mtp"])
+@pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-no-buffer", "nemotron-h-mtp"])
 def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
     """engine.py leaves out what it does not know. One of the two names of the cache's strategy is its own."""
     from sglang.srt.server_args import ServerArgs

@@ -17,7 +17,7 @@ def on_cpu(monkeypatch):
     """Let NemotronH and Qwen3.5 compute on the CPU; `seen`: the batches that their recurrent layers were given."""
     seen = []
 
-    def mamba(self, hidden_states, forward_batch):
+    def mamba(self, hidden_states, forward_batch, *_):
         seen.append(forward_batch)
         return sums(hidden_states, forward_batch)
 

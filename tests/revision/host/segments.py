@@ -1,6 +1,7 @@
 """What a breakable prefill graph of 0.5.14 or later records of a model, and what it leaves to its breaks: without a GPU."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 from types import SimpleNamespace
@@ -13,15 +14,19 @@ _BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_grap
 CAPTURED, BREAK = "captured", "break"
 
 
-def of(model, monkeypatch, tokens=8):
+def of(model, monkeypatch, tokens=8, prepare=None):
     """(at the capture, at a replay): the calls of attention and of Mamba2 mixers, in order, each as (what, CAPTURED or BREAK).
 
     The release's own primitive captures the layer stack of `model`, built on the CPU, on a stand-in for CUDA graphs. The
     attention backend notes the calls instead of computing anything. A captured call's Python does not run at a replay.
+    prepare(backend, note): what is done with that backend before; note(what): notes a call.
     """
     seen, batch = [], _batch(tokens)
+    backend = _backend(seen, tokens)
+    if prepare:
+        prepare(backend, functools.partial(_note, seen))
     with recording(monkeypatch), contextlib.ExitStack() as stack, torch.no_grad():
-        for context in _contexts(model.model, batch, _backend(seen, tokens), tokens):
+        for context in _contexts(model.model, batch, backend, tokens):
             stack.enter_context(context)
         primitive = importlib.import_module(f"{_BREAKABLE}.breakable_cuda_graph")
         if hasattr(primitive, "get_device_module"):
@@ -63,12 +68,15 @@ def _batch(tokens):
     return batch
 
 
+def _note(seen, what):
+    seen.append((what, BREAK if recorded.Graph.recorder.target is None else CAPTURED))
+
+
 def _backend(seen, tokens):
     """A hybrid backend, as Falcon-H1 insists on one, whose halves note that they are called, and where."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
 
-    def note(what):
-        seen.append((what, BREAK if recorded.Graph.recorder.target is None else CAPTURED))
+    note = functools.partial(_note, seen)
 
     class Mamba2(hybrid.Mamba2AttnBackend):
         def __init__(self):

@@ -10,21 +10,25 @@ from sglang.srt.prefill_graph.captured import mamba2 as captured  # noqa: E402
 
 
 def row_by_row(projection):
-    """A projection's forward whose bits do not depend on how many rows there are."""
+    """A projection's forward whose bits do not depend on how many rows there are. Its `words` are what else it was told."""
     weight = projection.weight
-    return lambda rows: (
-        torch.cat([torch.nn.functional.linear(row[None], weight) for row in rows]),
-        None,
-    )
+
+    def forward(rows, **words):
+        forward.words = words
+        return torch.cat([torch.nn.functional.linear(row[None], weight) for row in rows]), None
+
+    return forward
 
 
-def compare(batches, rows, places, chunk=16):
+def compare(batches, rows, places, chunk=16, fuses_reduce=False, eagerly=True):
     """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is behind every batch.
-    Request i has slot i + 1.
+    Request i has slot i + 1. fuses_reduce: the next norm sums over the ranks.
+    eagerly: compare with the release's mixer, too.
 
     Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain mixer;
     `bits`: how many values of output and states differ from the release's mixer, run eagerly on the same batch;
-    `others`: how many slots that nobody owns have changed; `launched`: the kernels of the last batch.
+    `others`: how many slots that nobody owns have changed; `launched`: the kernels of the last batch;
+    `told`: what the last projection was told beside its rows.
     """
     mixer = compare_mamba2.layer().mixer
     for projection in (mixer.in_proj, mixer.out_proj):
@@ -39,7 +43,7 @@ def compare(batches, rows, places, chunk=16):
         ssm = torch.randn(count + 3, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
         hidden = torch.randn(rows, 128)
         hidden[total:] = float("nan")
-        eager = compare_scan.eager(
+        eager = eagerly and compare_scan.eager(
             mixer, conv.clone(), ssm.clone(), hidden[:total], lengths, prefixes, chunk
         )
         cache = compare_mamba2.backend(
@@ -49,9 +53,9 @@ def compare(batches, rows, places, chunk=16):
         with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches:
             assert captured.why_not(mixer, cache, hidden.dtype) is None
             made.fill(lengths, [prefix > 0 for prefix in prefixes], torch.arange(1, count + 1))
-            captured.run(mixer, cache, made, hidden, output)
+            captured.run(mixer, cache, made, hidden, output, fuses_reduce)
         bits += sum(
-            (a != b).sum().item() for a, b in zip((output[:total], now, then), eager, strict=True)
+            (a != b).sum().item() for a, b in zip((output[:total], now, then), eager or ())
         )
         others += sum(
             not torch.equal(new[slot], old[slot])
@@ -72,7 +76,7 @@ def compare(batches, rows, places, chunk=16):
                 for most, a, b in zip(found, new, wanted, strict=True)
             ]
     return dict(zip(("output", "conv", "ssm"), found)) | dict(
-        bits=bits, others=others, launched=launches.names()
+        bits=bits, others=others, launched=launches.names(), told=mixer.out_proj.forward.words
     )
 
 

@@ -46,7 +46,9 @@ def backend(conv, ssm):
     kept = [conv] if str(MambaPool.State.__annotations__["conv"]).removeprefix("typing.").startswith("List") else conv
     state = MambaPool.State(conv=kept, temporal=ssm)
     made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
-    made.device, made.mamba_chunk_size = "cpu", 16
+    made.device = "cpu"
+    name = "mamba_chunk_size"
+    setattr(made, name if getattr(type(made), name, None) is None else f"_{name}", 16)  # a property in 0.5.23
     made.req_to_token_pool = SimpleNamespace(
         mamba2_layer_cache=lambda layer_id: state,
         get_mamba_indices=lambda requests: requests.to(torch.int32),

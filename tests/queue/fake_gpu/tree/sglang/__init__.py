@@ -55,6 +55,8 @@ class Engine:
         if self.fault == "dies":
             raise ValueError("planted: the engine does not start")
         print(f"max_total_num_tokens=9, max_prefill_tokens=9, max_running_requests={words.get('max_running_requests')}, context_len=9")
+        if told := os.environ.get("FAKE_TOLD"):  # a variable
+            print(f"{told}={os.environ.get(told)}", flush=True)
         self._note("start")
         if self.on and self.fault not in ("not-captured", "no-report"):
             self._report(words["model_path"])

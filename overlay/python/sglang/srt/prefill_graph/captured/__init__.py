@@ -1,10 +1,12 @@
 """Layers with recurrent states inside the captured graph, for any batch. Modules, low to high:
 
-    tables    what captured launches know of their batch
-    mamba2    a Mamba2 mixer's prefill
-    layers    which layers are captured, and what runs in the place of their breaks
+    tables        what captured launches know of their batch
+    mamba2        a Mamba2 mixer's prefill
+    layers        which layers are captured, and what runs in the place of their breaks
+    own_runner    the same in the prefill runner that releases have from 0.5.14 on, where it is asked for
+    extend_hook   the same through upstream's own hook (0.5.23), where it is asked for
 
 A patch calls:
 
-    layers.run_captured.
+    extend_hook.Mamba2Prefill, extend_hook.captures, layers.run_captured, own_runner.padded, own_runner.prepared, own_runner.why_not, own_runner.with_states.
 """

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..compat import arguments, ops
+from ..compat import model_runner, ops
 from ..kernels import tiles, tracked_states
 from . import mamba2, tables
 
-SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # "break" in the environment: such layers run between the captured pieces
+SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # "break" in the environment: such layers run between the captured pieces; "capture": own_runner.py
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Captured:
         """A batch's rows of each request, which of them go on from a state, and each one's slot, on the device."""
         given = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
         lengths, prefixes = (list(map(int, lengths)) for lengths in given)
-        slots = self.pool.get_mamba_indices(forward_batch.req_pool_indices)
+        slots = ops.state_slots(self.pool, forward_batch.req_pool_indices)
         return lengths, [prefix > 0 for prefix in prefixes], slots
 
     def track(self, made: tables.Tables, forward_batch: Any) -> None:
@@ -66,10 +66,10 @@ def of(runner: Any) -> Captured | str | None:
         return "there is no pool of states"
     if os.environ.get(SWITCH) == "break":
         return f"{SWITCH}=break is set"
-    step = ops.mamba_cache_chunk_size() if arguments.tracks_states(runner) else None
+    step = ops.mamba_cache_chunk_size() if model_runner.tracks_states(runner) else None
     if step and step % tiles.CHUNK:
         return f"the prefix cache keeps states behind each {step} tokens, and chunks have {tiles.CHUNK}"
-    if getattr(pool, "layer_transfer_counter", None) is not None:
+    if model_runner.fetches_states(runner):
         return "the hierarchical cache brings states layer by layer"
     for layer, mixer in mixers.items():
         reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)
@@ -101,10 +101,16 @@ def run_captured(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 def _run_mamba2(
-    now: tables.Current, hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int
+    now: tables.Current,
+    hidden_states: torch.Tensor,
+    output: torch.Tensor,
+    layer_id: int,
+    fuses_reduce: bool = False,
 ) -> None:
+    """fuses_reduce: the next norm sums over the ranks (from 0.5.15)."""
     layer = ops.forward_context().attention_layers[layer_id]
-    mamba2.run(layer.mixer, now.states(layer_id), now.tables, hidden_states, output)
+    states = now.states(layer_id)
+    mamba2.run(layer.mixer, states, now.tables, hidden_states, output, fuses_reduce)
 
 
 RUN = {"nemotron_mamba2_with_output": _run_mamba2}

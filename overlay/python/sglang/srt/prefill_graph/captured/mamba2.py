@@ -35,11 +35,13 @@ def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
 
 
 def run(
-    mixer: Any, cache: Any, tables: Tables, hidden_states: torch.Tensor, output: torch.Tensor
-) -> None:
+    mixer: Any, cache: Any, tables: Tables, hidden_states: torch.Tensor, output: torch.Tensor,
+    fuses_reduce: bool = False,
+) -> None:  # fmt: skip
     """Fill `output`, (rows, hidden) as hidden_states, and each request's slot of the pool.
 
     Rows behind the batch go into no state, and come out as the last projection makes them of zeros.
+    fuses_reduce: the last projection leaves the sum over the ranks to who reads `output`.
     """
     projected, _ = mixer.in_proj(hidden_states)
     ranks = mixer.tp_size
@@ -54,7 +56,8 @@ def run(
     if tables.plan.track_rows is not None:
         tracked_windows.keep(mixed, cache.conv[0], tables.plan)
     scanned = _scan(mixer, cache.temporal, tables, convolved, dt, inner)
-    result, _ = mixer.out_proj(mixer.norm(scanned, gate))
+    reduced = {"skip_all_reduce": True} if fuses_reduce else {}
+    result, _ = mixer.out_proj(mixer.norm(scanned, gate), **reduced)
     output.set_(
         result
     )  # in place of a copy: whoever holds `output` reads the projection's own memory

@@ -221,10 +221,3 @@ def _holds(condition: ast.expr, names: dict[str, Any]) -> bool | None:
         return bool(eval(compile(expression, "<rule>", "eval"), names))
     except Exception:  # a local name of the method, or a check that needs the moment it was made for
         return None
-
-
-def tracks_states(runner: Any) -> bool:
-    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy extra_buffer, from 0.5.7)."""
-    args = runner.server_args
-    asked = getattr(args, "enable_mamba_extra_buffer", None)
-    return bool(asked and asked()) and not args.disable_radix_cache

@@ -1,7 +1,7 @@
 """What a release has: parts of its own, and what they are called.
 
-The piecewise flag and the forward context are in compilation/piecewise_context_manager.py, 0.5.5.post3 to 0.5.13.post1, the
-breakable graph in model_executor/breakable_cuda_graph/ from 0.5.11, and the attention backend of a forward in
+The piecewise flag and the forward context are in compilation/piecewise_context_manager.py, 0.5.5.post3 to 0.5.13.post1, then in
+LATER_CONTEXT, the breakable graph in model_executor/breakable_cuda_graph/ from 0.5.11, and the attention backend of a forward in
 model_executor/forward_context.py from 0.5.13 (paths below sglang/srt/).
 Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
 """
@@ -19,6 +19,7 @@ from typing import Any
 CONTEXT = "sglang.srt.compilation.piecewise_context_manager"
 BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph"
 FORWARD = "sglang.srt.model_executor.forward_context"
+LATER_CONTEXT = "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager"
 
 
 def has(module: str) -> bool:

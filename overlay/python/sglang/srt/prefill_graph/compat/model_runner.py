@@ -104,3 +104,28 @@ def capture_sizes(graph: Any) -> tuple[int, ...]:
 def never_runs(graph: Any) -> bool:
     """Whether a graph runner refuses every batch: the breakable one does where it found no inner model (0.5.12, 0.5.13)."""
     return getattr(graph, "layer_model", graph) is None
+
+
+def tracks_states(runner: Any) -> bool:
+    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy extra_buffer, from 0.5.7).
+
+    A method of the arguments up to 0.5.20; the pool of states knows it too.
+    """
+    asked = getattr(runner.server_args, "enable_mamba_extra_buffer", None)
+    if asked is None:
+        return bool(getattr(runner.req_to_token_pool, "enable_mamba_extra_buffer", False))
+    return bool(asked()) and not runner.server_args.disable_radix_cache
+
+
+def fetches_states(runner: Any) -> bool:
+    """Whether a hierarchical cache brings recurrent states while a forward runs, layer by layer.
+
+    It registers with the pool of states behind the capture: the arguments say so before.
+    """
+    counter = getattr(runner.req_to_token_pool, "layer_transfer_counter", None)
+    return counter is not None or bool(getattr(runner.server_args, "enable_hierarchical_cache", False))
+
+
+def spreads_requests(runner: Any) -> bool:
+    """Whether ranks have requests of their own, so that layers gather tokens and a rank may have none."""
+    return bool(getattr(runner.server_args, "enable_dp_attention", False))

@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from .features import CONTEXT
+from .features import CONTEXT, FORWARD, LATER_CONTEXT, has
 
 _CONFIG = "sglang.srt.compilation.compilation_config"
 _BACKEND = "sglang.srt.compilation.backend"
@@ -34,10 +34,18 @@ def forward_context() -> Any:
 
     Raises RuntimeError outside of `set_forward_context`, where a split op has no layers to look up.
     """
-    context = importlib.import_module(CONTEXT).get_forward_context()
+    if has(CONTEXT):
+        context = importlib.import_module(CONTEXT).get_forward_context()
+    else:
+        context = importlib.import_module(LATER_CONTEXT).get_tc_piecewise_forward_context()
     if context is None:
         raise RuntimeError("a split op ran outside of the piecewise graph: there is no forward context")
     return context
+
+
+def attention_backend() -> Any:
+    """The attention backend of the forward that runs (from 0.5.13)."""
+    return importlib.import_module(FORWARD).get_attn_backend()
 
 
 def split_at(op_name: str) -> None:
@@ -137,6 +145,15 @@ def mamba_cache_chunk_size() -> int:
         return backend.mamba_cache_chunk_size()
     arguments = getattr(backend, "get_server_args", None) or backend.get_global_server_args
     return arguments().mamba_cache_chunk_size
+
+
+def state_slots(pool: Any, requests: Any) -> Any:
+    """Each request's slot in a HybridReqToTokenPool, on the device. From 0.5.15 on slots can have other names outside of it.
+
+    requests: (requests,), as ForwardBatch.req_pool_indices.
+    """
+    slots = pool.get_mamba_indices(requests)
+    return pool.translate_mamba_indices(slots) if hasattr(pool, "translate_mamba_indices") else slots
 
 
 def mamba2_scan() -> Callable[..., Any]:

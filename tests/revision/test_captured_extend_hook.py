@@ -1,0 +1,189 @@
+"""Mamba2 layers inside the prefill graph of 0.5.23, through upstream's own hook for linear attention, where asked for."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.23,<0.5.24")
+SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
+
+
+class Pool:
+    """As far as it is looked at. Slots have other names outside of it."""
+
+    enable_mamba_extra_buffer = False
+    layer_transfer_counter = None
+
+    def mamba2_layer_cache(self, layer_id):
+        return f"the states of layer {layer_id}"
+
+    def get_mamba_indices(self, requests):
+        return requests + 1
+
+    def translate_mamba_indices(self, slots):
+        return slots + 100
+
+
+@pytest.fixture
+def model(build_model):
+    import torch
+
+    return build_model("nemotron_h", device="cpu", dtype=torch.float32)
+
+
+@pytest.fixture
+def runner(model, monkeypatch):
+    """A ModelRunner as far as the backend looks at it, whose mixers' kernels fit."""
+    import torch
+    from host import process
+    from sglang.srt.prefill_graph.captured import mamba2
+
+    monkeypatch.setenv(SWITCH, "capture")
+    monkeypatch.setattr(mamba2, "why_not", lambda *_: None)
+    arguments = SimpleNamespace(**vars(process.default_server_args()))
+    return SimpleNamespace(
+        model=model, req_to_token_pool=Pool(), dtype=torch.float32, server_args=arguments, tp_rank=0
+    )
+
+
+def linear(runner):
+    """The release's backend of Mamba2, without what its __init__ takes of a whole runner."""
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
+
+    made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
+    made._model_runner, made.req_to_token_pool, made.device = (
+        runner,
+        runner.req_to_token_pool,
+        "cpu",
+    )
+    return made
+
+
+def batch_of(lengths, prefixes):
+    import torch
+    from host import graph
+
+    return graph.prefill_batch(
+        sum(lengths),
+        batch_size=len(lengths),
+        req_pool_indices=torch.arange(len(lengths)),
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=prefixes,
+    )
+
+
+def hybrid(backend, monkeypatch):
+    """The release's hybrid backend around it, as the breakable graph's server has it."""
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
+
+    monkeypatch.setattr(module, "check_cuda_graph_backend", lambda phase, wanted: True)
+    full = SimpleNamespace(
+        token_to_kv_pool=None, req_to_token_pool=None, kv_index_translator=None, needs_cpu_seq_lens=False,
+        use_captured_forward_metadata_for_breakable_cuda_graph=False, init_forward_metadata=lambda batch: None,
+    )  # fmt: skip
+    return module.HybridLinearAttnBackend(full, backend, [])
+
+
+def test_the_runner_keeps_tables_and_fills_them(runner, monkeypatch):
+    backend = linear(runner)
+    both = hybrid(backend, monkeypatch)
+    assert both.use_captured_forward_metadata_for_breakable_cuda_graph
+    assert both.prefill_cuda_graph_max_batch_size == 64 and not both.linear_extend_in_graph()
+    made = both.init_forward_metadata_for_breakable_cuda_graph_capture(batch_of([20], [0]))
+    assert both.linear_extend_in_graph() and made.tokens == made.requests == 20
+    assert made.plan.cu.tolist() == [0, *[20] * 20] and not made.slots.any()
+    another = both.init_forward_metadata_for_breakable_cuda_graph_capture(batch_of([100], [0]))
+    assert another.requests == 64
+    both.prepare_forward_metadata_for_breakable_cuda_graph_replay(made, batch_of([2, 9], [0, 5]))
+    assert backend.prefill_graph_metadata is made
+    assert made.plan.cu[:4].tolist() == [0, 2, 11, 11] and made.warm[:3].tolist() == [0, 1, 0]
+    assert made.slots[:2].tolist() == [101, 102]
+
+
+def test_an_eager_prefill_knows_of_no_tables(runner, monkeypatch):
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
+
+    backend = linear(runner)
+    backend.init_prefill_graph_metadata(batch_of([20], [0]))
+    backend._mamba_chunk_size = 16
+    monkeypatch.setattr(backend, "_forward_metadata", lambda batch: None)
+    monkeypatch.setattr(module.Mamba2Metadata, "prepare_mixed", lambda *_: None)
+    backend.init_forward_metadata(batch_of([20], [0]))
+    assert not backend.prefill_graph_extend_active()
+
+
+@pytest.mark.parametrize("how", ["captured", "break", "decode"])
+def test_layers_ask(model, monkeypatch, how):
+    """Mixers are captured where the backend has tables; a captured call's Python does not run at a replay."""
+    from host import segments
+    from sglang.srt.prefill_graph.captured import extend_hook
+
+    def prepare(backend, note):
+        monkeypatch.setattr(
+            extend_hook.mamba2, "run", lambda *given: note("mixer") or given[4].zero_()
+        )
+        half = backend.linear_attn_backend
+        half.req_to_token_pool = Pool()
+        half.prefill_graph_metadata = None if how == "break" else "tables"
+        if how == "decode":
+            from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+            monkeypatch.setattr(ForwardMode, "is_extend_without_speculative", lambda self: False)
+
+    capture, replay = segments.of(model, monkeypatch, prepare=prepare)
+    mixers = [place for what, place in capture if what == "mixer"]
+    assert mixers and set(mixers) == {segments.CAPTURED if how == "captured" else segments.BREAK}
+    assert bool([what for what, _ in replay if what == "mixer"]) is (how != "captured")
+    assert [what for what, _ in replay if what == "attention"]
+
+
+def test_a_layer_runs_on_its_states_and_the_tables(runner, model, monkeypatch):
+    import torch
+    from sglang.srt.prefill_graph.captured import extend_hook
+
+    backend, seen = linear(runner), []
+    made = backend.init_prefill_graph_metadata(batch_of([8], [0]))
+    monkeypatch.setattr(extend_hook.mamba2, "run", lambda *given: seen.append(given))
+    rows, layer = torch.ones(8, 128), model.model.layers[0]
+    output = backend.extend_in_graph(layer, rows)
+    assert seen[0][:3] == (layer.mixer, "the states of layer 0", made)
+    assert seen[0][3] is rows and seen[0][4] is output and output.shape == rows.shape
+
+
+@pytest.mark.parametrize(
+    "how, reason",
+    [
+        ("states", "the prefix cache keeps states of each prefill"),
+        ("hicache", "the hierarchical cache brings states layer by layer"),
+        ("ranks", "layers gather tokens of other ranks, which may be idle"),
+        ("tiles", "layer 0: no tiles"),
+        ("another", "it has layers that do not ask"),
+    ],
+)
+def test_layers_break_and_the_log_says_why(runner, monkeypatch, caplog, how, reason):
+    import torch
+    from sglang.srt.prefill_graph.captured import mamba2
+
+    assert linear(runner).supports_prefill_graph_extend()
+    if how == "states":
+        runner.req_to_token_pool.enable_mamba_extra_buffer = True
+    elif how == "hicache":
+        runner.server_args.enable_hierarchical_cache = True
+    elif how == "ranks":
+        runner.server_args.enable_dp_attention = True
+    elif how == "tiles":
+        monkeypatch.setattr(mamba2, "why_not", lambda *_: "no tiles")
+    else:
+        runner.model.another = torch.nn.ModuleList([type("MambaMixer2", (torch.nn.Module,), {})()])
+    with caplog.at_level(logging.INFO):
+        assert not linear(runner).supports_prefill_graph_extend()
+    assert f"Mamba2 layers run between the prefill graph's segments: {reason}" in caplog.messages
+
+
+@pytest.mark.parametrize("said", [None, "break"])
+def test_layers_break_where_nobody_asks(runner, monkeypatch, caplog, said):
+    monkeypatch.delenv(SWITCH) if said is None else monkeypatch.setenv(SWITCH, said)
+    with caplog.at_level(logging.INFO):
+        assert not linear(runner).supports_prefill_graph_extend()
+    assert not [line for line in caplog.messages if "Mamba2" in line]

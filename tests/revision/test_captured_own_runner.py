@@ -1,0 +1,293 @@
+"""Mamba2 layers inside the graph of the release's own prefill runner, captured on a recorded graph, where they are asked for."""
+
+import contextlib
+import importlib
+import logging
+from types import SimpleNamespace
+
+import pytest
+from host.served import published
+from test_breakable_runner import BATCHES, CausalAttention, _sums_by_table, batch_of
+
+pytestmark = pytest.mark.revision(">=0.5.15,<0.5.19")
+SIZES = [2, 8, 16, 32]  # a batch is padded to twice its tokens at most
+PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
+FITTING = [lengths for lengths in BATCHES if len(lengths) <= 8]  # more have no place in these sizes
+
+
+class Attention(CausalAttention):
+    """A hybrid backend as the runner sees one. planned: the batches that its linear half prepared."""
+
+    use_captured_forward_metadata_for_breakable_cuda_graph = False
+
+    def __init__(self):
+        super().__init__()
+        self.planned = []
+
+    def init_forward_metadata(self, forward_batch):
+        super().init_forward_metadata(forward_batch)
+        self.planned.append(forward_batch)
+
+    @property
+    def full_attn_backend(self):
+        return SimpleNamespace(init_forward_metadata=super().init_forward_metadata)
+
+
+class Pool:
+    """As far as the runner and captured layers look at a HybridReqToTokenPool. Slots have other names outside of it."""
+
+    size = 32
+    layer_transfer_counter = None
+
+    def mamba2_layer_cache(self, layer_id):
+        return f"the states of layer {layer_id}"
+
+    def get_mamba_indices(self, requests):
+        return requests + 1
+
+    def translate_mamba_indices(self, slots):
+        return slots + 100
+
+
+def model_runner(model, attention, **changes):
+    """A ModelRunner as far as the prefill graph looks at it. changes: of its server arguments."""
+    import torch
+    from host import process
+    from sglang.srt.model_executor import cuda_graph_config
+    from sglang.srt.prefill_graph.model import layers, stack
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    table = layers.describe(stack.find(model).layers)
+    prefill = SimpleNamespace(
+        bs=SIZES,
+        backend=cuda_graph_config.Backend.BREAKABLE,
+        full_prefill_max_req=1,
+        tc_compiler="eager",
+    )
+    args = process.default_server_args(
+        **dict(
+            cuda_graph_config=SimpleNamespace(prefill=prefill, decode=prefill),
+            mamba_radix_cache_strategy="no_buffer",
+        )
+        | changes
+    )
+    process.use_server_args(args)
+    return SimpleNamespace(
+        server_args=args, spec_algorithm=SpeculativeAlgorithm.from_string(None), model=model, attn_backend=attention, device="cpu",
+        dtype=torch.float32, gpu_id=0, tp_size=1, dp_size=1, pp_size=1, tp_group=SimpleNamespace(barrier=lambda: None),
+        model_config=SimpleNamespace(hidden_size=128, is_multimodal=False, vocab_size=256, is_encoder_decoder=False, context_len=4096),
+        req_to_token_pool=Pool(), token_to_kv_pool=None, pp_group=SimpleNamespace(is_last_rank=True), lora_manager=None,
+        is_multimodal=False, is_generation=True, is_draft_worker=False, is_hybrid_swa=False, graph_shared_output=None,
+        attention_layers=table.attention_layers, moe_layers=table.moe_layers, moe_fusions=table.moe_fusions, dsa_indexers=[],
+        mha_companion_layers=[None] * len(table.attention_layers), tp_rank=0, pp_rank=0, dp_rank=None, moe_ep_rank=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def captured(build_model, monkeypatch):
+    """captured(): the model runner of a small NemotronH, the release's runner that captured it, and the batches that
+    Mamba2 layers were given eagerly. Their captured launches are stood in for by the sums that their breaks make."""
+    import torch
+    from host import hybrids, segments
+    from sglang.srt.prefill_graph.captured import layers
+
+    importlib.import_module("sglang.srt.models.nemotron_h")  # before decorators are changed
+    importlib.import_module("sglang.srt.models.qwen3_5")
+    module = importlib.import_module(PREFILL)
+    monkeypatch.setattr(
+        module, "graph_capture", lambda: contextlib.nullcontext(SimpleNamespace(stream=None))
+    )
+    monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
+    monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
+    monkeypatch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
+    monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: None)
+    monkeypatch.setitem(
+        layers.RUN, "nemotron_mamba2_with_output", lambda *given: _sums_by_table(*given[:4])
+    )
+    monkeypatch.setenv(SWITCH, "capture")
+    seen = hybrids.on_cpu(monkeypatch)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(segments.recording(monkeypatch))
+        stack.enter_context(torch.no_grad())
+
+        def capture(**changes):
+            model = build_model("nemotron_h", device="cpu", dtype=torch.float32)
+            made = model_runner(model, hybrids.recurrent(Attention(), seen), **changes)
+            return made, module.PrefillCudaGraphRunner(made), seen
+
+        yield capture
+
+
+def eager(runner, batch):
+    runner.attn_backend.init_forward_metadata(batch)
+    with published(runner.attn_backend):
+        return runner.model.forward(batch.input_ids, batch.positions, batch).next_token_logits
+
+
+def replayed(graph, batch):
+    assert graph.can_run_graph(batch)
+    return graph.execute(batch).next_token_logits[: batch.batch_size]
+
+
+def test_batches_get_eager_prefills_logits(captured):
+    """Every batch after every other: each replay reads what its own batch left in the tables."""
+    import torch
+
+    runner, graph, seen = captured()
+    wanted = {str(lengths): eager(runner, batch_of(lengths)) for lengths in FITTING}
+    seen.clear()
+    for first in FITTING:
+        for lengths in (first, *FITTING[::3]):
+            found = replayed(graph, batch_of(lengths))
+            torch.testing.assert_close(found, wanted[str(lengths)], rtol=1e-4, atol=1e-4)
+    assert not seen, "a Mamba2 layer ran eagerly"
+
+
+def test_attention_alone_breaks(captured):
+    runner, graph, _ = captured()
+    [one] = [found for key, found in graph.backend._graphs.items() if key.size == 16]
+    attention = [
+        layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"
+    ]
+    assert len(one._break_fns) == len(attention) < len(runner.attention_layers) and attention
+
+
+@pytest.mark.parametrize("said", [None, "break", "1"])
+def test_layers_break_where_nobody_asks(captured, monkeypatch, said):
+    import torch
+
+    monkeypatch.delenv(SWITCH) if said is None else monkeypatch.setenv(SWITCH, said)
+    runner, graph, seen = captured()
+    assert graph.captured_states is None
+    wanted, batch = eager(runner, batch_of([3, 4])), batch_of([3, 4])
+    seen.clear(), runner.attn_backend.planned.clear()
+    torch.testing.assert_close(replayed(graph, batch), wanted, rtol=1e-4, atol=1e-4)
+    assert seen and runner.attn_backend.planned == [batch]
+
+
+def test_a_replay_plans_for_attention_alone(captured):
+    """The plan of the other half waits for the device."""
+    runner, graph, _ = captured()
+    runner.attn_backend.planned.clear()
+    replayed(graph, batch_of([3, 4]))
+    assert not runner.attn_backend.planned and runner.attn_backend.lengths == [3, 4]
+
+
+def test_tables_have_the_slots_of_the_pool(captured):
+    """A placeholder's state goes to the slot that no request owns, whatever ran before it."""
+    _, graph, _ = captured()
+    batch = batch_of([2, 9, 1])
+    batch.extend_prefix_lens_cpu = [0, 5, 0]
+    replayed(graph, batch)
+    made = graph.captured_states.tables[16]
+    assert made.slots[:3].tolist() == [101, 102, 103]
+    assert made.warm.tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+    assert made.plan.cu.tolist() == [0, 2, 11, 12, 12, 12, 12, 12, 12]
+    with graph.backend.capture_session(None):
+        graph.capture_one_shape(16)
+    assert graph.captured_states.tables[16] is made
+    assert made.slots.tolist() == [0] * 8 and made.plan.cu.tolist() == [0, *[16] * 8]
+
+
+def test_a_batch_replays_a_size_with_places_for_its_requests(captured, monkeypatch):
+    import torch
+    from sglang.srt.prefill_graph.captured import own_runner, tables
+
+    monkeypatch.setattr(tables, "places", lambda tokens: {2: 1, 8: 2, 16: 3, 32: 4}[tokens])
+    runner, graph, _ = captured()
+    for lengths, size in ([2], 2), ([3, 2], 8), ([2, 1, 3], 16), ([1, 1, 1, 1], 32):
+        batch = batch_of(lengths)
+        assert own_runner.padded(graph, batch, 2) == size
+        wanted = eager(runner, batch_of(lengths))
+        torch.testing.assert_close(replayed(graph, batch), wanted, rtol=1e-4, atol=1e-4)
+    assert own_runner.why_not(graph, batch_of([2] * 5)) == (
+        "5 requests; the tables of states have 4 places"
+    )
+
+
+def test_some_batches_run_eagerly(captured):
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.prefill_graph.captured import own_runner
+
+    _, graph, _ = captured()
+    mixed, tracked = batch_of([5]), batch_of([5])
+    mixed.forward_mode = ForwardMode.MIXED
+    tracked.mamba_track_mask = torch.tensor([True])
+    crowded = batch_of([1] * 9)
+    refused = {
+        "requests that decode are in the batch": mixed,
+        "the prefix cache keeps states of the batch": tracked,
+        "9 requests; the tables of states have 8 places": crowded,
+    }
+    for reason, batch in refused.items():
+        assert own_runner.why_not(graph, batch) == reason
+        assert not graph.can_run_graph(batch)
+    assert own_runner.why_not(graph, batch_of([5])) is None
+    graph.captured_states = None  # where layers break, all of them may be replayed
+    assert all(map(graph.can_run_graph, refused.values()))
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        (
+            dict(mamba_radix_cache_strategy="extra_buffer"),
+            "the prefix cache keeps states of each prefill",
+        ),
+        (
+            dict(enable_hierarchical_cache=True),
+            "the hierarchical cache brings states layer by layer",
+        ),
+        (
+            dict(enable_dp_attention=True),
+            "layers gather tokens of other ranks, which may be idle",
+        ),
+    ],
+    ids=str,
+)
+def test_layers_break_and_the_log_says_why(captured, monkeypatch, caplog, changes, reason):
+    told = f"Mamba2 layers run between the prefill graph's segments: {reason}"
+    with caplog.at_level(logging.INFO):
+        runner, graph, _ = captured()
+        assert graph.captured_states and told not in caplog.messages
+        for name, value in changes.items():
+            object.__setattr__(runner.server_args, name, value)
+        del graph.captured_states
+        with graph.backend.capture_session(None):
+            for size in SIZES[::-1]:
+                graph.capture_one_shape(size)
+    assert graph.captured_states is None and caplog.messages.count(told) == 1
+
+
+def test_another_backend_keeps_its_breaks(captured):
+    from sglang.srt.prefill_graph.captured import own_runner
+
+    _, graph, _ = captured()
+    graph.prefill_backend_name = "tc_piecewise"
+    assert own_runner.of(graph) == "the backend is tc_piecewise"
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+def test_captured_launches_know_who_sums_over_the_ranks(captured, monkeypatch, fuses):
+    """Where the next norm does, the last projection must not."""
+    from sglang.srt.layers.communicator import LayerCommunicator
+    from sglang.srt.prefill_graph.captured import layers
+
+    seen = []
+
+    def run(mixer, states, tables, hidden_states, output, fuses_reduce):
+        seen.append((states, fuses_reduce))
+        output.zero_()
+
+    monkeypatch.setattr(layers.mamba2, "run", run)
+    monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", layers._run_mamba2)
+    monkeypatch.setattr(
+        LayerCommunicator, "should_fuse_mlp_allreduce_with_next_layer", lambda self, batch: fuses
+    )
+    runner, _, _ = captured()
+    mixers = [i for i, layer in enumerate(runner.attention_layers) if hasattr(layer, "mixer")]
+    assert {(states, said) for states, said in seen} == {
+        (f"the states of layer {i}", fuses) for i in mixers
+    }
