@@ -53,11 +53,11 @@ def of(graph_runner: Any) -> States | str | None:
     runner = graph_runner.model_runner
     if os.environ.get(layers.SWITCH) != CAPTURE:
         return None
+    if model_runner.tracks_states(runner):
+        return "the prefix cache keeps states of each prefill"
     found = layers.of(runner)
     if not isinstance(found, layers.Captured):
         return found
-    if found.step is not None:
-        return "the prefix cache keeps states of each prefill"
     if graph_runner.prefill_backend_name != "breakable":
         return f"the backend is {graph_runner.prefill_backend_name}"
     if model_runner.spreads_requests(runner):
