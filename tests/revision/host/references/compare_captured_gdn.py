@@ -115,6 +115,7 @@ def _through(layer, pool, lengths, prefixes, slots):
         extend_prefix_lens_cpu=prefixes,
     )
     linear = compare_tracked_gdn.backend(batch, pool)
+    linear.is_draft_worker, linear.topk = False, 0
     kept = MambaPool.State(conv=[pool[0]], temporal=pool[1])
     linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
     return batch, linear

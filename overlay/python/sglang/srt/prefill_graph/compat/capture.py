@@ -100,10 +100,15 @@ def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> N
     """Let the attention backend prepare a batch, as a model runner does before its forward.
 
     alone: no layer with recurrent states will ask a hybrid backend. Its plan for these waits for the device, several times
-    where requests go on from cached states.
+    where requests go on from cached states. What that plan begins with from 0.5.13 on is done all the same: the
+    states that the batch is to copy from the prefix cache, or to clear.
     """
     backend = runner.attn_backend
+    linear = getattr(backend, "linear_attn_backend", None)
+    settle = getattr(linear, "_execute_deferred_mamba_cow_and_clear", None)
     with published_backend(runner):
+        if alone and settle:
+            settle(forward_batch)
         (alone and getattr(backend, "full_attn_backend", None) or backend).init_forward_metadata(forward_batch)
 
 
