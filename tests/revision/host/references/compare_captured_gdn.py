@@ -39,15 +39,17 @@ def compare(batches, rows, places):
     for number, (lengths, prefixes) in enumerate(batches):
         torch.manual_seed(number)
         count, total = len(lengths), sum(lengths)
-        slots = 1 + torch.randperm(count + SPARE - 1)[:count]
-        conv = torch.randn(count + SPARE, layer.conv_dim, WIDTH).to(TYPE)
+        slots = 1 + torch.randperm(places + SPARE - 1)[:count]
+        conv = torch.randn(places + SPARE, layer.conv_dim, WIDTH).to(TYPE)
         state = 0.1 * torch.randn(
-            count + SPARE, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim
+            places + SPARE, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim
         )
         hidden = torch.randn(rows, 128).to(TYPE)
         hidden[total:] = float("nan")
         old = conv.clone(), cleared(state, slots, prefixes)
-        wanted = eager(layer, [part.clone() for part in old], hidden[:total], lengths, prefixes, slots)
+        wanted = eager(
+            layer, [part.clone() for part in old], hidden[:total], lengths, prefixes, slots
+        )
         kept = MambaPool.State(conv=[now := conv.clone()], temporal=(then := state.clone()))
         made.fill(lengths, [prefix > 0 for prefix in prefixes], slots)
         output, mixed = replayed(layer, kept, made, hidden, lengths, prefixes, slots)
@@ -56,16 +58,22 @@ def compare(batches, rows, places):
             for a, b in zip((output[:total], now[slots], then[slots]), (wanted[0], wanted[1][slots], wanted[2][slots]), strict=True)
         )  # fmt: skip
         behind = max([behind, *mixed[0, total:].abs().flatten().tolist()])
-        spare = [slot for slot in range(count + SPARE) if slot not in slots.tolist()]
-        others += sum(not torch.equal(now[i], conv[i]) or not torch.equal(then[i], state[i]) for i in spare)
+        spare = [slot for slot in range(places + SPARE) if slot not in slots.tolist()]
+        others += sum(
+            not torch.equal(now[i], conv[i]) or not torch.equal(then[i], state[i]) for i in spare
+        )
         for i, length in enumerate(lengths):
             part, slot = slice(sum(lengths[:i]), sum(lengths[: i + 1])), slots[i]
             before = old[0][slot] * bool(prefixes[i]), compare_tracked_gdn._plain(old[1][slot])
             with torch.no_grad():
                 plain = gdn.net(layer, hidden[part], *before)
             new = output[part], now[slot], compare_tracked_gdn._plain(then[slot])
-            found = [max(most, one) for most, one in zip(found, compare_tracked_gdn.apart(new, plain))]
-    return dict(zip(("output", "conv", "ssm"), found)) | dict(bits=bits, others=others, behind=behind)
+            found = [
+                max(most, one) for most, one in zip(found, compare_tracked_gdn.apart(new, plain))
+            ]
+    return dict(zip(("output", "conv", "ssm"), found)) | dict(
+        bits=bits, others=others, behind=behind
+    )
 
 
 def cleared(state, slots, prefixes):
@@ -91,7 +99,9 @@ def replayed(layer, kept, made, hidden, lengths, prefixes, slots):
 
     def mix(*, layer, mixed_qkv, a, b, **_):
         assert captured.why_not(layer, kept, TYPE) is None
-        output = torch.full((1, len(mixed_qkv), layer.num_v_heads, layer.head_v_dim), float("nan"), dtype=TYPE)
+        output = torch.full(
+            (1, len(mixed_qkv), layer.num_v_heads, layer.head_v_dim), float("nan"), dtype=TYPE
+        )
         captured.run(layer, kept, made, mixed_qkv, a, b, output)
         seen.append(output)
         return output

@@ -28,7 +28,9 @@ def why_not(layer: Any, cache: Any, dtype: torch.dtype) -> str | None:
     if tuple(conv.shape[1:]) != (len(weight), convolution.WIDTH - 1) or not weight.is_contiguous():
         return f"its convolution keeps {tuple(conv.shape[1:])} for weights of {tuple(weight.shape)}"
     if layer.num_q_heads != layer.num_k_heads or layer.num_v_heads % layer.num_k_heads:
-        return f"{layer.num_v_heads} heads of values are not divisible by {layer.num_k_heads} of keys"
+        return (
+            f"{layer.num_v_heads} heads of values are not divisible by {layer.num_k_heads} of keys"
+        )
     if layer.head_k_dim > MOST_KEY:
         return f"its heads of keys are larger than {MOST_KEY}"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -49,9 +51,7 @@ def run(
     g, beta = delta_rule.gates()(layer.A_log, a, b, layer.dt_bias)
     plan = tables.plan
     cut = plan.chunk // delta_rule.PART if delta_rule.solves_parts() else 0
-    begun = delta_tables.begin(
-        cache.temporal, plan, tables.owner, tables.slots, tables.warm, cut
-    )
+    begun = delta_tables.begin(cache.temporal, plan, tables.owner, tables.slots, tables.warm, cut)
     with delta_rule.chunked_by(begun.pairs, begun.parts, plan.first):
         made = delta_rule.rule()(
             q=q, k=k, v=v, g=g, beta=beta, initial_state=cache.temporal, initial_state_indices=begun.slots, cu_seqlens=plan.cu,

@@ -20,7 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 FLA = "sglang.srt.layers.attention.fla"
-CHUNK, PART = 64, 16  # rows of a chunk, and of what it is solved in where that is a launch of its own
+CHUNK, PART = (
+    64,
+    16,
+)  # rows of a chunk, and of what it is solved in where that is a launch of its own
 BACKEND, KERNEL = "GDNAttnBackend", "TritonGDNKernel"
 
 
