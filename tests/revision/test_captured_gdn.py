@@ -250,3 +250,25 @@ def test_the_release_calls_its_backend_and_kernel_so():
         hybrid = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
         assert features.mentions(hybrid, f"class {delta_rule.BACKEND}(")
         assert not features.mentions(hybrid, "kernel_dispatcher")
+
+
+# --- a model with gated delta nets and attention, through the runner
+
+MODEL = {
+    "cold, warm, and one after the other": dict(
+        batches=[([5, 3], [0, 4]), ([7], [0]), ([1, 1, 1], [2, 0, 1]), ([14, 2], [0, 3])],
+        sizes=[8, 16],
+    )
+}
+
+
+@pytest.mark.revision(
+    ">=0.5.10"
+)  # before, Qwen3.5's layers do not find the function of their break
+def test_a_model_gets_eager_prefills_logits_and_states():
+    """Launches are in the recorded graph. Tokens of padding are in its rows, and in nobody's state."""
+    from host import interpreted
+
+    [found] = interpreted.run("host.references.compare_captured_model", MODEL).values()
+    assert found["ran"] == 0 and found["others"] == 0 and found["nets"] == 6
+    assert found["logits"] < 0.01 * found["size"] and found["states"] < 0.01, found
