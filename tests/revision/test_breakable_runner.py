@@ -582,7 +582,7 @@ def test_layers_break_as_before_and_say_why(captured_states, monkeypatch, how, r
 def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(captured_states, monkeypatch, caplog):
     from sglang.srt.prefill_graph.captured import layers
 
-    told = "Mamba2 layers run between the prefill graph's segments: SGLANG_PREFILL_GRAPH_STATES=break is set"
+    told = "Layers with recurrent states run between the prefill graph's segments: SGLANG_PREFILL_GRAPH_STATES=break is set"
     with caplog.at_level(logging.INFO):
         _, graph, _ = captured_states()
         assert graph.captured and told not in caplog.messages
@@ -670,3 +670,51 @@ def test_default_sizes_get_others_between_them_and_the_report_says_so(captured):
 
 def test_sizes_that_were_asked_for_stay_and_the_report_says_so(captured):
     assert told_of(*captured()) == "captured 3 sizes, 8 to 32 tokens: those that were asked for"
+# --- gated delta nets inside the graph
+
+
+def _gated_sums_by_table(now, mixed_qkv, a, b, output, layer_id):
+    """What hybrids.recurrent does, of what the tables say instead of the batch."""
+    from sglang.srt.prefill_graph.compat import ops
+
+    layer = ops.forward_context().attention_layers[layer_id]
+    values = mixed_qkv[:, layer.q_dim + layer.k_dim :].unflatten(-1, (layer.num_v_heads, layer.head_v_dim))
+    _sums_by_table(now, (values * a.sigmoid()[..., None] * b.sigmoid()[..., None]).flatten(1), output[0].flatten(1), layer_id)
+
+
+@pytest.fixture
+def captured_nets(captured, monkeypatch):
+    """captured_nets(): Qwen3.5, which mixes gated delta nets with attention; the nets are captured, their launches stood in for."""
+    import torch
+    from host import hybrids
+    from sglang.srt.prefill_graph.captured import layers
+
+    seen = hybrids.on_cpu(monkeypatch)
+    monkeypatch.setenv(layers.SWITCH, "all")
+    monkeypatch.setattr(layers.gdn, "why_not", lambda *_: None)
+    monkeypatch.setattr(layers.delta_rule, "other_kernels", lambda runner: None)
+    monkeypatch.setitem(layers.RUN, "unified_linear_attention_with_output", _gated_sums_by_table)
+    pool = SimpleNamespace(mamba2_layer_cache=lambda layer_id: None, get_mamba_indices=lambda requests: requests + 1)
+    config = SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128)
+    changes = dict(req_to_token_pool=pool, dtype=torch.float32, attn_backend=hybrids.recurrent(CausalAttention(), seen), is_multimodal=True, model_config=config)
+    return lambda: (*captured("qwen3_5", **changes), seen)
+
+
+@stood_in
+def test_captured_nets_get_eager_prefills_logits(captured_nets):
+    """Every batch after every other. Attention breaks, and it alone."""
+    import torch
+
+    runner, graph, seen = captured_nets()
+    one = graph.graphs[16]
+    breaks = getattr(one, "breaks", None) or one._break_fns
+    attention = [layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"]
+    assert len(breaks) == len(attention) < len(runner.attention_layers) and attention
+    fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]
+    make = lambda lengths: batch_of(lengths, mrope_positions=axes_of(lengths))  # noqa: E731
+    wanted = {str(lengths): eager(runner, make(lengths)) for lengths in fitting}
+    seen.clear()
+    for first in fitting:
+        for lengths in (first, *fitting[::3]):
+            torch.testing.assert_close(replayed(runner, graph, make(lengths)), wanted[str(lengths)], rtol=1e-4, atol=1e-4)
+    assert not seen, "a gated delta net ran eagerly"

@@ -100,7 +100,7 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     if refusal and model_runner.is_first_rank(runner):
         logger.warning("Prefill runs without a CUDA graph: %s", refusal.reason)
     elif isinstance(captured, str) and model_runner.is_first_rank(runner):
-        logger.info("Mamba2 layers run between the prefill graph's segments: %s", captured)
+        logger.info("Layers with recurrent states run between the prefill graph's segments: %s", captured)
     return made
 
 

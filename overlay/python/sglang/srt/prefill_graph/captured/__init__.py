@@ -2,6 +2,7 @@
 
     tables        what captured launches know of their batch
     mamba2        a Mamba2 mixer's prefill
+    gdn           a gated delta net's prefill, between its projections
     layers        which layers are captured, and what runs in the place of their breaks
     own_runner    the same in the prefill runner that releases have from 0.5.14 on, where it is asked for
     extend_hook   the same through upstream's own hook (0.5.23), where it is asked for

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..compat import model_runner, ops
+from ..compat import delta_rule, model_runner, ops
 from ..kernels import tiles, tracked_states
-from . import mamba2, tables
+from . import gdn, mamba2, tables
 
-SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # "break" in the environment: such layers run between the captured pieces; "capture": own_runner.py
+logger = logging.getLogger(__name__)
+_warn = functools.lru_cache(logger.warning)  # once, not for each runner and rank's question
+SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment, one of:
+VALUES = {
+    "": "Mamba2 layers are captured",
+    "all": "Mamba2 layers and gated delta nets are captured",
+    "break": "layers with recurrent states run between the captured pieces",
+    "capture": "Mamba2 layers are captured by the runners of later releases too",
+}
 
 
 @dataclass(frozen=True)
@@ -20,10 +30,12 @@ class Captured:
     """The layers with recurrent states of a model, where they stay in the graph. pool: the release's HybridReqToTokenPool.
 
     step: of how many tokens a multiple the prefix cache keeps states for, where it keeps some of a prefill.
+    chunk: rows of a chunk in the tables, where they are not those of Mamba2's scan.
     """
 
     pool: Any
     step: int | None = None
+    chunk: int | None = None
 
     def states(self, layer_id: int) -> Any:
         """A layer's part of the pool."""
@@ -32,7 +44,7 @@ class Captured:
     def tables(self, tokens: int, device: Any) -> tables.Tables:
         """The tables of a graph of `tokens` rows."""
         places, tracks = tables.places(tokens), self.step is not None
-        return tables.Tables(tokens, places, tiles.CHUNK, torch.device(device), tracks)
+        return tables.Tables(tokens, places, self.chunk or tiles.CHUNK, torch.device(device), tracks)
 
     def batch(self, forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
         """A batch's rows of each request, which of them go on from a state, and each one's slot, on the device."""
@@ -59,14 +71,19 @@ def of(runner: Any) -> Captured | str | None:
     mixers = {
         layer: mixer for layer, mixer in mixers.items() if type(mixer).__name__ == "MambaMixer2"
     }
-    if not mixers:
+    nets = _linear(runner)
+    if not mixers and not nets:
         return None
     pool = getattr(runner, "req_to_token_pool", None)
     if not hasattr(pool, "mamba2_layer_cache"):
         return "there is no pool of states"
-    if os.environ.get(SWITCH) == "break":
+    if _switch() == "break":
         return f"{SWITCH}=break is set"
+    if nets and (reason := _no_nets(runner, bool(mixers))):
+        return reason
     step = ops.mamba_cache_chunk_size() if model_runner.tracks_states(runner) else None
+    if step and nets:
+        return "the prefix cache keeps states of each prefill"
     if step and step % tiles.CHUNK:
         return f"the prefix cache keeps states behind each {step} tokens, and chunks have {tiles.CHUNK}"
     if model_runner.fetches_states(runner):
@@ -75,7 +92,40 @@ def of(runner: Any) -> Captured | str | None:
         reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
-    return Captured(pool, step)
+    for layer, net in nets.items():
+        reason = gdn.why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
+        if reason:
+            return f"layer {layer}: {reason}"
+    return Captured(pool, chunk=gdn.CHUNK) if nets else Captured(pool, step)
+
+
+def _linear(runner: Any) -> dict[int, Any]:
+    """A ModelRunner's layers with linear attention, by layer_id."""
+    found = enumerate(getattr(runner, "attention_layers", ()))
+    return {layer: owner for layer, owner in found if type(owner).__name__ == "RadixLinearAttention"}
+
+
+def _switch() -> str:
+    """What the environment asks for, one of VALUES. Anything else is one warning, and as if it were not set."""
+    value = os.environ.get(SWITCH, "")
+    if value in VALUES:
+        return value
+    known = "; ".join(f"{name or 'not set'}: {meaning}" for name, meaning in VALUES.items())
+    _warn(f"{SWITCH}={value} is not known, and goes for nothing. Values: {known}.")
+    return ""
+
+
+def _no_nets(runner: Any, mixed: bool) -> str | None:
+    """Why this server's layers with linear attention have to break, whatever each of them is, or None."""
+    if mixed:
+        return "Mamba2 layers and linear attention have tables of different chunks"
+    if reason := delta_rule.other_kernels(runner):
+        return reason
+    if _switch() != "all":
+        return f"gated delta nets are captured with {SWITCH}=all alone"
+    if getattr(runner.server_args, "speculative_algorithm", None):
+        return "drafts are verified on states of their own"
+    return None
 
 
 def why_not(forward_batch: Any, captured: Captured) -> str | None:
@@ -113,4 +163,14 @@ def _run_mamba2(
     mamba2.run(layer.mixer, states, now.tables, hidden_states, output, fuses_reduce)
 
 
-RUN = {"nemotron_mamba2_with_output": _run_mamba2}
+def _run_gdn(
+    now: tables.Current, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor, output: torch.Tensor, layer_id: int
+) -> None:  # fmt: skip
+    layer = ops.forward_context().attention_layers[layer_id]
+    gdn.run(layer, now.states(layer_id), now.tables, mixed_qkv, a, b, output)
+
+
+RUN = {
+    "nemotron_mamba2_with_output": _run_mamba2,
+    "unified_linear_attention_with_output": _run_gdn,
+}

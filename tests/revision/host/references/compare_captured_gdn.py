@@ -1,0 +1,159 @@
+"""A captured gated delta net, its kernels interpreted: beside the release's own layer, run eagerly, and the plain reference."""
+
+from host import interpreted
+
+interpreted.start()
+
+import contextlib  # noqa: E402
+
+import torch  # noqa: E402
+from host import graph  # noqa: E402
+from host.references import compare_captured, compare_tracked_gdn, gdn  # noqa: E402
+from host.served import published  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import MambaPool  # noqa: E402
+from sglang.srt.prefill_graph.captured import gdn as captured  # noqa: E402
+from sglang.srt.prefill_graph.captured import tables  # noqa: E402
+from sglang.srt.prefill_graph.kernels import delta_tables  # noqa: E402
+
+TYPE, WIDTH, SPARE = compare_tracked_gdn.TYPE, compare_tracked_gdn.WIDTH, 3
+
+
+def one_layer():
+    made = compare_tracked_gdn.layer_on_one_stream()
+    for projection in (made.in_proj_qkvz, made.in_proj_ba, made.out_proj):
+        projection.forward = compare_captured.row_by_row(projection)
+    return made
+
+
+def compare(batches, rows, places):
+    """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is behind every batch.
+    Slots of requests that begin hold what others left, and the pool's order is not the batch's.
+
+    Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain layer;
+    `bits`: how many values of output and states differ from the release's layer, run eagerly on the same batch;
+    `others`: how many slots that nobody owns have changed; `behind`: the largest value that the delta rule leaves behind a batch.
+    """
+    layer, found = one_layer(), [0.0, 0.0, 0.0]
+    bits, others, behind = 0, 0, 0.0
+    made = tables.Tables(rows, places, captured.CHUNK, torch.device("cpu"))
+    for number, (lengths, prefixes) in enumerate(batches):
+        torch.manual_seed(number)
+        count, total = len(lengths), sum(lengths)
+        slots = 1 + torch.randperm(places + SPARE - 1)[:count]
+        conv = torch.randn(places + SPARE, layer.conv_dim, WIDTH).to(TYPE)
+        state = 0.1 * torch.randn(
+            places + SPARE, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim
+        )
+        hidden = torch.randn(rows, 128).to(TYPE)
+        hidden[total:] = float("nan")
+        old = conv.clone(), cleared(state, slots, prefixes)
+        wanted = eager(
+            layer, [part.clone() for part in old], hidden[:total], lengths, prefixes, slots
+        )
+        kept = MambaPool.State(conv=[now := conv.clone()], temporal=(then := state.clone()))
+        made.fill(lengths, [prefix > 0 for prefix in prefixes], slots)
+        output, mixed = replayed(layer, kept, made, hidden, lengths, prefixes, slots)
+        bits += sum(
+            (a != b).sum().item()
+            for a, b in zip((output[:total], now[slots], then[slots]), (wanted[0], wanted[1][slots], wanted[2][slots]), strict=True)
+        )  # fmt: skip
+        behind = max([behind, *mixed[0, total:].abs().flatten().tolist()])
+        spare = [slot for slot in range(places + SPARE) if slot not in slots.tolist()]
+        others += sum(
+            not torch.equal(now[i], conv[i]) or not torch.equal(then[i], state[i]) for i in spare
+        )
+        for i, length in enumerate(lengths):
+            part, slot = slice(sum(lengths[:i]), sum(lengths[: i + 1])), slots[i]
+            before = old[0][slot] * bool(prefixes[i]), compare_tracked_gdn._plain(old[1][slot])
+            with torch.no_grad():
+                plain = gdn.net(layer, hidden[part], *before)
+            new = output[part], now[slot], compare_tracked_gdn._plain(then[slot])
+            found = [
+                max(most, one) for most, one in zip(found, compare_tracked_gdn.apart(new, plain))
+            ]
+    return dict(zip(("output", "conv", "ssm"), found)) | dict(
+        bits=bits, others=others, behind=behind
+    )
+
+
+def cleared(state, slots, prefixes):
+    """As the scheduler hands slots out: of requests that begin they are zero."""
+    state = state.clone()
+    state[slots] *= (torch.tensor(prefixes) > 0)[:, None, None, None]
+    return state
+
+
+def eager(layer, pool, hidden, lengths, prefixes, slots):
+    """What the release's layer and backend make of a batch: its output, and the pool behind it."""
+    batch, linear = _through(layer, pool, lengths, prefixes, slots)
+    linear.init_forward_metadata(batch)
+    with torch.no_grad(), _published(linear):
+        output = layer(hidden, batch)
+    return output, *pool
+
+
+def replayed(layer, kept, made, hidden, lengths, prefixes, slots):
+    """The layer's output with the captured launches between its projections, and what these leave."""
+    batch, linear = _through(layer, (kept.conv[0], kept.temporal), lengths, prefixes, slots)
+    seen = []
+
+    def mix(*, layer, mixed_qkv, a, b, **_):
+        assert captured.why_not(layer, kept, TYPE) is None
+        output = torch.full(
+            (1, len(mixed_qkv), layer.num_v_heads, layer.head_v_dim), float("nan"), dtype=TYPE
+        )
+        captured.run(layer, kept, made, mixed_qkv, a, b, output)
+        seen.append(output)
+        return output
+
+    linear.forward = mix
+    with torch.no_grad(), _published(linear):
+        return layer(hidden, batch), seen[0]
+
+
+def _through(layer, pool, lengths, prefixes, slots):
+    count, prefix = len(lengths), torch.tensor(prefixes)
+    batch = graph.prefill_batch(
+        sum(lengths),
+        batch_size=count,
+        req_pool_indices=slots,
+        seq_lens=torch.tensor(lengths) + prefix,
+        extend_seq_lens=torch.tensor(lengths),
+        extend_prefix_lens=prefix,
+        extend_start_loc=torch.tensor([sum(lengths[:i]) for i in range(count)]),
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=prefixes,
+    )
+    linear = compare_tracked_gdn.backend(batch, pool)
+    linear.is_draft_worker, linear.topk = False, 0
+    kept = MambaPool.State(conv=[pool[0]], temporal=pool[1])
+    linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
+    return batch, linear
+
+
+def _published(linear):
+    """Layers ask the forward's context for the backend from 0.5.13 on."""
+    with contextlib.suppress(ImportError):
+        return published(linear)
+    return contextlib.nullcontext()
+
+
+def begin(lengths, warm, rows, places, parts):
+    """What the first launch says of a batch, on tables that another batch has filled whole before; and which slots it zeroed."""
+    made = tables.Tables(rows, places, captured.CHUNK, torch.device("cpu"))
+    made.fill([1] * places, [False] * places, torch.arange(places, 0, -1))
+    made.fill(lengths, warm, torch.arange(1, len(lengths) + 1))
+    pool = torch.ones(places + 1, 2, 70, 70)
+    begun = delta_tables.begin(pool, made.plan, made.owner, made.slots, made.warm, parts)
+    zero = [slot for slot in range(len(pool)) if pool[slot].eq(0).all()]
+    assert all(pool[slot].eq(1).all() for slot in range(len(pool)) if slot not in zero)
+    return dict(
+        pairs=begun.pairs.tolist(),
+        parts=None if begun.parts is None else begun.parts.tolist(),
+        slots=begun.slots.tolist(),
+        zeroed=zero,
+    )
+
+
+if __name__ == "__main__":
+    interpreted.main(lambda **case: begin(**case) if "warm" in case else compare(**case))

@@ -1,0 +1,274 @@
+"""Gated delta nets inside the breakable graph: what their launches are told, what they compute, and what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
+
+COLD, WARM = ([70, 5, 1, 16], [0, 0, 0, 0]), ([20, 1, 64, 3, 66], [7, 3, 5, 1, 0])
+CASES = {
+    "one request": dict(batches=[([20], [0])], rows=32, places=2),
+    "a full size": dict(batches=[([128], [4])], rows=128, places=2),
+    "a full table": dict(batches=[([3, 7, 2], [0, 1, 0])], rows=16, places=3),
+    "cold": dict(batches=[COLD], rows=160, places=8),
+    "cached beginnings": dict(batches=[WARM], rows=160, places=8),
+    "single tokens": dict(
+        batches=[([1, 1, 1, 1], [0, 9, 0, 1]), ([2, 1], [2, 1])], rows=8, places=4
+    ),
+    "one batch after the other": dict(
+        batches=[WARM, ([160], [0]), COLD, ([1], [3])], rows=160, places=8
+    ),
+}
+FAR = 1 << 20
+BEGUN = {
+    "chunks": dict(lengths=[65, 3], warm=[False, True], rows=192, places=4, parts=0),
+    "chunks in parts": dict(lengths=[65, 20], warm=[True, False], rows=128, places=3, parts=4),
+}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    from host import interpreted
+
+    return interpreted.run("host.references.compare_captured_gdn", CASES | BEGUN)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_output_and_states_are_those_of_the_releases_layer_bit_for_bit(case, compared):
+    """NaN stands behind every batch. From the plain layer they differ as float16 does."""
+    found = compared[case]
+    assert found["bits"] == 0
+    assert found["others"] == 0
+    assert found["behind"] == 0.0
+    assert all(found[name] < 0.01 for name in ("output", "conv", "ssm")), found
+
+
+def test_places_behind_a_batch_have_no_chunk_and_nobodys_slot(compared):
+    """Another batch had filled the table. Only requests that begin have their states zeroed."""
+    found = compared["chunks"]
+    assert found["pairs"] == [[0, 0], [0, 1], [1, 0]] + [[0, FAR]] * 4
+    assert found["slots"] == [1, 2, 0, 0] and found["zeroed"] == [1] and found["parts"] is None
+
+
+def test_chunks_are_cut_into_parts_that_have_rows(compared):
+    found = compared["chunks in parts"]
+    first = [[0, 0], [0, 1], [0, 2], [0, 3]]
+    second = [[0, 4], [0, FAR], [0, FAR], [0, FAR]]
+    third = [[1, 0], [1, 1], [1, FAR], [1, FAR]]
+    assert found["parts"] == first + second + third + [[0, FAR]] * 8
+    assert found["slots"] == [1, 2, 0] and found["zeroed"] == [2]
+
+
+@pytest.mark.parametrize("parts", [0, 4])
+@pytest.mark.parametrize("pool", ["float32", "bfloat16"])
+def test_the_first_launch_compiles_for_hopper(monkeypatch, pool, parts):
+    """In Qwen3-Next's shape on one GPU."""
+    import torch
+    from host import launches
+    from sglang.srt.prefill_graph.captured import gdn, tables
+    from sglang.srt.prefill_graph.kernels import delta_tables
+
+    noted = []
+    recorder = launches.Recorder(delta_tables._begin_kernel, noted)
+    monkeypatch.setattr(delta_tables, "_begin_kernel", recorder)
+    made = tables.Tables(512, 32, gdn.CHUNK, torch.device("cpu"))
+    states = torch.empty(3, 32, 128, 128, dtype=getattr(torch, pool))
+    delta_tables.begin(states, made.plan, made.owner, made.slots, made.warm, parts)
+    [launch] = noted
+    assert launch.compiled(90).spilled == 0
+
+
+def test_wrappers_look_their_tables_up_inside_alone():
+    """Each module of the chain keeps the two functions under names of its own."""
+    from sglang.srt.layers.attention.fla import chunk, chunk_delta_h, chunk_o
+    from sglang.srt.prefill_graph.compat import delta_rule
+
+    own = chunk_delta_h.prepare_chunk_indices, chunk_delta_h.prepare_chunk_offsets
+    assert callable(delta_rule.rule()) and callable(delta_rule.gates()) and chunk
+    with pytest.raises(KeyError), delta_rule.chunked_by("pairs", "parts", "offsets"):
+        assert chunk_delta_h.prepare_chunk_indices(None, 64) == "pairs"
+        assert chunk_delta_h.prepare_chunk_offsets(None, 64) == "offsets"
+        assert chunk_o.prepare_chunk_indices(None, 16) == "pairs"
+        if delta_rule.solves_parts():
+            from sglang.srt.layers.attention.fla import solve_tril
+
+            assert solve_tril.prepare_chunk_indices(None, 16) == "parts"
+            assert solve_tril.prepare_chunk_indices(None, 64) == "pairs"
+        raise KeyError
+    assert own == (chunk_delta_h.prepare_chunk_indices, chunk_delta_h.prepare_chunk_offsets)
+
+
+# --- which are captured
+
+
+def net(**changes):
+    """A RadixLinearAttention of the release, and its layer of the pool."""
+    import torch
+    from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+
+    given = dict(
+        layer_id=0, num_q_heads=2, num_k_heads=2, num_v_heads=4, head_q_dim=16, head_k_dim=16, head_v_dim=16,
+        conv_weights=torch.zeros(128, 4), bias=None, activation="silu", A_log=torch.zeros(4), dt_bias=torch.zeros(4),
+    )  # fmt: skip
+    return RadixLinearAttention(**given | changes)
+
+
+def runner(monkeypatch, switch="all", kernel="TritonGDNKernel", backend="GDNAttnBackend", states=None, net=net, **changes):  # fmt: skip
+    """A ModelRunner with a gated delta net and a layer of attention, as far as it is looked at."""
+    import torch
+    from host import process
+    from sglang.srt.prefill_graph.captured import layers
+
+    monkeypatch.delenv(layers.SWITCH, raising=False)
+    if switch is not None:
+        monkeypatch.setenv(layers.SWITCH, switch)
+    states = torch.zeros(3, 4, 16, 16) if states is None else states
+    kept = SimpleNamespace(conv=[torch.zeros(3, 128, 3)], temporal=states)
+    dispatcher = SimpleNamespace(extend_kernel=type(kernel, (), {})())
+    linear = type(backend, (), {"kernel_dispatcher": dispatcher})()
+    arguments = {name: changes.pop(name) for name in ("speculative_algorithm",) if name in changes}
+    given = dict(
+        attention_layers=[net(), object()], req_to_token_pool=SimpleNamespace(mamba2_layer_cache=lambda layer_id: kept),
+        attn_backend=SimpleNamespace(linear_attn_backend=linear), dtype=torch.bfloat16,
+        server_args=process.default_server_args(),
+    )  # fmt: skip
+    for name, value in arguments.items():
+        setattr(given["server_args"], name, value)
+    return SimpleNamespace(**given | changes)
+
+
+def test_nets_are_captured_where_that_is_asked_for(monkeypatch):
+    from sglang.srt.prefill_graph.captured import gdn, layers
+
+    made = layers.of(runner(monkeypatch))
+    assert isinstance(made, layers.Captured)
+    assert made.tables(256, "cpu").plan.chunk == gdn.CHUNK
+
+
+REFUSED = {
+    "by default": (
+        dict(switch=None),
+        "gated delta nets are captured with SGLANG_PREFILL_GRAPH_STATES=all alone",
+    ),
+    "switched off": (dict(switch="break"), "SGLANG_PREFILL_GRAPH_STATES=break is set"),
+    "Kimi's attention": (
+        dict(backend="KDAAttnBackend"),
+        "linear attention runs in a KDAAttnBackend, not in a GDNAttnBackend",
+    ),
+    "another kernel": (
+        dict(kernel="FlashInferGDNKernel"),
+        "prefills run in a FlashInferGDNKernel, not in a TritonGDNKernel",
+    ),
+    "drafts": (
+        dict(speculative_algorithm="NEXTN"),
+        "drafts are verified on states of their own",
+    ),
+    "no pool": (dict(req_to_token_pool=None), "there is no pool of states"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_servers_that_keep_the_breaks_say_why(case, monkeypatch):
+    from sglang.srt.prefill_graph.captured import layers
+
+    changes, reason = REFUSED[case]
+    assert layers.of(runner(monkeypatch, **changes)) == reason
+
+
+def weights(*shape):
+    import torch
+
+    return torch.zeros(*shape)
+
+
+UNLIKE = {
+    "three convolutions": (
+        lambda: dict(conv_weights=(weights(32, 4),) * 3),
+        "its convolution has weights for queries, keys and values apart",
+    ),
+    "a wider convolution": (
+        lambda: dict(conv_weights=weights(128, 5)),
+        "its convolution is not one of 4 tokens with SiLU",
+    ),
+    "another activation": (
+        lambda: dict(activation="gelu"),
+        "its convolution is not one of 4 tokens with SiLU",
+    ),
+    "another window": (
+        lambda: dict(conv_weights=weights(96, 4)),
+        "its convolution keeps (128, 3) for weights of (96, 4)",
+    ),
+    "groups": (
+        lambda: dict(num_q_heads=3, num_k_heads=3),
+        "4 heads of values are not divisible by 3 of keys",
+    ),
+    "large heads": (lambda: dict(head_k_dim=512), "its heads of keys are larger than 256"),
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_nets_that_keep_the_breaks_say_why(case, monkeypatch):
+    from sglang.srt.prefill_graph.captured import layers
+
+    changes, reason = UNLIKE[case]
+    asked = runner(monkeypatch, net=lambda: net(**changes()))
+    assert layers.of(asked) == f"layer 0: {reason}"
+
+
+def test_states_that_are_not_in_one_piece_would_be_copied(monkeypatch):
+    import torch
+    from sglang.srt.prefill_graph.captured import layers
+
+    asked = runner(monkeypatch, states=torch.zeros(3, 4, 32, 16)[:, :, ::2])
+    assert layers.of(asked) == "layer 0: its states are not in one piece"
+    asked = runner(monkeypatch, dtype=torch.float32)
+    assert layers.of(asked) == "layer 0: the release has no kernels for torch.float32"
+
+
+def test_an_unknown_value_is_one_warning_that_lists_the_values(monkeypatch, caplog):
+    from sglang.srt.prefill_graph.captured import layers
+
+    layers._warn.cache_clear()
+    asked = runner(monkeypatch, switch="gdn")
+    for _ in range(2):
+        assert layers.of(asked) == REFUSED["by default"][1]
+    [text] = [message for message in caplog.messages if layers.SWITCH in message]
+    assert text.startswith("SGLANG_PREFILL_GRAPH_STATES=gdn is not known, and goes for nothing.")
+    assert all(f"{value or 'not set'}: " in text for value in layers.VALUES)
+
+
+def test_the_release_calls_its_backend_and_kernel_so():
+    from sglang.srt.prefill_graph.compat import delta_rule, features
+
+    linear = "sglang.srt.layers.attention.linear"
+    if features.has(f"{linear}.gdn_backend"):
+        assert features.mentions(f"{linear}.gdn_backend", f"class {delta_rule.BACKEND}(")
+        assert features.mentions(f"{linear}.kernels.gdn_triton", f"class {delta_rule.KERNEL}(")
+        assert features.mentions(f"{linear}.gdn_backend", "self.extend_kernel = triton_kernel")
+    else:
+        hybrid = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
+        assert features.mentions(hybrid, f"class {delta_rule.BACKEND}(")
+        assert not features.mentions(hybrid, "kernel_dispatcher")
+
+
+# --- a model with gated delta nets and attention, through the runner
+
+MODEL = {
+    "cold, warm, and one after the other": dict(
+        batches=[([5, 3], [0, 4]), ([7], [0]), ([1, 1, 1], [2, 0, 1]), ([14, 2], [0, 3])],
+        sizes=[8, 16],
+    )
+}
+
+
+@pytest.mark.revision(
+    ">=0.5.10"
+)  # before, Qwen3.5's layers do not find the function of their break
+def test_a_model_gets_eager_prefills_logits_and_states():
+    """Launches are in the recorded graph. Tokens of padding are in its rows, and in nobody's state."""
+    from host import interpreted
+
+    [found] = interpreted.run("host.references.compare_captured_model", MODEL).values()
+    assert found["ran"] == 0 and found["others"] == 0 and found["nets"] == 6
+    assert found["logits"] < 0.01 * found["size"] and found["states"] < 0.01, found
