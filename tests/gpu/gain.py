@@ -110,9 +110,9 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--states",
         nargs="+",
-        choices=("capture", "break"),
+        choices=("all", "capture", "break"),
         metavar="STATES",
-        help=f"what {STATES} says, for all trees, or for each one: capture or break "
+        help=f"what {STATES} says, for all trees, or for each one: all, capture or break "
         "(default: what it says here)",
     )
     add(
