@@ -111,7 +111,7 @@ SPARSE_ENGINE = dict(
 )  # fmt: skip
 # What leaves Mamba2 states behind whole chunks: by its name up to 0.5.13, and from 0.5.14 on.
 EXTRA_BUFFER = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer")
-NO_BUFFER = dict.fromkeys(EXTRA_BUFFER, "no_buffer")
+NO_BUFFER = dict.fromkeys(EXTRA_BUFFER, "no_buffer") | dict(disable_overlap_schedule=True)  # which goes with it
 DRAFTS = dict(speculative_algorithm="EAGLE", speculative_num_steps=2, speculative_eagle_topk=1, speculative_num_draft_tokens=3)
 FP8_KEYS = dict(kv_cache_dtype="fp8_e4m3", nsa_prefill_backend="flashmla_kv", nsa_decode_backend="flashmla_kv")  # the kernel made for decoding
 # The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For speed, with dummy weights.

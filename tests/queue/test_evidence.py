@@ -67,6 +67,15 @@ def test_a_gain_is_kept_beside_and_replaced_as_a_whole(applied, tmp_path):
     assert status.evidence(applied.root, pins.load(applied.root).find(VERSION)) == []
 
 
+def test_a_graph_beside_eager_prefill_is_a_comparison_of_its_own(applied, tmp_path):
+    """It replaces no gain of eager prefill on both trees, and none replaces it."""
+    runs = [{"tree": tree, "mode": mode, "measure": f"gain {tree}", "verdict": "passed", "why": ""} for tree, mode in (("untouched", "eager"), ("patched", "breakable"))]
+    taken = take(applied, tmp_path, result(applied, gain={}, subject="qwen3-next", runs=runs))
+    assert taken.path.name == "nvidia-fake-1.qwen3-next.breakable.gain.json"
+    both = [run | {"mode": "breakable"} for run in runs]
+    assert take(applied, tmp_path, result(applied, gain={}, runs=both)).path.name == "nvidia-fake-1.gain.json"
+
+
 def test_a_later_run_of_other_models_is_added_and_one_of_the_same_replaces(applied, tmp_path):
     take(applied, tmp_path, result(applied))
     other = {"model": "two", "mode": "eager", "verdict": "failed", "why": "no"}

@@ -403,3 +403,17 @@ def test_the_plans_neighbours_have_folders_and_ports_of_their_own(settings):
         ports = sorted(one.port_base for one in here)
         assert all(after - before >= 1000 for before, after in itertools.pairwise(ports))
         assert len({one.out for one in here}) == len(here)
+
+
+@pytest.mark.parametrize(
+    ("report", "wanted"),
+    [
+        ({"tree": {"patches": ["prefill-graph/report-verdict", "prefill-graph/log-tree"]}}, True),
+        ({"tree": {"patches": ["prefill-graph/log-tree"]}}, False),
+        ({"tree": {}}, True),
+        ("python -m ended with 1", True),
+    ],
+)
+def test_a_report_is_asked_of_releases_that_make_one(settings, report, wanted):
+    """Later releases' servers leave none; where nothing is known, one is missing."""
+    assert settings.reports(report) is wanted

@@ -109,10 +109,20 @@ def stated(run: dict, facts: dict, header: dict) -> dict:
 
 
 def _kind(found: dict) -> str:
-    """What tells the files of one host apart: a bench or a gain, and of which model where it is not the first one."""
+    """What tells the files of one host apart: a bench or a gain, of which model where it is not the first one, and in which
+    graph where the untouched release prefilled eagerly beside it."""
     subject = found.get("subject", FIRST_SUBJECT)
     kinds = [kind for name, kind in (("load", ".bench"), ("gain", ".gain")) if name in found]
-    return ("" if subject == FIRST_SUBJECT else f".{subject}") + kinds[0] if kinds else ""
+    if not kinds:
+        return ""
+    beside = graph_beside_eager(found)
+    return "".join(f".{word}" for word in ("" if subject == FIRST_SUBJECT else subject, beside) if word) + kinds[0]
+
+
+def graph_beside_eager(gain: dict) -> str:
+    """The graph that the patched release ran in while the untouched one prefilled eagerly; empty where both ran alike."""
+    modes = {tree: {run["mode"] for run in gain.get("runs", []) if run.get("tree") == tree} for tree in ("untouched", "patched")}
+    return min(modes["patched"], default="") if modes["untouched"] == {"eager"} and modes["patched"] - {"eager"} else ""
 
 
 def read(file: Path) -> dict:

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..upstream import pins as pinning
-from .evidence import FIRST_SUBJECT, FOLDER, today
+from .evidence import FIRST_SUBJECT, FOLDER, graph_beside_eager, today
 
 PLOT = Path("docs/gain.png")
 UNTOUCHED, PATCHED = "untouched", "patched"
@@ -73,6 +73,7 @@ def load(root: Path) -> list[dict]:
             gain["model"],
             Version(gain["version"]),
             gain["gpu"]["name"],
+            graph_beside_eager(gain),
         ),
     )
 
@@ -101,7 +102,9 @@ def text(gains: Sequence[dict], notes: Callable[[dict], str], with_plot: bool) -
 
 
 def title(gain: dict) -> str:
-    return f"{gain['version']} on {gain['gpu']['name']}: {gain['model'].partition(',')[0]}"
+    graph = graph_beside_eager(gain)
+    beside = f", {graph} graph" if graph else ""
+    return f"{gain['version']} on {gain['gpu']['name']}: {gain['model'].partition(',')[0]}{beside}"
 
 
 def runs(gain: dict, tree: str) -> list[dict]:
