@@ -6,18 +6,15 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 
-COLD, WARM = ([70, 5, 1, 16], [0, 0, 0, 0]), ([20, 1, 64, 3, 66], [7, 3, 5, 1, 0])
+WARM = [66, 1, 3, 20], [7, 3, 0, 1]
+# Interpreted kernels are slow: each case is as small as what it shows.
 CASES = {
-    "one request": dict(batches=[([20], [0])], rows=32, places=2),
-    "a full size": dict(batches=[([128], [4])], rows=128, places=2),
     "a full table": dict(batches=[([3, 7, 2], [0, 1, 0])], rows=16, places=3),
-    "cold": dict(batches=[COLD], rows=160, places=8),
-    "cached beginnings": dict(batches=[WARM], rows=160, places=8),
     "single tokens": dict(
         batches=[([1, 1, 1, 1], [0, 9, 0, 1]), ([2, 1], [2, 1])], rows=8, places=4
     ),
     "one batch after the other": dict(
-        batches=[WARM, ([160], [0]), COLD, ([1], [3])], rows=160, places=8
+        batches=[WARM, ([1], [3])], rows=96, places=8
     ),
 }
 FAR = 1 << 20
@@ -256,15 +253,13 @@ def test_the_release_calls_its_backend_and_kernel_so():
 
 MODEL = {
     "cold, warm, and one after the other": dict(
-        batches=[([5, 3], [0, 4]), ([7], [0]), ([1, 1, 1], [2, 0, 1]), ([14, 2], [0, 3])],
-        sizes=[8, 16],
+        batches=[([5, 3], [0, 4]), ([1, 1, 1], [2, 0, 1])],
+        sizes=[8],
     )
 }
 
 
-@pytest.mark.revision(
-    ">=0.5.10"
-)  # before, Qwen3.5's layers do not find the function of their break
+@pytest.mark.revision(">=0.5.13")  # one of those that run it: half a minute of interpreted kernels
 def test_a_model_gets_eager_prefills_logits_and_states():
     """Launches are in the recorded graph. Tokens of padding are in its rows, and in nobody's state."""
     from host import interpreted
