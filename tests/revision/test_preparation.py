@@ -120,6 +120,20 @@ def test_what_the_host_does_not_know_is_asked(backend, case, monkeypatch):
 
 
 @pytest.mark.revision("<0.5.20")
+def test_a_known_tensor_is_an_ordinary_one_in_all_else():
+    import torch
+    from sglang.srt.prefill_graph.preparation.known import Known
+
+    host = torch.tensor([3, 4], dtype=torch.int32)
+    known = Known.of(torch.zeros(2, dtype=torch.int32), host)  # other values: so the answers show where they are from
+    assert known.sum() == 7 and known.cpu() is host and known.to("cpu") is host and known[:1].to(torch.device("cpu")).tolist() == [3]
+    assert known.sum(dim=0) == 0 and not (known + 1 - 1).any() and known[1] == 0
+    assert type(known + 1) is torch.Tensor and type(known.to(torch.int64)) is torch.Tensor
+    with pytest.raises(ValueError):
+        Known.of(torch.zeros(3, dtype=torch.int32), host)
+
+
+@pytest.mark.revision("<0.5.20")
 def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeypatch):
     """The host may be one batch ahead: pinned buffers take turns, and each waits for its own copy."""
     from sglang.srt.prefill_graph.preparation import attention_plans

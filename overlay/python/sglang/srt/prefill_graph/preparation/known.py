@@ -35,8 +35,10 @@ class Known(torch.Tensor):
             return self.host
         return self.as_subclass(torch.Tensor).to(*args, **kwargs)
 
-    def sum(self) -> torch.Tensor:
-        return self.host.sum()
+    def sum(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """From the host where it is of all values."""
+        whole = not args and not kwargs
+        return self.host.sum() if whole else self.as_subclass(torch.Tensor).sum(*args, **kwargs)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         found = self.as_subclass(torch.Tensor)[index]
