@@ -74,6 +74,7 @@ def _model_runner(kind: str, attention: Any, model: Any, speculative: str | None
         model=model, attn_backend=attention, device="cpu", dtype=torch.float32,
         model_config=types.SimpleNamespace(hidden_size=128, is_multimodal=False, vocab_size=8),
         req_to_token_pool=types.SimpleNamespace(size=32), token_to_kv_pool=None, pp_group=types.SimpleNamespace(is_last_rank=True),
+        tp_group=types.SimpleNamespace(ca_comm=None),
         is_multimodal=False, is_generation=True, is_draft_worker=False, is_hybrid_swa=False, graph_shared_output=None,
     )  # fmt: skip
 
@@ -82,10 +83,9 @@ def _server_args(kind: str) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     known = ServerArgs.__dataclass_fields__
-    strategy = next(
-        name for name in ("mamba_radix_cache_strategy", "mamba_scheduler_strategy") if name in known
-    )
-    args = process.default_server_args(**{strategy: "extra_buffer"})
+    names = ("mamba_radix_cache_strategy", "mamba_scheduler_strategy")  # none up to 0.5.6
+    strategy = {name: "extra_buffer" for name in names if name in known}
+    args = process.default_server_args(**strategy)
     args.piecewise_cuda_graph_tokens = SIZES
     if "cuda_graph_config" in known:
         args.cuda_graph_config = types.SimpleNamespace(
