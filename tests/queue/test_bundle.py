@@ -110,6 +110,7 @@ def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
 def test_the_host_as_it_is_for_each_release():
     old, new = host.load(HOST, Version("0.5.9")), host.load(HOST, Version("0.5.11"))
     assert old.kernel and old.shims and not new.kernel and not new.shims
+    assert [one.instead_of for one in old.others] == [("torch-memory-saver",)] and not new.others
     assert host.load(HOST, Version("0.5.10.post1")).dependencies_of == Version("0.5.11") and old.dependencies_of == Version("0.5.9")
 
 

@@ -143,7 +143,7 @@ def pack(root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size
         "schema": SCHEMA, "version": str(pin.version), "tag": pin.tag, "local_version": built.version, "queue_release": RELEASE,
         "queue": built.record["queue"], "tree": built.record["tree"]["after"], "wheel": {"file": built.path.name, "sha256": built.sha256},
         "host": {"name": host.name, "python": host.python, "torch": host.torch, "brings": list(host.brings)}, "sm": sm,
-        "kernel": asdict(host.kernel) if host.kernel else None, "shims": [asdict(shim) for shim in host.shims],
+        "kernel": asdict(host.kernel) if host.kernel else None, "others": [asdict(other) for other in host.others], "shims": [asdict(shim) for shim in host.shims],
         "dependencies_of": {"version": str(shared.version), "why": host.shared_because}, **facts, "parts": parts,
     }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
@@ -163,13 +163,14 @@ def dependencies(pin: Pin, host: Host, sm: int, say: Say) -> tuple[Path, dict]:
 
 
 def resolve(pin: Pin, host: Host) -> str:
-    """What is installed, as hashed requirements: the release's dependencies as of its day, and the host's own kernel package."""
-    instead = host.kernel.instead_of if host.kernel else ()
+    """What is installed, as hashed requirements: the release's dependencies as of its day, and what replaces some on the host."""
+    replaced = [*([host.kernel] if host.kernel else []), *host.others]
+    instead = [name for one in replaced for name in one.instead_of]
     excluded = [*host.brings, *(name for rule in LEFT_OUT for name in rule.names), *instead, *_cuda_libraries()]
     common = ["--python-version", host.python, "--python-platform", host.platform]
     text = _compile([f"sglang=={pin.version}", "dill"], [*common, "--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"], excluded)
-    if host.kernel:
-        text += _compile([host.kernel.package], [*common, "--no-deps"], [])
+    if replaced:
+        text += _compile([one.package for one in replaced], [*common, "--no-deps"], [])
     return re.sub(r"(?m)^sglang==.*\n(?:    --hash.*\n)*", "", text)
 
 

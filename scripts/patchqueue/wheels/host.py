@@ -21,8 +21,8 @@ DEFAULT = FOLDER / "torch-2.11.toml"
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A kernel package that replaces the release's own. package: "name==version"."""
+class Replaced:
+    """A package that replaces the release's own. package: "name==version"."""
 
     package: str
     instead_of: tuple[str, ...]
@@ -42,6 +42,7 @@ class Host:
     """One host, as it is for one release.
 
     python: "3.12"; platform: uv's name of it; torch: its version; brings: packages that are not packed.
+    kernel: the package with the kernels, where it is another; others: more packages that are.
     dependencies_of: the release whose dependencies are packed (mostly the same release), and why another's are.
     """
 
@@ -50,7 +51,8 @@ class Host:
     platform: str
     torch: str
     brings: tuple[str, ...]
-    kernel: Kernel | None
+    kernel: Replaced | None
+    others: tuple[Replaced, ...]
     shims: tuple[Shim, ...]
     dependencies_of: Version
     shared_because: str
@@ -60,11 +62,11 @@ def load(path: Path, version: Version) -> Host:
     """The host that `path` describes, for one release. Raises Refused naming the file and what is wrong with it."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        kernels = [Kernel(e["package"], tuple(e["instead_of"]), e["reason"]) for e in _matching(data, "kernel", version)]
+        kernels, others = (_replaced(data, kind, version) for kind in ("kernel", "package"))
         shims = tuple(Shim(e["module"], e["reason"]) for e in _matching(data, "shim", version))
         shared = _matching(data, "share", version)
         return Host(
-            path.stem, data["python"], data["platform"], data["torch"], tuple(data["brings"]), kernels[0] if kernels else None, shims,
+            path.stem, data["python"], data["platform"], data["torch"], tuple(data["brings"]), kernels[0] if kernels else None, others, shims,
             Version(shared[0]["dependencies_of"]) if shared else version, shared[0]["reason"] if shared else "",
         )  # fmt: skip
     except OSError as error:
@@ -73,6 +75,10 @@ def load(path: Path, version: Version) -> Host:
         raise Refused(Problem("bad-host", str(path), f"is no host description: {error}", f"see {DEFAULT}")) from None
     except KeyError as missing:
         raise Refused(Problem("bad-host", str(path), f"does not say {missing}", f"see {DEFAULT}")) from None
+
+
+def _replaced(data: dict, kind: str, version: Version) -> tuple[Replaced, ...]:
+    return tuple(Replaced(e["package"], tuple(e["instead_of"]), e["reason"]) for e in _matching(data, kind, version))
 
 
 def _matching(data: dict, kind: str, version: Version) -> list[dict]:
