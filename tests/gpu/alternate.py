@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ Answer = TypeVar("Answer")
 class Turns:
     """One engine's side.
 
-    mine, other: the files that count answers; first: whether this engine begins. After a wait that
-    was in vain it waits no more; missed counts the answers that were not given by turns.
+    mine, other: the files that count answers, and name who does; first: whether this engine begins.
+    After a wait that was in vain it waits no more, nor for an engine whose process is gone; missed
+    counts the answers that were not given by turns.
     """
 
     mine: Path | None
@@ -36,8 +38,14 @@ class Turns:
         if not plan.get("peer"):
             return NONE
         mine, other = (Path(plan[name] + SUFFIX) for name in ("out", "peer"))
-        mine.write_text("0")
+        mine.write_text(_line(0))
         return cls(mine, other, plan["first"])
+
+    @staticmethod
+    def announce(plan: dict) -> None:
+        """Name this process to the other engine, before it can answer."""
+        if plan.get("peer"):
+            Path(plan["out"] + SUFFIX).write_text(_line(-1))
 
     def take(self, ask: Callable[[], Answer]) -> Answer:
         """The answer, when it is this engine's turn."""
@@ -47,25 +55,37 @@ class Turns:
         answer = ask()
         self.count += 1
         part = self.mine.with_suffix(".part")
-        part.write_text(str(self.count))
+        part.write_text(_line(self.count))
         part.replace(self.mine)
         return answer
 
     def _wait(self) -> None:
         needed, until = self.count + (not self.first), time.time() + self.limit_s
-        while (missing := self._seen() < needed) and time.time() < until:
+        while missing := (seen := self._seen())[0] < needed:
+            if time.time() >= until or _gone(seen[1]):
+                break
             time.sleep(POLL_S)
         if missing:
             self.missed, self.limit_s = self.missed + 1, 0.0
 
-    def _seen(self) -> int:
-        """How many answers the other engine has given; -1 before it can be asked."""
+    def _seen(self) -> tuple[int, int]:
+        """How many answers the other engine has given, and its process; -1 and 0 before it can be asked."""
         with contextlib.suppress(OSError, ValueError):
-            return int(self.other.read_text())
-        return -1
+            count, process = map(int, self.other.read_text().split())
+            return count, process
+        return -1, 0
 
     def counts(self) -> dict:
         return {"answers": self.count, "missed": self.missed}
+
+
+def _line(count: int) -> str:
+    return f"{count} {os.getpid()}"
+
+
+def _gone(process: int) -> bool:
+    """Whether a process that said its number has ended; 0: none has yet."""
+    return process > 0 and not Path(f"/proc/{process}").exists()
 
 
 NONE = Turns(None, None, True)

@@ -21,7 +21,8 @@ COLD, AGAIN, WARM, SIZES, ALONE = "cold", "again", "warm", "sizes", "alone"
 # Of servers with other arguments: settings.py. A reference is asked "mixed" with log-probabilities, which are never mixed.
 CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS = "context", "returned", "mixed", "mixed eagerly", "turns"
 ASKED_ALONE = "-alone"  # behind a pass's name: each of its prompts in a call of its own
-FLUSHED = (AGAIN, SIZES, ALONE, CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS, f"{CONTEXT}{ASKED_ALONE}", f"{RETURNED}{ASKED_ALONE}")  # the passes before which the cache is emptied; "warm" finds there what was asked just before
+ASKED_BESIDE = "-beside"  # behind a pass's name: its batches prompt by prompt, and its single prompts beside another
+FLUSHED = (AGAIN, SIZES, ALONE, CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS, f"{CONTEXT}{ASKED_ALONE}", f"{RETURNED}{ASKED_BESIDE}")  # the passes before which the cache is emptied; "warm" finds there what was asked just before
 
 ONE_SIZE, UNDER = 256, 3  # one captured size, filled to the last token and to UNDER less
 REQUESTS = (1, 2, 8, 16)  # prompts that share it
@@ -92,10 +93,19 @@ def alone(made: Sequence[Call]) -> list[Call]:
     return [Call(f"{call.name}[{number}]", "alone", (prompt,)) for call in several for number, prompt in enumerate(call.prompts)]
 
 
+def beside(made: Sequence[Call]) -> list[Call]:
+    """`alone`'s calls, and every single prompt together with a short one, so that both make a captured size: rounding is
+    then that of a forward of so many rows. A prompt that fills the chunk has no room for one."""
+    single = [call for call in made if len(call.prompts) == 1]
+    room = {call.name: next((size - len(call.prompts[0]) for size in CAPTURE if size > len(call.prompts[0])), 0) for call in single}
+    pairs = [(call, _draw(random.Random(call.name), room[call.name])) for call in single if room[call.name]]
+    return alone(made) + [Call(f"{call.name}[0]", "beside", (call.prompts[0], other)) for call, other in pairs]
+
+
 def gathered(answers: dict, made: Sequence[Call]) -> dict:
-    """The answers to `alone`'s calls under the names of the calls that they come from."""
-    several = [call for call in made if len(call.prompts) > 1]
-    return {call.name: {"answers": [answers[f"{call.name}[{n}]"]["answers"][0] for n in range(len(call.prompts))]} for call in several}
+    """The answers to the calls of `alone` or `beside` under the names of the calls that they come from."""
+    asked = [call for call in made if f"{call.name}[0]" in answers]
+    return {call.name: {"answers": [answers[f"{call.name}[{n}]"]["answers"][0] for n in range(len(call.prompts))]} for call in asked}
 
 
 def within_context(seed: int = 9) -> list[Call]:
@@ -134,6 +144,8 @@ def of_pass(name: str) -> list[Call]:
     """The calls of a pass."""
     if name.endswith(ASKED_ALONE):
         return alone(of_pass(name.removesuffix(ASKED_ALONE)))
+    if name.endswith(ASKED_BESIDE):
+        return beside(of_pass(name.removesuffix(ASKED_BESIDE)))
     if name == ALONE:
         return alone(calls())
     return {SIZES: size_calls, CONTEXT: within_context, RETURNED: whole_prompts, MIXED: mixed_calls, MIXED_EAGERLY: mixed_calls, TURNS: whole_prompts}.get(name, calls)()

@@ -107,6 +107,7 @@ def report() -> object:
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
+    alternate.Turns.announce(plan)
     engine, result = start(plan)
     Path(plan["out"] + ".ready").touch()
     result |= {"passes": {}, "pass_s": {}}

@@ -8,7 +8,7 @@ several GPUs' ranks each is looked at. Both graph modes of mixed-chunk answer by
 Writes RESULTS/settings.json, and ends in a table. Exit code 0: all good.
 
 --without makes a control: servers of the release's own tree (queue), or of the patched one with
-one patch's function doing nothing. Then extra-buffer's runs must fail where the release needs it.
+one patch's function doing nothing. Then extra-buffer's runs with drafts must fail, from 0.5.14 on.
 """
 
 from __future__ import annotations
@@ -297,8 +297,10 @@ def passes(setting: Setting, mode: str) -> list[str]:
 
 
 def alone_of(name: str) -> str:
-    """The pass that asks another one's prompts alone."""
-    return cases.ALONE if name == cases.COLD else f"{name}{cases.ASKED_ALONE}"
+    """The pass that asks another one's prompts in other batches: alone, where it has batches enough."""
+    if name == cases.COLD:
+        return cases.ALONE
+    return f"{name}{cases.ASKED_BESIDE if name == cases.RETURNED else cases.ASKED_ALONE}"
 
 
 def asked(setting: Setting, reference: bool) -> dict[str, dict]:
@@ -439,7 +441,7 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
 
 
 def control(passes: dict) -> compare.Tally:
-    """Eager prefill against itself: the first pass's batches asked prompt by prompt."""
+    """Eager prefill against itself: the first pass's prompts in other batches."""
     if cases.ALONE in passes and cases.WARM in passes:
         return run.control(passes)
     first = next(iter(passes))
@@ -462,12 +464,11 @@ def agreement(plan: dict, mine: dict, reference: dict, router: bool) -> list[com
 
 
 def must_fail(plan: dict, facts: dict) -> bool:
-    """Whether a graph leaves wrong states in the prefix cache without the queue's patch.
-
-    Where drafts are verified, up to 0.5.16; without drafts, 0.5.13's breakable graph.
-    """
+    """Whether a graph leaves wrong states in the prefix cache without the queue's patch: in 0.5.14 to 0.5.16 where drafts
+    are verified. 0.5.13's breakable graph is the queue's own, whose breaks get the scheduler's batch; the release's own
+    starts no NemotronH."""
     asked = facts["without"] and plan["setting"] == TRACKS_STATES
-    return bool(asked) and (models.has_drafts(plan["of"]) or _before(facts["version"], 14))
+    return bool(asked) and models.has_drafts(plan["of"]) and not _before(facts["version"], 14)
 
 
 def otherwise(agree: Sequence[compare.Verdict], without: str) -> compare.Verdict:

@@ -456,6 +456,23 @@ def test_prompts_asked_alone_are_those_of_the_batches(cases):
     assert cases.gathered(asked, made) == {call.name: {"answers": list(call.prompts)} for call in made if len(call.prompts) > 1}
 
 
+def test_single_prompts_are_asked_beside_another_that_fills_a_captured_size(cases):
+    """A control for graphs, whose forwards have as many rows: 253 tokens alone round otherwise than 256."""
+    made = cases.whole_prompts()
+    asked = {call.name: call for call in cases.beside(made)}
+    single = [call for call in made if len(call.prompts) == 1 and len(call.prompts[0]) < cases.CHUNK]
+    assert any(len(call.prompts[0]) == 253 for call in single)
+    for call in single:
+        prompt, other = asked[f"{call.name}[0]"].prompts
+        assert prompt == call.prompts[0] and len(prompt) + len(other) in cases.CAPTURE
+    others = [asked[f"{call.name}[0]"].prompts[1] for call in single]
+    assert len(set(others)) == len(others)  # none is in the cache
+    answers = {name: {"answers": list(call.prompts)} for name, call in asked.items()}
+    for name, found in cases.gathered(answers, made).items():
+        assert tuple(found["answers"]) == next(call.prompts for call in made if call.name == name)
+    assert {call.name for call in single} < cases.gathered(answers, made).keys()
+
+
 @pytest.fixture
 def modes(monkeypatch):
     monkeypatch.syspath_prepend(str(GPU))
