@@ -89,7 +89,8 @@ def main() -> None:
             "asked": time.time(),
         }
         if asks:
-            engines.flush(engine)
+            if result["steps"]:  # a new engine's cache is empty
+                engines.flush(engine)
             done |= {"answers": {call.name: engines.ask(engine, call) for call in calls()}}
         result["steps"][name] = done | {"answered": time.time()}
         print(

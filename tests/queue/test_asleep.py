@@ -1,8 +1,10 @@
 """tests/gpu/asleep.py: what it takes of an engine's answers and of the GPU's memory."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,3 +129,27 @@ def test_a_prefill_that_no_graph_takes_may_run_eagerly(asleep):
 def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
     known = importlib.import_module("asleep_engine").STEPS
     assert all(set(steps) <= known.keys() for steps in asleep.STEPS.values())
+
+
+def test_a_new_engine_answers_before_it_is_told_to_flush(asleep, monkeypatch, tmp_path):
+    """0.5.9's answer to a flush is read by nobody before something was generated: the run hung."""
+    at_work = importlib.import_module("asleep_engine")
+    told = []
+
+    class Engine:
+        def flush_cache(self):
+            told.append("flush")
+
+        def shutdown(self):
+            told.append("end")
+
+    plan = {"steps": ["start", "same"], "out": str(tmp_path / "out"), "watch": str(tmp_path / "w")}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    monkeypatch.setitem(at_work.STEPS, "same", (lambda engine, plan: None, True))
+    monkeypatch.setattr(at_work.turns.Gpu, "here", lambda: SimpleNamespace(used_mib=lambda: 1))
+    monkeypatch.setattr(at_work.engines, "start", lambda plan: (Engine(), {}))
+    monkeypatch.setattr(at_work.engines, "ask", lambda engine, call: told.append("ask") or {})
+    monkeypatch.setattr(sys, "argv", ["asleep_engine.py", str(tmp_path / "plan.json")])
+    at_work.main()
+    count = len(at_work.calls())
+    assert told == ["ask"] * count + ["flush"] + ["ask"] * count + ["end"]
