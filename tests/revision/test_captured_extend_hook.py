@@ -101,6 +101,35 @@ def test_the_runner_keeps_tables_and_fills_them(runner, monkeypatch):
     assert made.slots[:2].tolist() == [101, 102]
 
 
+def keep_states(runner, monkeypatch, step):
+    """A server whose prefix cache keeps the states of prefills, behind each `step` tokens."""
+    from sglang.srt.prefill_graph.captured import layers
+
+    monkeypatch.setattr(runner.req_to_token_pool, "enable_mamba_extra_buffer", True, raising=False)
+    monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
+
+
+def test_states_for_the_prefix_cache_are_left_in_the_graph(runner, monkeypatch):
+    """Behind the last whole step, in the slots by their names inside of the pool."""
+    import torch
+
+    keep_states(runner, monkeypatch, 128)
+    both = hybrid(linear(runner), monkeypatch)
+    made = both.init_forward_metadata_for_breakable_cuda_graph_capture(batch_of([512], [0]))
+    assert not made.plan.track_rows.any()
+    asked = batch_of([200, 9, 128], [0, 5, 128])
+    asked.extend_seq_lens = torch.tensor([200, 9, 128])
+    asked.extend_prefix_lens = torch.tensor([0, 5, 128])
+    asked.mamba_track_mask = torch.tensor([True, False, True])
+    asked.mamba_track_seqlens = torch.tensor([200, -1, 256])
+    asked.mamba_track_indices = torch.tensor([20, 21, 22])
+    both.prepare_forward_metadata_for_breakable_cuda_graph_replay(made, asked)
+    assert made.plan.track_rows[:4].tolist() == [128, 0, 128, 0]
+    assert made.plan.track_slots[[0, 2]].tolist() == [120, 122]
+    both.prepare_forward_metadata_for_breakable_cuda_graph_replay(made, batch_of([7], [0]))
+    assert not made.plan.track_rows.any()
+
+
 def test_an_eager_prefill_knows_of_no_tables(runner, monkeypatch):
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
 
@@ -154,7 +183,7 @@ def test_a_layer_runs_on_its_states_and_the_tables(runner, model, monkeypatch):
 @pytest.mark.parametrize(
     "how, reason",
     [
-        ("states", "the prefix cache keeps states of each prefill"),
+        ("states", "the prefix cache keeps states behind each 100 tokens, and chunks have 128"),
         ("hicache", "the hierarchical cache brings states layer by layer"),
         ("ranks", "layers gather tokens of other ranks, which may be idle"),
         ("tiles", "layer 0: no tiles"),
@@ -167,7 +196,7 @@ def test_layers_break_and_the_log_says_why(runner, monkeypatch, caplog, how, rea
 
     assert linear(runner).supports_prefill_graph_extend()
     if how == "states":
-        runner.req_to_token_pool.enable_mamba_extra_buffer = True
+        keep_states(runner, monkeypatch, 100)
     elif how == "hicache":
         runner.server_args.enable_hierarchical_cache = True
     elif how == "ranks":

@@ -233,10 +233,6 @@ def test_some_batches_run_eagerly(captured):
     "changes, reason",
     [
         (
-            dict(mamba_radix_cache_strategy="extra_buffer"),
-            "the prefix cache keeps states of each prefill",
-        ),
-        (
             dict(enable_hierarchical_cache=True),
             "the hierarchical cache brings states layer by layer",
         ),
@@ -259,6 +255,57 @@ def test_layers_break_and_the_log_says_why(captured, monkeypatch, caplog, change
             for size in SIZES[::-1]:
                 graph.capture_one_shape(size)
     assert graph.captured_states is None and caplog.messages.count(told) == 1
+
+
+def tracked(lengths, prefixes, wanted):
+    """A batch that leaves a state behind so many new tokens of each request, in slots from 20 on; -1: none."""
+    import torch
+
+    batch = batch_of(lengths)
+    batch.extend_prefix_lens_cpu = prefixes
+    batch.extend_prefix_lens = torch.tensor(prefixes)
+    batch.mamba_track_mask = torch.tensor(wanted) > 0
+    batch.mamba_track_seqlens = torch.tensor(wanted) + batch.extend_prefix_lens
+    batch.mamba_track_indices = torch.arange(20, 20 + len(lengths))
+    return batch
+
+
+@pytest.fixture
+def keeps_states(monkeypatch):
+    """A server whose prefix cache keeps the states of prefills, behind each four tokens."""
+    from sglang.srt.prefill_graph.captured import layers
+
+    monkeypatch.setattr(layers.tiles, "CHUNK", 4)
+    monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: 4)
+    return dict(mamba_radix_cache_strategy="extra_buffer")
+
+
+def test_states_for_the_prefix_cache_are_left_in_the_graph(captured, keeps_states):
+    """Behind the last whole chunk, in the slots by their names inside of the pool; behind it other batches leave none."""
+    import torch
+
+    runner, graph, seen = captured(**keeps_states)
+    made = graph.captured_states.tables[16]
+    wanted = eager(runner, batch_of([9, 3, 4]))
+    seen.clear(), runner.attn_backend.planned.clear()
+    found = replayed(graph, tracked([9, 3, 4], [0, 8, 4], [9, -1, 4]))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert not seen and not runner.attn_backend.planned
+    assert made.plan.track_rows.tolist() == [8, 0, 4, 0, 0, 0, 0, 0]
+    assert made.plan.track_slots[[0, 2]].tolist() == [120, 122]
+    replayed(graph, batch_of([5, 5]))  # a batch that says nothing
+    assert not made.plan.track_rows.any()
+
+
+def test_a_capture_leaves_no_state_for_the_prefix_cache(captured, keeps_states):
+    """It comes behind requests too, where weights were updated: their slots may be in the cache by then."""
+    _, graph, _ = captured(**keeps_states)
+    replayed(graph, tracked([9, 3], [0, 0], [9, -1]))
+    made = graph.captured_states.tables[16]
+    assert made.plan.track_rows.any()
+    with graph.backend.capture_session(None):
+        graph.capture_one_shape(16)
+    assert not made.plan.track_rows.any()
 
 
 def test_another_backend_keeps_its_breaks(captured):

@@ -235,6 +235,7 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
         mamba_cache_chunk_size=step or chunk, enable_page_major_kv_layout=False
     )
     backend.get_server_args = backend.get_global_server_args = lambda: arguments
+    backend.mamba_cache_chunk_size = lambda: step or chunk  # from 0.5.18
     count = len(lengths)
     starts, prefix = [sum(lengths[:i]) for i in range(count)], torch.tensor(prefixes)
     batch = graph.prefill_batch(

@@ -35,8 +35,8 @@ def why_not(runner: Any) -> str | None:
     mixers = [part for part in model.modules() if type(part).__name__ == MIXER]
     if not owners or {id(owner.mixer) for owner in owners} != {id(mixer) for mixer in mixers}:
         return "it has layers that do not ask"
-    if model_runner.tracks_states(runner):
-        return "the prefix cache keeps states of each prefill"
+    if reason := layers.other_steps(layers.step_of(runner)):
+        return reason
     if model_runner.fetches_states(runner):
         return "the hierarchical cache brings states layer by layer"
     if model_runner.spreads_requests(runner):
@@ -67,8 +67,9 @@ class Mamba2Prefill:
 
     def init_prefill_graph_metadata(self, forward_batch: Any) -> Tables:
         """The tables of a size, with the batch of its capture, whose states go to the slot that no request owns."""
-        tokens = forward_batch.extend_num_tokens
-        made = Tables(tokens, min(tokens, MOST_REQUESTS), tiles.CHUNK, torch.device(self.device))
+        tokens, tracks = forward_batch.extend_num_tokens, self._states().step is not None
+        places, device = min(tokens, MOST_REQUESTS), torch.device(self.device)
+        made = Tables(tokens, places, tiles.CHUNK, device, tracks)
         lengths = [int(length) for length in forward_batch.extend_seq_lens_cpu]
         made.fill(lengths, [False] * len(lengths), made.slots)
         self.prefill_graph_metadata = made
@@ -76,9 +77,13 @@ class Mamba2Prefill:
 
     def refresh_prefill_graph_metadata(self, meta: Tables, forward_batch: Any) -> None:
         """Describe a batch to the launches that were captured with `meta`."""
-        captured = layers.Captured(self.req_to_token_pool)
-        meta.fill(*captured.batch(forward_batch))
+        states = self._states()
+        meta.fill(*states.batch(forward_batch))
+        states.track(meta, forward_batch)
         self.prefill_graph_metadata = meta
+
+    def _states(self) -> layers.Captured:
+        return layers.Captured(self.req_to_token_pool, layers.step_of(self._model_runner))
 
     def extend_in_graph(self, layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """A layer's prefill as launches that any batch can replay; its output, before the sum over the ranks."""

@@ -61,7 +61,7 @@ class Captured:
             made.track(made.slots[:0], made.slots[:0])
         else:
             rows = tracked_states.rows_before(forward_batch, self.step)
-            made.track(rows, forward_batch.mamba_track_indices)
+            made.track(rows, ops.slots_inside(self.pool, forward_batch.mamba_track_indices))
 
 
 def of(runner: Any) -> Captured | str | None:
@@ -81,11 +81,11 @@ def of(runner: Any) -> Captured | str | None:
         return f"{SWITCH}=break is set"
     if nets and (reason := _no_nets(runner, bool(mixers))):
         return reason
-    step = ops.mamba_cache_chunk_size() if model_runner.tracks_states(runner) else None
+    step = step_of(runner)
     if step and nets:
         return "the prefix cache keeps states of each prefill"
-    if step and step % tiles.CHUNK:
-        return f"the prefix cache keeps states behind each {step} tokens, and chunks have {tiles.CHUNK}"
+    if reason := other_steps(step):
+        return reason
     if model_runner.fetches_states(runner):
         return "the hierarchical cache brings states layer by layer"
     for layer, mixer in mixers.items():
@@ -97,6 +97,18 @@ def of(runner: Any) -> Captured | str | None:
         if reason:
             return f"layer {layer}: {reason}"
     return Captured(pool, chunk=gdn.CHUNK) if nets else Captured(pool, step)
+
+
+def step_of(runner: Any) -> int | None:
+    """Of how many tokens a multiple a server's prefix cache keeps states for; None where it keeps none of a prefill."""
+    return ops.mamba_cache_chunk_size() if model_runner.tracks_states(runner) else None
+
+
+def other_steps(step: int | None) -> str | None:
+    """Why states cannot be kept in the graph for such steps, or None."""
+    if step and step % tiles.CHUNK:
+        return f"the prefix cache keeps states behind each {step} tokens, and chunks have {tiles.CHUNK}"
+    return None
 
 
 def _linear(runner: Any) -> dict[int, Any]:

@@ -30,11 +30,14 @@ class States:
     tables: dict[int, tables.Tables] = field(default_factory=dict)
 
     def placeholder(self, size: int, device: Any) -> tables.Tables:
-        """The tables of a size, with the batch of its capture: one request, whose state is in the slot that no request owns."""
+        """The tables of a size, with the batch of its capture: one request, whose state is in the slot that no request owns,
+        and none that the prefix cache keeps."""
         made = self.tables.get(size) or self.captured.tables(size, device)
         self.tables[size] = made
         made.slots.zero_()
         made.fill([size], [False], made.slots)
+        if made.plan.track_rows is not None:
+            made.track(made.slots[:0], made.slots[:0])
         return made
 
     def size_for(self, forward_batch: Any) -> int | None:
@@ -53,8 +56,6 @@ def of(graph_runner: Any) -> States | str | None:
     runner = graph_runner.model_runner
     if os.environ.get(layers.SWITCH) != CAPTURE:
         return None
-    if model_runner.tracks_states(runner):
-        return "the prefix cache keeps states of each prefill"
     found = layers.of(runner)
     if not isinstance(found, layers.Captured):
         return found
@@ -119,5 +120,7 @@ def prepared(graph_runner: Any, forward_batch: Any, size: int) -> Any:
     states = getattr(graph_runner, _KEPT, None)
     if states is None:
         return backend
-    states.tables[size].fill(*states.captured.batch(forward_batch))
+    made = states.tables[size]
+    made.fill(*states.captured.batch(forward_batch))
+    states.captured.track(made, forward_batch)
     return getattr(backend, "full_attn_backend", backend)

@@ -148,11 +148,12 @@ def mamba_cache_chunk_size() -> int:
 
 
 def state_slots(pool: Any, requests: Any) -> Any:
-    """Each request's slot in a HybridReqToTokenPool, on the device. From 0.5.15 on slots can have other names outside of it.
+    """Each request's slot in a HybridReqToTokenPool, on the device. requests: (requests,), as ForwardBatch.req_pool_indices."""
+    return slots_inside(pool, pool.get_mamba_indices(requests))
 
-    requests: (requests,), as ForwardBatch.req_pool_indices.
-    """
-    slots = pool.get_mamba_indices(requests)
+
+def slots_inside(pool: Any, slots: Any) -> Any:
+    """The slots of a HybridReqToTokenPool by the names that its tensors have: from 0.5.15 on others can be in use outside of it."""
     return pool.translate_mamba_indices(slots) if hasattr(pool, "translate_mamba_indices") else slots
 
 
