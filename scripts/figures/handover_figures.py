@@ -1,9 +1,11 @@
-"""Measure what is handed on as commits, on every pin: the same tree and the same hashes, whichever way they went.
+"""Measure what is handed on as commits, on every pin: the same tree and the same hashes, whichever
+way they went.
 
     python scripts/figures/handover_figures.py [RELEASE …]
 
-On a checkout made of each pinned wheel: the release branch against what apply makes; its mails through `git am`; its
-commits read back against patches/; the pull requests' mails through `git am`. Nothing of the project is written.
+On a checkout made of each pinned wheel: the release branch against what apply makes; its mails
+through `git am`; its commits read back against patches/; the pull requests' mails through `git am`.
+Nothing of the project is written.
 """
 
 from __future__ import annotations
@@ -61,11 +63,14 @@ def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> 
     found: dict[str, object] = {
         "commits": len(made.commits),
         "backport_s": round(seconds, 1),
-        "tree_is_applys": hash_listing(repository.listing(tip, "python")) == tree_after(queue, patches, source.fetch(pin, None, print)),
-        "am_tree": am(checkout, space / "am", made.base, sorted((space / "mails").iterdir())) == (tree(repository, tip), tip),
+        "tree_is_applys": hash_listing(repository.listing(tip, "python"))
+        == tree_after(queue, patches, source.fetch(pin, None, print)),
+        "am_tree": am(checkout, space / "am", made.base, sorted((space / "mails").iterdir()))
+        == (tree(repository, tip), tip),
         "read_back": names == [patch.name for patch in patches],
         "of_these_bytes": same,
-        "again": backport.backport(ROOT, everything, str(checkout), BRANCH, "HEAD").outcome is Outcome.ALREADY_APPLIED,
+        "again": backport.backport(ROOT, everything, str(checkout), BRANCH, "HEAD").outcome
+        is Outcome.ALREADY_APPLIED,
     }
     try:
         done = export.export(ROOT, everything, str(checkout), [], "HEAD")
@@ -75,7 +80,9 @@ def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> 
         found["pull_requests"] = len(done.requests)
         for request in done.requests:
             files = export.write(request, "", space / "out")[1:]
-            found[f"am_{request.topic}"] = am(checkout, space / f"am-{request.topic}", made.base, files) == (tree(repository, request.tip), request.tip)
+            found[f"am_{request.topic}"] = am(
+                checkout, space / f"am-{request.topic}", made.base, files
+            ) == (tree(repository, request.tip), request.tip)
     return found | {"untouched": state(checkout) == before}
 
 
@@ -83,36 +90,80 @@ def make_checkout(pristine: source.Source, folder: Path) -> Path:
     """The release laid out as in git: one commit, tagged, by its upstream."""
     folder.mkdir()
     pristine.unpack(folder)
-    for words in (("init", "-q", "-b", "main"), ("add", "-A", "-f"), ("commit", "-q", "-m", pristine.pin.tag), ("tag", pristine.pin.tag)):
+    for words in (
+        ("init", "-q", "-b", "main"),
+        ("add", "-A", "-f"),
+        ("commit", "-q", "-m", pristine.pin.tag),
+        ("tag", pristine.pin.tag),
+    ):
         git(folder, *words)
     return folder
 
 
 def am(checkout: Path, clone: Path, base: str, mails: list[Path]) -> tuple[str, str]:
-    """The tree and the commit that `git am` makes of the mails, in a clone, as the same person at the same time."""
+    """The tree and the commit that `git am` makes of the mails, in a clone, as the same person at
+    the same time."""
     git(checkout.parent, "clone", "-q", "--shared", "--no-checkout", str(checkout), str(clone))
     git(clone, "checkout", "-q", "--detach", base)
     who = open_repository(str(checkout)).person()
-    git(clone, "-c", f"user.name={who.name}", "-c", f"user.email={who.email}", "am", "-q", "--committer-date-is-author-date", *map(str, mails))
+    git(
+        clone,
+        "-c",
+        f"user.name={who.name}",
+        "-c",
+        f"user.email={who.email}",
+        "am",
+        "-q",
+        "--committer-date-is-author-date",
+        *map(str, mails),
+    )
     return git(clone, "rev-parse", "HEAD^{tree}").strip(), git(clone, "rev-parse", "HEAD").strip()
 
 
-def read_back(repository: Repository, queue: Queue, made: backport.Branch, space: Path) -> tuple[list[str], int]:
-    """The patches that the branch's commits are, by their trailers and by what they do; how many are byte for byte the text that
-    the release gets.
+def read_back(
+    repository: Repository, queue: Queue, made: backport.Branch, space: Path
+) -> tuple[list[str], int]:
+    """The patches that the branch's commits are, by their trailers and by what they do; how many
+    are byte for byte the text that the release gets.
 
-    The diff is GNU diff's, as quilt writes it. Where a patch has an added line elsewhere among equal ones, its diff is another;
-    laid on the same files at its exact lines, it has to make the same ones.
+    The diff is GNU diff's, as quilt writes it. Where a patch has an added line elsewhere among
+    equal ones, its diff is another; laid on the same files at its exact lines, it has to make the
+    same ones.
     """
     names, same = [], 0
     for parent, commit in zip((made.base, *made.commits), made.commits):
-        name = repository.git("show", "--no-patch", "--format=%(trailers:key=Queue-Patch,valueonly,separator=)", commit).decode().strip()
-        changed = repository.git("diff-tree", "-r", "-z", "--name-only", "--diff-filter=M", parent, commit).decode().split("\0")[:-1]
-        read = b"".join(gnu_diff(path, repository.read(parent, path), repository.read(commit, path), space) for path in sorted(changed)).decode()
+        name = (
+            repository.git(
+                "show",
+                "--no-patch",
+                "--format=%(trailers:key=Queue-Patch,valueonly,separator=)",
+                commit,
+            )
+            .decode()
+            .strip()
+        )
+        changed = (
+            repository.git(
+                "diff-tree", "-r", "-z", "--name-only", "--diff-filter=M", parent, commit
+            )
+            .decode()
+            .split("\0")[:-1]
+        )
+        read = b"".join(
+            gnu_diff(path, repository.read(parent, path), repository.read(commit, path), space)
+            for path in sorted(changed)
+        ).decode()
         patch = queue.at(name, made.pin.version)
         same += read == patch.diff
-        made_by = [replay([each], {}, lambda path: repository.read(parent, path), name) for each in (replace(patch, files=parse_diff(read)), patch)]
-        names.append(name if made_by[0].files == made_by[1].files and not made_by[0].problems else f"{name} (differs)")
+        made_by = [
+            replay([each], {}, lambda path, at=parent: repository.read(at, path), name)
+            for each in (replace(patch, files=parse_diff(read)), patch)
+        ]
+        names.append(
+            name
+            if made_by[0].files == made_by[1].files and not made_by[0].problems
+            else f"{name} (differs)"
+        )
     return names, same
 
 
@@ -120,7 +171,9 @@ def gnu_diff(path: str, before: bytes, after: bytes, space: Path) -> bytes:
     for name, content in (("before", before), ("after", after)):
         (space / name).write_bytes(content)
     labels = ["--label", f"a/{path}", "--label", f"b/{path}"]
-    return subprocess.run(["diff", "-U3", *labels, str(space / "before"), str(space / "after")], capture_output=True).stdout
+    return subprocess.run(
+        ["diff", "-U3", *labels, str(space / "before"), str(space / "after")], capture_output=True
+    ).stdout
 
 
 def tree(repository: Repository, commit: str) -> str:
@@ -129,15 +182,28 @@ def tree(repository: Repository, commit: str) -> str:
 
 def state(checkout: Path) -> tuple[str, bytes, list[tuple[str, int]]]:
     """HEAD, the index, and every file outside of .git with the time it was written."""
-    files = sorted((str(path), path.stat().st_mtime_ns) for path in checkout.rglob("*") if path.is_file() and ".git" not in path.relative_to(checkout).parts[:1])
+    files = sorted(
+        (str(path), path.stat().st_mtime_ns)
+        for path in checkout.rglob("*")
+        if path.is_file() and ".git" not in path.relative_to(checkout).parts[:1]
+    )
     return (checkout / ".git/HEAD").read_text(), (checkout / ".git/index").read_bytes(), files
 
 
 def git(folder: Path, *words: str) -> str:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"GIT_COMMITTER_DATE": BEFORE, "GIT_AUTHOR_DATE": BEFORE}
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("GIT_")
+    } | {"GIT_COMMITTER_DATE": BEFORE, "GIT_AUTHOR_DATE": BEFORE}
     if words[0] == "commit":
         words = ("-c", "user.name=Upstream", "-c", "user.email=upstream@example.org", *words)
-    return subprocess.run(["git", "-c", "gc.auto=0", "-c", "core.autocrlf=false", *words], cwd=folder, check=True, capture_output=True, text=True, env=variables).stdout
+    return subprocess.run(
+        ["git", "-c", "gc.auto=0", "-c", "core.autocrlf=false", *words],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+        env=variables,
+    ).stdout
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Play a new user on a fresh machine: from `git clone` to an installed sglang that is patched, verified, and taken back.
+"""Play a new user on a fresh machine: from `git clone` to an installed sglang that is patched,
+verified, and taken back.
 
     python scripts/figures/newcomer_figures.py [RELEASE]
 
-An empty home, so no cache and no environment of the tool. The sglang to be patched is the release's own wheel, unpacked without
-what it requires, before the clock starts. Each command gets an open standard input: what it reads from there is an answer that it
-asked for. It works on what is committed, in a temporary folder; nothing of this clone is written.
+An empty home, so no cache and no environment of the tool. The sglang to be patched is the release's
+own wheel, unpacked without what it requires, before the clock starts. Each command gets an open
+standard input: what it reads from there is an answer that it asked for. It works on what is
+committed, in a temporary folder; nothing of this clone is written.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -41,7 +44,8 @@ OWN = (
 
 @dataclass(frozen=True)
 class Walked:
-    """One command. lines: printed, folded at 80 columns; answers: lines that it read from standard input.
+    """One command. lines: printed, folded at 80 columns; answers: lines that it read from standard
+    input.
 
     chosen: the words that a page leaves to the user.
     """
@@ -57,7 +61,7 @@ class Failed(RuntimeError):
     """A command of the walk ended with an error; what it printed."""
 
 
-def walk(pin: pins.Pin, space: Path, say=print) -> list[Walked]:
+def walk(pin: pins.Pin, space: Path, say: Any = print) -> list[Walked]:
     """Every step of the new user, in `space`. Raises Failed at the first that fails."""
     home, queue = space / "home", space / "home/queue"
     home.mkdir()
@@ -93,7 +97,8 @@ def listed(site: Path) -> str:
 
 
 def typed(name: str, command: str, folder: Path, home: Path, chosen: Sequence[str] = ()) -> Walked:
-    """Run one command as if typed into a terminal of 80 columns, in `folder`, with `home`. name: how it is shown."""
+    """Run one command as if typed into a terminal of 80 columns, in `folder`, with `home`. name:
+    how it is shown."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OWN)}
     reading, writing = os.pipe()
     os.write(writing, b"\n" * ANSWERS)

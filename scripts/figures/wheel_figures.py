@@ -1,9 +1,10 @@
-"""Install the built wheel of every release that has GPU proofs in front of its locked environment, and ask it what it is.
+"""Install the built wheel of every release that has GPU proofs in front of its locked environment,
+and ask it what it is.
 
     python scripts/figures/wheel_figures.py [RELEASE …]
 
-On a host without a GPU: the wheel's version, `python -m sglang.srt.prefill_graph --verify` in place, and the parts that a
-server imports before it needs a GPU.
+On a host without a GPU: the wheel's version, `python -m sglang.srt.prefill_graph --verify` in
+place, and the parts that a server imports before it needs a GPU.
 """
 
 from __future__ import annotations
@@ -23,13 +24,24 @@ from patchqueue.proofs.evidence import MEASURED  # noqa: E402
 from patchqueue.upstream import pins  # noqa: E402
 from patchqueue.wheels import build  # noqa: E402
 
-STARTS = "sglang.srt.entrypoints.engine, sglang.srt.model_executor.model_runner"  # the HTTP server needs packages that these environments leave out
-ASK = f"import json, sglang.version, {STARTS}; print(json.dumps([sglang.version.__version__, sglang.__file__]))"
+# the HTTP server needs packages that these environments leave out
+STARTS = "sglang.srt.entrypoints.engine, sglang.srt.model_executor.model_runner"
+ASK = (
+    f"import json, sglang.version, {STARTS}; print(json.dumps([sglang.version.__version__,"
+    " sglang.__file__]))"
+)
 
 
 def proven(known: pins.Pins) -> list[pins.Pin]:
     """The releases with GPU proofs in evidence/."""
-    return [pin for pin in known.all if any(not path.name.endswith(MEASURED) for path in (ROOT / "evidence" / str(pin.version)).glob("*.json"))]
+    return [
+        pin
+        for pin in known.all
+        if any(
+            not path.name.endswith(MEASURED)
+            for path in (ROOT / "evidence" / str(pin.version)).glob("*.json")
+        )
+    ]
 
 
 def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
@@ -38,12 +50,32 @@ def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
     target = build.Target(environment.PYTHON, os.uname().machine)
     built = build.build(ROOT, pin, target, None, space / "wheels", lambda *_: None)
     site = space / "site"
-    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--offline", "--python", str(home.python), "--target", str(site), str(built.path)]
+    uv = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--offline",
+        "--python",
+        str(home.python),
+        "--target",
+        str(site),
+        str(built.path),
+    ]
     subprocess.run(uv, check=True)
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | home.variables | {"PYTHONPATH": str(site)}
+    variables = (
+        {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        | home.variables
+        | {"PYTHONPATH": str(site)}
+    )
 
     def ask(*words: str) -> list | dict:
-        done = subprocess.run([str(home.python), *words], cwd=space, env=variables, capture_output=True, text=True)
+        done = subprocess.run(
+            [str(home.python), *words], cwd=space, env=variables, capture_output=True, text=True
+        )
         if done.returncode:
             raise RuntimeError(f"{pin.tag}: {done.stdout[-500:]}{done.stderr[-1500:]}")
         return json.loads(done.stdout[done.stdout.index("{" if "--json" in words else "[") :])
@@ -55,7 +87,10 @@ def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
         "its own": version == built.version and Path(file).is_relative_to(site),
         "intact": said["verification"]["intact"],
         "files": said["verification"]["files"],
-        "queue": said["tree"]["queue"] == json.loads((site / "sglang/srt/prefill_graph/provenance.json").read_text())["queue"],
+        "queue": (
+            said["tree"]["queue"]
+            == json.loads((site / "sglang/srt/prefill_graph/provenance.json").read_text())["queue"]
+        ),
         "patches": len(said["tree"]["patches"]),
     }
 

@@ -1,10 +1,14 @@
-"""Lay an ordered patch series and its overlay files on pinned sglang releases, and prove what was done.
+"""Lay an ordered patch series and its overlay files on pinned sglang releases, and prove what was
+done.
 
-Packages, low to high; no module imports from a higher one:
-files · queue · upstream · laying · rebasing · environments · wheels · proofs · install · handover · commands
+Packages, low to high; no module imports from a higher one: files · queue · upstream · laying ·
+rebasing · environments · wheels · proofs · install · handover · commands
 
-Each package's own docstring says what it is for and lists its modules, low to high too. Below them all lie outcome.py, what
-can become of a patch, a tree or an input, and hint.py, how a command is written for a user.
+Each package's own docstring says what it is for and lists its modules, low to high too. Below them
+all lie outcome.py, what can become of a patch, a tree or an input, and hint.py, how a command is
+written for a user.
 """
 
-RELEASE = 1  # the queue's own release: `sglang-0.5.9+pcg.1`; one more with every release of the queue
+RELEASE = (
+    1  # the queue's own release: `sglang-0.5.9+pcg.1`; one more with every release of the queue
+)

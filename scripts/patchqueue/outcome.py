@@ -26,7 +26,12 @@ class Outcome(str, enum.Enum):
     @property
     def good(self) -> bool:
         """Whether a run that ends so may be called a success."""
-        return self in (Outcome.APPLIED, Outcome.ALREADY_APPLIED, Outcome.NOT_SELECTED, Outcome.EMPTY)
+        return self in (
+            Outcome.APPLIED,
+            Outcome.ALREADY_APPLIED,
+            Outcome.NOT_SELECTED,
+            Outcome.EMPTY,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,6 @@ class Problem:
 class Refused(Exception):
     """The work was not done, and nothing was written, for the problems named."""
 
-    def __init__(self, problems: Problem | Iterable[Problem]):
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))

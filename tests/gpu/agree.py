@@ -25,13 +25,13 @@ from pathlib import Path
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import compare  # noqa: E402
-import kernels  # noqa: E402
-import launch  # noqa: E402
-import models  # noqa: E402
-import modes  # noqa: E402
-import run  # noqa: E402
-import untouched  # noqa: E402
+import compare
+import kernels
+import launch
+import models
+import modes
+import run
+import untouched
 
 HERE = Path(__file__).resolve().parent
 RESULT = "agree.json"
@@ -58,7 +58,8 @@ def main(words: Sequence[str] | None = None) -> int:
         check=True,
     )
     run.say(
-        f"attention kernels compiled in {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
+        "attention kernels compiled in"
+        f" {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
     )
     for model in options.model:
         facts["runs"].append(agree(place, options, tree, model))
@@ -125,7 +126,8 @@ def agree(place: launch.Place, options: argparse.Namespace, tree: Path, model: s
     launch.run_all(place, [jobs[PATCHED], jobs[AGAIN]], 2, deadline, run.say, lead=False)
     if dead := [job for job in jobs.values() if job.code != 0]:
         why = "; ".join(
-            f"{job.name}: {job.why} {run.error((place.out / f'{job.name}.log').read_text(errors='replace'))}"
+            f"{job.name}: {job.why}"
+            f" {run.error((place.out / f'{job.name}.log').read_text(errors='replace'))}"
             for job in dead
         )
         checks = [compare.Verdict("every engine answered", False, why)]
@@ -161,7 +163,8 @@ def _job(
 
 
 def _sums(place: launch.Place, model: str, jobs: dict[str, launch.Job]) -> dict[str, dict]:
-    """Each engine's distance from the model in float64; empty for models that are not computed so."""
+    """Each engine's distance from the model in float64; empty for models that are not computed
+    so."""
     config = models.MODELS[model]
     if config["model_type"] != "nemotron_h" or models.has_router(config):
         return {}
@@ -184,29 +187,37 @@ def compared(
         compare.same_answers(
             f"agrees with {name}, {part}", answers[PATCHED][part], kept, _apart(limits, name, sums)
         )
-        for name in answers if name not in (PATCHED, AGAIN)
+        for name in answers
+        if name not in (PATCHED, AGAIN)
         for part, kept in answers[name].items()
-    ]  # fmt: skip
+    ]
     found.append(same_bits(answers[PATCHED], answers[AGAIN]))
     return [*found, *([as_near(sums)] if sums and UNTOUCHED in sums else [])]
 
 
 def _apart(limits: compare.Limits, name: str, sums: dict[str, dict] | None) -> compare.Limits:
-    """Untouched kernels round in other places: both are as far from the model as rounding takes them.
+    """Untouched kernels round in other places: both are as far from the model as rounding takes
+    them.
 
     So the two may be as far from each other, in the mean, as two such distances: 1.5 times one.
     """
     if name != UNTOUCHED or not sums:
         return limits
     mean = max(limits.mean, round(1.5 * sums[UNTOUCHED]["mean"], 4))
-    why = f"{limits.why}; {mean} in the mean, 1.5 times the untouched tree's own distance from float64"
+    why = (
+        f"{limits.why}; {mean} in the mean, 1.5 times the untouched tree's own distance from"
+        " float64"
+    )
     return replace(limits, mean=mean, why=why)
 
 
 def as_near(sums: dict[str, dict]) -> compare.Verdict:
     """Whether the patched tree is as near to the model in float64 as the untouched one."""
     mine, other = sums[PATCHED]["mean"], sums[UNTOUCHED]["mean"]
-    why = f"{mine:.5f} from float64 in the mean, the untouched tree {other:.5f}; allowed is {NEAR} times that"
+    why = (
+        f"{mine:.5f} from float64 in the mean, the untouched tree {other:.5f}; allowed is {NEAR}"
+        " times that"
+    )
     return compare.Verdict(
         "as near to float64 as the untouched tree", mine <= NEAR * other, why, sums
     )

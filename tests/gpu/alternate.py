@@ -1,4 +1,5 @@
-"""Two engines that are asked by turns: each waits until the other has answered. Standard library only."""
+"""Two engines that are asked by turns: each waits until the other has answered. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class Turns:
             self.missed, self.limit_s = self.missed + 1, 0.0
 
     def _seen(self) -> tuple[int, int]:
-        """How many answers the other engine has given, and its process; -1 and 0 before it can be asked."""
+        """How many answers the other engine has given, and its process; -1 and 0 before it can be
+        asked."""
         with contextlib.suppress(OSError, ValueError):
             count, process = map(int, self.other.read_text().split())
             return count, process

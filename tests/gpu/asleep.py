@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Ask servers that slept, woke and got other weights: `python asleep.py --out RESULTS`, in an unpacked bundle.
+"""Ask servers that slept, woke and got other weights: `python asleep.py --out RESULTS`, in an
+unpacked bundle.
 
 Each mode's engine goes the same way as the eager one, alone on the GPU: a nap without the KV cache
 and the graphs, sleep without anything, the same and other weights from disk and from tensors, and
@@ -24,12 +25,12 @@ from pathlib import Path
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import compare  # noqa: E402
-import kernels  # noqa: E402
-import launch  # noqa: E402
-import models  # noqa: E402
-import modes  # noqa: E402
-import run  # noqa: E402
+import compare
+import kernels
+import launch
+import models
+import modes
+import run
 
 HERE = Path(__file__).resolve().parent
 RESULT = "asleep.json"
@@ -43,10 +44,20 @@ MODELS = {"llama": LLAMA, "nemotron-h": models.MODELS["nemotron-h"]}
 SLEEP, REBIND = "sleep", "rebind"
 STEPS = {
     SLEEP: (
-        "start", "nap", "woken", "sleep", "wake", "same weights", "other weights", "same weights again", "other tensors", "captured anew", "captured again",
+        "start",
+        "nap",
+        "woken",
+        "sleep",
+        "wake",
+        "same weights",
+        "other weights",
+        "same weights again",
+        "other tensors",
+        "captured anew",
+        "captured again",
     ),
     REBIND: ("start", "other weights", "captured anew", "captured again"),
-}  # fmt: skip
+}
 SAVER = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}
 ASLEEP = ("nap", "sleep")
 
@@ -63,7 +74,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 check=True,
             )
     run.say(
-        f"attention kernels compiled in {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
+        "attention kernels compiled in"
+        f" {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
     )
     for model in options.model:
         for way in options.way:
@@ -95,7 +107,10 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         "--held",
         type=int,
         default=64,
-        help="MiB that a sleeping graph may hold beside an eager server, and a recapture take (default 64)",
+        help=(
+            "MiB that a sleeping graph may hold beside an eager server, and a recapture take"
+            " (default 64)"
+        ),
     )
     parser.add_argument(
         "--engine-limit",
@@ -131,7 +146,8 @@ def write(model: str, seed: int, folder: Path) -> None:
 
 
 def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -> dict:
-    """One model's engines on one way, one after another: each has the GPU to itself, so that its memory is what is in use."""
+    """One model's engines on one way, one after another: each has the GPU to itself, so that its
+    memory is what is in use."""
     began, known = time.time(), run.fields(options)
     here = launch.Place((HERE / "rebind", *place.path), place.out) if way == REBIND else place
     jobs = {}
@@ -150,7 +166,10 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
         if one.code == 0:
             found[mode] = json.loads(Path(one.plan["out"]).read_text())
         else:
-            why = f"{one.why}: {run.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
+            why = (
+                f"{one.why}:"
+                f" {run.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
+            )
             checks.append(compare.Verdict(f"{mode}: the engine answered", False, why))
     if modes.EAGER in found:
         for mode in found.keys() - {modes.EAGER}:
@@ -174,9 +193,16 @@ def job(
     name = f"asleep.{model}.{way}.{mode}"
     same, other = folders(place, model)
     plan = {
-        "model": str(same), "other": str(other), "mode": mode, "port": options.port_base + run.PORTS * number, "out": str(place.out / f"{name}.json"),
-        "watch": str(place.out / f"{name}.watch"), "capture": list(CAPTURE), "steps": list(STEPS[way]), "engine": words(way),
-    }  # fmt: skip
+        "model": str(same),
+        "other": str(other),
+        "mode": mode,
+        "port": options.port_base + run.PORTS * number,
+        "out": str(place.out / f"{name}.json"),
+        "watch": str(place.out / f"{name}.watch"),
+        "capture": list(CAPTURE),
+        "steps": list(STEPS[way]),
+        "engine": words(way),
+    }
     return launch.Job(name, HERE / "asleep_engine.py", plan, options.engine_limit)
 
 
@@ -191,9 +217,8 @@ def judged(way: str, mode: str, mine: dict, eager: dict, held: int) -> list[comp
     for step, done in mine["steps"].items():
         if "answers" not in done:
             continue
-        stale = (
-            way == REBIND and step == "other weights"
-        )  # parameters were replaced, and nothing was captured anew
+        # parameters were replaced, and nothing was captured anew
+        stale = way == REBIND and step == "other weights"
         answers = compare.same_answers(
             f"{mode}, {step}: agrees with eager prefill",
             done["answers"],
@@ -211,7 +236,8 @@ def judged(way: str, mode: str, mine: dict, eager: dict, held: int) -> list[comp
             compare.Verdict(
                 what,
                 more <= held,
-                f"{used[step]} MiB in use, an eager server {bare[step]}: {more} more; {held} are allowed",
+                f"{used[step]} MiB in use, an eager server {bare[step]}: {more} more; {held} are"
+                " allowed",
             )
         )
     grown, usual = (one["captured again"] - one["captured anew"] for one in (used, bare))
@@ -234,7 +260,8 @@ def otherwise(answers: compare.Verdict) -> compare.Verdict:
 
 
 def replayed(what: str, prefills: Sequence[dict], done: dict) -> compare.Verdict:
-    """Whether graphs ran each prefill that fits one, from the step's first question to its last answer."""
+    """Whether graphs ran each prefill that fits one, from the step's first question to its last
+    answer."""
     within = [line for line in prefills if done["asked"] <= line["at"] <= done["answered"]]
     fit = [line for line in compare.fitting(prefills, CAPTURE) if line in within]
     count = sum(line["launches"] > 0 for line in fit)

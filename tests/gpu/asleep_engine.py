@@ -1,7 +1,9 @@
-"""One engine that sleeps, wakes and gets other weights, asked in between: `python asleep_engine.py PLAN.json`.
+"""One engine that sleeps, wakes and gets other weights, asked in between: `python asleep_engine.py
+PLAN.json`.
 
-Started by asleep.py. PLAN: as engine.py's, and steps (names of STEPS), other (a checkpoint of the same shape, with other
-weights). Writes the answers of each step that asks, and what the whole GPU had in use after each, in MiB.
+Started by asleep.py. PLAN: as engine.py's, and steps (names of STEPS), other (a checkpoint of the
+same shape, with other weights). Writes the answers of each step that asks, and what the whole GPU
+had in use after each, in MiB.
 """
 
 from __future__ import annotations
@@ -16,11 +18,8 @@ import engine as engines
 import launch
 import turns
 
-KINDS = (
-    "single",
-    "batch",
-    "chunked",
-)  # of the calls that are asked after a step; the cache is empty then
+# of the calls that are asked after a step; the cache is empty then
+KINDS = ("single", "batch", "chunked")
 NAP = ("kv_cache", "cuda_graph")  # what a nap gives up: the weights stay
 
 
@@ -41,7 +40,8 @@ def update(engine, folder: str, recapture: bool = False) -> None:
 
 
 def update_from_tensors(engine, folder: str) -> None:
-    """From tensors of this process, as a trainer beside the engine has them. Its own use of the GPU stays."""
+    """From tensors of this process, as a trainer beside the engine has them. Its own use of the GPU
+    stays."""
     import torch
     from safetensors.torch import load_file
 
@@ -57,7 +57,8 @@ def _check(said: object) -> None:
         raise RuntimeError(message)
 
 
-# Name -> what is done, given the engine and its plan, and whether its answers are asked for afterwards.
+# Name -> what is done, given the engine and its plan, and whether its answers are asked for
+# afterwards.
 STEPS = {
     "start": (lambda engine, plan: None, True),
     "nap": (lambda engine, plan: engine.release_memory_occupation(tags=[*NAP]), False),

@@ -1,7 +1,8 @@
-"""One engine in one mode that does what bench.py or gain.py asks: `python bench_engine.py PLAN.json`, started by turns.begin.
+"""One engine in one mode that does what bench.py or gain.py asks: `python bench_engine.py
+PLAN.json`, started by turns.begin.
 
-PLAN: model (folder), mode, port, engine (sglang.Engine's words), watch, fd (the socket to who asks), capture (tokens that
-graphs are captured for; default load.CAPTURE). Idle until asked.
+PLAN: model (folder), mode, port, engine (sglang.Engine's words), watch, fd (the socket to who
+asks), capture (tokens that graphs are captured for; default load.CAPTURE). Idle until asked.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    # A stopped process does not see that bench.py is gone, and would keep its share of the GPU. Its children follow by their own.
+    # A stopped process does not see that bench.py is gone, and would keep its share of the GPU. Its
+    # children follow by their own.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     plan = json.loads(Path(sys.argv[1]).read_text())
     line = socket.socket(fileno=plan["fd"])
-    line.set_inheritable(False)  # its end must be seen when this process ends, whatever is left behind
+    # its end must be seen when this process ends, whatever is left behind
+    line.set_inheritable(False)
     import sglang  # noqa: F401  while others start
 
     served = Served(plan)
@@ -48,13 +51,18 @@ class Served:
 
     def start(self) -> dict:
         self.engine, result = engines.start({"capture": list(load.CAPTURE)} | self.plan)
-        # Up to 0.5.9 nobody reads the answer to a flush before something was generated (managers/tokenizer_communicator_mixin.py:346).
+        # Up to 0.5.9 nobody reads the answer to a flush before something was generated
+        # (managers/tokenizer_communicator_mixin.py:346).
         began = time.monotonic()
-        self.engine.generate(input_ids=[[load.SMALLEST]], sampling_params={"max_new_tokens": 2, "temperature": 0, "ignore_eos": True})
+        self.engine.generate(
+            input_ids=[[load.SMALLEST]],
+            sampling_params={"max_new_tokens": 2, "temperature": 0, "ignore_eos": True},
+        )
         return result | {"first_answer_s": round(time.monotonic() - began, 1)}
 
     def first_token(self, count: int, length: int, calls: int, seed: int) -> dict:
-        """Milliseconds of whole calls that generate one token for `count` new prompts of `length` tokens."""
+        """Milliseconds of whole calls that generate one token for `count` new prompts of `length`
+        tokens."""
         engines.flush(self.engine)
         source, spans = random.Random(f"{seed} {count} {length}"), []
         for _ in range(calls):
@@ -62,8 +70,12 @@ class Served:
         return {"ms": spans}
 
     def rounds(self, shapes: list[tuple[int, int]], first: int, count: int, seconds: float) -> dict:
-        """Milliseconds of such calls, shapes in turn, round by round; no round begins after `seconds`. first: its number."""
-        until, spans = time.monotonic() + seconds, {f"{requests}x{length}": [] for requests, length in shapes}
+        """Milliseconds of such calls, shapes in turn, round by round; no round begins after
+        `seconds`. first: its number."""
+        until, spans = (
+            time.monotonic() + seconds,
+            {f"{requests}x{length}": [] for requests, length in shapes},
+        )
         for number in range(first, first + count):
             if time.monotonic() > until:
                 break
@@ -73,27 +85,38 @@ class Served:
         return {"ms": spans}
 
     def profile(self, count: int, length: int, calls: int, folder: str) -> dict:
-        """A trace of the GPU over calls that generate nothing: so no step behind the prefill is in it."""
+        """A trace of the GPU over calls that generate nothing: so no step behind the prefill is in
+        it."""
         source, since = random.Random(f"profile {count} {length}"), time.time()
-        self.engine.start_profile(output_dir=folder, activities=["GPU"], with_stack=False, record_shapes=False)
+        self.engine.start_profile(
+            output_dir=folder, activities=["GPU"], with_stack=False, record_shapes=False
+        )
         spans = [self._call(source, count, length, answer=0) for _ in range(calls)]
         self.engine.stop_profile()
         return {"ms": spans, "forwards": len(self._ran(since))}
 
     def prefill_load(self, number: int, requests: int) -> dict:
-        """Input tokens per second of a prefill node's load. number: of the load, which settles its tokens."""
+        """Input tokens per second of a prefill node's load. number: of the load, which settles its
+        tokens."""
         wanted, since = load.prefills(number, requests), time.time()
         began = time.perf_counter()
         self.engine.loop.run_until_complete(_send(self.engine, wanted, load.PREFILL_IN_FLIGHT))
         span = time.perf_counter() - began
         sent = sum(len(one.prompt) for one in wanted)
-        return {"seconds": round(span, 3), "tokens_per_s": round(sent / span, 1), "prefills": len(self._ran(since))}
+        return {
+            "seconds": round(span, 3),
+            "tokens_per_s": round(sent / span, 1),
+            "prefills": len(self._ran(since)),
+        }
 
     def _call(self, source: random.Random, count: int, length: int, answer: int = 1) -> float:
         """Milliseconds of one whole call for `count` new prompts of `length` tokens."""
         prompts = [list(load.tokens(source, length)) for _ in range(count)]
         began = time.perf_counter()
-        self.engine.generate(input_ids=prompts, sampling_params={"max_new_tokens": answer, "temperature": 0, "ignore_eos": True})
+        self.engine.generate(
+            input_ids=prompts,
+            sampling_params={"max_new_tokens": answer, "temperature": 0, "ignore_eos": True},
+        )
         return round((time.perf_counter() - began) * 1e3, 2)
 
     def _ran(self, since: float) -> list[dict]:
@@ -110,21 +133,29 @@ class Served:
         made = sum(tokens for _, tokens, _ in done)
         ran = self._ran(since)
         return {
-            "seconds": round(span, 3), "tokens_per_s": round(made / span, 1), "mean_latency_s": round(statistics.mean(seconds for seconds, _, _ in done), 3),
-            "output_tokens": made, "prompt_tokens": sum(len(one.prompt) for one in wanted), "cached_tokens": sum(cached for _, _, cached in done),
-            "prefills": len(ran), "prefill_tokens": round(statistics.mean(line["tokens"] for line in ran)) if ran else 0,
-        }  # fmt: skip
+            "seconds": round(span, 3),
+            "tokens_per_s": round(made / span, 1),
+            "mean_latency_s": round(statistics.mean(seconds for seconds, _, _ in done), 3),
+            "output_tokens": made,
+            "prompt_tokens": sum(len(one.prompt) for one in wanted),
+            "cached_tokens": sum(cached for _, _, cached in done),
+            "prefills": len(ran),
+            "prefill_tokens": round(statistics.mean(line["tokens"] for line in ran)) if ran else 0,
+        }
 
 
 async def _send(engine, wanted: list[load.Request], in_flight: int) -> list[tuple[float, int, int]]:
-    """(seconds, generated tokens, cached prompt tokens) of every request; at most `in_flight` under way."""
+    """(seconds, generated tokens, cached prompt tokens) of every request; at most `in_flight` under
+    way."""
     slots = asyncio.Semaphore(in_flight)
 
     async def one(request: load.Request) -> tuple[float, int, int]:
         async with slots:
             began = time.perf_counter()
             sampling = {"max_new_tokens": request.answer, "temperature": 0, "ignore_eos": True}
-            answer = await engine.async_generate(input_ids=list(request.prompt), sampling_params=sampling)
+            answer = await engine.async_generate(
+                input_ids=list(request.prompt), sampling_params=sampling
+            )
             info = answer["meta_info"]
             return time.perf_counter() - began, info["completion_tokens"], info["cached_tokens"]
 

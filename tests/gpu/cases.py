@@ -1,4 +1,5 @@
-"""What an engine is asked, call by call. The same for every mode, so that answers can be compared one to one.
+"""What an engine is asked, call by call. The same for every mode, so that answers can be compared
+one to one.
 
 A call is a list of prompts sent together. Prompts are token ids, drawn from a fixed seed.
 """
@@ -18,21 +19,43 @@ NEW_TOKENS = 8
 LONG = 2600  # tokens of a prompt of which sparse attention selects 2048
 SMALLEST, LARGEST = 10, 4000  # token ids: no special ones, all in the models' vocabulary
 COLD, AGAIN, WARM, SIZES, ALONE = "cold", "again", "warm", "sizes", "alone"
-# Of servers with other arguments: settings.py. A reference is asked "mixed" with log-probabilities, which are never mixed.
-CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS = "context", "returned", "mixed", "mixed eagerly", "turns"
+# Of servers with other arguments: settings.py. A reference is asked "mixed" with log-probabilities,
+# which are never mixed.
+CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS = (
+    "context",
+    "returned",
+    "mixed",
+    "mixed eagerly",
+    "turns",
+)
 ASKED_ALONE = "-alone"  # behind a pass's name: each of its prompts in a call of its own
-ASKED_BESIDE = "-beside"  # behind a pass's name: its batches prompt by prompt, and its single prompts beside another
-FLUSHED = (AGAIN, SIZES, ALONE, CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS, f"{CONTEXT}{ASKED_ALONE}", f"{RETURNED}{ASKED_BESIDE}")  # the passes before which the cache is emptied; "warm" finds there what was asked just before
+# behind a pass's name: its batches prompt by prompt, and its single prompts beside another
+ASKED_BESIDE = "-beside"
+# the passes before which the cache is emptied; "warm" finds there what was asked just before
+FLUSHED = (
+    AGAIN,
+    SIZES,
+    ALONE,
+    CONTEXT,
+    RETURNED,
+    MIXED,
+    MIXED_EAGERLY,
+    TURNS,
+    f"{CONTEXT}{ASKED_ALONE}",
+    f"{RETURNED}{ASKED_BESIDE}",
+)
 
 ONE_SIZE, UNDER = 256, 3  # one captured size, filled to the last token and to UNDER less
 REQUESTS = (1, 2, 8, 16)  # prompts that share it
 SHORT_CONTEXT = 2048  # of a server whose largest graphs would otherwise be longer
-UNEVEN = ((1, 17, 64, 9), (5,) * 12, (200, 1, 31, 256, 64, 15, 128, 3))  # the last one takes more than one forward
+# the last one takes more than one forward
+UNEVEN = ((1, 17, 64, 9), (5,) * 12, (200, 1, 31, 256, 64, 15, 128, 3))
 
 
 @dataclass(frozen=True)
 class Call:
-    """name: unique; kind: what it shows; prompts: token ids of each prompt; new_tokens: how many to answer with."""
+    """name: unique; kind: what it shows; prompts: token ids of each prompt; new_tokens: how many to
+    answer with."""
 
     name: str
     kind: str
@@ -47,22 +70,49 @@ def calls(seed: int = 7) -> list[Call]:
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(source.randrange(SMALLEST, LARGEST) for _ in range(count))
 
-    made = [Call(f"single-{n}", "single", (tokens(n),)) for n in (1, 2, 15, 16, 17, 64, 65, 100, 200, 257, 511, 512)]
+    made = [
+        Call(f"single-{n}", "single", (tokens(n),))
+        for n in (1, 2, 15, 16, 17, 64, 65, 100, 200, 257, 511, 512)
+    ]
     for count, total in itertools.product(REQUESTS, (ONE_SIZE, ONE_SIZE - UNDER)):
-        made.append(Call(f"fill-{total}-by-{count}", "batch", tuple(tokens(n) for n in parts(source, total, count))))
-    made += [Call(f"batch-{'-'.join(map(str, sizes))}", "batch", tuple(tokens(n) for n in sizes)) for sizes in UNEVEN]
+        made.append(
+            Call(
+                f"fill-{total}-by-{count}",
+                "batch",
+                tuple(tokens(n) for n in parts(source, total, count)),
+            )
+        )
+    made += [
+        Call(f"batch-{'-'.join(map(str, sizes))}", "batch", tuple(tokens(n) for n in sizes))
+        for sizes in UNEVEN
+    ]
     made += [Call(f"chunked-{n}", "chunked", (tokens(n),)) for n in (513, 1024, 1300)]
     made.append(Call("chunked-beside-short", "chunked", (tokens(1500), tokens(9), tokens(70))))
     first = {call.name: call.prompts[0] for call in made}
-    # beginnings of 256 tokens and more: from 0.5.14 on a hybrid model's states are kept for whole chunks (mamba_chunk_size) alone
-    for base, more in (("single-257", 3), (f"fill-{ONE_SIZE}-by-1", 60), ("single-512", 40), ("chunked-1300", 600)):
+    # beginnings of 256 tokens and more: from 0.5.14 on a hybrid model's states are kept for whole
+    # chunks (mamba_chunk_size) alone
+    for base, more in (
+        ("single-257", 3),
+        (f"fill-{ONE_SIZE}-by-1", 60),
+        ("single-512", 40),
+        ("chunked-1300", 600),
+    ):
         made.append(Call(f"prefix-{base}-{more}", "prefix", (first[base] + tokens(more),)))
-    made.append(Call("prefix-batch", "prefix", tuple(first["single-200"] + tokens(n) for n in (5, 33, 130))))
-    for length in (60, 250):  # the same end behind another beginning: the answer must differ, or the state says nothing
+    made.append(
+        Call("prefix-batch", "prefix", tuple(first["single-200"] + tokens(n) for n in (5, 33, 130)))
+    )
+    # the same end behind another beginning: the answer must differ, or the state says nothing
+    for length in (60, 250):
         end = tokens(40)
-        made += [Call(f"memory-{length}-{which}", "memory", (tokens(length) + end,)) for which in "ab"]
+        made += [
+            Call(f"memory-{length}-{which}", "memory", (tokens(length) + end,)) for which in "ab"
+        ]
     long = tokens(LONG)
-    return [*made, Call(f"chunked-{LONG}", "chunked", (long,)), Call(f"prefix-chunked-{LONG}-70", "prefix", (long + tokens(70),))]
+    return [
+        *made,
+        Call(f"chunked-{LONG}", "chunked", (long,)),
+        Call(f"prefix-chunked-{LONG}-70", "prefix", (long + tokens(70),)),
+    ]
 
 
 def parts(source: random.Random, total: int, count: int) -> list[int]:
@@ -72,61 +122,116 @@ def parts(source: random.Random, total: int, count: int) -> list[int]:
 
 
 def walk(sizes: Sequence[int]) -> list[int]:
-    """An order of the sizes in which each comes once directly behind each other one: n(n-1)+1 steps for n sizes."""
+    """An order of the sizes in which each comes once directly behind each other one: n(n-1)+1 steps
+    for n sizes."""
     return [size for pair in itertools.combinations(sizes, 2) for size in pair] + [sizes[0]]
 
 
 def size_calls(seed: int = 8) -> list[Call]:
-    """One prompt for each step of the walk over the captured sizes, by turns filling its size and one token short of it.
+    """One prompt for each step of the walk over the captured sizes, by turns filling its size and
+    one token short of it.
 
-    What a graph keeps of an earlier replay, or of memory that another graph has reused since, shows in the next answer.
+    What a graph keeps of an earlier replay, or of memory that another graph has reused since, shows
+    in the next answer.
     """
     source = random.Random(seed)
     lengths = [size - number // 2 % 2 for number, size in enumerate(walk(CAPTURE))]
-    drawn = [tuple(source.randrange(SMALLEST, LARGEST) for _ in range(length)) for length in lengths]
-    return [Call(f"size-{number}-{len(prompt)}", "sizes", (prompt,), new_tokens=2) for number, prompt in enumerate(drawn)]
+    drawn = [
+        tuple(source.randrange(SMALLEST, LARGEST) for _ in range(length)) for length in lengths
+    ]
+    return [
+        Call(f"size-{number}-{len(prompt)}", "sizes", (prompt,), new_tokens=2)
+        for number, prompt in enumerate(drawn)
+    ]
 
 
 def alone(made: Sequence[Call]) -> list[Call]:
     """Every prompt of the calls that have several, in calls of their own: see `gathered`."""
     several = [call for call in made if len(call.prompts) > 1]
-    return [Call(f"{call.name}[{number}]", "alone", (prompt,)) for call in several for number, prompt in enumerate(call.prompts)]
+    return [
+        Call(f"{call.name}[{number}]", "alone", (prompt,))
+        for call in several
+        for number, prompt in enumerate(call.prompts)
+    ]
 
 
 def beside(made: Sequence[Call]) -> list[Call]:
-    """`alone`'s calls, and every single prompt together with a short one, so that both make a captured size: rounding is
-    then that of a forward of so many rows. A prompt that fills the chunk has no room for one."""
+    """`alone`'s calls, and every single prompt together with a short one, so that both make a
+    captured size: rounding is then that of a forward of so many rows. A prompt that fills the chunk
+    has no room for one."""
     single = [call for call in made if len(call.prompts) == 1]
-    room = {call.name: next((size - len(call.prompts[0]) for size in CAPTURE if size > len(call.prompts[0])), 0) for call in single}
-    pairs = [(call, _draw(random.Random(call.name), room[call.name])) for call in single if room[call.name]]
-    return alone(made) + [Call(f"{call.name}[0]", "beside", (call.prompts[0], other)) for call, other in pairs]
+    room = {
+        call.name: next(
+            (size - len(call.prompts[0]) for size in CAPTURE if size > len(call.prompts[0])), 0
+        )
+        for call in single
+    }
+    pairs = [
+        (call, _draw(random.Random(call.name), room[call.name]))
+        for call in single
+        if room[call.name]
+    ]
+    return alone(made) + [
+        Call(f"{call.name}[0]", "beside", (call.prompts[0], other)) for call, other in pairs
+    ]
 
 
 def gathered(answers: dict, made: Sequence[Call]) -> dict:
-    """The answers to the calls of `alone` or `beside` under the names of the calls that they come from."""
+    """The answers to the calls of `alone` or `beside` under the names of the calls that they come
+    from."""
     asked = [call for call in made if f"{call.name}[0]" in answers]
-    return {call.name: {"answers": [answers[f"{call.name}[{n}]"]["answers"][0] for n in range(len(call.prompts))]} for call in asked}
+    return {
+        call.name: {
+            "answers": [
+                answers[f"{call.name}[{n}]"]["answers"][0] for n in range(len(call.prompts))
+            ]
+        }
+        for call in asked
+    }
 
 
 def within_context(seed: int = 9) -> list[Call]:
-    """Calls up to a short context: the shorter ones of a pass, the longest request, and several that are longer together."""
+    """Calls up to a short context: the shorter ones of a pass, the longest request, and several
+    that are longer together."""
     source = random.Random(seed)
     longest = SHORT_CONTEXT - NEW_TOKENS - 8  # releases keep a few positions for themselves
-    shorter = [call for call in calls() if call.kind != "memory" and max(map(len, call.prompts)) <= longest]
-    lengths = {f"single-{longest}": (longest,), "batch-long": (1900, 1800, 1700, 1600), "batch-beside-long": (1900, 100, 40)}
-    return [*shorter, *(Call(name, "context", tuple(_draw(source, length) for length in sizes)) for name, sizes in lengths.items())]
+    shorter = [
+        call for call in calls() if call.kind != "memory" and max(map(len, call.prompts)) <= longest
+    ]
+    lengths = {
+        f"single-{longest}": (longest,),
+        "batch-long": (1900, 1800, 1700, 1600),
+        "batch-beside-long": (1900, 100, 40),
+    }
+    return [
+        *shorter,
+        *(
+            Call(name, "context", tuple(_draw(source, length) for length in sizes))
+            for name, sizes in lengths.items()
+        ),
+    ]
 
 
 def whole_prompts() -> list[Call]:
-    """The calls whose prompts one forward takes, and no cache has a beginning of: releases return the states of such prompts."""
-    return [call for call in calls() if call.kind in ("single", "batch") and sum(map(len, call.prompts)) <= CHUNK]
+    """The calls whose prompts one forward takes, and no cache has a beginning of: releases return
+    the states of such prompts."""
+    return [
+        call
+        for call in calls()
+        if call.kind in ("single", "batch") and sum(map(len, call.prompts)) <= CHUNK
+    ]
 
 
 def mixed_calls(seed: int = 10) -> list[Call]:
     """Short prompts that decode while the pieces of long ones are still prefilled."""
     source = random.Random(seed)
     lengths = ((9, 70, 1500, 1300), (16, 200, 5, 1024), (1, 2, 3, 40, 64, 1400), (300, 64, 1900))
-    return [Call(f"chunked-mixed-{number}", "mixed", tuple(_draw(source, length) for length in sizes), 16) for number, sizes in enumerate(lengths)]
+    return [
+        Call(
+            f"chunked-mixed-{number}", "mixed", tuple(_draw(source, length) for length in sizes), 16
+        )
+        for number, sizes in enumerate(lengths)
+    ]
 
 
 def _draw(source: random.Random, count: int) -> tuple[int, ...]:
@@ -134,7 +239,8 @@ def _draw(source: random.Random, count: int) -> tuple[int, ...]:
 
 
 def passes(mode: str) -> tuple[str, ...]:
-    """The passes of a mode, in order. Whether eager prefill says the same again is for the second engine without a graph to show."""
+    """The passes of a mode, in order. Whether eager prefill says the same again is for the second
+    engine without a graph to show."""
     if mode in modes.GRAPHS:
         return COLD, AGAIN, WARM, SIZES
     return (COLD, WARM, SIZES, ALONE) if mode in modes.REFERENCES else (COLD, WARM, SIZES)
@@ -148,7 +254,14 @@ def of_pass(name: str) -> list[Call]:
         return beside(of_pass(name.removesuffix(ASKED_BESIDE)))
     if name == ALONE:
         return alone(calls())
-    return {SIZES: size_calls, CONTEXT: within_context, RETURNED: whole_prompts, MIXED: mixed_calls, MIXED_EAGERLY: mixed_calls, TURNS: whole_prompts}.get(name, calls)()
+    return {
+        SIZES: size_calls,
+        CONTEXT: within_context,
+        RETURNED: whole_prompts,
+        MIXED: mixed_calls,
+        MIXED_EAGERLY: mixed_calls,
+        TURNS: whole_prompts,
+    }.get(name, calls)()
 
 
 def memory_pairs(made: list[Call]) -> list[tuple[str, str]]:

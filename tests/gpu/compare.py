@@ -1,35 +1,43 @@
-"""Compare two engines' answers, and check that one engine's graph was really used: plain data in, verdicts out.
+"""Compare two engines' answers, and check that one engine's graph was really used: plain data in,
+verdicts out.
 
-Two runs of one model in bfloat16 differ by rounding whenever a matrix product gets another shape (a padded batch, other
-requests beside it). A token may differ only where the reference itself was undecided: its two best log-probabilities
-closer than TIE. From such a token on, the two texts are different ones, and nothing behind it is compared.
+Two runs of one model in bfloat16 differ by rounding whenever a matrix product gets another shape (a
+padded batch, other requests beside it). A token may differ only where the reference itself was
+undecided: its two best log-probabilities closer than TIE. From such a token on, the two texts are
+different ones, and nothing behind it is compared.
 
-What a mode is held against is eager prefill on a server that has the graph too, and only does not use it.
+What a mode is held against is eager prefill on a server that has the graph too, and only does not
+use it.
 
-Where a router picks experts, rounding that otherwise stays small now and then exchanges a pair of equally good ones: a few
-tokens are far off and the rest as near as ever. How often, the model itself says: eager prefill is held against its own
-answers in other batches (every prompt of a batch alone, and every prompt behind its own cached beginning), where no graph
-is involved. That control settles what a graph may do:
+Where a router picks experts, rounding that otherwise stays small now and then exchanges a pair of
+equally good ones: a few tokens are far off and the rest as near as ever. How often, the model
+itself says: eager prefill is held against its own answers in other batches (every prompt of a batch
+alone, and every prompt behind its own cached beginning), where no graph is involved. That control
+settles what a graph may do:
 
 - a dense model: STRICT, in every mode;
 - a model with a router whose control moved no token far: STRICT;
-- a model with a router whose control moved some: twice the control's share of far tokens and twice its mean, never less
-  than STRICT allows, never more than ROUTED does, and whole tokens: a share's last part of one counts as one;
-- a server without a graph (see modes.REFERENCE), in a model with a router: ROUTED, since the release may pick other
-  kernels there; STRICT in a dense one;
-- inductor, in a model with a router: ROUTED. It writes kernels of its own, which round otherwise in every layer, so that
-  eager prefill's kernels cannot speak for them.
+- a model with a router whose control moved some: twice the control's share of far tokens and twice
+  its mean, never less than STRICT allows, never more than ROUTED does, and whole tokens: a share's
+  last part of one counts as one;
+- a server without a graph (see modes.REFERENCE), in a model with a router: ROUTED, since the
+  release may pick other kernels there; STRICT in a dense one;
+- inductor, in a model with a router: ROUTED. It writes kernels of its own, which round otherwise in
+  every layer, so that eager prefill's kernels cannot speak for them.
 
-Shares of tokens alone would let a whole kind of call be wrong: a wrong prompt ends at its first token and counts as one. So
-prompts are counted too, each once that has a far or another token, by the kind of their call (single, fill, batch, chunked,
-prefix, memory, size: the first word of the call's name). Where the control speaks, no kind may have more of them than one,
-or twice the control's in that kind, whichever is more; a kind that the control does not cover (size) may have one. Under
-ROUTED, the control's own limit, no more than a quarter of a kind's prompts may, a part of one counting as one.
+Shares of tokens alone would let a whole kind of call be wrong: a wrong prompt ends at its first
+token and counts as one. So prompts are counted too, each once that has a far or another token, by
+the kind of their call (single, fill, batch, chunked, prefix, memory, size: the first word of the
+call's name). Where the control speaks, no kind may have more of them than one, or twice the
+control's in that kind, whichever is more; a kind that the control does not cover (size) may have
+one. Under ROUTED, the control's own limit, no more than a quarter of a kind's prompts may, a part
+of one counting as one.
 
-A graph mode that is asked again has the same limits against itself: requests meet in other batches then.
+A graph mode that is asked again has the same limits against itself: requests meet in other batches
+then.
 
-An error in the graph moves most tokens (the op that overwrote its input: 50 of 76 first tokens wrong, 0.56 off on
-average). What is not a number is wrong under any limits.
+An error in the graph moves most tokens (the op that overwrote its input: 50 of 76 first tokens
+wrong, 0.56 off on average). What is not a number is wrong under any limits.
 """
 
 from __future__ import annotations
@@ -39,17 +47,20 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 
-TOLERANCE = 0.15  # largest difference of a log-probability; logits have a standard deviation of about 2
+TOLERANCE = (
+    0.15  # largest difference of a log-probability; logits have a standard deviation of about 2
+)
 TIE = 2 * TOLERANCE  # two candidates, each off by at most the tolerance
 MEMORY = 4 * TOLERANCE  # what another beginning of the prompt must at least change somewhere
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What may differ. mean: of all compared log-probabilities; far: the share of tokens that may be off by more than
-    TOLERANCE, or be others although the reference was decided; compared: the share that must have been looked at before
-    ties ended it, or ties could hide a wrong answer. why: what justifies these limits. kind: the share of the prompts of one
-    kind of call that may have moved, unless control says how many of each kind eager prefill itself moves."""
+    """What may differ. mean: of all compared log-probabilities; far: the share of tokens that may
+    be off by more than TOLERANCE, or be others although the reference was decided; compared: the
+    share that must have been looked at before ties ended it, or ties could hide a wrong answer.
+    why: what justifies these limits. kind: the share of the prompts of one kind of call that may
+    have moved, unless control says how many of each kind eager prefill itself moves."""
 
     mean: float
     far: float
@@ -60,7 +71,9 @@ class Limits:
 
     def prompts(self, kind: str, count: int) -> int:
         """How many of a kind's `count` prompts may have moved."""
-        return max(1, math.ceil(self.kind * count) if self.control is None else 2 * self.control[kind])
+        return max(
+            1, math.ceil(self.kind * count) if self.control is None else 2 * self.control[kind]
+        )
 
 
 CONTROL = "eager prefill against itself in other batches"
@@ -69,7 +82,8 @@ STRICT, ROUTED = Limits(0.02, 0.0, 0.8), Limits(0.05, 0.04, 0.6)
 
 @dataclass(frozen=True)
 class Verdict:
-    """One check. what: the check's name; good: passed; why: one sentence; numbers: what it rests on."""
+    """One check. what: the check's name; good: passed; why: one sentence; numbers: what it rests
+    on."""
 
     what: str
     good: bool
@@ -82,9 +96,10 @@ class Verdict:
 
 @dataclass
 class Tally:
-    """Running numbers of one comparison. offered: the reference's tokens; far: log-probabilities off by more than TOLERANCE;
-    wrong: prompts with another token; broken: prompts with missing tokens or no numbers; prompts, moved_prompts: by kind of
-    call, all and those with a far or another token."""
+    """Running numbers of one comparison. offered: the reference's tokens; far: log-probabilities
+    off by more than TOLERANCE; wrong: prompts with another token; broken: prompts with missing
+    tokens or no numbers; prompts, moved_prompts: by kind of call, all and those with a far or
+    another token."""
 
     offered: int = 0
     tokens: int = 0
@@ -99,14 +114,16 @@ class Tally:
     moved_prompts: Counter[str] = field(default_factory=Counter)
 
     def add(self, where: str, left: dict, right: dict) -> None:
-        """Compare one prompt's answer with the reference's (`right`). where: begins with the kind of the call, then "-"."""
+        """Compare one prompt's answer with the reference's (`right`). where: begins with the kind
+        of the call, then "-"."""
         kind, before = where.partition("-")[0], self.moved
         self._tokens(where, left, right)
         self.prompts[kind] += 1
         self.moved_prompts[kind] += self.moved > before
 
     def _tokens(self, where: str, left: dict, right: dict) -> None:
-        """Token by token, up to the first tie. Where an answer has no log-probabilities, its tokens alone are compared."""
+        """Token by token, up to the first tie. Where an answer has no log-probabilities, its tokens
+        alone are compared."""
         left = {"logprobs": right["logprobs"]} | left
         self.offered += len(right["tokens"])
         if len(left["tokens"]) != len(right["tokens"]):
@@ -121,10 +138,17 @@ class Tally:
                 if margin < TIE:
                     self.ties += 1
                 else:
-                    self.wrong.append(f"{where}: token {step} is {mine}, not {reference}, which led by {margin:.3f}")
+                    self.wrong.append(
+                        f"{where}: token {step} is {mine}, not {reference}, which led by"
+                        f" {margin:.3f}"
+                    )
                 return
             off = abs(left["logprobs"][step] - right["logprobs"][step])
-            self.tokens, self.total, self.far = self.tokens + 1, self.total + off, self.far + (off > TOLERANCE)
+            self.tokens, self.total, self.far = (
+                self.tokens + 1,
+                self.total + off,
+                self.far + (off > TOLERANCE),
+            )
             if off > self.worst:
                 self.worst, self.worst_at = off, f"{where}, token {step}"
 
@@ -147,18 +171,30 @@ class Tally:
 
     def numbers(self) -> dict:
         return {
-            "tokens": self.tokens, "ties": self.ties, "worst": round(self.worst, 5), "mean": round(self.mean, 6) if self.tokens else None,
-            "far": self.far, "wrong": len(self.wrong), "broken": len(self.broken),
-            "moved_prompts": {kind: f"{count} of {self.prompts[kind]}" for kind, count in self.moved_prompts.items() if count},
-        }  # fmt: skip
+            "tokens": self.tokens,
+            "ties": self.ties,
+            "worst": round(self.worst, 5),
+            "mean": round(self.mean, 6) if self.tokens else None,
+            "far": self.far,
+            "wrong": len(self.wrong),
+            "broken": len(self.broken),
+            "moved_prompts": {
+                kind: f"{count} of {self.prompts[kind]}"
+                for kind, count in self.moved_prompts.items()
+                if count
+            },
+        }
 
 
 def tally(*pairs: tuple[dict, dict]) -> Tally:
-    """Every answer of the left passes (call -> answers) compared with the right one's, the references."""
+    """Every answer of the left passes (call -> answers) compared with the right one's, the
+    references."""
     found = Tally()
     for left, right in pairs:
         for call in right:
-            for number, (mine, reference) in enumerate(zip(left[call]["answers"], right[call]["answers"], strict=True)):
+            for number, (mine, reference) in enumerate(
+                zip(left[call]["answers"], right[call]["answers"], strict=True)
+            ):
                 found.add(f"{call}[{number}]", mine, reference)
     return found
 
@@ -171,17 +207,31 @@ def same_answers(what: str, left: dict, right: dict, limits: Limits = STRICT) ->
     if fault:
         return Verdict(what, False, fault + basis, found.numbers())
     far = f", {found.moved} of them far off" if found.moved else ""
-    return Verdict(what, True, f"{found.tokens} tokens alike ({found.ties} ties){far}, log-probabilities within {found.worst:.4f} of each other{basis}", found.numbers())
+    return Verdict(
+        what,
+        True,
+        f"{found.tokens} tokens alike ({found.ties} ties){far}, log-probabilities within"
+        f" {found.worst:.4f} of each other{basis}",
+        found.numbers(),
+    )
 
 
 def against_itself(control: Tally, router: bool) -> Verdict:
-    """Whether eager prefill in other batches stays within what is allowed at most: else nothing can be told from its answers."""
+    """Whether eager prefill in other batches stays within what is allowed at most: else nothing can
+    be told from its answers."""
     fault = _fault(control, ROUTED if router else STRICT)
-    return Verdict(CONTROL, not fault, fault or f"{_share(control)}, mean difference {control.mean:.4f}, largest {control.worst:.4f}", control.numbers())
+    return Verdict(
+        CONTROL,
+        not fault,
+        fault
+        or f"{_share(control)}, mean difference {control.mean:.4f}, largest {control.worst:.4f}",
+        control.numbers(),
+    )
 
 
 def limits(router: bool, inductor: bool, control: Tally | None) -> Limits:
-    """What a graph mode's answers may differ by: the rule above. control: eager prefill against itself; None where unknown."""
+    """What a graph mode's answers may differ by: the rule above. control: eager prefill against
+    itself; None where unknown."""
     if not router:
         return replace(STRICT, why="strict, a dense model")
     seen = f"{CONTROL}: {_share(control)}" if control else f"no {CONTROL}"
@@ -191,12 +241,22 @@ def limits(router: bool, inductor: bool, control: Tally | None) -> Limits:
         return replace(STRICT, why=f"strict ({seen})")
     mean = min(ROUTED.mean, max(STRICT.mean, 2 * control.mean))
     far = min(ROUTED.far, 2 * control.far_share)
-    return Limits(mean, far, ROUTED.compared, control=control.moved_prompts, why=f"up to {far:.2%} far off and {mean:.4f} on average ({seen})")
+    return Limits(
+        mean,
+        far,
+        ROUTED.compared,
+        control=control.moved_prompts,
+        why=f"up to {far:.2%} far off and {mean:.4f} on average ({seen})",
+    )
 
 
 def without(router: bool) -> Limits:
     """What a server without a graph may differ by."""
-    return replace(ROUTED, why="another server's kernels, and a router") if router else replace(STRICT, why="strict, a dense model")
+    return (
+        replace(ROUTED, why="another server's kernels, and a router")
+        if router
+        else replace(STRICT, why="strict, a dense model")
+    )
 
 
 def _share(control: Tally) -> str:
@@ -212,11 +272,17 @@ def _fault(tally: Tally, limits: Limits) -> str:
     if too_many and tally.wrong:
         return f"{len(tally.wrong)} prompts answered otherwise, first {tally.wrong[0]}"
     if too_many:
-        return f"log-probabilities differ by up to {tally.worst:.4f} ({tally.worst_at}), allowed is {TOLERANCE}" + (f" for all but {limits.far:.2%}" if limits.far else "")
+        return (
+            f"log-probabilities differ by up to {tally.worst:.4f} ({tally.worst_at}), allowed is"
+            f" {TOLERANCE}" + (f" for all but {limits.far:.2%}" if limits.far else "")
+        )
     for kind, moved in tally.moved_prompts.items():
         if moved > (allowed := limits.prompts(kind, tally.prompts[kind])):
             first = f", first {tally.wrong[0]}" if tally.wrong else ""
-            return f"{moved} of {tally.prompts[kind]} prompts of kind {kind} have a far or another token, allowed are {allowed}{first}"
+            return (
+                f"{moved} of {tally.prompts[kind]} prompts of kind {kind} have a far or another"
+                f" token, allowed are {allowed}{first}"
+            )
     if tally.tokens < limits.compared * tally.offered:
         return f"only {tally.tokens} of {tally.offered} tokens could be compared before a tie"
     if tally.mean > limits.mean:
@@ -225,70 +291,151 @@ def _fault(tally: Tally, limits: Limits) -> str:
 
 
 def remembers(answers: dict, pairs: list[tuple[str, str]]) -> Verdict:
-    """Whether answers depend on a prompt's beginning: without that, no comparison would see a wrong state."""
+    """Whether answers depend on a prompt's beginning: without that, no comparison would see a wrong
+    state."""
     gaps = {}
     for left, right in pairs:
         one, two = (answers[name]["answers"][0] for name in (left, right))
-        gaps[left] = math.inf if one["tokens"] != two["tokens"] else max(abs(a - b) for a, b in zip(one["logprobs"], two["logprobs"]))
+        gaps[left] = (
+            math.inf
+            if one["tokens"] != two["tokens"]
+            else max(abs(a - b) for a, b in zip(one["logprobs"], two["logprobs"]))
+        )
     worst = min(gaps.values())
-    shown = {name: "other tokens" if gap == math.inf else round(gap, 4) for name, gap in gaps.items()}
-    return Verdict("the answers depend on the prompt's beginning", worst > MEMORY, f"least difference: {shown[min(gaps, key=gaps.get)]}", shown)
+    shown = {
+        name: "other tokens" if gap == math.inf else round(gap, 4) for name, gap in gaps.items()
+    }
+    return Verdict(
+        "the answers depend on the prompt's beginning",
+        worst > MEMORY,
+        f"least difference: {shown[min(gaps, key=gaps.get)]}",
+        shown,
+    )
 
 
 def varied(answers: dict) -> Verdict:
     """Whether different prompts get different tokens."""
     first = [tuple(answer["tokens"]) for call in answers.values() for answer in call["answers"]]
-    return Verdict("different prompts get different answers", len(set(first)) > 0.8 * len(first), f"{len(set(first))} different answers to {len(first)} prompts")
+    return Verdict(
+        "different prompts get different answers",
+        len(set(first)) > 0.8 * len(first),
+        f"{len(set(first))} different answers to {len(first)} prompts",
+    )
 
 
 def hits(passes: dict) -> Verdict:
     """Whether the calls that continue earlier prompts found them in the cache, on every pass."""
-    missed = [f"{name}/{call}" for name, answers in passes.items() for call, got in answers.items() if call.startswith("prefix-") for answer in got["answers"] if not answer["cached"]]
-    found = sum(answer["cached"] for call, got in passes["cold"].items() if call.startswith("prefix-") for answer in got["answers"])
-    return Verdict("prompts that continue earlier ones hit the cache", not missed, f"missed in {missed[0]}" if missed else f"{found} cached prompt tokens on the first pass", {"cached": found, "missed": len(missed)})
+    missed = [
+        f"{name}/{call}"
+        for name, answers in passes.items()
+        for call, got in answers.items()
+        if call.startswith("prefix-")
+        for answer in got["answers"]
+        if not answer["cached"]
+    ]
+    found = sum(
+        answer["cached"]
+        for call, got in passes["cold"].items()
+        if call.startswith("prefix-")
+        for answer in got["answers"]
+    )
+    return Verdict(
+        "prompts that continue earlier ones hit the cache",
+        not missed,
+        f"missed in {missed[0]}" if missed else f"{found} cached prompt tokens on the first pass",
+        {"cached": found, "missed": len(missed)},
+    )
 
 
 def emptied(passes: dict) -> Verdict:
-    """Whether the cache was empty before every pass that must find it so: prompts that continue no others found nothing there."""
+    """Whether the cache was empty before every pass that must find it so: prompts that continue no
+    others found nothing there."""
     apart = {"cold": ("single-",), "again": ("single-",), "alone": ("fill-", "batch-")}
-    asked = [(f"{name}/{call}", answer["cached"]) for name in apart if name in passes for call, got in passes[name].items() if call.startswith(apart[name]) for answer in got["answers"]]
+    asked = [
+        (f"{name}/{call}", answer["cached"])
+        for name in apart
+        if name in passes
+        for call, got in passes[name].items()
+        if call.startswith(apart[name])
+        for answer in got["answers"]
+    ]
     found = [where for where, cached in asked if cached]
-    return Verdict("prompts of their own find an empty cache", not found, f"{len(found)} of {len(asked)} hit it, first {found[0]}" if found else f"none of {len(asked)} hit it")
+    return Verdict(
+        "prompts of their own find an empty cache",
+        not found,
+        (
+            f"{len(found)} of {len(asked)} hit it, first {found[0]}"
+            if found
+            else f"none of {len(asked)} hit it"
+        ),
+    )
 
 
 def flags_known(flags: dict, dropped: Collection[str]) -> Verdict:
     """Whether the release took every flag of the mode."""
     lost = sorted(set(flags).intersection(dropped))
-    return Verdict("the release knows every flag of the mode", not lost, f"it does not know {' '.join(lost)}" if lost else f"{len(flags)} flags")
+    return Verdict(
+        "the release knows every flag of the mode",
+        not lost,
+        f"it does not know {' '.join(lost)}" if lost else f"{len(flags)} flags",
+    )
 
 
 def has_graph(captured: list[dict], report: list[dict]) -> Verdict:
-    """Whether the reference's server has a prefill graph, by its log or the queue's report: else its kernels may be others."""
-    logged = [entry["what"] for entry in captured if "piecewise" in entry["what"] or "prefill" in entry["what"]]
+    """Whether the reference's server has a prefill graph, by its log or the queue's report: else
+    its kernels may be others."""
+    logged = [
+        entry["what"]
+        for entry in captured
+        if "piecewise" in entry["what"] or "prefill" in entry["what"]
+    ]
     on = [entry["feature"] for entry in report if entry["verdict"] == "on"]
-    return Verdict("the reference's server has a prefill graph", bool(logged or on), f"its log: {', '.join(logged) or 'nothing captured'}; its report: {', '.join(on) or 'nothing on'}")
+    return Verdict(
+        "the reference's server has a prefill graph",
+        bool(logged or on),
+        f"its log: {', '.join(logged) or 'nothing captured'}; its report:"
+        f" {', '.join(on) or 'nothing on'}",
+    )
 
 
 def fitting(prefills: list[dict], sizes: Collection[int]) -> list[dict]:
-    """The prefills that fit a captured size with the padding that the release takes: from 0.5.16 on at most to twice the tokens
-    (sglang's model_executor/runner/prefill_cuda_graph_runner.py:695). What needs more runs eagerly."""
+    """The prefills that fit a captured size with the padding that the release takes: from 0.5.16 on
+    at most to twice the tokens (sglang's model_executor/runner/prefill_cuda_graph_runner.py:695).
+    What needs more runs eagerly."""
     padding = next((line["padding"] for line in prefills if line.get("padding")), math.inf)
-    return [line for line in prefills if any(line["tokens"] <= size <= padding * line["tokens"] for size in sizes)]
+    return [
+        line
+        for line in prefills
+        if any(line["tokens"] <= size <= padding * line["tokens"] for size in sizes)
+    ]
 
 
-def graph_used(prefills: list[dict], sizes: list[int], wanted: bool, several_wanted: Collection[int] = (2,)) -> Verdict:
-    """Whether every prefill that fits a captured size launched graphs, of several_wanted requests too (wanted); or none did.
+def graph_used(
+    prefills: list[dict], sizes: list[int], wanted: bool, several_wanted: Collection[int] = (2,)
+) -> Verdict:
+    """Whether every prefill that fits a captured size launched graphs, of several_wanted requests
+    too (wanted); or none did.
 
-    sizes: what must have been captured, no more and no less: a size that is missing is answered by the next larger one.
+    sizes: what must have been captured, no more and no less: a size that is missing is answered by
+    the next larger one.
     """
-    what = "every prefill that fits ran on the graph, of several requests too" if wanted else "no prefill ran on a graph"
+    what = (
+        "every prefill that fits ran on the graph, of several requests too"
+        if wanted
+        else "no prefill ran on a graph"
+    )
     fit = fitting(prefills, sizes)
     on_graph = [line for line in prefills if line["runner"] and line["launches"]]
     several = sorted({line["requests"] for line in on_graph if line["requests"] > 1})
     numbers = {
-        "prefills": len(prefills), "fitting": len(fit), "on_graph": len(on_graph), "launches": sum(line["launches"] for line in prefills),
-        "with_several_requests": sum(line["requests"] > 1 for line in on_graph), "several": several, "padded": sum(line["tokens"] not in sizes for line in on_graph),
-    }  # fmt: skip
+        "prefills": len(prefills),
+        "fitting": len(fit),
+        "on_graph": len(on_graph),
+        "launches": sum(line["launches"] for line in prefills),
+        "with_several_requests": sum(line["requests"] > 1 for line in on_graph),
+        "several": several,
+        "padded": sum(line["tokens"] not in sizes for line in on_graph),
+    }
     if not prefills:
         return Verdict(what, False, "the watch saw no prefill", numbers)
     if not wanted:
@@ -296,11 +443,28 @@ def graph_used(prefills: list[dict], sizes: list[int], wanted: bool, several_wan
     missed = [line for line in fit if not (line["runner"] and line["launches"])]
     if missed:
         first = missed[0]
-        return Verdict(what, False, f"{len(missed)} of {len(fit)} did not, first one of {first['tokens']} tokens and {first['requests']} requests", numbers)
+        return Verdict(
+            what,
+            False,
+            f"{len(missed)} of {len(fit)} did not, first one of {first['tokens']} tokens and"
+            f" {first['requests']} requests",
+            numbers,
+        )
     captured = next((line["captured"] for line in prefills if "captured" in line), None)
     if captured != sorted(sizes):
         return Verdict(what, False, f"captured for {captured}, not for {sorted(sizes)}", numbers)
     missing = sorted(set(several_wanted).difference(several))
     if missing:
-        return Verdict(what, False, f"none of {len(on_graph)} on the graph had {' or '.join(map(str, missing))} requests", numbers)
-    return Verdict(what, True, f"{len(on_graph)} of {len(prefills)}, with up to {several[-1]} requests, {numbers['launches']} graph launches", numbers)
+        return Verdict(
+            what,
+            False,
+            f"none of {len(on_graph)} on the graph had {' or '.join(map(str, missing))} requests",
+            numbers,
+        )
+    return Verdict(
+        what,
+        True,
+        f"{len(on_graph)} of {len(prefills)}, with up to {several[-1]} requests,"
+        f" {numbers['launches']} graph launches",
+        numbers,
+    )

@@ -1,9 +1,11 @@
-"""One engine in one mode, asked everything: `python engine.py PLAN.json`. Started by run.py, which sets its environment.
+"""One engine in one mode, asked everything: `python engine.py PLAN.json`. Started by run.py, which
+sets its environment.
 
-PLAN: model (folder), mode, enforce, breakable (as modes.flags), engine (sglang.Engine's words for this model), port, watch
-(where watch/sitecustomize.py writes), out (the answers, as JSON). Optional: capture (sizes; empty: the release's own), passes
-(instead of the mode's), ask (pass -> more of generate()'s words), logprobs (whether they are asked for), peer (the `out` of
-the engine that it takes turns with).
+PLAN: model (folder), mode, enforce, breakable (as modes.flags), engine (sglang.Engine's words for
+this model), port, watch (where watch/sitecustomize.py writes), out (the answers, as JSON).
+Optional: capture (sizes; empty: the release's own), passes (instead of the mode's), ask (pass ->
+more of generate()'s words), logprobs (whether they are asked for), peer (the `out` of the engine
+that it takes turns with).
 """
 
 from __future__ import annotations
@@ -22,52 +24,98 @@ import modes
 import returned
 
 ENGINE = dict(
-    skip_tokenizer_init=True, dtype="bfloat16", attention_backend="flashinfer", sampling_backend="pytorch", grammar_backend="none",
-    log_level="info", random_seed=1, mem_fraction_static=0.5, max_total_tokens=65536, max_mamba_cache_size=512, max_running_requests=32,
-    chunked_prefill_size=cases.CHUNK, cuda_graph_max_bs=8,
-    moe_runner_backend="triton",  # 0.5.13 chooses kernels for NemotronH's experts that take flashinfer over five minutes to compile
-)  # fmt: skip
+    skip_tokenizer_init=True,
+    dtype="bfloat16",
+    attention_backend="flashinfer",
+    sampling_backend="pytorch",
+    grammar_backend="none",
+    log_level="info",
+    random_seed=1,
+    mem_fraction_static=0.5,
+    max_total_tokens=65536,
+    max_mamba_cache_size=512,
+    max_running_requests=32,
+    chunked_prefill_size=cases.CHUNK,
+    cuda_graph_max_bs=8,
+    # 0.5.13 chooses kernels for NemotronH's experts that take flashinfer over five minutes to
+    # compile
+    moe_runner_backend="triton",
+)
 
 
 def _fields(kind: type) -> set[str]:
-    """The names of ServerArgs' fields: a dataclass up to 0.5.18, a msgspec.Struct from 0.5.20 on."""
+    """The names of ServerArgs' fields: a dataclass up to 0.5.18, a msgspec.Struct from 0.5.20
+    on."""
     if dataclasses.is_dataclass(kind):
         return {field.name for field in dataclasses.fields(kind)}
     return set(kind.__struct_fields__)
 
 
 def start(plan: dict):
-    """The engine, and how long it took to start, in seconds. Exits with a sentence where the release has no such mode."""
+    """The engine, and how long it took to start, in seconds. Exits with a sentence where the
+    release has no such mode."""
     import sglang
     from sglang.srt.server_args import ServerArgs
 
     known = _fields(ServerArgs)
-    chosen = modes.flags(plan["mode"], known, list(plan.get("capture", cases.CAPTURE)), plan.get("enforce", False), plan.get("breakable", True))
+    chosen = modes.flags(
+        plan["mode"],
+        known,
+        list(plan.get("capture", cases.CAPTURE)),
+        plan.get("enforce", False),
+        plan.get("breakable", True),
+    )
     if isinstance(chosen, modes.Unavailable):
         sys.exit(f"not applicable: {chosen.reason}")
-    words = ENGINE | plan.get("engine", {}) | chosen | {"model_path": plan["model"], "port": plan["port"], "nccl_port": plan["port"] + 1}
+    words = (
+        ENGINE
+        | plan.get("engine", {})
+        | chosen
+        | {"model_path": plan["model"], "port": plan["port"], "nccl_port": plan["port"] + 1}
+    )
     if "speculative_algorithm" in words:
         words["speculative_draft_model_path"] = plan["model"]
     if "cuda_graph_max_bs" not in known:
-        words |= {f"{name}_decode": words.pop(name) for name in ("cuda_graph_max_bs", "cuda_graph_bs") if name in words}
+        words |= {
+            f"{name}_decode": words.pop(name)
+            for name in ("cuda_graph_max_bs", "cuda_graph_bs")
+            if name in words
+        }
     dropped = sorted(set(words) - known)
     began = time.time()
     engine = sglang.Engine(**{name: value for name, value in words.items() if name in known})
-    return engine, {"start_s": round(time.time() - began, 1), "flags": chosen, "dropped_flags": dropped}
+    return engine, {
+        "start_s": round(time.time() - began, 1),
+        "flags": chosen,
+        "dropped_flags": dropped,
+    }
 
 
 def ask(engine, call: cases.Call, logprobs: bool = True, **more: object) -> dict:
-    """One call's answers: tokens, their log-probabilities, the two best at each step, cached prompt tokens; and its time span.
+    """One call's answers: tokens, their log-probabilities, the two best at each step, cached prompt
+    tokens; and its time span.
 
-    logprobs: without them a prefill may be mixed with decoding. more: generate()'s words for what else is to be returned.
+    logprobs: without them a prefill may be mixed with decoding. more: generate()'s words for what
+    else is to be returned.
     """
     prompts = [list(prompt) for prompt in call.prompts]
     sampling = {"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True}
     began = time.time()
-    # A start of the log-probabilities behind the prompt: asking for any of the prompt's own makes releases run it eagerly.
-    wanted = dict(return_logprob=True, logprob_start_len=[len(p) for p in prompts], top_logprobs_num=2) if logprobs else {}
+    # A start of the log-probabilities behind the prompt: asking for any of the prompt's own makes
+    # releases run it eagerly.
+    wanted = (
+        dict(return_logprob=True, logprob_start_len=[len(p) for p in prompts], top_logprobs_num=2)
+        if logprobs
+        else {}
+    )
     answers = engine.generate(input_ids=prompts, sampling_params=sampling, **wanted, **more)
-    return {"from": began, "to": time.time(), "answers": [read(answer, len(prompt)) for answer, prompt in zip(answers, prompts, strict=True)]}
+    return {
+        "from": began,
+        "to": time.time(),
+        "answers": [
+            read(answer, len(prompt)) for answer, prompt in zip(answers, prompts, strict=True)
+        ],
+    }
 
 
 def read(answer: dict, prompt_tokens: int) -> dict:
@@ -75,14 +123,18 @@ def read(answer: dict, prompt_tokens: int) -> dict:
     info = answer["meta_info"]
     found = {"tokens": answer["output_ids"], "cached": info["cached_tokens"]}
     if "output_token_logprobs" in info:
-        found |= {"logprobs": [entry[0] for entry in info["output_token_logprobs"]], "best": [[entry[0] for entry in step] for step in info["output_top_logprobs"]]}
+        found |= {
+            "logprobs": [entry[0] for entry in info["output_token_logprobs"]],
+            "best": [[entry[0] for entry in step] for step in info["output_top_logprobs"]],
+        }
     return found | returned.kept(info, prompt_tokens)
 
 
 def flush(engine) -> None:
-    """Empty the prefix cache. A scheduler refuses while the step behind the last answer is still under way, so ask again;
-    RuntimeError after 5 s. Up to 0.5.9 never an engine's first call: the answer is read by the loop that the first
-    generate() starts (managers/tokenizer_communicator_mixin.py:346)."""
+    """Empty the prefix cache. A scheduler refuses while the step behind the last answer is still
+    under way, so ask again; RuntimeError after 5 s. Up to 0.5.9 never an engine's first call: the
+    answer is read by the loop that the first generate() starts
+    (managers/tokenizer_communicator_mixin.py:346)."""
     for _ in range(50):
         if getattr(engine.flush_cache(), "success", True):
             return
@@ -93,16 +145,29 @@ def flush(engine) -> None:
 def watched(pattern: str) -> list[dict]:
     """What the watch wrote: one dict per prefill of each of the engine's processes."""
     folder, name = Path(pattern).parent, Path(pattern).name
-    return [json.loads(line) | {"process": file.suffix[1:]} for file in sorted(folder.glob(f"{name}.*")) for line in file.read_text().splitlines()]
+    return [
+        json.loads(line) | {"process": file.suffix[1:]}
+        for file in sorted(folder.glob(f"{name}.*"))
+        for line in file.read_text().splitlines()
+    ]
 
 
 def report() -> object:
     """What the queue's own report says on this server; None where the tree has none."""
-    done = subprocess.run([sys.executable, "-m", "sglang.srt.prefill_graph", "--json"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang.srt.prefill_graph", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     try:
         return json.loads(done.stdout)
     except ValueError:
-        return None if "No module named" in done.stderr else {"error": (done.stderr or done.stdout)[-500:]}
+        return (
+            None
+            if "No module named" in done.stderr
+            else {"error": (done.stderr or done.stdout)[-500:]}
+        )
 
 
 def main() -> None:
@@ -114,9 +179,15 @@ def main() -> None:
     for name in plan.get("passes") or cases.passes(plan["mode"]):
         if name in cases.FLUSHED and result["passes"]:  # a new engine's cache is empty
             flush(engine)
-        began, more = time.time(), {"logprobs": plan.get("logprobs", True)} | plan.get("ask", {}).get(name, {})
+        began, more = (
+            time.time(),
+            {"logprobs": plan.get("logprobs", True)} | plan.get("ask", {}).get(name, {}),
+        )
         turns = alternate.Turns.of(plan) if name == cases.TURNS else alternate.NONE
-        result["passes"][name] = {call.name: turns.take(lambda call=call: ask(engine, call, **more)) for call in cases.of_pass(name)}
+        result["passes"][name] = {
+            call.name: turns.take(lambda call=call: ask(engine, call, **more))
+            for call in cases.of_pass(name)
+        }
         result |= {"turns": turns.counts()} if name == cases.TURNS else {}
         result["pass_s"][name] = round(time.time() - began, 1)
         print(f"{launch.MARK}pass {name} answered in {result['pass_s'][name]} s", flush=True)

@@ -25,28 +25,25 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import engine as engines  # noqa: E402
-import floor  # noqa: E402
-import gputrace  # noqa: E402
-import kernels  # noqa: E402
-import load  # noqa: E402
-import models  # noqa: E402
-import modes  # noqa: E402
-import run  # noqa: E402
-import subjects  # noqa: E402
-import turns  # noqa: E402
-import untouched  # noqa: E402
+import engine as engines
+import floor
+import gputrace
+import kernels
+import load
+import models
+import modes
+import run
+import subjects
+import turns
+import untouched
 
 HERE = Path(__file__).resolve().parent
 RESULT = "gain.json"
 STATES = "SGLANG_PREFILL_GRAPH_STATES"  # captured/ of the overlay
 UNTOUCHED, PATCHED = "untouched", "patched"
 SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
-WARM_UP, LOADS, PROFILED = (
-    3,
-    3,
-    3,
-)  # rounds before those that count; loads; calls of a shape in its profile
+# rounds before those that count; loads; calls of a shape in its profile
+WARM_UP, LOADS, PROFILED = (3, 3, 3)
 START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
 KERNELS_S = 150  # longest wait for the attention kernels that all engines load
 END_S = 15  # kept of --limit for ending the engine and writing
@@ -367,7 +364,8 @@ class Visit:
         )
         words = dict(shapes=self.shapes, first=-WARM_UP, count=WARM_UP, seconds=WARM_UP_S)
         spans = self._ask("rounds", WARM_UP_S, **words)["ms"]
-        # In order: what a server's first requests of a shape wait for, kernels that compile or are timed.
+        # In order: what a server's first requests of a shape wait for, kernels that compile or are
+        # timed.
         self.entry["warm_up_ms"] = spans
         firsts = ", ".join(f"{shape} {found[0]:.0f}" for shape, found in spans.items() if found)
         self._say(f"{WARM_UP} rounds of warm-up; first calls, ms: {firsts}")
@@ -382,9 +380,8 @@ class Visit:
             raise NoTime(f"{self.gain.options.rounds} rounds")
 
     def _rounds(self) -> None:
-        seconds = min(
-            ROUNDS_S, 0.6 * (self.until - time.time())
-        )  # the rest is for loads and profiles
+        # the rest is for loads and profiles
+        seconds = min(ROUNDS_S, 0.6 * (self.until - time.time()))
         words = dict(shapes=self.shapes, first=0, count=self.gain.options.rounds, seconds=seconds)
         spans = self._ask("rounds", ROUNDS_S + PROFILE_S, **words)["ms"]
         self.entry["first_token_ms"] = {
@@ -488,7 +485,8 @@ def _mode(options: argparse.Namespace, mode: str) -> tuple[str, str]:
 
 
 def states(entry: dict) -> str:
-    """What the environment said of layers with recurrent states, behind a comma; nothing where it said nothing."""
+    """What the environment said of layers with recurrent states, behind a comma; nothing where it
+    said nothing."""
     return f", states: {entry['states']}" if entry["states"] else ""
 
 

@@ -38,9 +38,8 @@ GROUPS = (
     ("reductions of PyTorch", re.compile(r"at::native::.*(reduce_kernel|softmax|scan)", re.I)),
     ("element-wise of PyTorch", re.compile(r"at::native::")),
 )
-TRITON = re.compile(
-    r"^(?!nvjet|cutlass|cublas|gemm|gemv|sm\d+_|ampere_|turing_|volta_)\w+$"
-)  # a plain name, and no library's
+# a plain name, and no library's
+TRITON = re.compile(r"^(?!nvjet|cutlass|cublas|gemm|gemv|sm\d+_|ampere_|turing_|volta_)\w+$")
 RAW = 30  # kernels that are kept by their own names
 
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Ask a multimodal model for text and about images: `python images.py --out RESULTS`, in an unpacked bundle.
+"""Ask a multimodal model for text and about images: `python images.py --out RESULTS`, in an
+unpacked bundle.
 
-A small Qwen3.5 with random weights, a vision tower, a tokenizer and a processor is made on the spot. It
-answers prompts with images, without, both in one call, and text behind an image, in two engines: one
-that prefills eagerly, and one with the breakable graph. Their answers must agree, prefills of text must
-have been replayed, and where the queue's rule holds (0.5.9 to 0.5.15) those with an image must not.
-Another image must change the answer. Writes RESULTS/images.json. Exit code 0: all good.
+A small Qwen3.5 with random weights, a vision tower, a tokenizer and a processor is made on the
+spot. It answers prompts with images, without, both in one call, and text behind an image, in two
+engines: one that prefills eagerly, and one with the breakable graph. Their answers must agree,
+prefills of text must have been replayed, and where the queue's rule holds (0.5.9 to 0.5.15) those
+with an image must not. Another image must change the answer. Writes RESULTS/images.json. Exit code
+0: all good.
 """
 
 from __future__ import annotations
@@ -21,21 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import cases  # noqa: E402
-import compare  # noqa: E402
-import kernels  # noqa: E402
-import launch  # noqa: E402
-import models  # noqa: E402
-import modes  # noqa: E402
-import run  # noqa: E402
+import cases
+import compare
+import kernels
+import launch
+import models
+import modes
+import run
 
 HERE = Path(__file__).resolve().parent
 RESULT = "images.json"
 KERNELS_S = 150
 TEXT, IMAGE, MIXED = "text", "image", "mixed"
-LETTERS = [
-    chr(code) for code in range(ord("!"), ord("~") + 1)
-]  # what prompts are made of: each is one token
+# what prompts are made of: each is one token
+LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -56,19 +57,45 @@ _AXES = dict(
     partial_rotary_factor=0.5,
 )
 _VISION = dict(
-    model_type="qwen3_5", deepstack_visual_indexes=[], depth=2, hidden_act="gelu_pytorch_tanh", hidden_size=128, in_channels=3,
-    initializer_range=0.02, intermediate_size=256, num_heads=2, num_position_embeddings=256, out_hidden_size=512, patch_size=16,
-    spatial_merge_size=2, temporal_patch_size=2,
-)  # fmt: skip
+    model_type="qwen3_5",
+    deepstack_visual_indexes=[],
+    depth=2,
+    hidden_act="gelu_pytorch_tanh",
+    hidden_size=128,
+    in_channels=3,
+    initializer_range=0.02,
+    intermediate_size=256,
+    num_heads=2,
+    num_position_embeddings=256,
+    out_hidden_size=512,
+    patch_size=16,
+    spatial_merge_size=2,
+    temporal_patch_size=2,
+)
 _TEXT = {
     name: value
     for name, value in models.QWEN3_NEXT.items()
-    if not name.startswith(("architectures", "num_experts", "moe_", "shared_", "router_", "norm_topk", "mlp_only", "decoder_", "output_router"))
-} | dict(model_type="qwen3_5_text", rope_parameters=_AXES, rope_scaling=_AXES, partial_rotary_factor=0.5)  # fmt: skip
+    if not name.startswith(
+        (
+            "architectures",
+            "num_experts",
+            "moe_",
+            "shared_",
+            "router_",
+            "norm_topk",
+            "mlp_only",
+            "decoder_",
+            "output_router",
+        )
+    )
+} | dict(
+    model_type="qwen3_5_text", rope_parameters=_AXES, rope_scaling=_AXES, partial_rotary_factor=0.5
+)
 
 
 def vocabulary() -> dict[str, int]:
-    """Every token of the tokenizer: single bytes, as byte-level BPE writes them, and the special ones behind."""
+    """Every token of the tokenizer: single bytes, as byte-level BPE writes them, and the special
+    ones behind."""
     shown = [
         code
         for code in range(256)
@@ -83,10 +110,17 @@ def config() -> dict:
     """config.json of the model."""
     known = vocabulary()
     return dict(
-        architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", torch_dtype="bfloat16", tie_word_embeddings=False,
-        text_config=_TEXT, vision_config=_VISION, image_token_id=known["<|image_pad|>"], video_token_id=known["<|video_pad|>"],
-        vision_start_token_id=known["<|vision_start|>"], vision_end_token_id=known["<|vision_end|>"],
-    )  # fmt: skip
+        architectures=["Qwen3_5ForConditionalGeneration"],
+        model_type="qwen3_5",
+        torch_dtype="bfloat16",
+        tie_word_embeddings=False,
+        text_config=_TEXT,
+        vision_config=_VISION,
+        image_token_id=known["<|image_pad|>"],
+        video_token_id=known["<|video_pad|>"],
+        vision_start_token_id=known["<|vision_start|>"],
+        vision_end_token_id=known["<|vision_end|>"],
+    )
 
 
 def shapes() -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -117,11 +151,8 @@ def shapes() -> Iterator[tuple[str, tuple[int, ...], str]]:
         else:
             queries = c["num_attention_heads"] * c["head_dim"]
             of_keys = c["num_key_value_heads"] * c["head_dim"]
-            for name, rows in (
-                ("q", 2 * queries),
-                ("k", of_keys),
-                ("v", of_keys),
-            ):  # queries and their gates
+            # queries and their gates
+            for name, rows in (("q", 2 * queries), ("k", of_keys), ("v", of_keys)):
                 yield f"{layer}.self_attn.{name}_proj.weight", (rows, hidden), "matrix"
             yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
             for name in ("q_norm", "k_norm"):
@@ -181,7 +212,8 @@ def write(folder: Path) -> Path:
 
 def write_small(folder: Path) -> Path:
     """All but the weights: config, tokenizer, processor."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models as kinds, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+    from tokenizers import models as kinds
 
     models.write_config(folder, config())
     known = vocabulary()
@@ -193,15 +225,27 @@ def write_small(folder: Path) -> Path:
     assert all(tokenizer.token_to_id(token) == number for token, number in known.items())
     tokenizer.save(str(folder / "tokenizer.json"))
     pixels = dict(
-        size=dict(shortest_edge=1024, longest_edge=1 << 20), patch_size=16, temporal_patch_size=2, merge_size=2, image_mean=[0.5] * 3,
-        image_std=[0.5] * 3, processor_class="Qwen3VLProcessor",
-    )  # fmt: skip
+        size=dict(shortest_edge=1024, longest_edge=1 << 20),
+        patch_size=16,
+        temporal_patch_size=2,
+        merge_size=2,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+        processor_class="Qwen3VLProcessor",
+    )
     files = {
         "vocab.json": letters,
-        "tokenizer_config.json": dict(tokenizer_class="Qwen2Tokenizer", eos_token="<|endoftext|>", pad_token="<|endoftext|>", model_max_length=32768),
+        "tokenizer_config.json": dict(
+            tokenizer_class="Qwen2Tokenizer",
+            eos_token="<|endoftext|>",
+            pad_token="<|endoftext|>",
+            model_max_length=32768,
+        ),
         "preprocessor_config.json": pixels | dict(image_processor_type="Qwen2VLImageProcessorFast"),
-        "video_preprocessor_config.json": pixels | dict(video_processor_type="Qwen3VLVideoProcessor"),
-    }  # fmt: skip
+        "video_preprocessor_config.json": (
+            pixels | dict(video_processor_type="Qwen3VLVideoProcessor")
+        ),
+    }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
     (folder / "merges.txt").write_text("#version: 0.2\n")
@@ -210,8 +254,8 @@ def write_small(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Ask:
-    """name: unique; kind: what its prompts have; prompts: token ids of each, an image's place among them; images: of each
-    prompt, as (seed, width, height); new_tokens: how many to answer with."""
+    """name: unique; kind: what its prompts have; prompts: token ids of each, an image's place among
+    them; images: of each prompt, as (seed, width, height); new_tokens: how many to answer with."""
 
     name: str
     kind: str
@@ -262,7 +306,8 @@ def asks(seed: int = 9) -> list[Ask]:
 
 
 def length(prompt: tuple[int, ...], pictures: tuple[tuple[int, int, int], ...]) -> int:
-    """Tokens of a prompt once its images are in their places: one for each square of merged patches."""
+    """Tokens of a prompt once its images are in their places: one for each square of merged
+    patches."""
     side = _VISION["patch_size"] * _VISION["spatial_merge_size"]
     return len(prompt) + sum(width // side * (height // side) - 1 for _, width, height in pictures)
 
@@ -276,7 +321,8 @@ def main(words: Sequence[str] | None = None) -> int:
         [place.python, __file__, "--write", str(folder)], env=place.environment(), check=True
     )
     run.say(
-        f"attention kernels compiled in {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
+        "attention kernels compiled in"
+        f" {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
     )
     began = time.time()
     jobs = {
@@ -287,7 +333,8 @@ def main(words: Sequence[str] | None = None) -> int:
         launch.run_all(place, [one], 1, time.time() + options.engine_limit, run.say, lead=False)
     if dead := [one for one in jobs.values() if one.code != 0]:
         why = "; ".join(
-            f"{one.name}: {one.why} {run.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
+            f"{one.name}: {one.why}"
+            f" {run.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
             for one in dead
         )
         checks = [compare.Verdict("every engine answered", False, why)]
@@ -330,19 +377,25 @@ def job(
 ) -> launch.Job:
     name = f"images.{mode}"
     plan = {
-        "model": str(folder), "mode": mode, "port": options.port_base + run.PORTS * number, "out": str(place.out / f"{name}.json"),
-        "watch": str(place.out / f"{name}.watch"), "engine": words(),
-    }  # fmt: skip
+        "model": str(folder),
+        "mode": mode,
+        "port": options.port_base + run.PORTS * number,
+        "out": str(place.out / f"{name}.json"),
+        "watch": str(place.out / f"{name}.watch"),
+        "engine": words(),
+    }
     return launch.Job(name, HERE / "images_engine.py", plan, options.engine_limit)
 
 
 def words() -> dict:
-    """sglang.Engine's words on top of those for all engines. Bundles may lack FlashAttention 3, which is vision's default."""
+    """sglang.Engine's words on top of those for all engines. Bundles may lack FlashAttention 3,
+    which is vision's default."""
     return dict(mm_attention_backend="triton_attn")
 
 
 def judged(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
-    """The breakable engine held against the eager one. ruled: batches with images are to run eagerly."""
+    """The breakable engine held against the eager one. ruled: batches with images are to run
+    eagerly."""
     found = [
         compare.same_answers(
             "breakable agrees with eager prefill", mine["answers"], eager["answers"]

@@ -1,4 +1,5 @@
-"""One engine that is asked with images and without: `python images_engine.py PLAN.json`. Started by images.py.
+"""One engine that is asked with images and without: `python images_engine.py PLAN.json`. Started by
+images.py.
 
 PLAN: as engine.py's.
 """

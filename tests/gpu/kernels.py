@@ -1,9 +1,11 @@
-"""Compile the attention kernels that every engine needs, all at once, while the first engine starts: `python kernels.py KIND HEAD_DIM`.
+"""Compile the attention kernels that every engine needs, all at once, while the first engine
+starts: `python kernels.py KIND HEAD_DIM`.
 
-flashinfer compiles a module where it is first used, and whoever needs it meanwhile waits at its lock (flashinfer 0.6.3,
-jit/core.py:296). On a fresh host the first engine compiled the decode kernels at its start (50 s on 16 cores), and then
-all eager engines waited together for the prefill kernels at their first prompts. Where this fails, it says so in its log,
-and engines compile for themselves.
+flashinfer compiles a module where it is first used, and whoever needs it meanwhile waits at its
+lock (flashinfer 0.6.3, jit/core.py:296). On a fresh host the first engine compiled the decode
+kernels at its start (50 s on 16 cores), and then all eager engines waited together for the prefill
+kernels at their first prompts. Where this fails, it says so in its log, and engines compile for
+themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from pathlib import Path
 
 import launch
 
-HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128  # of every model in models.MODELS; modules differ in the last alone
+# of every model in models.MODELS; modules differ in the last alone
+HEADS, KV_HEADS, HEAD_DIM = (8, 2, 128)
 
 
 @contextlib.contextmanager
@@ -29,7 +32,8 @@ def made_ahead(place: launch.Place, device: str) -> Iterator[None]:
 
 
 def make(place: launch.Place, device: str, limit_s: float, head_dim: int = HEAD_DIM) -> float:
-    """The same before anything else runs: an engine that is timed has the host to itself. Returns the seconds it took."""
+    """The same before anything else runs: an engine that is timed has the host to itself. Returns
+    the seconds it took."""
     began = time.time()
     with _making(place, device, head_dim) as processes:
         for process in processes:
@@ -44,22 +48,50 @@ def _making(place: launch.Place, device: str, head_dim: int) -> Iterator[list[su
         processes = []
         for kind in KINDS:
             log = stack.enter_context((place.out / f"kernels.{kind}.log").open("wb"))
-            words, environment = [place.python, __file__, kind, str(head_dim)], place.environment(CUDA_VISIBLE_DEVICES=device)
-            processes.append(subprocess.Popen(words, env=environment, cwd=place.out, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
+            words, environment = (
+                [place.python, __file__, kind, str(head_dim)],
+                place.environment(CUDA_VISIBLE_DEVICES=device),
+            )
+            processes.append(
+                subprocess.Popen(
+                    words,
+                    env=environment,
+                    cwd=place.out,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
             stack.callback(launch.kill, processes[-1])
         yield processes
 
 
 def decode(torch, flashinfer, workspace, head_dim) -> None:
-    """The fa2 module, as sglang plans a decode of grouped queries (and a prefill behind a cached prefix)."""
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", use_tensor_cores=True)
+    """The fa2 module, as sglang plans a decode of grouped queries (and a prefill behind a cached
+    prefix)."""
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        workspace, "NHD", backend="fa2", use_tensor_cores=True
+    )
     span, one = _numbers(torch, 0, 1), _numbers(torch, 1)
-    wrapper.plan(span, _numbers(torch, 0), one, HEADS, KV_HEADS, head_dim, 1, q_data_type=torch.bfloat16, data_type=torch.bfloat16)
+    wrapper.plan(
+        span,
+        _numbers(torch, 0),
+        one,
+        HEADS,
+        KV_HEADS,
+        head_dim,
+        1,
+        q_data_type=torch.bfloat16,
+        data_type=torch.bfloat16,
+    )
 
 
 def prefill(torch, flashinfer, workspace, head_dim) -> None:
     """The module that flashinfer itself chooses for new tokens: fa3 on Hopper."""
-    wrapper, span = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD"), _numbers(torch, 0, 1)
+    wrapper, span = (
+        flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD"),
+        _numbers(torch, 0, 1),
+    )
     wrapper.plan(span, span, HEADS, KV_HEADS, head_dim, causal=True, q_data_type=torch.bfloat16)
 
 
@@ -80,8 +112,14 @@ if __name__ == "__main__":
     import flashinfer
     import torch
 
-    # As sglang does (set_cuda_arch, srt/utils/common.py): flashinfer compiles again where its flags differ.
+    # As sglang does (set_cuda_arch, srt/utils/common.py): flashinfer compiles again where its flags
+    # differ.
     major, minor = torch.cuda.get_device_capability()
     os.environ["FLASHINFER_CUDA_ARCH_LIST"] = f"{major}.{minor}{'a' if major >= 9 else ''}"
-    KINDS[sys.argv[1]](torch, flashinfer, torch.zeros(128 << 20, dtype=torch.uint8, device="cuda"), int(sys.argv[2]))
+    KINDS[sys.argv[1]](
+        torch,
+        flashinfer,
+        torch.zeros(128 << 20, dtype=torch.uint8, device="cuda"),
+        int(sys.argv[2]),
+    )
     print(f"{Path(__file__).name}: {sys.argv[1]} made")

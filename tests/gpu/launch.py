@@ -1,4 +1,5 @@
-"""Start engines on this host: their environment, several at once on each GPU, none left behind. Standard library only."""
+"""Start engines on this host: their environment, several at once on each GPU, none left behind.
+Standard library only."""
 
 from __future__ import annotations
 
@@ -16,17 +17,21 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = {
-    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",  # another kernel package than the release's own may be in place, and said so
+    # another kernel package than the release's own may be in place, and said so
+    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
     "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
-    "TRITON_CACHE_AUTOTUNING": "1",  # what one engine has timed, the next one reads: Mamba2's kernels take 45 s
-    # Sparse attention: eager prefill too reads what was selected. By itself it takes a dense branch for prompts of up to 2048
-    # tokens, which no graph has (0.5.9; from 0.5.10 on).
+    # what one engine has timed, the next one reads: Mamba2's kernels take 45 s
+    "TRITON_CACHE_AUTOTUNING": "1",
+    # Sparse attention: eager prefill too reads what was selected. By itself it takes a dense branch
+    # for prompts of up to 2048 tokens, which no graph has (0.5.9; from 0.5.10 on).
     "SGLANG_NSA_FORCE_MLA": "1",
     "SGLANG_NSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0",
-    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",  # servers that start side by side fill two GPUs unevenly for a while
-    # NVLink multicast can put the GPUs of a shared host out of service. 0.5.16's all-reduce would use it (custom_all_reduce_v2.py).
+    # servers that start side by side fill two GPUs unevenly for a while
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+    # NVLink multicast can put the GPUs of a shared host out of service. 0.5.16's all-reduce would
+    # use it (custom_all_reduce_v2.py).
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
@@ -41,20 +46,46 @@ LEAD_S = 200  # how long the others wait at most for the first engine
 
 @dataclass(frozen=True)
 class Place:
-    """Where things lie on this host. path: folders for PYTHONPATH, first wins; out: where results go; python: what runs engines."""
+    """Where things lie on this host. path: folders for PYTHONPATH, first wins; out: where results
+    go; python: what runs engines."""
 
     path: tuple[Path, ...]
     out: Path
     python: str = sys.executable
 
     def environment(self, **more: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-        cuda = {"CUDA_HOME": "/usr/local/cuda"} if "CUDA_HOME" not in kept and Path("/usr/local/cuda").is_dir() else {}
-        return kept | cuda | SETTINGS | more | {"PYTHONPATH": os.pathsep.join(map(str, self.path)), "PYTHONPYCACHEPREFIX": str(self.out / "bytecode")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "PYTHONHOME")
+        }
+        cuda = (
+            {"CUDA_HOME": "/usr/local/cuda"}
+            if "CUDA_HOME" not in kept and Path("/usr/local/cuda").is_dir()
+            else {}
+        )
+        return (
+            kept
+            | cuda
+            | SETTINGS
+            | more
+            | {
+                "PYTHONPATH": os.pathsep.join(map(str, self.path)),
+                "PYTHONPYCACHEPREFIX": str(self.out / "bytecode"),
+            }
+        )
 
     def ask(self, code: str, limit_s: float = 300) -> object:
-        """The JSON that `code`, run as the engines are, prints last. Raises RuntimeError with its last words."""
-        done = subprocess.run([self.python, "-c", code], env=self.environment(), cwd=self.out, capture_output=True, text=True, timeout=limit_s)
+        """The JSON that `code`, run as the engines are, prints last. Raises RuntimeError with its
+        last words."""
+        done = subprocess.run(
+            [self.python, "-c", code],
+            env=self.environment(),
+            cwd=self.out,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
         return json.loads(done.stdout.splitlines()[-1])
@@ -62,10 +93,12 @@ class Place:
 
 @dataclass
 class Job:
-    """One process: a script with a plan. name: also of its files; needs: the job without whose answer it is worth nothing.
+    """One process: a script with a plan. name: also of its files; needs: the job without whose
+    answer it is worth nothing.
 
-    After `run_all`: code (exit code; None where it never ran or had no time), seconds, why it did not do what it should,
-    and the device (as in CUDA_VISIBLE_DEVICES) that it ran on; empty where none was chosen.
+    After `run_all`: code (exit code; None where it never ran or had no time), seconds, why it did
+    not do what it should, and the device (as in CUDA_VISIBLE_DEVICES) that it ran on; empty where
+    none was chosen.
     """
 
     name: str
@@ -83,13 +116,21 @@ class Job:
 
 
 def run_all(
-    place: Place, jobs: Sequence[Job], width: int, deadline: float, say: Callable[[str], None], lead: bool = True, devices: Sequence[str] = ("",),
+    place: Place,
+    jobs: Sequence[Job],
+    width: int,
+    deadline: float,
+    say: Callable[[str], None],
+    lead: bool = True,
+    devices: Sequence[str] = ("",),
     ended: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
-    """Run every job, `width` at once on each device; the first alone until it is ready, because it compiles what the others reuse.
+) -> None:
+    """Run every job, `width` at once on each device; the first alone until it is ready, because it
+    compiles what the others reuse.
 
-    devices: names for CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline: time.time() after which
-    nothing starts and what runs is ended. ended: called whenever a job has. Every job ends with its code or a reason.
+    devices: names for CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline:
+    time.time() after which nothing starts and what runs is ended. ended: called whenever a job has.
+    Every job ends with its code or a reason.
     """
     waiting, running = list(jobs), []
     for job in jobs:
@@ -147,9 +188,13 @@ def _pass_on(place: Place, job: Job, say: Callable[[str], None]) -> None:
 
 
 def _clear(place: Place, job: Job) -> None:
-    """Remove what an earlier run left under the job's name: it would be taken for this one's answers."""
+    """Remove what an earlier run left under the job's name: it would be taken for this one's
+    answers."""
     out, watch = Path(job.plan["out"]), job.plan.get("watch")
-    logs = [place.out / f"{job.name}.log", *(Path(watch).parent.glob(f"{Path(watch).name}.*") if watch else ())]
+    logs = [
+        place.out / f"{job.name}.log",
+        *(Path(watch).parent.glob(f"{Path(watch).name}.*") if watch else ()),
+    ]
     for file in (out, Path(f"{out}.ready"), *logs):
         file.unlink(missing_ok=True)
     shutil.rmtree(place.out / f"{job.name}.runtime", ignore_errors=True)
@@ -158,14 +203,29 @@ def _clear(place: Place, job: Job) -> None:
 def _begin(place: Place, job: Job) -> None:
     plan, log = place.out / f"{job.name}.plan.json", place.out / f"{job.name}.log"
     plan.write_text(json.dumps(job.plan))
-    runtime = place.out / f"{job.name}.runtime"  # where the queue's report lies: of this engine alone
+    # where the queue's report lies: of this engine alone
+    runtime = place.out / f"{job.name}.runtime"
     runtime.mkdir(mode=0o700, exist_ok=True)
-    more = {"PREFILL_WATCH": job.plan.get("watch"), "PREFILL_REASONS": "1", "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "", "PREFILL_FORGET": job.plan.get("forget"), "CUDA_VISIBLE_DEVICES": job.device, "XDG_RUNTIME_DIR": str(runtime)}
+    more = {
+        "PREFILL_WATCH": job.plan.get("watch"),
+        "PREFILL_REASONS": "1",
+        "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "",
+        "PREFILL_FORGET": job.plan.get("forget"),
+        "CUDA_VISIBLE_DEVICES": job.device,
+        "XDG_RUNTIME_DIR": str(runtime),
+    }
     if job.plan.get("forget"):  # what a control leaves out is there for layers that break
         more["SGLANG_PREFILL_GRAPH_STATES"] = "break"
     environment = place.environment(**{name: value for name, value in more.items() if value})
     with log.open("wb") as out:  # a session of its own: the engine's children go when it goes
-        job.process = subprocess.Popen([place.python, str(job.script), str(plan)], env=environment, cwd=place.out, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        job.process = subprocess.Popen(
+            [place.python, str(job.script), str(plan)],
+            env=environment,
+            cwd=place.out,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     job.began = time.time()
 
 
@@ -173,7 +233,8 @@ def _finished(job: Job, now: float, deadline: float) -> bool:
     job.seconds = now - job.began
     written, ended = Path(job.plan["out"]).exists(), job.process.poll() is not None
     if not ended:
-        answered = written and now - Path(job.plan["out"]).stat().st_mtime > GRACE_S  # engines sometimes hang while they clean up
+        # engines sometimes hang while they clean up
+        answered = written and now - Path(job.plan["out"]).stat().st_mtime > GRACE_S
         if not answered and job.seconds <= job.limit_s and now <= deadline:
             return False
     kill(job.process)  # what is left of an ended one too
@@ -181,12 +242,17 @@ def _finished(job: Job, now: float, deadline: float) -> bool:
     if not written and not ended and job.seconds <= job.limit_s:
         job.code, job.why = None, f"no time was left after {job.seconds:.0f} s"
     elif not written:
-        job.why = f"exit code {job.process.returncode}" if ended else f"ended after {job.seconds:.0f} s without an answer"
+        job.why = (
+            f"exit code {job.process.returncode}"
+            if ended
+            else f"ended after {job.seconds:.0f} s without an answer"
+        )
     return True
 
 
 def kill(process: subprocess.Popen) -> None:
-    """End a process and all that it started. It has nothing to save, and an engine may wait forever for its own clean-up."""
+    """End a process and all that it started. It has nothing to save, and an engine may wait forever
+    for its own clean-up."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Prove on this host's GPU that a graph with breaks keeps what its breaks read and write, and no more than that.
+"""Prove on this host's GPU that a graph with breaks keeps what its breaks read and write, and no
+more than that.
 
     python lifetimes.py --out FILE.json         with a patched sglang importable (its site or PYTHONPATH)
 
-Two sizes are captured in one pool, memory is handed out again and filled with NaN, and then both are replayed in every
-order on new inputs. Every result must be bit for bit what the same operations give without a graph. Exit code 0: all held;
-3: neither the release nor the queue has a graph with breaks.
-"""
+Two sizes are captured in one pool, memory is handed out again and filled with NaN, and then both
+are replayed in every order on new inputs. Every result must be bit for bit what the same operations
+give without a graph. Exit code 0: all held; 3: neither the release nor the queue has a graph with
+breaks.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -24,14 +26,15 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from compare import Verdict  # noqa: E402
+from compare import Verdict
 
 DEVICE = "cuda"
 SIZES = (4096, 1024)  # captured from the largest to the smallest, as the runners do
 HIDDEN, LAYERS = 256, 16
 MIB = 1 << 20
 RELEASES_OWN = (
-    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",  # from 0.5.14
+    # from 0.5.14
+    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
     "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",  # 0.5.11 to 0.5.13
 )
 QUEUES_OWN = "sglang.srt.prefill_graph.breakable.graph"
@@ -43,7 +46,8 @@ Forward = Callable[[Tensor, Callable[..., Any]], Tensor]
 
 @dataclass(frozen=True)
 class Primitive:
-    """A graph with breaks. capture(graph, pool, stream): a context manager; break_at: makes a function a break."""
+    """A graph with breaks. capture(graph, pool, stream): a context manager; break_at: makes a
+    function a break."""
 
     module: str
     graph: Callable[[], Any]
@@ -52,7 +56,8 @@ class Primitive:
 
 
 def find_primitive() -> Primitive | None:
-    """The release's own, else the one that the queue brings; None where there is neither. Raises what their imports raise."""
+    """The release's own, else the one that the queue brings; None where there is neither. Raises
+    what their imports raise."""
     for name in (*RELEASES_OWN, QUEUES_OWN):
         try:
             module = importlib.import_module(name)
@@ -62,7 +67,12 @@ def find_primitive() -> Primitive | None:
             continue
         if name == QUEUES_OWN:
             return Primitive(name, module.Graph, module.Capture, module.break_at)
-        return Primitive(name, module.BreakableCUDAGraph, module.BreakableCUDAGraphCapture, module.eager_on_graph(True))
+        return Primitive(
+            name,
+            module.BreakableCUDAGraph,
+            module.BreakableCUDAGraphCapture,
+            module.eager_on_graph(True),
+        )
     return None
 
 
@@ -98,7 +108,9 @@ class Captured:
             for block in segment["blocks"]
             if block["state"] != "inactive"
         )
-        return sum(block["size"] for block in blocks) - sum(result.nbytes for _, result in self.graphs.values())
+        return sum(block["size"] for block in blocks) - sum(
+            result.nbytes for _, result in self.graphs.values()
+        )
 
 
 def no_break(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,10 +119,14 @@ def no_break(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def churn() -> list[Tensor]:
     """Tensors of NaN in whatever memory is free, of the sizes that the graphs use."""
-    return [torch.full((size, HIDDEN), float("nan"), device=DEVICE) for size in SIZES for _ in range(64)]
+    return [
+        torch.full((size, HIDDEN), float("nan"), device=DEVICE) for size in SIZES for _ in range(64)
+    ]
 
 
-def wrong_replays(captured: Captured, forwards: dict[int, Forward], others: list[Tensor]) -> list[str]:
+def wrong_replays(
+    captured: Captured, forwards: dict[int, Forward], others: list[Tensor]
+) -> list[str]:
     """Replays every size in every order, twice; says what was not right."""
     found = []
     for order in list(itertools.permutations(SIZES)) * 2:
@@ -119,7 +135,11 @@ def wrong_replays(captured: Captured, forwards: dict[int, Forward], others: list
             if not torch.equal(result, forwards[size](new, no_break)):
                 found.append(f"size {size} in order {order} is wrong")
     damaged = sum(not other.isnan().all() for other in others)
-    return [*found, f"replays wrote into {damaged} tensors that are not the graph's"] if damaged else found
+    return (
+        [*found, f"replays wrote into {damaged} tensors that are not the graph's"]
+        if damaged
+        else found
+    )
 
 
 def verdict(what: str, wrong: list[str], **numbers: Any) -> Verdict:
@@ -135,7 +155,8 @@ def add_into(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def with_outside(outside: list[Tensor]) -> Forward:
-    """Reads outside[0] in a break. It is looked up when the forward runs, so that the caller may drop it afterwards."""
+    """Reads outside[0] in a break. It is looked up when the forward runs, so that the caller may
+    drop it afterwards."""
 
     def forward(x: Tensor, break_at: Callable[..., Any]) -> Tensor:
         doubled = x * 2
@@ -156,11 +177,14 @@ def check_outside(primitive: Primitive, stream: Any) -> Verdict:
         del outside[:]
     others = churn()
     forwards = {size: with_outside([value.to(DEVICE)]) for size, value in eager.items()}
-    return verdict("an input from outside of the segments", wrong_replays(captured, forwards, others))
+    return verdict(
+        "an input from outside of the segments", wrong_replays(captured, forwards, others)
+    )
 
 
 def check_earlier(primitive: Primitive, stream: Any) -> Verdict:
-    """(a) An input in the graphs' own pool, from an earlier capture: the next capture would get its memory."""
+    """(a) An input in the graphs' own pool, from an earlier capture: the next capture would get its
+    memory."""
     captured, eager = Captured(primitive, stream), {}
     for size in SIZES:
         value = torch.rand(size, HIDDEN, device=DEVICE)
@@ -176,7 +200,9 @@ def check_earlier(primitive: Primitive, stream: Any) -> Verdict:
     forwards = {size: with_outside([value.to(DEVICE)]) for size, value in eager.items()}
     captured.add(512, with_layers)
     captured.replay(512)
-    return verdict("an input that an earlier capture made", wrong_replays(captured, forwards, churn()))
+    return verdict(
+        "an input that an earlier capture made", wrong_replays(captured, forwards, churn())
+    )
 
 
 def with_layers(x: Tensor, break_at: Callable[..., Any]) -> Tensor:
@@ -196,8 +222,16 @@ def check_own(primitive: Primitive, stream: Any) -> Verdict:
     wrong = wrong_replays(captured, dict.fromkeys(SIZES, with_layers), churn())
     held, all_inputs = captured.held(), 2 * LAYERS * sum(SIZES) * HIDDEN * 4
     if held > all_inputs / 4:
-        wrong.append(f"{held / MIB:.1f} MiB are held; all inputs of all breaks are {all_inputs / MIB:.1f} MiB")
-    return verdict("inputs of the graph's own segments", wrong, held_mib=held / MIB, inputs_mib=all_inputs / MIB)
+        wrong.append(
+            f"{held / MIB:.1f} MiB are held; all inputs of all breaks are"
+            f" {all_inputs / MIB:.1f} MiB"
+        )
+    return verdict(
+        "inputs of the graph's own segments",
+        wrong,
+        held_mib=held / MIB,
+        inputs_mib=all_inputs / MIB,
+    )
 
 
 def with_output(x: Tensor, break_at: Callable[..., Any]) -> Tensor:
@@ -212,7 +246,9 @@ def check_output(primitive: Primitive, stream: Any) -> Verdict:
     for size in SIZES:
         captured.add(size, with_output)
     others = churn()
-    return verdict("a break's output", wrong_replays(captured, dict.fromkeys(SIZES, with_output), others))
+    return verdict(
+        "a break's output", wrong_replays(captured, dict.fromkeys(SIZES, with_output), others)
+    )
 
 
 CHECKS = (check_outside, check_earlier, check_own, check_output)
@@ -224,7 +260,10 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     primitive = find_primitive()
     if primitive is None:
-        print("no graph with breaks here: neither the release nor the queue brings one", file=sys.stderr)
+        print(
+            "no graph with breaks here: neither the release nor the queue brings one",
+            file=sys.stderr,
+        )
         return NO_PRIMITIVE
     found, stream = [], torch.cuda.Stream()
     for check in CHECKS:
@@ -232,8 +271,14 @@ def main(words: Sequence[str] | None = None) -> int:
             try:
                 found.append(check(primitive, stream))
             except Exception as error:
-                found.append(Verdict((check.__doc__ or "").strip(), False, f"{type(error).__name__}: {error}"))
-        print(f"{'ok  ' if found[-1].good else 'FAIL'} {found[-1].what}: {found[-1].why}", flush=True)
+                found.append(
+                    Verdict(
+                        (check.__doc__ or "").strip(), False, f"{type(error).__name__}: {error}"
+                    )
+                )
+        print(
+            f"{'ok  ' if found[-1].good else 'FAIL'} {found[-1].what}: {found[-1].why}", flush=True
+        )
     record = {
         "primitive": primitive.module,
         "sglang": importlib.import_module("sglang.version").__version__,

@@ -1,4 +1,5 @@
-"""What the bench sends: a GSM8K-shaped load, and prompts for time to first token. The same tokens in every mode."""
+"""What the bench sends: a GSM8K-shaped load, and prompts for time to first token. The same tokens
+in every mode."""
 
 from __future__ import annotations
 
@@ -9,16 +10,49 @@ SMALLEST, LARGEST = 100, 100_000  # token ids
 REQUESTS, IN_FLIGHT = 200, 128
 SHOTS = 800  # tokens of the five worked examples that every prompt begins with
 QUESTION = (60, 100)  # shortest and longest question behind them
-ANSWER = (40, 120, 300)  # shortest, mean and longest answer; the model is kept from ending earlier or later
+# shortest, mean and longest answer; the model is kept from ending earlier or later
+ANSWER = (40, 120, 300)
 CHUNK = 4096  # longest piece of prompts that one forward takes
-# Tokens of a forward that a graph is captured for: about as close together as the releases' own lists, every shape below in it.
+# Tokens of a forward that a graph is captured for: about as close together as the releases' own
+# lists, every shape below in it.
 CAPTURE = (
-    16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2304, 2560, 2816, 3072, 3328, 3584,
-    3840, 4096,
-)  # fmt: skip
-DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128)  # requests of a decode step that a graph is captured for
-PREFILL_REQUESTS, PREFILL_PROMPT, PREFILL_IN_FLIGHT = 32, 4096, 16  # what gain.py sends at once: a prefill node's load
-FIRST_TOKEN = tuple((1, n) for n in (64, 128, 256, 512, 1024, 2048, 4096)) + tuple((8, n) for n in (64, 128, 256, 512))
+    16,
+    32,
+    64,
+    96,
+    128,
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    448,
+    512,
+    640,
+    768,
+    896,
+    1024,
+    1280,
+    1536,
+    1792,
+    2048,
+    2304,
+    2560,
+    2816,
+    3072,
+    3328,
+    3584,
+    3840,
+    4096,
+)
+# requests of a decode step that a graph is captured for
+DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128)
+# what gain.py sends at once: a prefill node's load
+PREFILL_REQUESTS, PREFILL_PROMPT, PREFILL_IN_FLIGHT = (32, 4096, 16)
+FIRST_TOKEN = tuple((1, n) for n in (64, 128, 256, 512, 1024, 2048, 4096)) + tuple(
+    (8, n) for n in (64, 128, 256, 512)
+)
 
 
 @dataclass(frozen=True)
@@ -30,10 +64,14 @@ class Request:
 
 
 def requests(count: int = REQUESTS, seed: int = 11) -> list[Request]:
-    """The load: one shared beginning, a question and an answer length of its own for each request."""
+    """The load: one shared beginning, a question and an answer length of its own for each
+    request."""
     source = random.Random(seed)
     shots = tokens(source, SHOTS)
-    return [Request(shots + tokens(source, source.randint(*QUESTION)), answer_length(source)) for _ in range(count)]
+    return [
+        Request(shots + tokens(source, source.randint(*QUESTION)), answer_length(source))
+        for _ in range(count)
+    ]
 
 
 def prefills(seed: int, count: int) -> list[Request]:
@@ -43,7 +81,8 @@ def prefills(seed: int, count: int) -> list[Request]:
 
 
 def answer_length(source: random.Random) -> int:
-    """Spread as answers are: many short ones, few long ones, ANSWER's mean (a gamma distribution, cut at both ends)."""
+    """Spread as answers are: many short ones, few long ones, ANSWER's mean (a gamma distribution,
+    cut at both ends)."""
     shortest, mean, longest = ANSWER
     return min(longest, shortest + round(source.gammavariate(2.5, (mean - shortest) / 2.5)))
 

@@ -1,8 +1,10 @@
-"""Small checkpoints with real random weights, for numbers that mean something: `python models.py FOLDER [NAME …]`.
+"""Small checkpoints with real random weights, for numbers that mean something: `python models.py
+FOLDER [NAME …]`.
 
-Uniform dummy weights give the same answer whatever the graph does. These are scaled by each matrix's fan-in, so that
-activations neither vanish nor explode; time steps and decays span memories of a few to a thousand tokens, so that a
-wrong state shows; experts are close relatives, so that a router's tie costs little. Same seed, same bytes.
+Uniform dummy weights give the same answer whatever the graph does. These are scaled by each
+matrix's fan-in, so that activations neither vanish nor explode; time steps and decays span memories
+of a few to a thousand tokens, so that a wrong state shows; experts are close relatives, so that a
+router's tie costs little. Same seed, same bytes.
 """
 
 from __future__ import annotations
@@ -16,121 +18,383 @@ from pathlib import Path
 
 VOCABULARY = 4096
 NEMOTRON_H = dict(
-    architectures=["NemotronHForCausalLM"], model_type="nemotron_h", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True,
-    bos_token_id=1, eos_token_id=2, pad_token_id=0, max_position_embeddings=131072, initializer_range=0.02, residual_in_fp32=False,
-    layer_norm_epsilon=1e-5, rms_norm_eps=1e-5, attention_bias=False, attention_dropout=0.0, attention_head_dim=128, head_dim=128,
-    hidden_dropout=0.0, sliding_window=None, mlp_bias=False, mlp_hidden_act="relu2", num_logits_to_keep=1, rescale_prenorm_residual=True,
-    chunk_size=128, mamba_chunk_size=128, conv_kernel=4, expand=2, mamba_hidden_act="silu", mamba_proj_bias=False, n_groups=8, mamba_n_groups=8,
-    ssm_state_size=128, time_step_floor=1e-4, time_step_limit=[0.0, 1e9], time_step_max=0.1, time_step_min=0.001, time_step_rank=256,
-    use_bias=False, use_conv_bias=True, use_mamba_kernels=True,
-)  # fmt: skip
+    architectures=["NemotronHForCausalLM"],
+    model_type="nemotron_h",
+    torch_dtype="bfloat16",
+    tie_word_embeddings=False,
+    use_cache=True,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    max_position_embeddings=131072,
+    initializer_range=0.02,
+    residual_in_fp32=False,
+    layer_norm_epsilon=1e-5,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
+    attention_dropout=0.0,
+    attention_head_dim=128,
+    head_dim=128,
+    hidden_dropout=0.0,
+    sliding_window=None,
+    mlp_bias=False,
+    mlp_hidden_act="relu2",
+    num_logits_to_keep=1,
+    rescale_prenorm_residual=True,
+    chunk_size=128,
+    mamba_chunk_size=128,
+    conv_kernel=4,
+    expand=2,
+    mamba_hidden_act="silu",
+    mamba_proj_bias=False,
+    n_groups=8,
+    mamba_n_groups=8,
+    ssm_state_size=128,
+    time_step_floor=1e-4,
+    time_step_limit=[0.0, 1e9],
+    time_step_max=0.1,
+    time_step_min=0.001,
+    time_step_rank=256,
+    use_bias=False,
+    use_conv_bias=True,
+    use_mamba_kernels=True,
+)
 
 
-def nemotron_h(pattern: str, hidden: int, intermediate: int, heads: tuple[int, int], mamba: tuple[int, int], vocabulary: int = VOCABULARY, **more) -> dict:
-    """pattern: M Mamba2, * attention, - MLP, E experts. heads: attention's query and key heads; mamba: heads and their size."""
+def nemotron_h(
+    pattern: str,
+    hidden: int,
+    intermediate: int,
+    heads: tuple[int, int],
+    mamba: tuple[int, int],
+    vocabulary: int = VOCABULARY,
+    **more,
+) -> dict:
+    """pattern: M Mamba2, * attention, - MLP, E experts. heads: attention's query and key heads;
+    mamba: heads and their size."""
     return NEMOTRON_H | dict(
-        hybrid_override_pattern=pattern, num_hidden_layers=len(pattern), hidden_size=hidden, intermediate_size=intermediate,
-        num_attention_heads=heads[0], num_key_value_heads=heads[1], num_query_groups=heads[1], mamba_num_heads=mamba[0],
-        mamba_head_dim=mamba[1], vocab_size=vocabulary, **more,
-    )  # fmt: skip
+        hybrid_override_pattern=pattern,
+        num_hidden_layers=len(pattern),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        num_query_groups=heads[1],
+        mamba_num_heads=mamba[0],
+        mamba_head_dim=mamba[1],
+        vocab_size=vocabulary,
+        **more,
+    )
 
 
 QWEN3_NEXT = dict(
-    architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True,
-    bos_token_id=1, eos_token_id=2, vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=8,
-    full_attention_interval=4, num_attention_heads=8, num_key_value_heads=2, head_dim=128, hidden_act="silu", attention_bias=False,
-    attention_dropout=0.0, max_position_embeddings=32768, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=1e7, partial_rotary_factor=0.25,
-    linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_num_key_heads=4, linear_num_value_heads=8, linear_value_head_dim=128,
-    decoder_sparse_step=1, mlp_only_layers=[], num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256, norm_topk_prob=True,
-    shared_expert_intermediate_size=256, router_aux_loss_coef=0.001, output_router_logits=False, initializer_range=0.02, use_sliding_window=False,
-)  # fmt: skip
+    architectures=["Qwen3NextForCausalLM"],
+    model_type="qwen3_next",
+    torch_dtype="bfloat16",
+    tie_word_embeddings=False,
+    use_cache=True,
+    bos_token_id=1,
+    eos_token_id=2,
+    vocab_size=VOCABULARY,
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=8,
+    full_attention_interval=4,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=128,
+    hidden_act="silu",
+    attention_bias=False,
+    attention_dropout=0.0,
+    max_position_embeddings=32768,
+    rms_norm_eps=1e-6,
+    rope_scaling=None,
+    rope_theta=1e7,
+    partial_rotary_factor=0.25,
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=128,
+    linear_num_key_heads=4,
+    linear_num_value_heads=8,
+    linear_value_head_dim=128,
+    decoder_sparse_step=1,
+    mlp_only_layers=[],
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=256,
+    norm_topk_prob=True,
+    shared_expert_intermediate_size=256,
+    router_aux_loss_coef=0.001,
+    output_router_logits=False,
+    initializer_range=0.02,
+    use_sliding_window=False,
+)
 
 LLAMA = dict(
-    architectures=["LlamaForCausalLM"], model_type="llama", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True, bos_token_id=1,
-    eos_token_id=2, vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8,
-    num_key_value_heads=2, head_dim=128, hidden_act="silu", attention_bias=False, attention_dropout=0.0, mlp_bias=False,
-    max_position_embeddings=32768, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=5e5, pretraining_tp=1, initializer_range=0.02,
-)  # fmt: skip
+    architectures=["LlamaForCausalLM"],
+    model_type="llama",
+    torch_dtype="bfloat16",
+    tie_word_embeddings=False,
+    use_cache=True,
+    bos_token_id=1,
+    eos_token_id=2,
+    vocab_size=VOCABULARY,
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=128,
+    hidden_act="silu",
+    attention_bias=False,
+    attention_dropout=0.0,
+    mlp_bias=False,
+    max_position_embeddings=32768,
+    rms_norm_eps=1e-5,
+    rope_scaling=None,
+    rope_theta=5e5,
+    pretraining_tp=1,
+    initializer_range=0.02,
+)
 
-# Every layer has attention and, beside it on the same input, Mamba2. Multipliers as neutral as a checkpoint may have them: they
-# scale what random weights are already scaled for.
+# Every layer has attention and, beside it on the same input, Mamba2. Multipliers as neutral as a
+# checkpoint may have them: they scale what random weights are already scaled for.
 FALCON_H1 = dict(
-    architectures=["FalconH1ForCausalLM"], model_type="falcon_h1", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True,
-    bos_token_id=1, eos_token_id=2, pad_token_id=0, vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=6,
-    num_attention_heads=8, num_key_value_heads=2, head_dim=128, hidden_act="silu", attention_bias=False, attention_dropout=0.0, mlp_bias=False,
-    projectors_bias=False, max_position_embeddings=32768, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=1e7, initializer_range=0.02,
-    num_logits_to_keep=1, mamba_chunk_size=128, mamba_conv_bias=True, mamba_d_conv=4, mamba_d_head=64, mamba_d_ssm=1024, mamba_d_state=128,
-    mamba_expand=2, mamba_n_groups=1, mamba_n_heads=16, mamba_norm_before_gate=False, mamba_proj_bias=False, mamba_rms_norm=False,
-    attention_in_multiplier=1.0, attention_out_multiplier=1.0, embedding_multiplier=1.0, key_multiplier=1.0, lm_head_multiplier=1.0,
-    mlp_multipliers=[1.0, 1.0], ssm_in_multiplier=1.0, ssm_multipliers=[1.0] * 5, ssm_out_multiplier=1.0,
-)  # fmt: skip
+    architectures=["FalconH1ForCausalLM"],
+    model_type="falcon_h1",
+    torch_dtype="bfloat16",
+    tie_word_embeddings=False,
+    use_cache=True,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    vocab_size=VOCABULARY,
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=128,
+    hidden_act="silu",
+    attention_bias=False,
+    attention_dropout=0.0,
+    mlp_bias=False,
+    projectors_bias=False,
+    max_position_embeddings=32768,
+    rms_norm_eps=1e-5,
+    rope_scaling=None,
+    rope_theta=1e7,
+    initializer_range=0.02,
+    num_logits_to_keep=1,
+    mamba_chunk_size=128,
+    mamba_conv_bias=True,
+    mamba_d_conv=4,
+    mamba_d_head=64,
+    mamba_d_ssm=1024,
+    mamba_d_state=128,
+    mamba_expand=2,
+    mamba_n_groups=1,
+    mamba_n_heads=16,
+    mamba_norm_before_gate=False,
+    mamba_proj_bias=False,
+    mamba_rms_norm=False,
+    attention_in_multiplier=1.0,
+    attention_out_multiplier=1.0,
+    embedding_multiplier=1.0,
+    key_multiplier=1.0,
+    lm_head_multiplier=1.0,
+    mlp_multipliers=[1.0, 1.0],
+    ssm_in_multiplier=1.0,
+    ssm_multipliers=[1.0] * 5,
+    ssm_out_multiplier=1.0,
+)
 
-# Behind an indexer (NSA). Sizes that kernels insist on are as published: FlashMLA wants 64 or 128 heads of 512 + 64, the
-# indexer's scores heads of 128, its selection 2048 positions. The type of DeepSeek-V3 stands for those of their own, which
-# not every release's transformers knows; releases go by the architecture (is_deepseek_nsa, configs/model_config.py).
+# Behind an indexer (NSA). Sizes that kernels insist on are as published: FlashMLA wants 64 or 128
+# heads of 512 + 64, the indexer's scores heads of 128, its selection 2048 positions. The type of
+# DeepSeek-V3 stands for those of their own, which not every release's transformers knows; releases
+# go by the architecture (is_deepseek_nsa, configs/model_config.py).
 DEEPSEEK_V32 = dict(
-    architectures=["DeepseekV32ForCausalLM"], model_type="deepseek_v3", torch_dtype="bfloat16", tie_word_embeddings=False, use_cache=True,
-    bos_token_id=1, eos_token_id=2, vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=3, first_k_dense_replace=1,
-    moe_layer_freq=1, num_attention_heads=64, num_key_value_heads=64, q_lora_rank=256, kv_lora_rank=512, qk_nope_head_dim=128,
-    qk_rope_head_dim=64, v_head_dim=128, index_topk=2048, index_n_heads=64, index_head_dim=128, n_routed_experts=8, n_shared_experts=1,
-    num_experts_per_tok=2, moe_intermediate_size=256, n_group=1, topk_group=1, norm_topk_prob=True, scoring_func="sigmoid",
-    topk_method="noaux_tc", routed_scaling_factor=1.0, num_nextn_predict_layers=0, hidden_act="silu", attention_bias=False,
-    attention_dropout=0.0, ep_size=1, max_position_embeddings=163840, rms_norm_eps=1e-6, rope_theta=1e4, initializer_range=0.02,
-    rope_scaling=dict(type="yarn", factor=40, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4096),
-)  # fmt: skip
+    architectures=["DeepseekV32ForCausalLM"],
+    model_type="deepseek_v3",
+    torch_dtype="bfloat16",
+    tie_word_embeddings=False,
+    use_cache=True,
+    bos_token_id=1,
+    eos_token_id=2,
+    vocab_size=VOCABULARY,
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=3,
+    first_k_dense_replace=1,
+    moe_layer_freq=1,
+    num_attention_heads=64,
+    num_key_value_heads=64,
+    q_lora_rank=256,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    index_topk=2048,
+    index_n_heads=64,
+    index_head_dim=128,
+    n_routed_experts=8,
+    n_shared_experts=1,
+    num_experts_per_tok=2,
+    moe_intermediate_size=256,
+    n_group=1,
+    topk_group=1,
+    norm_topk_prob=True,
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+    routed_scaling_factor=1.0,
+    num_nextn_predict_layers=0,
+    hidden_act="silu",
+    attention_bias=False,
+    attention_dropout=0.0,
+    ep_size=1,
+    max_position_embeddings=163840,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    initializer_range=0.02,
+    rope_scaling=dict(
+        type="yarn",
+        factor=40,
+        beta_fast=32,
+        beta_slow=1,
+        mscale=1.0,
+        mscale_all_dim=1.0,
+        original_max_position_embeddings=4096,
+    ),
+)
 
 MODELS = {
     "nemotron-h": nemotron_h("M-M*M-M*M-", 512, 1024, (8, 2), (16, 64)),
     "nemotron-h-moe": nemotron_h(
-        "MEM*EMEM*E", 512, 512, (8, 2), (16, 64), n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=256,
-        moe_shared_expert_intermediate_size=256, routed_scaling_factor=1.0, n_group=1, topk_group=1, norm_topk_prob=True, moe_latent_size=None,
+        "MEM*EMEM*E",
+        512,
+        512,
+        (8, 2),
+        (16, 64),
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        moe_shared_expert_intermediate_size=256,
+        routed_scaling_factor=1.0,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        moe_latent_size=None,
     ),
     "qwen3-next": QWEN3_NEXT,
     "llama": LLAMA,
     "deepseek-v32": DEEPSEEK_V32,
-    "glm-5": DEEPSEEK_V32 | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, rope_scaling=None, rope_theta=1e6),
+    "glm-5": (
+        DEEPSEEK_V32
+        | dict(
+            architectures=["GlmMoeDsaForCausalLM"],
+            index_n_heads=32,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            rope_scaling=None,
+            rope_theta=1e6,
+        )
+    ),
     "falcon-h1": FALCON_H1,
-}  # fmt: skip
+}
 MODELS["nemotron-h-buffer"] = MODELS["nemotron-h-no-buffer"] = MODELS["nemotron-h"]
-# One layer of attention drafts. A random one is seldom right: answers are the target's all the same.
-MODELS["nemotron-h-mtp"] = MODELS["nemotron-h"] | dict(num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*")
-# fp8 keys round coarsely, and experts that are picked otherwise would hide what they do: no layer has a router here.
-MODELS["deepseek-v32-fp8"] = DEEPSEEK_V32 | dict(first_k_dense_replace=DEEPSEEK_V32["num_hidden_layers"])
+# One layer of attention drafts. A random one is seldom right: answers are the target's all the
+# same.
+MODELS["nemotron-h-mtp"] = MODELS["nemotron-h"] | dict(
+    num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*"
+)
+# fp8 keys round coarsely, and experts that are picked otherwise would hide what they do: no layer
+# has a router here.
+MODELS["deepseek-v32-fp8"] = DEEPSEEK_V32 | dict(
+    first_k_dense_replace=DEEPSEEK_V32["num_hidden_layers"]
+)
 # Name -> why a run leaves it out unless it is named.
 ONLY_ASKED_FOR = {
-    "falcon-h1": "no break of a prefill graph covers the Mamba2 beside its attention: for runs that show what this does",
-    "nemotron-h-buffer": "the cache strategy extra_buffer, which releases before 0.5.13 refuse, and later ones choose for nemotron-h",
-    "nemotron-h-no-buffer": "the cache strategy no_buffer, which SGLANG_PREFILL_GRAPH_STATES=capture needs from 0.5.15 on",
+    "falcon-h1": (
+        "no break of a prefill graph covers the Mamba2 beside its attention: for runs that show"
+        " what this does"
+    ),
+    "nemotron-h-buffer": (
+        "the cache strategy extra_buffer, which releases before 0.5.13 refuse, and later ones"
+        " choose for nemotron-h"
+    ),
+    "nemotron-h-no-buffer": (
+        "the cache strategy no_buffer, which SGLANG_PREFILL_GRAPH_STATES=capture needs from"
+        " 0.5.15 on"
+    ),
     "nemotron-h-mtp": "drafts beside the prefix cache, which releases before 0.5.13 refuse",
 }
 DEFAULT = tuple(name for name in MODELS if name not in ONLY_ASKED_FOR)
-# What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which FlashMLA's sparse kernel reads in
-# prefill and decode; the defaults on Hopper decode with FlashAttention 3. Graphs for decoding prove nothing here.
+# What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which
+# FlashMLA's sparse kernel reads in prefill and decode; the defaults on Hopper decode with
+# FlashAttention 3. Graphs for decoding prove nothing here.
 SPARSE_ENGINE = dict(
-    attention_backend="nsa", nsa_prefill_backend="flashmla_sparse", nsa_decode_backend="flashmla_sparse", kv_cache_dtype="bfloat16", page_size=64, disable_cuda_graph=True,
-)  # fmt: skip
+    attention_backend="nsa",
+    nsa_prefill_backend="flashmla_sparse",
+    nsa_decode_backend="flashmla_sparse",
+    kv_cache_dtype="bfloat16",
+    page_size=64,
+    disable_cuda_graph=True,
+)
 # What leaves Mamba2 states behind whole chunks: by its name up to 0.5.13, and from 0.5.14 on.
-EXTRA_BUFFER = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer")
-NO_BUFFER = dict.fromkeys(EXTRA_BUFFER, "no_buffer") | dict(disable_overlap_schedule=True)  # which goes with it
-DRAFTS = dict(speculative_algorithm="EAGLE", speculative_num_steps=2, speculative_eagle_topk=1, speculative_num_draft_tokens=3)
-FP8_KEYS = dict(kv_cache_dtype="fp8_e4m3", nsa_prefill_backend="flashmla_kv", nsa_decode_backend="flashmla_kv")  # the kernel made for decoding
-# The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For speed, with dummy weights.
-NANO_9B = nemotron_h("M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 4480, 15680, (40, 8), (128, 80), 131072)
+EXTRA_BUFFER = dict.fromkeys(
+    ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer"
+)
+# which goes with it
+NO_BUFFER = dict.fromkeys(EXTRA_BUFFER, "no_buffer") | dict(disable_overlap_schedule=True)
+DRAFTS = dict(
+    speculative_algorithm="EAGLE",
+    speculative_num_steps=2,
+    speculative_eagle_topk=1,
+    speculative_num_draft_tokens=3,
+)
+# the kernel made for decoding
+FP8_KEYS = dict(
+    kv_cache_dtype="fp8_e4m3", nsa_prefill_backend="flashmla_kv", nsa_decode_backend="flashmla_kv"
+)
+# The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For
+# speed, with dummy weights.
+NANO_9B = nemotron_h(
+    "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    4480,
+    15680,
+    (40, 8),
+    (128, 80),
+    131072,
+)
 
-# The published sizes of DeepSeek-V3.2, but for the number of layers and of experts. For speed, with dummy weights.
+# The published sizes of DeepSeek-V3.2, but for the number of layers and of experts. For speed, with
+# dummy weights.
 DEEPSEEK_V32_WIDE = DEEPSEEK_V32 | dict(
-    vocab_size=129280, hidden_size=7168, intermediate_size=18432, num_hidden_layers=8, first_k_dense_replace=3, num_attention_heads=128,
-    num_key_value_heads=128, q_lora_rank=1536, n_routed_experts=16, num_experts_per_tok=8, moe_intermediate_size=2048,
-)  # fmt: skip
+    vocab_size=129280,
+    hidden_size=7168,
+    intermediate_size=18432,
+    num_hidden_layers=8,
+    first_k_dense_replace=3,
+    num_attention_heads=128,
+    num_key_value_heads=128,
+    q_lora_rank=1536,
+    n_routed_experts=16,
+    num_experts_per_tok=8,
+    moe_intermediate_size=2048,
+)
 
 
 def has_router(config: dict) -> bool:
     """Whether some layer picks experts."""
-    return "num_experts_per_tok" in config and config.get("first_k_dense_replace", 0) < config["num_hidden_layers"]
+    return (
+        "num_experts_per_tok" in config
+        and config.get("first_k_dense_replace", 0) < config["num_hidden_layers"]
+    )
 
 
 def page_size(name: str) -> int:
-    """Tokens of a page of the engine's cache; a release counts a request's tokens in whole pages when it fills a batch."""
+    """Tokens of a page of the engine's cache; a release counts a request's tokens in whole pages
+    when it fills a batch."""
     return engine(name).get("page_size", 1)
 
 
@@ -145,7 +409,8 @@ def has_drafts(name: str) -> bool:
 
 
 def engine(name: str) -> dict:
-    """sglang.Engine's words for this model on top of those for all. Where it drafts, engine.py adds where it lies."""
+    """sglang.Engine's words for this model on top of those for all. Where it drafts, engine.py adds
+    where it lies."""
     if has_drafts(name):
         return EXTRA_BUFFER | DRAFTS
     if name == "nemotron-h-buffer":
@@ -158,8 +423,15 @@ def engine(name: str) -> dict:
 
 
 def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Every tensor of a checkpoint as published ones name it: (name, shape, kind); kind says how it is drawn."""
-    yield from {"nemotron_h": _nemotron_h, "qwen3_next": _qwen3_next, "llama": _llama, "deepseek_v3": _deepseek, "falcon_h1": _falcon_h1}[config["model_type"]](config)
+    """Every tensor of a checkpoint as published ones name it: (name, shape, kind); kind says how it
+    is drawn."""
+    yield from {
+        "nemotron_h": _nemotron_h,
+        "qwen3_next": _qwen3_next,
+        "llama": _llama,
+        "deepseek_v3": _deepseek,
+        "falcon_h1": _falcon_h1,
+    }[config["model_type"]](config)
 
 
 def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -171,7 +443,14 @@ def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
         layer += ".mixer"
         if kind == "M":
             inner = c["mamba_num_heads"] * c["mamba_head_dim"]
-            yield from _mamba2(layer, hidden, inner, c["mamba_num_heads"], 2 * c["n_groups"] * c["ssm_state_size"], c["conv_kernel"])
+            yield from _mamba2(
+                layer,
+                hidden,
+                inner,
+                c["mamba_num_heads"],
+                2 * c["n_groups"] * c["ssm_state_size"],
+                c["conv_kernel"],
+            )
             yield f"{layer}.norm.weight", (inner,), "norm"
         elif kind == "*":
             yield from _attention(layer, c)
@@ -181,8 +460,15 @@ def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
             yield f"{layer}.gate.weight", (c["n_routed_experts"], hidden), "matrix"
             yield f"{layer}.gate.e_score_correction_bias", (c["n_routed_experts"],), "bias"
             for expert in range(c["n_routed_experts"]):
-                yield from _two_matrices(f"{layer}.experts.{expert}", hidden, c["moe_intermediate_size"], "expert")
-            yield from _two_matrices(f"{layer}.shared_experts", hidden, c["moe_shared_expert_intermediate_size"], "matrix")
+                yield from _two_matrices(
+                    f"{layer}.experts.{expert}", hidden, c["moe_intermediate_size"], "expert"
+                )
+            yield from _two_matrices(
+                f"{layer}.shared_experts",
+                hidden,
+                c["moe_shared_expert_intermediate_size"],
+                "matrix",
+            )
     yield "backbone.norm_f.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
     if "mtp_hybrid_override_pattern" in c:
@@ -198,7 +484,9 @@ def _nemotron_h_mtp(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...],
     yield from _attention(f"{layer}.mixer", c)
 
 
-def _mamba2(layer: str, hidden: int, inner: int, heads: int, groups: int, kernel: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _mamba2(
+    layer: str, hidden: int, inner: int, heads: int, groups: int, kernel: int
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """All but the norm, which not every model has. groups: B and C of all groups together."""
     yield f"{layer}.in_proj.weight", (2 * inner + groups + heads, hidden), "matrix"
     yield f"{layer}.conv1d.weight", (inner + groups, 1, kernel), "matrix"
@@ -210,49 +498,81 @@ def _mamba2(layer: str, hidden: int, inner: int, heads: int, groups: int, kernel
 
 def _attention(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Grouped queries, without norms and biases."""
-    for name, heads in (("q", c["num_attention_heads"]), ("k", c["num_key_value_heads"]), ("v", c["num_key_value_heads"])):
+    for name, heads in (
+        ("q", c["num_attention_heads"]),
+        ("k", c["num_key_value_heads"]),
+        ("v", c["num_key_value_heads"]),
+    ):
         yield f"{layer}.{name}_proj.weight", (heads * c["head_dim"], c["hidden_size"]), "matrix"
-    yield f"{layer}.o_proj.weight", (c["hidden_size"], c["num_attention_heads"] * c["head_dim"]), "matrix"
+    yield (
+        f"{layer}.o_proj.weight",
+        (c["hidden_size"], c["num_attention_heads"] * c["head_dim"]),
+        "matrix",
+    )
 
 
-def _two_matrices(layer: str, hidden: int, intermediate: int, kind: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _two_matrices(
+    layer: str, hidden: int, intermediate: int, kind: str
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
     yield f"{layer}.up_proj.weight", (intermediate, hidden), kind
     yield f"{layer}.down_proj.weight", (hidden, intermediate), kind
 
 
-def _three_matrices(layer: str, hidden: int, intermediate: int, kind: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _three_matrices(
+    layer: str, hidden: int, intermediate: int, kind: str
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
     yield f"{layer}.gate_proj.weight", (intermediate, hidden), kind
     yield from _two_matrices(layer, hidden, intermediate, kind)
 
 
 def _qwen3_next(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
     hidden, values = c["hidden_size"], c["linear_num_value_heads"]
-    key_size, value_size = c["linear_num_key_heads"] * c["linear_key_head_dim"], values * c["linear_value_head_dim"]
+    key_size, value_size = (
+        c["linear_num_key_heads"] * c["linear_key_head_dim"],
+        values * c["linear_value_head_dim"],
+    )
     yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
     for number in range(c["num_hidden_layers"]):
         layer = f"model.layers.{number}"
         yield f"{layer}.input_layernorm.weight", (hidden,), "norm-about-zero"
         yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm-about-zero"
         if (number + 1) % c["full_attention_interval"]:
-            yield f"{layer}.linear_attn.in_proj_qkvz.weight", (2 * key_size + 2 * value_size, hidden), "matrix"
+            yield (
+                f"{layer}.linear_attn.in_proj_qkvz.weight",
+                (2 * key_size + 2 * value_size, hidden),
+                "matrix",
+            )
             yield f"{layer}.linear_attn.in_proj_ba.weight", (2 * values, hidden), "matrix"
-            yield f"{layer}.linear_attn.conv1d.weight", (2 * key_size + value_size, 1, c["linear_conv_kernel_dim"]), "matrix"
+            yield (
+                f"{layer}.linear_attn.conv1d.weight",
+                (2 * key_size + value_size, 1, c["linear_conv_kernel_dim"]),
+                "matrix",
+            )
             yield f"{layer}.linear_attn.A_log", (values,), "decay"
             yield f"{layer}.linear_attn.dt_bias", (values,), "time-step"
             yield f"{layer}.linear_attn.norm.weight", (c["linear_value_head_dim"],), "norm"
             yield f"{layer}.linear_attn.out_proj.weight", (hidden, value_size), "matrix"
         else:
             queries = c["num_attention_heads"] * c["head_dim"]
-            yield f"{layer}.self_attn.q_proj.weight", (2 * queries, hidden), "matrix"  # queries and their gates
+            # queries and their gates
+            yield (f"{layer}.self_attn.q_proj.weight", (2 * queries, hidden), "matrix")
             for name in ("k", "v"):
-                yield f"{layer}.self_attn.{name}_proj.weight", (c["num_key_value_heads"] * c["head_dim"], hidden), "matrix"
+                yield (
+                    f"{layer}.self_attn.{name}_proj.weight",
+                    (c["num_key_value_heads"] * c["head_dim"], hidden),
+                    "matrix",
+                )
             yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
             yield f"{layer}.self_attn.q_norm.weight", (c["head_dim"],), "norm-about-zero"
             yield f"{layer}.self_attn.k_norm.weight", (c["head_dim"],), "norm-about-zero"
         yield f"{layer}.mlp.gate.weight", (c["num_experts"], hidden), "matrix"
         for expert in range(c["num_experts"]):
-            yield from _three_matrices(f"{layer}.mlp.experts.{expert}", hidden, c["moe_intermediate_size"], "expert")
-        yield from _three_matrices(f"{layer}.mlp.shared_expert", hidden, c["shared_expert_intermediate_size"], "matrix")
+            yield from _three_matrices(
+                f"{layer}.mlp.experts.{expert}", hidden, c["moe_intermediate_size"], "expert"
+            )
+        yield from _three_matrices(
+            f"{layer}.mlp.shared_expert", hidden, c["shared_expert_intermediate_size"], "matrix"
+        )
         yield f"{layer}.mlp.shared_expert_gate.weight", (1, hidden), "matrix"
     yield "model.norm.weight", (hidden,), "norm-about-zero"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
@@ -279,14 +599,28 @@ def _falcon_h1(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
         yield f"{layer}.pre_ff_layernorm.weight", (hidden,), "norm"
         yield from _attention(f"{layer}.self_attn", c)
-        yield from _mamba2(f"{layer}.mamba", hidden, c["mamba_d_ssm"], c["mamba_n_heads"], groups, c["mamba_d_conv"])
-        yield from _three_matrices(f"{layer}.feed_forward", hidden, c["intermediate_size"], "matrix")
+        yield from _mamba2(
+            f"{layer}.mamba",
+            hidden,
+            c["mamba_d_ssm"],
+            c["mamba_n_heads"],
+            groups,
+            c["mamba_d_conv"],
+        )
+        yield from _three_matrices(
+            f"{layer}.feed_forward", hidden, c["intermediate_size"], "matrix"
+        )
     yield "model.final_layernorm.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
 
 
 def _deepseek(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden, heads, rank, rope = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"], c["qk_rope_head_dim"]
+    hidden, heads, rank, rope = (
+        c["hidden_size"],
+        c["num_attention_heads"],
+        c["kv_lora_rank"],
+        c["qk_rope_head_dim"],
+    )
     yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
     for number in range(c["num_hidden_layers"]):
         layer = f"model.layers.{number}"
@@ -295,12 +629,24 @@ def _deepseek(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
         attention = f"{layer}.self_attn"
         yield f"{attention}.q_a_proj.weight", (c["q_lora_rank"], hidden), "matrix"
         yield f"{attention}.q_a_layernorm.weight", (c["q_lora_rank"],), "norm"
-        yield f"{attention}.q_b_proj.weight", (heads * (c["qk_nope_head_dim"] + rope), c["q_lora_rank"]), "matrix"
+        yield (
+            f"{attention}.q_b_proj.weight",
+            (heads * (c["qk_nope_head_dim"] + rope), c["q_lora_rank"]),
+            "matrix",
+        )
         yield f"{attention}.kv_a_proj_with_mqa.weight", (rank + rope, hidden), "matrix"
         yield f"{attention}.kv_a_layernorm.weight", (rank,), "norm"
-        yield f"{attention}.kv_b_proj.weight", (heads * (c["qk_nope_head_dim"] + c["v_head_dim"]), rank), "matrix"
+        yield (
+            f"{attention}.kv_b_proj.weight",
+            (heads * (c["qk_nope_head_dim"] + c["v_head_dim"]), rank),
+            "matrix",
+        )
         yield f"{attention}.o_proj.weight", (hidden, heads * c["v_head_dim"]), "matrix"
-        yield f"{attention}.indexer.wq_b.weight", (c["index_n_heads"] * c["index_head_dim"], c["q_lora_rank"]), "matrix"
+        yield (
+            f"{attention}.indexer.wq_b.weight",
+            (c["index_n_heads"] * c["index_head_dim"], c["q_lora_rank"]),
+            "matrix",
+        )
         yield f"{attention}.indexer.wk.weight", (c["index_head_dim"], hidden), "matrix"
         yield f"{attention}.indexer.k_norm.weight", (c["index_head_dim"],), "norm"
         yield f"{attention}.indexer.k_norm.bias", (c["index_head_dim"],), "bias"
@@ -311,18 +657,28 @@ def _deepseek(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield f"{layer}.mlp.gate.weight", (c["n_routed_experts"], hidden), "matrix"
         yield f"{layer}.mlp.gate.e_score_correction_bias", (c["n_routed_experts"],), "bias"
         for expert in range(c["n_routed_experts"]):
-            yield from _three_matrices(f"{layer}.mlp.experts.{expert}", hidden, c["moe_intermediate_size"], "expert")
-        yield from _three_matrices(f"{layer}.mlp.shared_experts", hidden, c["moe_intermediate_size"] * c["n_shared_experts"], "matrix")
+            yield from _three_matrices(
+                f"{layer}.mlp.experts.{expert}", hidden, c["moe_intermediate_size"], "expert"
+            )
+        yield from _three_matrices(
+            f"{layer}.mlp.shared_experts",
+            hidden,
+            c["moe_intermediate_size"] * c["n_shared_experts"],
+            "matrix",
+        )
     yield "model.norm.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
 
 
 def draw(name: str, shape: tuple[int, ...], kind: str, seed: int = 0):
-    """One tensor in float32. The generator is seeded with the name, so that no tensor depends on another."""
+    """One tensor in float32. The generator is seeded with the name, so that no tensor depends on
+    another."""
     import torch
 
     def normal(of: str) -> torch.Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(f"{seed} {of}".encode())))
+        return torch.randn(
+            shape, generator=torch.Generator().manual_seed(zlib.crc32(f"{seed} {of}".encode()))
+        )
 
     noise = normal(name)
     fan_in = math.sqrt(math.prod(shape[1:]))
@@ -349,12 +705,16 @@ def draw(name: str, shape: tuple[int, ...], kind: str, seed: int = 0):
 
 
 def write(folder: Path, config: dict) -> Path:
-    """The checkpoint in `folder`: config.json and model.safetensors. Needs torch and safetensors."""
+    """The checkpoint in `folder`: config.json and model.safetensors. Needs torch and
+    safetensors."""
     import torch
     from safetensors.torch import save_file
 
     write_config(folder, config)
-    tensors = {name: draw(name, shape, kind).to(torch.bfloat16).contiguous() for name, shape, kind in shapes(config)}
+    tensors = {
+        name: draw(name, shape, kind).to(torch.bfloat16).contiguous()
+        for name, shape, kind in shapes(config)
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

@@ -1,11 +1,12 @@
-"""The ways to run a prefill, as the release at hand names them: found by looking at its ServerArgs, not at its version."""
+"""The ways to run a prefill, as the release at hand names them: found by looking at its ServerArgs,
+not at its version."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What every mode is held against: a server that has the graph, each of whose prefills is kept eager (watch/). Releases pick
-# other kernels where the graph is off, or is another: see `reference`.
+# What every mode is held against: a server that has the graph, each of whose prefills is kept eager
+# (watch/). Releases pick other kernels where the graph is off, or is another: see `reference`.
 REFERENCE, BREAKABLE_REFERENCE = "reference", "reference-breakable"
 REFERENCES = (REFERENCE, BREAKABLE_REFERENCE)
 EAGER = "eager"  # a server whose graph is off
@@ -22,40 +23,58 @@ class Unavailable:
 
 
 def reference(mode: str, known: set[str]) -> str:
-    """The reference of `mode`: the one whose server picks the kernels that the mode's own server picks.
+    """The reference of `mode`: the one whose server picks the kernels that the mode's own server
+    picks.
 
-    0.5.10 to 0.5.13 choose by --disable-piecewise-cuda-graph, which no graph sets: one reference (Qwen3-Next's gated norm,
-    models/qwen3_next.py:190 in 0.5.11). From 0.5.14 they ask for the piecewise backend by name (models/qwen3_next.py:208 in
-    0.5.16), so that the breakable graph runs the kernels of a server without a graph: two. 0.5.9 asks for
+    0.5.10 to 0.5.13 choose by --disable-piecewise-cuda-graph, which no graph sets: one reference
+    (Qwen3-Next's gated norm, models/qwen3_next.py:190 in 0.5.11). From 0.5.14 they ask for the
+    piecewise backend by name (models/qwen3_next.py:208 in
+    0.5.16), so that the breakable graph runs the kernels of a server without a graph: two. 0.5.9
+    asks for
     --enable-piecewise-cuda-graph, but only for how Qwen3-Next's projections and norm are launched
     (layers/attention/fla/layernorm_gated.py:183, models/qwen3_next.py:381): one.
     """
-    return BREAKABLE_REFERENCE if "cuda_graph_tc_compiler" in known and mode in (BREAKABLE, EAGER) else REFERENCE
+    return (
+        BREAKABLE_REFERENCE
+        if "cuda_graph_tc_compiler" in known and mode in (BREAKABLE, EAGER)
+        else REFERENCE
+    )
 
 
 def serves_logprobs(mode: str, known: set[str]) -> bool:
-    """Whether the mode's graph runs prefills whose log-probabilities are wanted: from 0.5.14 on a piecewise one never does
-    (can_run_graph, model_executor/runner/prefill_cuda_graph_runner.py:705 in 0.5.16)."""
+    """Whether the mode's graph runs prefills whose log-probabilities are wanted: from 0.5.14 on a
+    piecewise one never does (can_run_graph, model_executor/runner/prefill_cuda_graph_runner.py:705
+    in 0.5.16)."""
     return mode not in (PIECEWISE, INDUCTOR) or "cuda_graph_backend_prefill" not in known
 
 
-def flags(mode: str, known: set[str], sizes: list[int], enforce: bool, breakable: bool = True) -> dict | Unavailable:
+def flags(
+    mode: str, known: set[str], sizes: list[int], enforce: bool, breakable: bool = True
+) -> dict | Unavailable:
     """Keyword arguments of sglang.Engine for `mode`. known: the fields of the release's ServerArgs.
 
-    sizes: tokens to capture for, none for the release's own choice; enforce: also where the release keeps the graph off for this model's architecture;
-    breakable: whether the model can be captured with breaks.
-    The reference is piecewise with the eager compiler, which alone changes kernels where a release tells graphs apart. From
-    0.5.10 to 0.5.13, where it does not, and where nothing else is left, it is breakable: that captures in a second.
+    sizes: tokens to capture for, none for the release's own choice; enforce: also where the release
+    keeps the graph off for this model's architecture; breakable: whether the model can be captured
+    with breaks. The reference is piecewise with the eager compiler, which alone changes kernels
+    where a release tells graphs apart. From
+    0.5.10 to 0.5.13, where it does not, and where nothing else is left, it is breakable: that
+    captures in a second.
     """
     if mode in REFERENCES:  # one small size: what is captured is never replayed
-        alike = "disable_piecewise_cuda_graph" in known and "cuda_graph_backend_prefill" not in known
-        first = BREAKABLE if mode == BREAKABLE_REFERENCE or alike and breakable else PIECEWISE
+        alike = (
+            "disable_piecewise_cuda_graph" in known and "cuda_graph_backend_prefill" not in known
+        )
+        first = BREAKABLE if mode == BREAKABLE_REFERENCE or (alike and breakable) else PIECEWISE
         tried = [flags(graph, known, sizes[:1], enforce) for graph in (first, PIECEWISE, BREAKABLE)]
         return next(chosen for chosen in tried if isinstance(chosen, dict))
     if mode == EAGER:
         if "cuda_graph_backend_prefill" in known:
             return {"cuda_graph_backend_prefill": "disabled"}
-        return {"disable_piecewise_cuda_graph": True} if "disable_piecewise_cuda_graph" in known else {}
+        return (
+            {"disable_piecewise_cuda_graph": True}
+            if "disable_piecewise_cuda_graph" in known
+            else {}
+        )
     if "cuda_graph_backend_prefill" in known:
         return _by_backend(mode, known, sizes)
     if mode == BREAKABLE and "enable_breakable_cuda_graph" not in known:
@@ -76,4 +95,7 @@ def _by_backend(mode: str, known: set[str], sizes: list[int]) -> dict | Unavaila
         return chosen | {"cuda_graph_backend_prefill": "breakable"}
     if "cuda_graph_tc_compiler" not in known:
         return Unavailable("the release has no piecewise graph any more")
-    return chosen | {"cuda_graph_backend_prefill": "tc_piecewise", "cuda_graph_tc_compiler": "inductor" if mode == INDUCTOR else "eager"}
+    return chosen | {
+        "cuda_graph_backend_prefill": "tc_piecewise",
+        "cuda_graph_tc_compiler": "inductor" if mode == INDUCTOR else "eager",
+    }

@@ -1,13 +1,14 @@
 """NemotronH in float64, by its formulas: what a prompt's log-probabilities are without rounding.
 
-Two trees whose kernels round in other places differ, and neither is wrong. This says how far each one
-is from the model itself. Dense models only: where a router picks experts, rounding may pick others.
+Two trees whose kernels round in other places differ, and neither is wrong. This says how far each
+one is from the model itself. Dense models only: where a router picks experts, rounding may pick
+others.
 
     python nemotron_sums.py MODEL OUT ENGINE=ANSWERS.json [...]     # answers as engine.py writes them
 
-OUT gets {"ENGINE": {"mean", "worst", "tokens"}}: each engine's distance from these log-probabilities
-of its own tokens. MODEL: a folder that models.py wrote.
-"""
+OUT gets {"ENGINE": {"mean", "worst", "tokens"}}: each engine's distance from these
+log-probabilities of its own tokens. MODEL: a folder that models.py wrote.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def read(folder: Path, device: str) -> tuple[dict[str, Any], Weights]:
 
 
 def answered(passes: dict[str, Any], prompts: dict[str, Any]) -> Iterator[tuple[list[int], dict]]:
-    """Each prompt with what the engine said behind it. prompts: call -> token ids of its prompts."""
+    """Each prompt with what the engine said behind it. prompts: call -> token ids of its
+    prompts."""
     for calls in passes.values():
         for call, got in calls.items():
             yield from zip(prompts[call], got["answers"])

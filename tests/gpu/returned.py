@@ -166,7 +166,10 @@ def same_choices(what: str, found: Choices, control: Choices | None) -> compare.
     if found.broken:
         why = f"{len(found.broken)} prompts have no proper experts, first {found.broken[0]}"
         return compare.Verdict(what, False, why, numbers)
-    why = f"{found.other} of {found.choices} choices are others, allowed {allowed:.2%}; eager prefill exchanges {usual:.2%}"
+    why = (
+        f"{found.other} of {found.choices} choices are others, allowed {allowed:.2%}; eager prefill"
+        f" exchanges {usual:.2%}"
+    )
     if found.worst > OF_CALL:
         why += f"; {found.worst:.0%} in {found.worst_at}"
     good = bool(found.choices) and found.share <= allowed and found.worst <= OF_CALL

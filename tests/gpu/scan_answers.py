@@ -1,8 +1,8 @@
 """How far a tile of the scan's own kernels is from sums in float64: for sweep.py, on its layers.
 
-A compiler can be wrong for one tile and right for the next: each tile is held against the formula of
-Mamba2's recurrence, unrolled, before anyone may choose it. Uneven requests, some behind a state, some
-with a state to keep. Every launch has to give the same bits again.
+A compiler can be wrong for one tile and right for the next: each tile is held against the formula
+of Mamba2's recurrence, unrolled, before anyone may choose it. Uneven requests, some behind a state,
+some with a state to keep. Every launch has to give the same bits again.
 """
 
 from __future__ import annotations
@@ -67,12 +67,15 @@ def _inputs(layer: Any, device: str) -> dict[str, torch.Tensor]:
     x, b, c, dt = wide.split([inner, shared, shared, layer.heads], dim=-1)
     slots = 2 * len(LENGTHS) + 1
     return {
-        "x": x, "b": b, "c": c, "dt": dt - 3,
+        "x": x,
+        "b": b,
+        "c": c,
+        "dt": dt - 3,
         "a": -torch.rand(layer.heads, device=device),
         "d": torch.rand(layer.heads, device=device),
         "dt_bias": torch.rand(layer.heads, device=device),
         "pool": torch.randn(slots, layer.heads, layer.size, layer.d_state, device=device),
-    }  # fmt: skip
+    }
 
 
 def _launched(
@@ -94,10 +97,14 @@ def _launched(
     pool = inputs["pool"].clone()
     names = ("x", "b", "c", "dt", "a", "d", "dt_bias")
     launches = ssd.Launches(
-        shape, plan, *(inputs[name] for name in names), out, pool,
+        shape,
+        plan,
+        *(inputs[name] for name in names),
+        out,
+        pool,
         torch.arange(1, count + 1, device=device, dtype=torch.int32),
         torch.tensor(WARM, device=device),
-    )  # fmt: skip
+    )
     launches.steps()
     launches.states(states)
     launches.scan(scan)
@@ -105,7 +112,8 @@ def _launched(
 
 
 def _sums(layer: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The same in float64: y_l = sum over m <= l of exp(A_l - A_m) (c_l . b_m) dt'_m x_m + d x_l."""
+    """The same in float64: y_l = sum over m <= l of exp(A_l - A_m) (c_l . b_m) dt'_m x_m + d
+    x_l."""
     pool, outs, begin = inputs["pool"].double().clone(), [], 0
     for number, rows in enumerate(LENGTHS):
         part = {
@@ -124,14 +132,19 @@ def _sums(layer: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _request(
-    layer: Any, part: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor],
-    start: torch.Tensor, keep: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    layer: Any,
+    part: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    start: torch.Tensor,
+    keep: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x = part["x"].unflatten(-1, (layer.heads, layer.size))
     b, c = (
-        part[name].unflatten(-1, (layer.groups, layer.d_state))
-        .repeat_interleave(layer.heads // layer.groups, dim=1) for name in "bc"
-    )  # fmt: skip
+        part[name]
+        .unflatten(-1, (layer.groups, layer.d_state))
+        .repeat_interleave(layer.heads // layer.groups, dim=1)
+        for name in "bc"
+    )
     step = torch.nn.functional.softplus(part["dt"] + inputs["dt_bias"].double())
     total = (step * inputs["a"].double()).cumsum(0)
     weight = torch.einsum("lhn,mhn->lmh", c, b) * past(total) * step[None]

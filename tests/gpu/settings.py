@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Hold servers with other arguments than run.py's against eager prefill: `python settings.py --out RESULTS`.
+"""Hold servers with other arguments than run.py's against eager prefill: `python settings.py --out
+RESULTS`.
 
 In an unpacked bundle. Each setting has a server for each graph mode, and one that has the graph and
 keeps every prefill eager. Answers must agree as compare.py says, and what else is returned too.
 Prefills that ran eagerly are counted, each with its reason: one without a reason is a fault. Of
-several GPUs' ranks each is looked at. Both graph modes of mixed-chunk answer by turns, side by side.
-Writes RESULTS/settings.json, and ends in a table. Exit code 0: all good.
+several GPUs' ranks each is looked at. Both graph modes of mixed-chunk answer by turns, side by
+side. Writes RESULTS/settings.json, and ends in a table. Exit code 0: all good.
 
 --without makes a control: servers of the release's own tree (queue), or of the patched one with
 one patch's function doing nothing. Then extra-buffer's runs with drafts must fail, from 0.5.14 on.
@@ -26,16 +27,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import alternate  # noqa: E402
-import cases  # noqa: E402
-import compare  # noqa: E402
-import kernels  # noqa: E402
-import launch  # noqa: E402
-import models  # noqa: E402
-import modes  # noqa: E402
-import returned  # noqa: E402
-import run  # noqa: E402
-import untouched  # noqa: E402
+import alternate
+import cases
+import compare
+import kernels
+import launch
+import models
+import modes
+import returned
+import run
+import untouched
 
 HERE = Path(__file__).resolve().parent
 RESULT = "settings.json"
@@ -44,7 +45,9 @@ RETURNS = {"return_hidden_states": True, "return_routed_experts": True}
 # put the GPUs of a shared host out of service; releases choose them by the model's architecture.
 TENSOR_PARALLEL = {"enforce_disable_flashinfer_allreduce_fusion": True}
 TRACKS_STATES, QUEUE = "extra-buffer", "queue"
-REPORTS = "prefill-graph/report-verdict"  # the patch that has servers say why their graph is on or off
+REPORTS = (  # the patch that has servers say why their graph is on or off
+    "prefill-graph/report-verdict"
+)
 # What --without leaves out -> the function that does nothing then.
 FORGOTTEN = {
     "track-under-graph": "sglang.srt.prefill_graph.kernels.tracked_states:follow",
@@ -78,29 +81,49 @@ LONG_CHUNK = {"chunked_prefill_size": 8192}  # as releases choose it for a large
 SETTINGS = {
     "plain": Setting("run.py's questions", ("nemotron-h", "qwen3-next", "llama")),
     "context-flag": Setting(
-        "--context-length 2048, the release's own capture sizes", ("llama",),
-        {"context_length": cases.SHORT_CONTEXT} | LONG_CHUNK, (cases.CONTEXT,), own_sizes=True,
+        "--context-length 2048, the release's own capture sizes",
+        ("llama",),
+        {"context_length": cases.SHORT_CONTEXT} | LONG_CHUNK,
+        (cases.CONTEXT,),
+        own_sizes=True,
     ),
     "context-config": Setting(
-        "a context of 2048 in config.json, the release's own capture sizes", ("nemotron-h",), LONG_CHUNK,
-        (cases.CONTEXT,), config={"max_position_embeddings": cases.SHORT_CONTEXT}, own_sizes=True,
+        "a context of 2048 in config.json, the release's own capture sizes",
+        ("nemotron-h",),
+        LONG_CHUNK,
+        (cases.CONTEXT,),
+        config={"max_position_embeddings": cases.SHORT_CONTEXT},
+        own_sizes=True,
     ),
     "returns": Setting(
-        "hidden states and routed experts returned", ("qwen3-next",),
-        {f"enable_{name}": True for name in RETURNS}, (cases.RETURNED,), {cases.RETURNED: RETURNS},
+        "hidden states and routed experts returned",
+        ("qwen3-next",),
+        {f"enable_{name}": True for name in RETURNS},
+        (cases.RETURNED,),
+        {cases.RETURNED: RETURNS},
     ),
     "mixed-chunk": Setting(
-        "--enable-mixed-chunk; in the end two servers by turns", ("nemotron-h",), {"enable_mixed_chunk": True},
-        (cases.COLD, cases.MIXED, cases.TURNS), {cases.MIXED: {"logprobs": False}, cases.TURNS: {"logprobs": False}}, turns=True,
+        "--enable-mixed-chunk; in the end two servers by turns",
+        ("nemotron-h",),
+        {"enable_mixed_chunk": True},
+        (cases.COLD, cases.MIXED, cases.TURNS),
+        {cases.MIXED: {"logprobs": False}, cases.TURNS: {"logprobs": False}},
+        turns=True,
     ),
     TRACKS_STATES: Setting(
-        "states in the prefix cache, with and without drafts", ("nemotron-h-buffer", "nemotron-h-mtp"), modes=(modes.BREAKABLE,),
+        "states in the prefix cache, with and without drafts",
+        ("nemotron-h-buffer", "nemotron-h-mtp"),
+        modes=(modes.BREAKABLE,),
     ),
     "dp-attention": Setting(
-        "--enable-dp-attention on two GPUs", ("nemotron-h",), {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True} | TENSOR_PARALLEL,
-        (cases.COLD, cases.WARM), modes=(modes.BREAKABLE,), gpus=2,
+        "--enable-dp-attention on two GPUs",
+        ("nemotron-h",),
+        {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True} | TENSOR_PARALLEL,
+        (cases.COLD, cases.WARM),
+        modes=(modes.BREAKABLE,),
+        gpus=2,
     ),
-}  # fmt: skip
+}
 DEFAULT = ("context-flag", "context-config", "returns", "mixed-chunk")
 
 
@@ -187,7 +210,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--port-base", type=int, default=28000, help="first of the servers' ports (default 28000)"
     )
-    return parser.parse_args(words)  # fmt: skip
+    return parser.parse_args(words)
 
 
 def _untouched(place: launch.Place, options: argparse.Namespace) -> launch.Place:
@@ -271,11 +294,21 @@ def job(
     one.needs = one.needs and f"{name}.{one.needs}"
     shared = {"tp_size": options.tp} | TENSOR_PARALLEL if options.tp > 1 else {}
     one.plan |= {
-        "setting": name, "of": model, "mode": mode, "gpus": max(setting.gpus, options.tp), "enforce": models.MODELS[model]["model_type"] == "qwen3_next",
-        "out": str(place.out / f"{one.name}.json"), "watch": str(place.out / f"{one.name}.watch"), "model": str(folder(place, name, model)),
-        "engine": one.plan["engine"] | shared | setting.words, "passes": passes(setting, mode), "logprobs": modes.serves_logprobs(mode, known),
-        "ask": asked(setting, reference), "capture": [] if setting.own_sizes and not reference else list(cases.CAPTURE), "forget": FORGOTTEN.get(options.without, ""),
-    }  # fmt: skip
+        "setting": name,
+        "of": model,
+        "mode": mode,
+        "gpus": max(setting.gpus, options.tp),
+        "enforce": models.MODELS[model]["model_type"] == "qwen3_next",
+        "out": str(place.out / f"{one.name}.json"),
+        "watch": str(place.out / f"{one.name}.watch"),
+        "model": str(folder(place, name, model)),
+        "engine": one.plan["engine"] | shared | setting.words,
+        "passes": passes(setting, mode),
+        "logprobs": modes.serves_logprobs(mode, known),
+        "ask": asked(setting, reference),
+        "capture": [] if setting.own_sizes and not reference else list(cases.CAPTURE),
+        "forget": FORGOTTEN.get(options.without, ""),
+    }
     return one
 
 
@@ -297,7 +330,8 @@ def passes(setting: Setting, mode: str) -> list[str]:
 
 
 def alone_of(name: str) -> str:
-    """The pass that asks another one's prompts in other batches: alone, where it has batches enough."""
+    """The pass that asks another one's prompts in other batches: alone, where it has batches
+    enough."""
     if name == cases.COLD:
         return cases.ALONE
     return f"{name}{cases.ASKED_BESIDE if name == cases.RETURNED else cases.ASKED_ALONE}"
@@ -426,9 +460,8 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
         agree = agreement(plan, result["passes"], reference["passes"], router)
         found += [otherwise(agree, facts["without"])] if must_fail(plan, facts) else agree
         found += given_back(plan, result["passes"], reference["passes"], router)
-    if (
-        cases.WARM in result["passes"] and "dp_size" not in plan["engine"]
-    ):  # each of its ranks has a cache
+    # each of its ranks has a cache
+    if cases.WARM in result["passes"] and "dp_size" not in plan["engine"]:
         cached = {
             name: answers
             for name, answers in result["passes"].items()
@@ -464,9 +497,9 @@ def agreement(plan: dict, mine: dict, reference: dict, router: bool) -> list[com
 
 
 def must_fail(plan: dict, facts: dict) -> bool:
-    """Whether a graph leaves wrong states in the prefix cache without the queue's patch: in 0.5.14 to 0.5.16 where drafts
-    are verified. 0.5.13's breakable graph is the queue's own, whose breaks get the scheduler's batch; the release's own
-    starts no NemotronH."""
+    """Whether a graph leaves wrong states in the prefix cache without the queue's patch: in 0.5.14
+    to 0.5.16 where drafts are verified. 0.5.13's breakable graph is the queue's own, whose breaks
+    get the scheduler's batch; the release's own starts no NemotronH."""
     asked = facts["without"] and plan["setting"] == TRACKS_STATES
     return bool(asked) and models.has_drafts(plan["of"]) and not _before(facts["version"], 14)
 
@@ -562,7 +595,8 @@ def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
 
 
 def reports(report: object) -> bool:
-    """Whether this release's servers leave a report: the patched ones before 0.5.14. A missing report is held against them."""
+    """Whether this release's servers leave a report: the patched ones before 0.5.14. A missing
+    report is held against them."""
     tree = report.get("tree", {}) if isinstance(report, dict) else {}
     patches = tree.get("patches", [REPORTS])
     return any(name.partition("@")[0] == REPORTS for name in patches)
@@ -631,7 +665,8 @@ def show(facts: dict) -> None:
     """Every failed check, then the table."""
     for one in facts["runs"]:
         print(
-            f"\n{title(one)}: {one['verdict']}{' - ' + one['why'] if one['why'] else ''} ({one['seconds']} s, start {one.get('start_s', '?')} s)"
+            f"\n{title(one)}: {one['verdict']}{' - ' + one['why'] if one['why'] else ''}"
+            f" ({one['seconds']} s, start {one.get('start_s', '?')} s)"
         )
         for check in one["checks"]:
             print(f"  {'ok  ' if check['good'] else 'FAIL'} {check['what']}: {check['why']}")
@@ -643,10 +678,14 @@ def title(one: dict) -> str:
 
 
 def table(facts: dict) -> list[str]:
-    """One line for each graph mode: the verdict, prefills on the graph, and why others were eager."""
+    """One line for each graph mode: the verdict, prefills on the graph, and why others were
+    eager."""
     tree = f"without {facts['without']}" if facts["without"] else "patched"
     lines = [
-        f"| {facts['version']} {tree} on {facts['gpu']['name']} | verdict | on the graph | eager, and why |",
+        (
+            f"| {facts['version']} {tree} on {facts['gpu']['name']} | verdict | on the graph |"
+            " eager, and why |"
+        ),
         "|---|---|---|---|",
     ]
     for one in facts["runs"]:
@@ -658,9 +697,8 @@ def table(facts: dict) -> list[str]:
         )
         verdict = one["verdict"] + (f": {one['why'][:160]}" if one["why"] else "")
         lines.append(
-            f"| {title(one)} | {verdict} | {seen['on_graph']} of {seen['all']} | {eager[:240] or '-'} |".replace(
-                "\n", " "
-            )
+            f"| {title(one)} | {verdict} | {seen['on_graph']} of {seen['all']} |"
+            f" {eager[:240] or '-'} |".replace("\n", " ")
         )
     lines += [f"| {title(one)} | left out: {one['why']} | - | - |" for one in facts["left_out"]]
     return [*lines, f"{facts['seconds']} s"]

@@ -1,8 +1,9 @@
 """Hardware threads that are fast now. Standard library only.
 
-A virtual machine's threads are halves of cores, and a neighbour on the other half slows Python down by a factor of 1.8, for
-seconds at a time (docs/proof.md). So before a call the bench looks for threads that are as fast as the fastest it has seen,
-lets the engine run on those alone, and looks again behind the call: what slowed down meanwhile does not count.
+A virtual machine's threads are halves of cores, and a neighbour on the other half slows Python down
+by a factor of 1.8, for seconds at a time (docs/proof.md). So before a call the bench looks for
+threads that are as fast as the fastest it has seen, lets the engine run on those alone, and looks
+again behind the call: what slowed down meanwhile does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ SLOWER = 1.25  # times the fastest span: a thread below it is fast; a shared cor
 
 
 def span_ms(cpu: int) -> float:
-    """Milliseconds that one fixed loop takes on a hardware thread, by the calling thread, which goes there for it."""
+    """Milliseconds that one fixed loop takes on a hardware thread, by the calling thread, which
+    goes there for it."""
     with on({cpu}):
         time.sleep(0)
         began, total = time.perf_counter(), 0
@@ -41,7 +43,8 @@ def on(cpus: set[int]) -> Iterator[None]:
 
 @dataclass
 class Threads:
-    """The hardware threads at hand. cpus: their numbers; timed: how one is timed; fastest: the least span seen, in ms."""
+    """The hardware threads at hand. cpus: their numbers; timed: how one is timed; fastest: the
+    least span seen, in ms."""
 
     cpus: list[int] = field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
     timed: Callable[[int], float] = span_ms
@@ -52,7 +55,8 @@ class Threads:
             self._span(cpu)
 
     def fast(self, count: int) -> list[int]:
-        """`count` threads, fast ones first of all; those that were asked for last are tried first. All of them if there are no more."""
+        """`count` threads, fast ones first of all; those that were asked for last are tried first.
+        All of them if there are no more."""
         found: dict[int, float] = {}
         for cpu in self.cpus:
             found[cpu] = self._span(cpu)
@@ -76,7 +80,8 @@ class Threads:
 
 
 def pin(processes: Iterable[int], cpus: Iterable[int]) -> None:
-    """Let every thread of these processes run on these hardware threads alone; threads that they start later inherit it."""
+    """Let every thread of these processes run on these hardware threads alone; threads that they
+    start later inherit it."""
     wanted = set(cpus)
     for process in processes:
         for task in Path(f"/proc/{process}/task").glob("[0-9]*"):

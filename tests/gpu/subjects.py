@@ -1,4 +1,5 @@
-"""What the bench times: models of published shapes with dummy weights, and what each engine of one takes of the GPU."""
+"""What the bench times: models of published shapes with dummy weights, and what each engine of one
+takes of the GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +13,20 @@ import modes
 LOAD, FIRST_TOKEN = "load", "first-token"
 TOKENS = 2048  # cached for each running request
 ALONE_RUNNING, ALONE_TOKENS = 32, 131072  # of an engine that has the GPU alone
-STATES = 3  # per running request, with the prefix cache: MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO, model_runner_kv_cache_mixin.py
+# per running request, with the prefix cache: MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO,
+# model_runner_kv_cache_mixin.py
+STATES = 3
 
 
 @dataclass(frozen=True)
 class Subject:
     """One model to time.
 
-    model: its published name, for the record. weights, rest: GiB that an engine takes for weights and for everything but
-    pools, as nvidia-smi saw it on an H200 or by computation; request: GiB of pools for each running request. measures,
-    modes: what is measured by default, and in which modes. words: sglang.Engine's words for so many running requests.
-    shapes: (requests, tokens) of first tokens. share: of the GPU's memory for weights and pools, where an engine has the GPU
+    model: its published name, for the record. weights, rest: GiB that an engine takes for weights
+    and for everything but pools, as nvidia-smi saw it on an H200 or by computation; request: GiB of
+    pools for each running request. measures, modes: what is measured by default, and in which
+    modes. words: sglang.Engine's words for so many running requests. shapes: (requests, tokens) of
+    first tokens. share: of the GPU's memory for weights and pools, where an engine has the GPU
     alone. enforce: the release keeps a piecewise graph off for the architecture unless it is told.
     """
 
@@ -40,20 +44,33 @@ class Subject:
 
 
 def alone(subject: Subject) -> dict:
-    """sglang.Engine's words for one engine that has the GPU alone: the same pools in every tree, and no prefix cache."""
-    pools = dict(max_total_tokens=ALONE_TOKENS, mem_fraction_static=subject.share, disable_radix_cache=True)
-    return subject.words(ALONE_RUNNING) | pools | dict(cuda_graph_max_bs=16, cuda_graph_bs=[1, 16])  # decoding is not measured
+    """sglang.Engine's words for one engine that has the GPU alone: the same pools in every tree,
+    and no prefix cache."""
+    pools = dict(
+        max_total_tokens=ALONE_TOKENS, mem_fraction_static=subject.share, disable_radix_cache=True
+    )
+    # decoding is not measured
+    return subject.words(ALONE_RUNNING) | pools | dict(cuda_graph_max_bs=16, cuda_graph_bs=[1, 16])
 
 
 def _pools(running: int) -> dict:
-    """Pools have stated sizes: mem_fraction_static is a share of what is free when an engine starts (init_memory_pool,
-    model_runner_kv_cache_mixin.py), so beside others it would give each engine other pools."""
-    return dict(load_format="dummy", max_running_requests=running, max_total_tokens=TOKENS * running, mem_fraction_static=0.98, chunked_prefill_size=load.CHUNK)
+    """Pools have stated sizes: mem_fraction_static is a share of what is free when an engine starts
+    (init_memory_pool, model_runner_kv_cache_mixin.py), so beside others it would give each engine
+    other pools."""
+    return dict(
+        load_format="dummy",
+        max_running_requests=running,
+        max_total_tokens=TOKENS * running,
+        mem_fraction_static=0.98,
+        chunked_prefill_size=load.CHUNK,
+    )
 
 
 def _nemotron(running: int) -> dict:
     sizes = sorted({running, *(size for size in load.DECODE if size < running)})
-    return _pools(running) | dict(max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running, cuda_graph_bs=sizes)
+    return _pools(running) | dict(
+        max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running, cuda_graph_bs=sizes
+    )
 
 
 def _hybrid(running: int) -> dict:
@@ -72,74 +89,192 @@ def _sparse(running: int) -> dict:
     return _pools(running) | models.SPARSE_ENGINE
 
 
-_STATE = 27 * (128 * 80 * 128 * 4 + 3 * (128 * 80 + 2 * 8 * 128) * 2) / 2**30  # of one request in 27 Mamba2 layers, float32 and bfloat16
+# of one request in 27 Mamba2 layers, float32 and bfloat16
+_STATE = 27 * (128 * 80 * 128 * 4 + 3 * (128 * 80 + 2 * 8 * 128) * 2) / 2**30
 _TOKEN = 4 * 2 * 8 * 128 * 2 / 2**30  # of one token in 4 attention layers
-_SPARSE_TOKEN = 8 * (576 * 2 + 132) / 2**30  # in 8 layers: compressed keys in bfloat16, the indexer's in fp8 with a scale
+# in 8 layers: compressed keys in bfloat16, the indexer's in fp8 with a scale
+_SPARSE_TOKEN = 8 * (576 * 2 + 132) / 2**30
 
-# The published sizes of NVIDIA-Nemotron-3-Nano-30B-A3B: 23 Mamba2, 23 expert and 6 attention layers.
+# The published sizes of NVIDIA-Nemotron-3-Nano-30B-A3B: 23 Mamba2, 23 expert and 6 attention
+# layers.
 NEMOTRON_3_NANO = models.nemotron_h(
-    "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 2688, 1856, (32, 2), (64, 64), 131072, n_routed_experts=128, n_shared_experts=1,
-    num_experts_per_tok=6, moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712, routed_scaling_factor=2.5, n_group=1,
-    topk_group=1, norm_topk_prob=True, moe_latent_size=None,
-)  # fmt: skip
-# The published sizes of Qwen3-Next-80B-A3B, but for the number of layers: 9 GDN and 3 attention layers, all 512 experts in each.
+    "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    2688,
+    1856,
+    (32, 2),
+    (64, 64),
+    131072,
+    n_routed_experts=128,
+    n_shared_experts=1,
+    num_experts_per_tok=6,
+    moe_intermediate_size=1856,
+    moe_shared_expert_intermediate_size=3712,
+    routed_scaling_factor=2.5,
+    n_group=1,
+    topk_group=1,
+    norm_topk_prob=True,
+    moe_latent_size=None,
+)
+# The published sizes of Qwen3-Next-80B-A3B, but for the number of layers: 9 GDN and 3 attention
+# layers, all 512 experts in each.
 QWEN3_NEXT = models.QWEN3_NEXT | dict(
-    vocab_size=151936, hidden_size=2048, intermediate_size=5120, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=2,
-    head_dim=256, linear_num_key_heads=16, linear_num_value_heads=32, num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
-    shared_expert_intermediate_size=512, max_position_embeddings=262144,
-)  # fmt: skip
-# The published sizes of Qwen3.5-27B's text model, but for the number of layers: 12 GDN and 4 attention layers. Its vision
-# tower is a small one, and the server runs without (enable_multimodal).
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=5120,
+    num_hidden_layers=12,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    head_dim=256,
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+    num_experts=512,
+    num_experts_per_tok=10,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+    max_position_embeddings=262144,
+)
+# The published sizes of Qwen3.5-27B's text model, but for the number of layers: 12 GDN and 4
+# attention layers. Its vision tower is a small one, and the server runs without
+# (enable_multimodal).
 QWEN3_5 = dict(
-    architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", torch_dtype="bfloat16", tie_word_embeddings=False,
-    image_token_id=248056, video_token_id=248057, vision_start_token_id=248053, vision_end_token_id=248054,
+    architectures=["Qwen3_5ForConditionalGeneration"],
+    model_type="qwen3_5",
+    torch_dtype="bfloat16",
+    tie_word_embeddings=False,
+    image_token_id=248056,
+    video_token_id=248057,
+    vision_start_token_id=248053,
+    vision_end_token_id=248054,
     vision_config=dict(
-        model_type="qwen3_5", deepstack_visual_indexes=[], depth=1, hidden_act="gelu_pytorch_tanh", hidden_size=64, in_channels=3,
-        initializer_range=0.02, intermediate_size=128, num_heads=2, num_position_embeddings=16, out_hidden_size=5120, patch_size=16,
-        spatial_merge_size=2, temporal_patch_size=2,
+        model_type="qwen3_5",
+        deepstack_visual_indexes=[],
+        depth=1,
+        hidden_act="gelu_pytorch_tanh",
+        hidden_size=64,
+        in_channels=3,
+        initializer_range=0.02,
+        intermediate_size=128,
+        num_heads=2,
+        num_position_embeddings=16,
+        out_hidden_size=5120,
+        patch_size=16,
+        spatial_merge_size=2,
+        temporal_patch_size=2,
     ),
-    text_config={name: value for name, value in models.QWEN3_NEXT.items() if name != "architectures"} | dict(
-        model_type="qwen3_5_text", vocab_size=248320, hidden_size=5120, intermediate_size=17408, num_hidden_layers=16, num_attention_heads=24,
-        num_key_value_heads=4, head_dim=256, linear_num_key_heads=16, linear_num_value_heads=48, num_experts=0, num_experts_per_tok=0,
-        moe_intermediate_size=0, shared_expert_intermediate_size=0, max_position_embeddings=262144,
+    text_config={
+        name: value for name, value in models.QWEN3_NEXT.items() if name != "architectures"
+    }
+    | dict(
+        model_type="qwen3_5_text",
+        vocab_size=248320,
+        hidden_size=5120,
+        intermediate_size=17408,
+        num_hidden_layers=16,
+        num_attention_heads=24,
+        num_key_value_heads=4,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=48,
+        num_experts=0,
+        num_experts_per_tok=0,
+        moe_intermediate_size=0,
+        shared_expert_intermediate_size=0,
+        max_position_embeddings=262144,
         layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 4,
         rope_parameters=dict(
-            rope_type="default", mrope_section=[11, 11, 10], mrope_interleaved=True, rope_theta=1e7, partial_rotary_factor=0.25
+            rope_type="default",
+            mrope_section=[11, 11, 10],
+            mrope_interleaved=True,
+            rope_theta=1e7,
+            partial_rotary_factor=0.25,
         ),
     ),
-)  # fmt: skip
+)
 # The published sizes of Llama-3.1-8B.
 LLAMA = models.LLAMA | dict(
-    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
     max_position_embeddings=131072,
-)  # fmt: skip
+)
 _TOKEN_LLAMA = 32 * 2 * 8 * 128 * 2 / 2**30  # of one token in 32 attention layers
-_STATE_3 = 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2) / 2**30  # of one request in 23 Mamba2 layers
+# of one request in 23 Mamba2 layers
+_STATE_3 = 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2) / 2**30
 _TOKEN_3 = 6 * 2 * 2 * 128 * 2 / 2**30  # of one token in 6 attention layers
-_STATE_GDN = 9 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2) / 2**30  # of one request in 9 GDN layers
-_STATE_GDN_5 = 12 * (48 * 128 * 128 * 4 + 3 * (2 * 16 + 48) * 128 * 2) / 2**30  # of one request in 12 GDN layers
+# of one request in 9 GDN layers
+_STATE_GDN = 9 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2) / 2**30
+# of one request in 12 GDN layers
+_STATE_GDN_5 = 12 * (48 * 128 * 128 * 4 + 3 * (2 * 16 + 48) * 128 * 2) / 2**30
 _TOKEN_5 = 4 * 2 * 4 * 256 * 2 / 2**30  # of one token in 4 attention layers
 _TOKEN_NEXT = 3 * 2 * 2 * 256 * 2 / 2**30  # of one token in 3 attention layers
 
 SUBJECTS = {
     "nemotron": Subject(
-        "NVIDIA-Nemotron-Nano-9B-v2", models.NANO_9B, 16.6, 4.5, STATES * _STATE + TOKENS * _TOKEN, (LOAD, FIRST_TOKEN), (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR), _nemotron
+        "NVIDIA-Nemotron-Nano-9B-v2",
+        models.NANO_9B,
+        16.6,
+        4.5,
+        STATES * _STATE + TOKENS * _TOKEN,
+        (LOAD, FIRST_TOKEN),
+        (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR),
+        _nemotron,
     ),
     "llama": Subject(
-        "Llama-3.1-8B", LLAMA, 15.0, 4.5, TOKENS * _TOKEN_LLAMA, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _attention
+        "Llama-3.1-8B",
+        LLAMA,
+        15.0,
+        4.5,
+        TOKENS * _TOKEN_LLAMA,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.BREAKABLE),
+        _attention,
     ),
     "nemotron-3-nano": Subject(
-        "NVIDIA-Nemotron-3-Nano-30B-A3B", NEMOTRON_3_NANO, 59.0, 5.0, STATES * _STATE_3 + TOKENS * _TOKEN_3, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _hybrid, share=0.85
+        "NVIDIA-Nemotron-3-Nano-30B-A3B",
+        NEMOTRON_3_NANO,
+        59.0,
+        5.0,
+        STATES * _STATE_3 + TOKENS * _TOKEN_3,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.BREAKABLE),
+        _hybrid,
+        share=0.85,
     ),
     "qwen3-next": Subject(
-        "Qwen3-Next-80B-A3B, 12 of its 48 layers", QWEN3_NEXT, 38.8, 5.0, STATES * _STATE_GDN + TOKENS * _TOKEN_NEXT, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _hybrid, share=0.85,
+        "Qwen3-Next-80B-A3B, 12 of its 48 layers",
+        QWEN3_NEXT,
+        38.8,
+        5.0,
+        STATES * _STATE_GDN + TOKENS * _TOKEN_NEXT,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.BREAKABLE),
+        _hybrid,
+        share=0.85,
         enforce=True,
     ),
     "qwen3.5": Subject(
-        "Qwen3.5-27B, 16 of its 64 layers", QWEN3_5, 17.2, 5.0, STATES * _STATE_GDN_5 + TOKENS * _TOKEN_5, (FIRST_TOKEN,), (modes.EAGER, modes.BREAKABLE), _text_alone, enforce=True,
+        "Qwen3.5-27B, 16 of its 64 layers",
+        QWEN3_5,
+        17.2,
+        5.0,
+        STATES * _STATE_GDN_5 + TOKENS * _TOKEN_5,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.BREAKABLE),
+        _text_alone,
+        enforce=True,
     ),
     "deepseek-v32": Subject(
-        "DeepSeek-V3.2, 8 of its 61 layers, 16 of its 256 experts", models.DEEPSEEK_V32_WIDE, 18.6, 6.0, TOKENS * _SPARSE_TOKEN, (FIRST_TOKEN,), (modes.EAGER, modes.PIECEWISE), _sparse,
+        "DeepSeek-V3.2, 8 of its 61 layers, 16 of its 256 experts",
+        models.DEEPSEEK_V32_WIDE,
+        18.6,
+        6.0,
+        TOKENS * _SPARSE_TOKEN,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.PIECEWISE),
+        _sparse,
         tuple(shape for shape in load.FIRST_TOKEN if shape[1] >= 256),
     ),
-}  # fmt: skip
+}

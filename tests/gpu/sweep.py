@@ -27,12 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import run  # noqa: E402
+import run
 
-OPS = (
-    "sglang.kernels.ops.mamba.triton_ops",
-    "sglang.srt.layers.attention.mamba.ops",
-)  # from 0.5.16; before
+# from 0.5.16; before
+OPS = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")
 CASES = ((512, 1), (512, 8), (4096, 1), (4096, 8))  # rows of a forward, requests
 TINY_CASES = ((40, 1), (40, 2))
 
@@ -108,11 +106,23 @@ PLAIN = {
     "scan": dict(BLOCK_HEADS=1, num_warps=4, num_stages=2),
 }
 CANDIDATES = {
-    "bmm": RELEASE, "chunk_scan": RELEASE, "chunk_state": RELEASE, "state_varlen": RELEASE, "state_passing": PASSING,
-    "states": [dict(CHUNK=q, BLOCK_P=p, BLOCK_N=n) | how for q, p, n in itertools.product((64, 128), (16, 32, 64, 128), (64, 128)) for how in HOW],
+    "bmm": RELEASE,
+    "chunk_scan": RELEASE,
+    "chunk_state": RELEASE,
+    "state_varlen": RELEASE,
+    "state_passing": PASSING,
+    "states": [
+        dict(CHUNK=q, BLOCK_P=p, BLOCK_N=n) | how
+        for q, p, n in itertools.product((64, 128), (16, 32, 64, 128), (64, 128))
+        for how in HOW
+    ],
     "scan": [dict(CHUNK=128, BLOCK_HEADS=h) | how for h in (1, 2, 4, 8) for how in HOW],
-    "conv": [dict(BLOCK_M=m, BLOCK_N=n, num_warps=w) for m in (8, 16, 32) for n, w in ((256, 4), (512, 4), (1024, 4), (256, 2), (512, 2))],
-}  # fmt: skip
+    "conv": [
+        dict(BLOCK_M=m, BLOCK_N=n, num_warps=w)
+        for m in (8, 16, 32)
+        for n, w in ((256, 4), (512, 4), (1024, 4), (256, 2), (512, 2))
+    ],
+}
 
 
 def main() -> int:
@@ -197,7 +207,7 @@ def compile_some(work: list[tuple[Layer, str, dict[str, int]]], until: float) ->
 def sweep(layer: Layer, name: str, tiny: bool, until: float) -> dict:
     """Microseconds of each candidate in each case; "" is what the release launches by itself."""
     cases = TINY_CASES if tiny else CASES
-    tiles = [tile for tile in CANDIDATES[name]][: 2 if tiny else None]
+    tiles = list(CANDIDATES[name])[: 2 if tiny else None]
     tiles = [small(tile) for tile in tiles] if tiny else tiles
     if name not in OURS:
         tiles = [{}, *tiles]
@@ -216,7 +226,8 @@ def sweep(layer: Layer, name: str, tiny: bool, until: float) -> dict:
 
 
 def wrong(layer: Layer, name: str, tile: dict[str, int]) -> str:
-    """Why this tile's results cannot be used, printed; "" if they can. The other kernel's is plain."""
+    """Why this tile's results cannot be used, printed; "" if they can. The other kernel's is
+    plain."""
     import scan_answers
 
     chosen = PLAIN | {name: {key: value for key, value in tile.items() if key != "CHUNK"}}
@@ -248,7 +259,8 @@ def timed(launch: Callable[[], None], tiny: bool) -> float | None:
 
 
 def ranked(found: dict) -> Iterator[tuple[float, dict]]:
-    """Candidates by how far they are from each case's best: geometric mean, 1 is best everywhere."""
+    """Candidates by how far they are from each case's best: geometric mean, 1 is best
+    everywhere."""
     whole = [row for row in found["tiles"] if row["tile"] and all(row["us"])]
     if not whole:
         return
@@ -357,25 +369,56 @@ class Batch:
         states = state._chunk_state_fwd(
             self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True
         )
-        pass_on = lambda: passing._state_passing_fwd(
-            states.flatten(-2),
-            decay,
-            seq_idx=self.seq,
-            chunk_size=layer.chunk,
-            out_dtype=states.dtype,
-            is_cont_batched=True,
-        )
-        multiply = lambda: bmm._bmm_chunk_fwd(
-            self.c, self.b, layer.chunk, seq_idx=self.seq, output_dtype=states.dtype
-        )
+
+        def pass_on():
+            return passing._state_passing_fwd(
+                states.flatten(-2),
+                decay,
+                seq_idx=self.seq,
+                chunk_size=layer.chunk,
+                out_dtype=states.dtype,
+                is_cont_batched=True,
+            )
+
+        def multiply():
+            return bmm._bmm_chunk_fwd(
+                self.c, self.b, layer.chunk, seq_idx=self.seq, output_dtype=states.dtype
+            )
+
         before, products = pass_on()[0].unflatten(-1, (layer.size, layer.d_state)), multiply()
         calls = {
             "bmm": (bmm, "_bmm_chunk_fwd_kernel", multiply),
             "state_passing": (passing, "_state_passing_fwd_kernel", pass_on),
-            "chunk_state": (state, "_chunk_state_fwd_kernel", lambda: state._chunk_state_fwd(self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True)),
-            "chunk_scan": (scan, "_chunk_scan_fwd_kernel", lambda: scan._chunk_scan_fwd(products, self.x, dt, decay, self.c, before, D=self.d, seq_idx=self.seq, out=self.out)),
-            "state_varlen": (state, "_chunk_state_varlen_kernel", lambda: state.chunk_state_varlen(self.b[0], self.x[0], dt[0], decay[0], self.cu, before[0])),
-        }  # fmt: skip
+            "chunk_state": (
+                state,
+                "_chunk_state_fwd_kernel",
+                lambda: state._chunk_state_fwd(
+                    self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True
+                ),
+            ),
+            "chunk_scan": (
+                scan,
+                "_chunk_scan_fwd_kernel",
+                lambda: scan._chunk_scan_fwd(
+                    products,
+                    self.x,
+                    dt,
+                    decay,
+                    self.c,
+                    before,
+                    D=self.d,
+                    seq_idx=self.seq,
+                    out=self.out,
+                ),
+            ),
+            "state_varlen": (
+                state,
+                "_chunk_state_varlen_kernel",
+                lambda: state.chunk_state_varlen(
+                    self.b[0], self.x[0], dt[0], decay[0], self.cu, before[0]
+                ),
+            ),
+        }
         module, kernel, call = calls[name]
 
         def launch(tile: dict[str, int]) -> None:

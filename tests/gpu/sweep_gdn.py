@@ -6,9 +6,10 @@
 The release's own modules are loaded from its tree. Of the rest of sglang, only the names that they
 import are stood in for. Launches are recorded, and each is repeated in a CUDA graph: as it was, and
 with other settings. Of a kernel that the release tunes at its first call, the settings that it may
-choose are timed too, and what five first calls of a few tokens chose is listed. A repeated kernel finds data in the L2 cache, so compare its times with each
-other. Beside them stands a floor, from the bytes to move once and the matrix products. At the end
-the whole layer is timed before and after, without its projections, and its results are compared.
+choose are timed too, and what five first calls of a few tokens chose is listed. A repeated kernel
+finds data in the L2 cache, so compare its times with each other. Beside them stands a floor, from
+the bytes to move once and the matrix products. At the end the whole layer is timed before and
+after, without its projections, and its results are compared.
 
 Only the Python standard library, torch and triton are needed. Up to 0.5.9 the releases take
 sgl_kernel's convolution, which is timed too where it is installed. Before the convolution the
@@ -686,7 +687,8 @@ class Sweep:
         return row
 
     def _tuned(self, launch: Launch) -> list[dict[str, Any]]:
-        """Of each setting that the release may choose: its time, and whether its bits are the first's."""
+        """Of each setting that the release may choose: its time, and whether its bits are the
+        first's."""
         found: list[dict[str, Any]] = []
         first: dict[str, torch.Tensor] = {}
         for option in launch.tuned:
@@ -778,7 +780,7 @@ def _each_once(seen: list[Launch]) -> list[Launch]:
     first: dict[str, Launch] = {}
     for launch in seen:
         first.setdefault(launch.name, launch)
-    return sorted(first.values(), key=lambda launch: (order + [launch.name]).index(launch.name))
+    return sorted(first.values(), key=lambda launch: ([*order, launch.name]).index(launch.name))
 
 
 def shapes(tiny: bool) -> list[Sizes]:
@@ -786,7 +788,8 @@ def shapes(tiny: bool) -> list[Sizes]:
     if tiny:
         return [Sizes(70, 1, 1, 2, 32), Sizes(70, 2, 1, 2, 32)]
     cases = [(2048, 1), (2048, 8), (512, 1), (512, 8), (4096, 1), (4096, 8)]
-    # Of Qwen3-Next and Qwen3.5-35B-A3B, of Qwen3.5-27B, and of the first two under tensor parallelism.
+    # Of Qwen3-Next and Qwen3.5-35B-A3B, of Qwen3.5-27B, and of the first two under tensor
+    # parallelism.
     heads = ((16, 32), (16, 48), (8, 16), (4, 8))
     return [Sizes(tokens, requests, *pair) for pair in heads for tokens, requests in cases]
 

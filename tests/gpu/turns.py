@@ -1,8 +1,10 @@
-"""Engines of several modes on one GPU that take turns: each stopped while another is measured. Standard library only.
+"""Engines of several modes on one GPU that take turns: each stopped while another is measured.
+Standard library only.
 
-An engine is a process of its own (bench_engine.py) at the other end of a socket: one line of JSON asks, one answers. Idle
-engines poll for requests: with eight of them on 32 hardware threads, calls came in stretches of 40 and of 60 ms, in every
-mode. So from an answer until the next request an engine's processes are stopped.
+An engine is a process of its own (bench_engine.py) at the other end of a socket: one line of JSON
+asks, one answers. Idle engines poll for requests: with eight of them on 32 hardware threads, calls
+came in stretches of 40 and of 60 ms, in every mode. So from an answer until the next request an
+engine's processes are stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from pathlib import Path
 import launch
 
 POLL_S = 0.2
-IDLE = "stopped; first tokens on steady threads"  # what engines are that wait for their turn, and where a call counts
+# what engines are that wait for their turn, and where a call counts
+IDLE = "stopped; first tokens on steady threads"
 
 
 class Gone(Exception):
@@ -31,7 +34,8 @@ class Gone(Exception):
 
 @dataclass
 class Engine:
-    """One mode's process. why: what became of it where it is gone; code: its exit code, None while it runs or before."""
+    """One mode's process. why: what became of it where it is gone; code: its exit code, None while
+    it runs or before."""
 
     mode: str
     log: Path
@@ -46,7 +50,8 @@ class Engine:
         return not self.why
 
     def ask(self, do: str, until: float, **words: object) -> dict:
-        """What the engine answers to a request. Raises Gone, and ends the engine, if it dies or is silent till `until`.
+        """What the engine answers to a request. Raises Gone, and ends the engine, if it dies or is
+        silent till `until`.
 
         until: as time.time() tells it.
         """
@@ -62,7 +67,9 @@ class Engine:
                     self.unread += new
                     if not new:
                         raise Gone(f"{do}: exit code {self._code()}")
-                elif self.process.poll() is not None:  # a child that it left behind may keep the socket open
+                elif (
+                    self.process.poll() is not None
+                ):  # a child that it left behind may keep the socket open
                     raise Gone(f"{do}: exit code {self._code()}")
         except (Gone, OSError) as error:
             self.why = str(error) if isinstance(error, Gone) else f"{do}: exit code {self._code()}"
@@ -86,9 +93,15 @@ def begin(place: launch.Place, mode: str, script: Path, plan: dict, **environmen
     file.write_text(json.dumps(plan | {"fd": there.fileno()}))
     with log.open("wb") as out, there:
         process = subprocess.Popen(
-            [place.python, str(script), str(file)], env=place.environment(**environment), cwd=place.out, stdin=subprocess.DEVNULL,
-            stdout=out, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[there.fileno()],
-        )  # fmt: skip
+            [place.python, str(script), str(file)],
+            env=place.environment(**environment),
+            cwd=place.out,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[there.fileno()],
+        )
     return Engine(mode, log, process, here)
 
 
@@ -99,16 +112,20 @@ def end(engines: Sequence[Engine]) -> None:
             _signal(engine.process.pid, number)
             _signal(engine.process.pid, signal.SIGCONT)  # a stopped process would not hear of it
         until = time.time() + wait_s
-        while time.time() < until and any(engine.process.poll() is None or members(engine.process.pid) for engine in engines):
+        while time.time() < until and any(
+            engine.process.poll() is None or members(engine.process.pid) for engine in engines
+        ):
             time.sleep(0.05)
-            for engine in engines if number == signal.SIGKILL else ():  # what was started meanwhile too
+            # what was started meanwhile too
+            for engine in engines if number == signal.SIGKILL else ():
                 _signal(engine.process.pid, number)
     for engine in engines:
         engine.line.close()
 
 
 def order(engines: Sequence[Engine], number: int) -> Iterator[Engine]:
-    """Who is asked in round `number`: A B C, then C B A, and so on, so that a steady drift hits all alike. The living only."""
+    """Who is asked in round `number`: A B C, then C B A, and so on, so that a steady drift hits all
+    alike. The living only."""
     for engine in engines if number % 2 == 0 else reversed(engines):
         if engine.alive:
             yield engine
@@ -116,7 +133,8 @@ def order(engines: Sequence[Engine], number: int) -> Iterator[Engine]:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What nvidia-smi says about the one GPU that this run may see; it numbers GPUs as CUDA_DEVICE_ORDER=PCI_BUS_ID does."""
+    """What nvidia-smi says about the one GPU that this run may see; it numbers GPUs as
+    CUDA_DEVICE_ORDER=PCI_BUS_ID does."""
 
     name: str
 
@@ -129,8 +147,12 @@ class Gpu:
         return int(self._ask("--query-gpu=memory.used")[0])
 
     def session_mib(self, leader: int) -> int:
-        """Memory in use by the processes of one session; 0 where nvidia-smi sees other process ids than we do, as in containers."""
-        rows, mine = [row.split(",") for row in self._ask("--query-compute-apps=pid,used_memory")], members(leader)
+        """Memory in use by the processes of one session; 0 where nvidia-smi sees other process ids
+        than we do, as in containers."""
+        rows, mine = (
+            [row.split(",") for row in self._ask("--query-compute-apps=pid,used_memory")],
+            members(leader),
+        )
         return sum(int(used) for pid, used in rows if used.strip().isdigit() and int(pid) in mine)
 
     def _ask(self, query: str) -> list[str]:
@@ -150,7 +172,8 @@ def members(leader: int) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, _, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()  # proc(5)
+            # proc(5)
+            state, _, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
             if int(session) == leader and state != "Z":
                 found.append(int(entry.name))
     return found

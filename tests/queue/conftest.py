@@ -1,4 +1,5 @@
-"""The tests of the tool: hermetic (own home, own cache, no package index) and small (a release of a few lines)."""
+"""The tests of the tool: hermetic (own home, own cache, no package index) and small (a release of a
+few lines)."""
 
 from __future__ import annotations
 
@@ -16,16 +17,19 @@ os.environ["PYTHONPATH"] = SCRIPTS  # for the tests that start it as a process
 
 import fakes  # noqa: E402
 import forkedpip  # noqa: E402
+
 from patchqueue.laying import quilt  # noqa: E402
 from patchqueue.upstream import source  # noqa: E402
 
-settings.register_profile("queue", deadline=None, database=None)  # a busy machine is no failure; nothing is left behind
+# a busy machine is no failure; nothing is left behind
+settings.register_profile("queue", deadline=None, database=None)
 settings.load_profile("queue")
 
 
 @pytest.fixture(scope="session")
 def quilt_home() -> Path | None:
-    """Where the machine's own cache has quilt unpacked; None where quilt is on PATH. Asked for before anything is redirected."""
+    """Where the machine's own cache has quilt unpacked; None where quilt is on PATH. Asked for
+    before anything is redirected."""
     cache = source.cache_folder()
     return None if quilt.find(cache, print).command == "quilt" else cache / "quilt"
 
@@ -49,13 +53,23 @@ def template(tmp_path_factory: pytest.TempPathFactory, quilt_home: Path | None) 
 def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home of the test's own; pip sees the test's wheels and nothing else."""
     for name in list(os.environ):
-        if name.startswith(("GIT_", "QUILT", "PIP_", "XDG_")) or name in ("PATCHQUEUE_CALLED_FROM", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR"):
+        if name.startswith(("GIT_", "QUILT", "PIP_", "XDG_")) or name in (
+            "PATCHQUEUE_CALLED_FROM",
+            "GITHUB_ACTIONS",
+            "FORCE_COLOR",
+            "NO_COLOR",
+        ):
             monkeypatch.delenv(name)
     (tmp_path / "home").mkdir()
     for name, value in {
-        "HOME": str(tmp_path / "home"), "PATCHQUEUE_CACHE": str(tmp_path / "cache"), "COLUMNS": "80", "GIT_CONFIG_NOSYSTEM": "1",
-        "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_CONFIG_FILE": os.devnull,
-    }.items():  # fmt: skip
+        "HOME": str(tmp_path / "home"),
+        "PATCHQUEUE_CACHE": str(tmp_path / "cache"),
+        "COLUMNS": "80",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path / "wheels"),
+        "PIP_CONFIG_FILE": os.devnull,
+    }.items():
         monkeypatch.setenv(name, value)
 
 
@@ -102,5 +116,6 @@ def real_cache() -> Path:
 
 @pytest.fixture(scope="session")
 def engine_bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Byte code of what the fake engines import: else each run compiles it, and Python's own modules, for a folder of its own."""
+    """Byte code of what the fake engines import: else each run compiles it, and Python's own
+    modules, for a folder of its own."""
     return tmp_path_factory.mktemp("bytecode")

@@ -1,10 +1,11 @@
-"""A tiny sglang release and a project with a queue for it, made in a temporary folder: small, fast, no network."""
+"""A tiny sglang release and a project with a queue for it, made in a temporary folder: small, fast,
+no network."""
 
 from __future__ import annotations
 
 import difflib
-import shutil
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from patchqueue.laying import apply, pinned
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
@@ -30,20 +32,29 @@ def numbered(count: int, name: str = "step") -> str:
 RELEASE = {  # member of the wheel -> content
     "sglang/__init__.py": "",
     "sglang/version.py": '__version__ = "9.9.1"\n',
-    "sglang/_version.py": "__version__ = version = '9.9.1'\n__version_tuple__ = version_tuple = (9, 9, 1)\n",
+    "sglang/_version.py": (
+        "__version__ = version = '9.9.1'\n__version_tuple__ = version_tuple = (9, 9, 1)\n"
+    ),
     "sglang/srt/runner.py": numbered(40),
-    "sglang/srt/page.py": "first = 1\n\f\nsecond = 2\nthird = 3\nfourth = 4\nfifth = 5\nsixth = 6\n",
+    "sglang/srt/page.py": (
+        "first = 1\n\f\nsecond = 2\nthird = 3\nfourth = 4\nfifth = 5\nsixth = 6\n"
+    ),
     "sglang/srt/cut.py": "one = 1\ntwo = 2\nthree = 3\nfour = 4\nfive = 5",  # no line end
     "sglang/srt/kernels.so": "not text",
     "sglang-9.9.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.1\n",
-    "sglang-9.9.1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "sglang-9.9.1.dist-info/WHEEL": (
+        "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    ),
     "sglang-9.9.1.dist-info/RECORD": "",
 }
 
 
 def release_of(version: str) -> dict[str, str]:
     """The release's files as another version would have them."""
-    return {name.replace("9.9.1", version): content.replace("9.9.1", version) for name, content in RELEASE.items()}
+    return {
+        name.replace("9.9.1", version): content.replace("9.9.1", version)
+        for name, content in RELEASE.items()
+    }
 
 
 def write_wheel(path: Path, files: Mapping[str, str]) -> Path:
@@ -58,7 +69,9 @@ def write_wheel(path: Path, files: Mapping[str, str]) -> Path:
 def diff(path: str, before: str, after: str) -> str:
     """`diff -U3` of one file, in quilt's form."""
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
 
 
 def _lines(text: str) -> list[str]:
@@ -78,15 +91,26 @@ HEADER = {
 
 
 def header(**changes: str | list[str] | None) -> str:
-    """A header that is right but for `changes` (Upstream_Status stands for Upstream-Status; None leaves a field out)."""
+    """A header that is right but for `changes` (Upstream_Status stands for Upstream-Status; None
+    leaves a field out)."""
     fields: dict = HEADER | {name.replace("_", "-"): value for name, value in changes.items()}
-    rows = [(name, value) for name, values in fields.items() for value in (values if isinstance(values, list) else [values])]
+    rows = [
+        (name, value)
+        for name, values in fields.items()
+        for value in (values if isinstance(values, list) else [values])
+    ]
     return "".join(f"{name}: {value}\n" for name, value in rows if value is not None)
 
 
-def patch_text(path: str = RUNNER, before: str = numbered(40), after: str | None = None, **changes) -> str:
+def patch_text(
+    path: str = RUNNER, before: str = numbered(40), after: str | None = None, **changes
+) -> str:
     """A whole patch; without `after` it adds a line behind the 20th."""
-    after = before.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n") if after is None else after
+    after = (
+        before.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+        if after is None
+        else after
+    )
     return f"{header(**changes)}\n{diff(path, before, after)}"
 
 
@@ -127,7 +151,9 @@ class Project:
 
     def release(self, version: str = VERSION, files: Mapping[str, str] | None = None) -> Path:
         """Make a wheel of a release, and pin it."""
-        wheel = write_wheel(self.wheels / f"sglang-{version}-py3-none-any.whl", files or release_of(version))
+        wheel = write_wheel(
+            self.wheels / f"sglang-{version}-py3-none-any.whl", files or release_of(version)
+        )
         pin.add(self.root, version, str(self.wheels), quiet)
         return wheel
 
@@ -137,13 +163,16 @@ class Project:
             source.fetch(each, str(self.wheels), quiet)
 
     def place(self) -> None:
-        """Pin the lines and trees that the queue has now on every release; their wheels are in the cache, or come into it."""
+        """Pin the lines and trees that the queue has now on every release; their wheels are in the
+        cache, or come into it."""
         self.warm()
         every = pins.load(self.root)
         pinned.write(self.root, every, every.all, None, quiet)
 
     def apply(self, origin: object = None, **options) -> apply.Report:
-        return apply.apply(self.root, self.pin, str(origin) if origin else None, self.said.append, **options)
+        return apply.apply(
+            self.root, self.pin, str(origin) if origin else None, self.said.append, **options
+        )
 
     def unapply(self) -> apply.Report:
         return apply.unapply(self.root, self.pin, self.said.append)
@@ -168,10 +197,24 @@ def make(root: Path, cache: Path, wheels: Path) -> Project:
     project = Project(root, cache, wheels)
     (root / "upstream").mkdir(parents=True)
     project.release()
-    project.write("series", "# order\nsteps/count-once-more.patch  # >=9.9,<10\nsteps/name-the-cut.patch      # ==9.9.1\n")
-    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/"))
+    project.write(
+        "series",
+        "# order\nsteps/count-once-more.patch  # >=9.9,<10\nsteps/name-the-cut.patch      #"
+        " ==9.9.1\n",
+    )
+    project.write(
+        "patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/")
+    )
     cut = RELEASE["sglang/srt/cut.py"]
-    project.write("patches/steps/name-the-cut.patch", patch_text("python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe="python/sglang/srt/cut.py :: six = 6"))
+    project.write(
+        "patches/steps/name-the-cut.patch",
+        patch_text(
+            "python/sglang/srt/cut.py",
+            cut,
+            cut + "\nsix = 6",
+            Probe="python/sglang/srt/cut.py :: six = 6",
+        ),
+    )
     project.write("overlay/python/sglang/srt/steps/__init__.py", '"""Steps of our own."""\n')
     project.write("tests/revision/test_steps.py", "")
     return project
@@ -179,14 +222,33 @@ def make(root: Path, cache: Path, wheels: Path) -> Project:
 
 def git(folder: Path, *arguments: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "commit.gpgSign=false", "-c", "tag.gpgSign=false"]
-    return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    who = [
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        "-c",
+        "init.defaultBranch=main",
+        "-c",
+        "commit.gpgSign=false",
+        "-c",
+        "tag.gpgSign=false",
+    ]
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def sha256sum(folder: Path, names: list[str]) -> str:
     """What `sha256sum NAMES | sha256sum` prints there."""
-    listing = subprocess.run(["sha256sum", *names], cwd=folder, check=True, capture_output=True).stdout
-    return subprocess.run(["sha256sum"], input=listing, check=True, capture_output=True, text=False).stdout.decode().split()[0]
+    listing = subprocess.run(
+        ["sha256sum", *names], cwd=folder, check=True, capture_output=True
+    ).stdout
+    return (
+        subprocess.run(["sha256sum"], input=listing, check=True, capture_output=True, text=False)
+        .stdout.decode()
+        .split()[0]
+    )
 
 
 def snapshot(*folders: Path) -> dict[str, object]:
@@ -195,9 +257,10 @@ def snapshot(*folders: Path) -> dict[str, object]:
     for folder in folders:
         for path in folder.rglob("*"):
             status = path.lstat()
-            found[str(path)] = (path.read_bytes(), status.st_mtime_ns) if path.is_file() else "folder"
+            found[str(path)] = (
+                (path.read_bytes(), status.st_mtime_ns) if path.is_file() else "folder"
+            )
     return found
-
 
 
 def install(site: Path, files: Mapping[str, str] | None = None, version: str = VERSION) -> Path:
@@ -217,13 +280,18 @@ def install(site: Path, files: Mapping[str, str] | None = None, version: str = V
 def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
     """Write RECORD anew, with the line ends that pip gives it."""
     info = f"{name or f'sglang-{version}.dist-info'}/RECORD"
-    members = {path.relative_to(site).as_posix(): path.read_bytes() for path in sorted(site.rglob("*")) if path.is_file() and path.suffix != ".pyc"}
+    members = {
+        path.relative_to(site).as_posix(): path.read_bytes()
+        for path in sorted(site.rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    }
     members.pop(info, None)
     (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
 
 
 def as_clone(root: Path) -> None:
-    """Give a project what the sessions run: noxfile.py, scripts/, and an environment that is made already, the one that runs this."""
+    """Give a project what the sessions run: noxfile.py, scripts/, and an environment that is made
+    already, the one that runs this."""
     shutil.copy(ROOT / "noxfile.py", root)
     (root / "scripts").mkdir()
     for name in ("nox", "requirements.txt"):

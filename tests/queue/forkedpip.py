@@ -1,6 +1,8 @@
-"""pip in a fork of the tests' process: a process of its own, as the tool has it, but pip is imported once and not each time.
+"""pip in a fork of the tests' process: a process of its own, as the tool has it, but pip is
+imported once and not each time.
 
-Most of the time that the tool waits for pip, Python starts and imports pip. The tests ask it 300 times.
+Most of the time that the tool waits for pip, Python starts and imports pip. The tests ask it 300
+times.
 """
 
 from __future__ import annotations

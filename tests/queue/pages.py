@@ -9,17 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = re.compile(r"(?ms)^ *```(\w*)\n(.*?)^ *```$")
-SHELLS = (
-    "sh",
-    "bash",
-    "dockerfile",
-)  # what a block of commands says it is; other blocks show files and logs
-PROGRAMS = "scripts/nox nox scripts/slurm/prove.sbatch python python3 pip uv quilt git sed cd sbatch pre-commit".split()
+# what a block of commands says it is; other blocks show files and logs
+SHELLS = ("sh", "bash", "dockerfile")
+PROGRAMS = [
+    "scripts/nox",
+    "nox",
+    "scripts/slurm/prove.sbatch",
+    "python",
+    "python3",
+    "pip",
+    "uv",
+    "quilt",
+    "git",
+    "sed",
+    "cd",
+    "sbatch",
+    "pre-commit",
+]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One command, without the comment behind it. named: it stands in a sentence, which may mean the command as such."""
+    """One command, without the comment behind it. named: it stands in a sentence, which may mean
+    the command as such."""
 
     page: str
     command: str
@@ -27,7 +39,8 @@ class Shown:
 
 
 def shown(page: Path) -> Iterator[Shown]:
-    """Every command of a page: each line of its blocks of commands, and each that stands in a sentence."""
+    """Every command of a page: each line of its blocks of commands, and each that stands in a
+    sentence."""
     text = page.read_text(encoding="utf-8")
     for language, block in BLOCK.findall(text):
         for line in block.replace("\\\n", "").splitlines() if language in SHELLS else ():
@@ -41,7 +54,8 @@ def shown(page: Path) -> Iterator[Shown]:
 
 
 def sessions(command: str) -> tuple[list[str], list[str]]:
-    """The sessions that a call of nox asks for, and the words that they get; no session where it calls something else."""
+    """The sessions that a call of nox asks for, and the words that they get; no session where it
+    calls something else."""
     words = shlex.split(command)
     place = next(
         (place for place, word in enumerate(words) if re.fullmatch(r"(\S*/)?nox", word)), None

@@ -1,4 +1,5 @@
-"""tests/gpu/agree.py: what two engines of one tree, and a tree and its release, must have in common; tests/gpu/sweep.py's order."""
+"""tests/gpu/agree.py: what two engines of one tree, and a tree and its release, must have in
+common; tests/gpu/sweep.py's order."""
 
 import importlib
 import sys
@@ -20,7 +21,8 @@ def sweep(monkeypatch):
 
 
 def _module(monkeypatch, name):
-    """A module of tests/gpu, whose neighbours' names are as plain as `run`: gone again after the test."""
+    """A module of tests/gpu, whose neighbours' names are as plain as `run`: gone again after the
+    test."""
     monkeypatch.syspath_prepend(str(GPU))
     for file in GPU.glob("*.py"):
         monkeypatch.delitem(sys.modules, file.stem, raising=False)
@@ -28,7 +30,8 @@ def _module(monkeypatch, name):
 
 
 def answers(*tokens, off=0.0):
-    """One pass of one call for each number of tokens: calls of one prompt, but for the last one, which has two."""
+    """One pass of one call for each number of tokens: calls of one prompt, but for the last one,
+    which has two."""
 
     def answer(token):
         return {"tokens": [token] * 8, "logprobs": [-1.0 + off] * 8, "best": [[-1.0, -3.0]] * 8}

@@ -1,4 +1,5 @@
-"""Apply and take off again: what is there afterwards is right in every byte, and nothing of the user's is ever lost."""
+"""Apply and take off again: what is there afterwards is right in every byte, and nothing of the
+user's is ever lost."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import time
 import fakes
 import pytest
 from fakes import RELEASE, RUNNER, TAG, git, numbered, quiet
+
 from patchqueue.files.tree import hash_listing, list_folder, own_listing, sha256
 from patchqueue.laying import quilt, worktree
 from patchqueue.laying.apply import apply
@@ -40,17 +42,33 @@ def engine() -> quilt.Quilt:
 def test_apply_makes_the_tree(project):
     report = project.apply()
     assert report.outcome is Outcome.APPLIED and report.path == project.tree
-    assert (project.tree / RUNNER).read_text() == numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
-    assert (project.tree / "python/sglang/srt/cut.py").read_text() == RELEASE["sglang/srt/cut.py"] + "\nsix = 6"
+    assert (project.tree / RUNNER).read_text() == numbered(40).replace(
+        "step_20 = 20\n", "step_20 = 20\nadded_step = 20\n"
+    )
+    assert (project.tree / "python/sglang/srt/cut.py").read_text() == RELEASE[
+        "sglang/srt/cut.py"
+    ] + "\nsix = 6"
     assert (project.tree / STEPS).read_text() == '"""Steps of our own."""\n'
     assert not list(project.tree.rglob("*.so"))
 
 
 def test_provenance_says_what_was_done(applied):
     record = json.loads((applied.tree / "provenance.json").read_text())
-    assert record["tree"] == {"before": applied.pin.tree, "after": tree_hash(applied), "listing": hash_listing(own_listing(list_folder(applied.tree)))}
-    assert record["source"] == {"kind": "wheel", "name": applied.pin.wheels[0].file, "sha256": applied.pin.wheels[0].sha256}
-    assert [patch["name"] for patch in record["patches"]] == ["overlay.patch", "steps/count-once-more.patch", "steps/name-the-cut.patch"]
+    assert record["tree"] == {
+        "before": applied.pin.tree,
+        "after": tree_hash(applied),
+        "listing": hash_listing(own_listing(list_folder(applied.tree))),
+    }
+    assert record["source"] == {
+        "kind": "wheel",
+        "name": applied.pin.wheels[0].file,
+        "sha256": applied.pin.wheels[0].sha256,
+    }
+    assert [patch["name"] for patch in record["patches"]] == [
+        "overlay.patch",
+        "steps/count-once-more.patch",
+        "steps/name-the-cut.patch",
+    ]
     assert [file["path"] for file in record["overlay"]] == [STEPS] and record["tag"] == TAG
 
 
@@ -64,7 +82,9 @@ def test_the_same_queue_makes_the_same_tree_anywhere(applied, tmp_path):
     elsewhere = fakes.Project(tmp_path / "else where", applied.cache, applied.wheels)
     shutil.copytree(applied.root, elsewhere.root, ignore=shutil.ignore_patterns("work"))
     elsewhere.apply()
-    assert (elsewhere.tree / "provenance.json").read_bytes() == (applied.tree / "provenance.json").read_bytes()
+    assert (elsewhere.tree / "provenance.json").read_bytes() == (
+        applied.tree / "provenance.json"
+    ).read_bytes()
 
 
 def test_unapply_gives_the_pristine_tree_back(applied):
@@ -76,7 +96,8 @@ def test_unapply_gives_the_pristine_tree_back(applied):
 
 
 def test_a_tree_that_does_not_become_pristine_is_left_applied(applied, monkeypatch):
-    """quilt takes the release's files from its backups: what it gives back need not be the release."""
+    """quilt takes the release's files from its backups: what it gives back need not be the
+    release."""
     before, real = fakes.snapshot(applied.tree), quilt.Quilt.run
 
     def meddle(self, tree, *arguments, **options):
@@ -88,7 +109,10 @@ def test_a_tree_that_does_not_become_pristine_is_left_applied(applied, monkeypat
     monkeypatch.setattr(quilt.Quilt, "run", meddle)
     with pytest.raises(Refused, match="did not bring the pristine tree back") as caught:
         applied.unapply()
-    assert caught.value.problems[0].name == "tree mismatch" and "--discard" in caught.value.problems[0].hint
+    assert (
+        caught.value.problems[0].name == "tree mismatch"
+        and "--discard" in caught.value.problems[0].hint
+    )
     assert fakes.snapshot(applied.tree) == before
 
 
@@ -135,7 +159,10 @@ def test_a_removed_file_is_an_edit(applied):
 def test_edits_are_kept_when_the_queue_has_changed_too(applied):
     (applied.tree / RUNNER).write_text("edited\n")
     applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
-    assert names(applied.apply) == ["edited-tree"] and (applied.tree / RUNNER).read_text() == "edited\n"
+    assert (
+        names(applied.apply) == ["edited-tree"]
+        and (applied.tree / RUNNER).read_text() == "edited\n"
+    )
 
 
 def test_discard_throws_edits_away(applied):
@@ -152,11 +179,18 @@ def test_strangers_in_the_tree_are_kept(applied, stranger, discard):
     path.write_text("mine\n")
     applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
     before = fakes.snapshot(applied.root)
-    assert names(applied.apply, discard=discard) == ["unknown-files"] and fakes.snapshot(applied.root) == before
+    assert (
+        names(applied.apply, discard=discard) == ["unknown-files"]
+        and fakes.snapshot(applied.root) == before
+    )
 
 
 def test_what_running_the_tree_leaves_behind_is_no_edit(applied):
-    for name in ("python/sglang/__pycache__/a.cpython-311.pyc", ".pytest_cache/x", "__pycache__/a.pyc"):
+    for name in (
+        "python/sglang/__pycache__/a.cpython-311.pyc",
+        ".pytest_cache/x",
+        "__pycache__/a.pyc",
+    ):
         (applied.tree / name).parent.mkdir(exist_ok=True)
         (applied.tree / name).write_text("x")
     assert applied.apply().outcome is Outcome.ALREADY_APPLIED
@@ -176,13 +210,22 @@ def test_a_changed_queue_is_laid_anew(applied):
     applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
     applied.write("overlay/" + STEPS, '"""Other steps."""\n')
     assert applied.apply().outcome is Outcome.APPLIED
-    assert "added_step = 21\n" in (applied.tree / RUNNER).read_text() and "Other" in (applied.tree / STEPS).read_text()
+    assert (
+        "added_step = 21\n" in (applied.tree / RUNNER).read_text()
+        and "Other" in (applied.tree / STEPS).read_text()
+    )
 
 
 def test_a_changed_order_is_laid_anew(applied):
-    applied.write("series", "steps/name-the-cut.patch  # ==9.9.1\nsteps/count-once-more.patch  # >=9.9\n")
+    applied.write(
+        "series", "steps/name-the-cut.patch  # ==9.9.1\nsteps/count-once-more.patch  # >=9.9\n"
+    )
     assert applied.apply().outcome is Outcome.APPLIED
-    assert quilt.applied(applied.tree) == ["overlay.patch", "steps/name-the-cut.patch", "steps/count-once-more.patch"]
+    assert quilt.applied(applied.tree) == [
+        "overlay.patch",
+        "steps/name-the-cut.patch",
+        "steps/count-once-more.patch",
+    ]
 
 
 def test_a_patch_that_is_gone_takes_its_overlay_along(applied):
@@ -190,7 +233,10 @@ def test_a_patch_that_is_gone_takes_its_overlay_along(applied):
     (applied.root / "patches/steps/count-once-more.patch").unlink()
     shutil.rmtree(applied.root / "overlay")
     applied.apply()
-    assert not (applied.tree / STEPS).exists() and "added_step" not in (applied.tree / RUNNER).read_text()
+    assert (
+        not (applied.tree / STEPS).exists()
+        and "added_step" not in (applied.tree / RUNNER).read_text()
+    )
 
 
 def test_partly_popped(applied):
@@ -208,8 +254,14 @@ FOREIGN = {
     "folder": lambda path: (path / "python").mkdir(parents=True),
     "file": lambda path: path.write_text("mine\n"),
     "link": lambda path: path.symlink_to("elsewhere"),
-    "broken record": lambda path: (path.mkdir(), (path / "provenance.json").write_text('{"patches": [1]}')),
-    "record of something else": lambda path: (path.mkdir(), (path / "provenance.json").write_text("{}")),
+    "broken record": lambda path: (
+        path.mkdir(),
+        (path / "provenance.json").write_text('{"patches": [1]}'),
+    ),
+    "record of something else": lambda path: (
+        path.mkdir(),
+        (path / "provenance.json").write_text("{}"),
+    ),
 }
 
 
@@ -223,12 +275,17 @@ def test_what_this_tool_did_not_make_is_kept_unless_discarded(project, make):
     assert {path: found[path] for path in before} == before
     for _ in range(2):
         project.apply(discard=True)
-        assert tree_hash(project) == json.loads((project.tree / "provenance.json").read_text())["tree"]["after"]
+        assert (
+            tree_hash(project)
+            == json.loads((project.tree / "provenance.json").read_text())["tree"]["after"]
+        )
         (project.tree / RUNNER).write_text("edited\n")
 
 
 def only_newer(project) -> None:
-    project.write("series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n")
+    project.write(
+        "series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
+    )
 
 
 def test_no_patch_undeclared(project):
@@ -238,7 +295,9 @@ def test_no_patch_undeclared(project):
 
 def test_no_patch_declared(project):
     only_newer(project)
-    project.edit("upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"')
+    project.edit(
+        "upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"'
+    )
     report = project.apply()
     assert report.outcome is Outcome.EMPTY and tree_hash(project) == project.pin.tree
     assert report.pin.no_patches == "has all of it"
@@ -248,7 +307,9 @@ def test_no_patch_declared(project):
 
 
 def test_declared_empty_but_patches_selected(project):
-    project.edit("upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"')
+    project.edit(
+        "upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"'
+    )
     assert names(project.apply) == ["stale-no-patches"]
 
 
@@ -267,7 +328,13 @@ def test_an_engine_that_makes_other_bytes_is_refused(project, monkeypatch):
 
 def test_an_engine_that_lays_less_is_refused(project, monkeypatch):
     real = quilt.Quilt.run
-    monkeypatch.setattr(quilt.Quilt, "run", lambda self, tree, *words, **options: real(self, tree, *[w for w in words if w != "-a"], **options))
+    monkeypatch.setattr(
+        quilt.Quilt,
+        "run",
+        lambda self, tree, *words, **options: real(
+            self, tree, *[w for w in words if w != "-a"], **options
+        ),
+    )
     with pytest.raises(Refused, match="quilt applied") as caught:
         project.apply()
     assert caught.value.problems[0].name == "engines-disagree" and not project.tree.exists()
@@ -275,25 +342,44 @@ def test_an_engine_that_lays_less_is_refused(project, monkeypatch):
 
 def test_an_overlay_file_that_upstream_has_is_refused(project):
     project.write("overlay/python/sglang/version.py", "x = 1\n")
-    project.edit("patches/steps/count-once-more.patch", "Overlay: python/sglang/srt/steps/", "Overlay: python/sglang/srt/steps/, python/sglang/version.py")
+    project.edit(
+        "patches/steps/count-once-more.patch",
+        "Overlay: python/sglang/srt/steps/",
+        "Overlay: python/sglang/srt/steps/, python/sglang/version.py",
+    )
     assert names(project.apply) == ["overlay-shadows-upstream"]
 
 
 USER_SETTINGS = {
-    "environment": {"QUILT_PATCHES": "other", "QUILT_PC": ".other", "QUILT_SERIES": "order", "QUILT_PATCH_OPTS": "--fuzz=3 --dry-run", "QUILT_PUSH_ARGS": "--leave-rejects"},
-    "patch": {"POSIXLY_CORRECT": "1", "VERSION_CONTROL": "numbered", "SIMPLE_BACKUP_SUFFIX": ".mine", "GREP_OPTIONS": "--color=always"},
+    "environment": {
+        "QUILT_PATCHES": "other",
+        "QUILT_PC": ".other",
+        "QUILT_SERIES": "order",
+        "QUILT_PATCH_OPTS": "--fuzz=3 --dry-run",
+        "QUILT_PUSH_ARGS": "--leave-rejects",
+    },
+    "patch": {
+        "POSIXLY_CORRECT": "1",
+        "VERSION_CONTROL": "numbered",
+        "SIMPLE_BACKUP_SUFFIX": ".mine",
+        "GREP_OPTIONS": "--color=always",
+    },
     "locale": {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "de"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("variables", USER_SETTINGS.values(), ids=USER_SETTINGS.keys())
 def test_the_users_settings_do_not_matter(project, tmp_path, monkeypatch, variables, template):
-    (tmp_path / "home/.quiltrc").write_text("QUILT_PATCHES=other\nQUILT_PATCH_OPTS=--fuzz=3\nQUILT_NO_DIFF_INDEX=1\nexit 1\n")
+    (tmp_path / "home/.quiltrc").write_text(
+        "QUILT_PATCHES=other\nQUILT_PATCH_OPTS=--fuzz=3\nQUILT_NO_DIFF_INDEX=1\nexit 1\n"
+    )
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     project.apply()
     expected = template / "project/work" / TAG
-    assert (project.tree / "provenance.json").read_bytes() == (expected / "provenance.json").read_bytes()
+    assert (project.tree / "provenance.json").read_bytes() == (
+        expected / "provenance.json"
+    ).read_bytes()
     project.unapply()
     assert tree_hash(project) == project.pin.tree
 
@@ -303,7 +389,13 @@ def test_fuzz_is_never_used(project, monkeypatch):
     monkeypatch.setenv("QUILT_PATCH_OPTS", "--fuzz=3")
     said = []
     real = quilt.Quilt.run
-    monkeypatch.setattr(quilt.Quilt, "run", lambda self, tree, *words, **options: said.append(words) or real(self, tree, *words, **options))
+    monkeypatch.setattr(
+        quilt.Quilt,
+        "run",
+        lambda self, tree, *words, **options: (
+            said.append(words) or real(self, tree, *words, **options)
+        ),
+    )
     project.apply()
     assert [words for words in said if words[:2] == ("push", "-a")] == [("push", "-a", "--fuzz=0")]
     project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
@@ -324,7 +416,10 @@ def test_another_source_is_laid_anew(applied, tmp_path):
     (tmp_path / "home/.gitconfig").write_text("[core]\n autocrlf = true\n")
     assert applied.apply(applied.checkout(tmp_path / "checkout")).outcome is Outcome.APPLIED
     assert json.loads((applied.tree / "provenance.json").read_text())["source"]["kind"] == "git"
-    assert not (applied.tree / "python/sglang/_version.py").exists() and b"\r" not in (applied.tree / RUNNER).read_bytes()
+    assert (
+        not (applied.tree / "python/sglang/_version.py").exists()
+        and b"\r" not in (applied.tree / RUNNER).read_bytes()
+    )
 
 
 def test_a_tree_whose_record_says_less_is_laid_anew(applied):
@@ -347,17 +442,33 @@ def test_two_releases_stand_side_by_side(applied):
 
 def test_of_the_two_hashes_called_queue_each_is_of_what_the_docs_say(project):
     project.write("overlay/python/sglang/srt/prefill_graph/__init__.py", '"""The package."""\n')
-    project.edit("patches/steps/count-once-more.patch", "Overlay: python/sglang/srt/steps/", "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/")
+    project.edit(
+        "patches/steps/count-once-more.patch",
+        "Overlay: python/sglang/srt/steps/",
+        "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/",
+    )
 
     def hashes() -> tuple[str, str]:
         record = project.apply().record["queue"]
         return json.loads((project.tree / PROVENANCE).read_text())["queue"], record
 
     package, record = hashes()
-    whole = {name: (project.tree / "patches" / name).read_bytes() for name in (project.tree / "patches/series").read_text().split()}
+    whole = {
+        name: (project.tree / "patches" / name).read_bytes()
+        for name in (project.tree / "patches/series").read_text().split()
+    }
     alone = dict(whole)
-    alone["overlay.patch"] = as_patch({path: (project.tree / path).read_bytes() for path in (STEPS, "python/sglang/srt/prefill_graph/__init__.py")})
-    assert [package, record] == ["sha256:" + sha256("".join(f"{sha256(content)}  {name}\n" for name, content in laid.items()).encode()) for laid in (alone, whole)]
+    alone["overlay.patch"] = as_patch(
+        {
+            path: (project.tree / path).read_bytes()
+            for path in (STEPS, "python/sglang/srt/prefill_graph/__init__.py")
+        }
+    )
+    assert [package, record] == [
+        "sha256:"
+        + sha256("".join(f"{sha256(content)}  {name}\n" for name, content in laid.items()).encode())
+        for laid in (alone, whole)
+    ]
     project.edit("patches/steps/name-the-cut.patch", "Why:", "Why it is:")
     assert not {package, record} & set(hashes())
 
@@ -366,7 +477,10 @@ def test_what_a_killed_run_left_is_removed(project):
     for left in ("building/python", "old/python"):
         (project.root / f"work/.patchqueue/{TAG}.{left}").mkdir(parents=True)
     project.apply()
-    assert sorted(path.name for path in (project.root / "work/.patchqueue").iterdir()) == [f"{TAG}.lock", f"{TAG}.sha256sum"]
+    assert sorted(path.name for path in (project.root / "work/.patchqueue").iterdir()) == [
+        f"{TAG}.lock",
+        f"{TAG}.sha256sum",
+    ]
 
 
 def test_killed_between_the_two_renames(applied):
@@ -381,24 +495,37 @@ def command(project, *words: str) -> list[str]:
 
 @pytest.mark.parametrize("moment", [0.35, 0.5, 0.6, 0.7])
 def test_killed_at_any_moment_the_next_run_is_right(project, template, moment):
-    running = subprocess.Popen(command(project, "apply"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    running = subprocess.Popen(
+        command(project, "apply"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     time.sleep(moment)
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     project.apply()
     assert tree_hash(project) == hash_listing(list_folder(template / "project/work" / TAG))
-    assert [path.name for path in (project.root / "work").iterdir() if path.name != ".patchqueue"] == [TAG]
+    assert [
+        path.name for path in (project.root / "work").iterdir() if path.name != ".patchqueue"
+    ] == [TAG]
 
 
 def test_two_at_once_wait_for_each_other(project, template):
-    both = [subprocess.Popen(command(project, "apply"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(
+            command(project, "apply"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for _ in range(2)
+    ]
     said = [run.communicate()[0] for run in both]
     assert [run.returncode for run in both] == [0, 0], said
     assert tree_hash(project) == hash_listing(list_folder(template / "project/work" / TAG))
 
 
 def test_a_second_run_says_that_it_waits_even_for_a_child(applied):
-    """The lock is held as long as any process of the first run lives, as when only the parent is killed."""
+    """The lock is held as long as any process of the first run lives, as when only the parent is
+    killed."""
     with worktree.WorkTree(applied.root, TAG).locked(quiet) as lock:
         child = subprocess.Popen(["sleep", "0.5"], pass_fds=[lock])
     started = time.monotonic()
@@ -408,7 +535,11 @@ def test_a_second_run_says_that_it_waits_even_for_a_child(applied):
 
 
 def test_merged_upstream_is_said_before_anything_is_written(project):
-    files = dict(RELEASE) | {"sglang/srt/runner.py": numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")}
+    files = dict(RELEASE) | {
+        "sglang/srt/runner.py": numbered(40).replace(
+            "step_20 = 20\n", "step_20 = 20\nadded_step = 20\n"
+        )
+    }
     (project.root / "upstream/pins.toml").unlink()
     project.release(files=files)
     project.warm()

@@ -21,7 +21,8 @@ def asleep(monkeypatch):
 
 
 def engine(steps, token=3, stale=(), used=None):
-    """An engine's result: the same token in each step, another in `stale` ones; used: MiB after a step, else 1000."""
+    """An engine's result: the same token in each step, another in `stale` ones; used: MiB after a
+    step, else 1000."""
     asked = {}
     for number, step in enumerate(steps):
         asked[step] = {

@@ -1,4 +1,5 @@
-"""The queue as commits on a user's checkout: the right trees, the same hashes, and nothing of the user's touched."""
+"""The queue as commits on a user's checkout: the right trees, the same hashes, and nothing of the
+user's touched."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+
 from patchqueue.commands import cli
 from patchqueue.files.tree import LISTING, list_folder, listing_text, python_part
 from patchqueue.handover import backport
@@ -24,22 +26,33 @@ RUNNER = fakes.RUNNER
 
 @pytest.fixture
 def author(tmp_path: Path) -> None:
-    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada Löv\n\temail = ada@example.org\n[commit]\n\tgpgSign = true\n[core]\n\tautocrlf = true\n[diff]\n\tnoprefix = true\n[format]\n\tattach = true\n")
+    (tmp_path / "home/.gitconfig").write_text(
+        "[user]\n\tname = Ada Löv\n\temail = ada@example.org\n[commit]\n\tgpgSign ="
+        " true\n[core]\n\tautocrlf = true\n[diff]\n\tnoprefix = true\n[format]\n\tattach = true\n"
+    )
 
 
 @pytest.fixture
 def checkout(project: fakes.Project, tmp_path: Path, author: None) -> Path:
     """The release as git has it: no generated file, and folders that no wheel has."""
     folder = tmp_path / "sglang"
-    for name, content in {"README.md": "SGLang\n", "test/srt/test_a.py": "a = 1\n", "python/pyproject.toml": "[project]\n"}.items():
+    for name, content in {
+        "README.md": "SGLang\n",
+        "test/srt/test_a.py": "a = 1\n",
+        "python/pyproject.toml": "[project]\n",
+    }.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     return project.checkout(folder)
 
 
-def make(project: fakes.Project, checkout: Path, branch: str = BRANCH, base: str = "HEAD", **options) -> backport.Branch:
-    return backport.backport(project.root, pins.load(project.root), str(checkout), branch, base, **options)
+def make(
+    project: fakes.Project, checkout: Path, branch: str = BRANCH, base: str = "HEAD", **options
+) -> backport.Branch:
+    return backport.backport(
+        project.root, pins.load(project.root), str(checkout), branch, base, **options
+    )
 
 
 def refusal(project: fakes.Project, checkout: Path, *words: str, **options):
@@ -54,78 +67,159 @@ def refusal(project: fakes.Project, checkout: Path, *words: str, **options):
 
 def git(folder: Path, *words: str) -> str:
     """git as the user has it."""
-    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout):
     made = make(project, checkout)
     assert (made.outcome, made.pin.tag) == (Outcome.APPLIED, fakes.TAG)
-    names = [git(checkout, "diff-tree", "-r", "--no-commit-id", "--name-only", commit).split() for commit in made.commits]
+    names = [
+        git(checkout, "diff-tree", "-r", "--no-commit-id", "--name-only", commit).split()
+        for commit in made.commits
+    ]
     assert names == [[RUNNER, "python/sglang/srt/steps/__init__.py"], ["python/sglang/srt/cut.py"]]
-    assert git(checkout, "rev-parse", BRANCH, f"{BRANCH}~2") == f"{made.commits[-1]}\n{git(checkout, 'rev-parse', 'HEAD')}"
+    assert (
+        git(checkout, "rev-parse", BRANCH, f"{BRANCH}~2")
+        == f"{made.commits[-1]}\n{git(checkout, 'rev-parse', 'HEAD')}"
+    )
 
 
 def test_the_tree_is_the_one_that_apply_makes(project, checkout, tmp_path):
     make(project, checkout)
     project.apply()
-    git(checkout, "-c", "core.autocrlf=false", "worktree", "add", "-q", str(tmp_path / "tree"), BRANCH)
+    git(
+        checkout,
+        "-c",
+        "core.autocrlf=false",
+        "worktree",
+        "add",
+        "-q",
+        str(tmp_path / "tree"),
+        BRANCH,
+    )
     assert python_part(list_folder(tmp_path / "tree")) == python_part(list_folder(project.tree))
-    assert (tmp_path / "tree/README.md").is_file() and (tmp_path / "tree/test/srt/test_a.py").is_file()
+    assert (tmp_path / "tree/README.md").is_file() and (
+        tmp_path / "tree/test/srt/test_a.py"
+    ).is_file()
 
 
 def test_the_record_of_the_overlay_package_comes_with_the_last_commit(project, checkout):
     project.write("overlay/python/sglang/srt/prefill_graph/__init__.py", '"""The package."""\n')
-    project.edit("patches/steps/count-once-more.patch", "Overlay: python/sglang/srt/steps/", "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/")
+    project.edit(
+        "patches/steps/count-once-more.patch",
+        "Overlay: python/sglang/srt/steps/",
+        "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/",
+    )
     made = make(project, checkout)
-    has = [PROVENANCE in git(checkout, "ls-tree", "-r", "--name-only", commit).split() for commit in made.commits]
+    has = [
+        PROVENANCE in git(checkout, "ls-tree", "-r", "--name-only", commit).split()
+        for commit in made.commits
+    ]
     assert has == [False, True]
 
 
 def test_the_listing_of_the_tree_comes_with_the_last_commit(project, checkout, tmp_path):
     project.write("overlay/python/sglang/srt/prefill_graph/__init__.py", '"""The package."""\n')
-    project.edit("patches/steps/count-once-more.patch", "Overlay: python/sglang/srt/steps/", "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/")
+    project.edit(
+        "patches/steps/count-once-more.patch",
+        "Overlay: python/sglang/srt/steps/",
+        "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/",
+    )
     made = make(project, checkout)
     assert LISTING not in git(checkout, "ls-tree", "-r", "--name-only", made.commits[0]).split()
-    git(checkout, "-c", "core.autocrlf=false", "worktree", "add", "-q", str(tmp_path / "tree"), BRANCH)
-    here = {path: digest for path, digest in list_folder(tmp_path / "tree").items() if path.startswith("python/sglang/")}
+    git(
+        checkout,
+        "-c",
+        "core.autocrlf=false",
+        "worktree",
+        "add",
+        "-q",
+        str(tmp_path / "tree"),
+        BRANCH,
+    )
+    here = {
+        path: digest
+        for path, digest in list_folder(tmp_path / "tree").items()
+        if path.startswith("python/sglang/")
+    }
     assert (tmp_path / "tree" / LISTING).read_text() == listing_text(here)
 
 
 def test_message_and_trailers(project, checkout):
     made = make(project, checkout)
     text = git(checkout, "show", "--no-patch", "--format=%an <%ae> %cn%n%B", made.commits[0])
-    assert text.startswith("Ada Löv <ada@example.org> Ada Löv\nCount the steps once more\n\nWhy: without it a user saw too few steps.\n\nQueue-Patch: steps/count-once-more.patch\n")
-    trailers = dict(line.split(": ", 1) for line in git(checkout, "show", "--no-patch", "--format=%(trailers)", made.commits[0]).splitlines() if line)
-    assert trailers.keys() == {"Queue-Patch", "Queue-Patch-Sha256", "Queue-Release", "Origin", "Upstream-Status"}
+    assert text.startswith(
+        "Ada Löv <ada@example.org> Ada Löv\nCount the steps once more\n\nWhy: without it a user saw"
+        " too few steps.\n\nQueue-Patch: steps/count-once-more.patch\n"
+    )
+    trailers = dict(
+        line.split(": ", 1)
+        for line in git(
+            checkout, "show", "--no-patch", "--format=%(trailers)", made.commits[0]
+        ).splitlines()
+        if line
+    )
+    assert trailers.keys() == {
+        "Queue-Patch",
+        "Queue-Patch-Sha256",
+        "Queue-Release",
+        "Origin",
+        "Upstream-Status",
+    }
     assert trailers["Queue-Release"] == "9.9.1+pcg.1" and trailers["Upstream-Status"] == "Pending"
 
 
-def test_the_same_hashes_again_whatever_the_users_settings(project, checkout, tmp_path, monkeypatch):
+def test_the_same_hashes_again_whatever_the_users_settings(
+    project, checkout, tmp_path, monkeypatch
+):
     first = make(project, checkout)
     again = make(project, checkout)
     assert (again.outcome, again.commits) == (Outcome.ALREADY_APPLIED, first.commits)
-    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada Löv\n\temail = ada@example.org\n[i18n]\n\tcommitEncoding = ISO-8859-1\n")
-    for name, value in {"GIT_AUTHOR_NAME": "Nobody", "GIT_COMMITTER_DATE": "2001-01-01T00:00:00Z", "GIT_DIR": "/nowhere", "TZ": "Asia/Tokyo"}.items():
+    (tmp_path / "home/.gitconfig").write_text(
+        "[user]\n\tname = Ada Löv\n\temail = ada@example.org\n[i18n]\n\tcommitEncoding ="
+        " ISO-8859-1\n"
+    )
+    for name, value in {
+        "GIT_AUTHOR_NAME": "Nobody",
+        "GIT_COMMITTER_DATE": "2001-01-01T00:00:00Z",
+        "GIT_DIR": "/nowhere",
+        "TZ": "Asia/Tokyo",
+    }.items():
         monkeypatch.setenv(name, value)
     assert make(project, checkout, "another").commits == first.commits
 
 
 @pytest.mark.parametrize("when", ["2020-01-02T03:04:05Z", "2040-01-02T03:04:05Z"])
-def test_commits_are_of_the_releases_day_and_never_older_than_their_base(project, checkout, monkeypatch, when):
+def test_commits_are_of_the_releases_day_and_never_older_than_their_base(
+    project, checkout, monkeypatch, when
+):
     monkeypatch.setenv("GIT_COMMITTER_DATE", when)
     git(checkout, "-c", "commit.gpgSign=false", "commit", "-q", "--amend", "--no-edit")
     base = int(git(checkout, "show", "--no-patch", "--format=%ct", "HEAD"))
-    day = int(datetime.datetime.combine(project.pin.released, datetime.time(), datetime.timezone.utc).timestamp())
+    day = int(
+        datetime.datetime.combine(
+            project.pin.released, datetime.time(), datetime.timezone.utc
+        ).timestamp()
+    )
     made = make(project, checkout)
-    assert set(git(checkout, "show", "--no-patch", "--format=%at %ct", *made.commits).split()) == {str(max(base, day))}
+    assert set(git(checkout, "show", "--no-patch", "--format=%at %ct", *made.commits).split()) == {
+        str(max(base, day))
+    }
 
 
 def test_what_is_checked_out_is_left_alone(project, checkout):
-    (checkout / "notes.txt").write_text("mine")  # a file that git does not know is nobody's business
-    before = {name: value for name, value in fakes.snapshot(checkout).items() if "/.git/" not in name}
+    # a file that git does not know is nobody's business
+    (checkout / "notes.txt").write_text("mine")
+    before = {
+        name: value for name, value in fakes.snapshot(checkout).items() if "/.git/" not in name
+    }
     state = [(checkout / ".git" / name).read_bytes() for name in ("HEAD", "index")]
     make(project, checkout)
-    assert {name: value for name, value in fakes.snapshot(checkout).items() if "/.git/" not in name} == before
+    assert {
+        name: value for name, value in fakes.snapshot(checkout).items() if "/.git/" not in name
+    } == before
     assert [(checkout / ".git" / name).read_bytes() for name in ("HEAD", "index")] == state
 
 
@@ -149,7 +243,17 @@ def test_git_am_of_the_mails_gives_the_same_commits(project, checkout, tmp_path)
     made = make(project, checkout, mails=tmp_path / "mails")
     git(tmp_path, "clone", "-q", "--no-checkout", str(checkout), "clone")
     git(tmp_path / "clone", "-c", "core.autocrlf=false", "checkout", "-q", made.base)
-    git(tmp_path / "clone", "-c", "core.autocrlf=false", "-c", "commit.gpgSign=false", "am", "-q", "--committer-date-is-author-date", *map(str, made.mails))
+    git(
+        tmp_path / "clone",
+        "-c",
+        "core.autocrlf=false",
+        "-c",
+        "commit.gpgSign=false",
+        "am",
+        "-q",
+        "--committer-date-is-author-date",
+        *map(str, made.mails),
+    )
     assert git(tmp_path / "clone", "rev-parse", "HEAD").strip() == made.commits[-1]
     mail = made.mails[0].read_text()
     assert mail.startswith(f"From {'0' * 40} ") and "\n-- \n" not in mail
@@ -158,7 +262,11 @@ def test_git_am_of_the_mails_gives_the_same_commits(project, checkout, tmp_path)
 def test_a_branch_of_the_users_is_never_moved(project, checkout):
     git(checkout, "branch", BRANCH)
     problem = refusal(project, checkout)
-    assert problem.name == "branch-exists" and "name another branch" in problem.hint and "-D" not in problem.hint
+    assert (
+        problem.name == "branch-exists"
+        and "name another branch" in problem.hint
+        and "-D" not in problem.hint
+    )
 
 
 def test_a_branch_is_not_named_as_a_tag_or_as_a_reference(project, checkout):
@@ -176,7 +284,9 @@ def test_where_the_mails_cannot_go_no_branch_is_made(project, checkout, tmp_path
     else:
         mails.mkdir()
         (mails / "0001-mine.patch").write_text("mine\n")
-    assert refusal(project, checkout, mails=mails).name == ("no-folder" if taken == "a file" else "mails-exist")
+    assert refusal(project, checkout, mails=mails).name == (
+        "no-folder" if taken == "a file" else "mails-exist"
+    )
 
 
 def test_the_repositorys_own_settings_run_nothing_and_change_nothing(project, checkout, tmp_path):
@@ -187,13 +297,19 @@ def test_the_repositorys_own_settings_run_nothing_and_change_nothing(project, ch
     git(checkout, "config", "core.fsmonitor", str(hook))
     git(checkout, "config", "format.signOff", "true")
     again = make(project, checkout, mails=tmp_path / "again")
-    assert [mail.read_bytes() for mail in first.mails] == [mail.read_bytes() for mail in again.mails] and not (tmp_path / "ran").exists()
+    assert [mail.read_bytes() for mail in first.mails] == [
+        mail.read_bytes() for mail in again.mails
+    ] and not (tmp_path / "ran").exists()
 
 
 def test_what_git_itself_refuses_is_one_sentence(project, checkout, capsys):
     git(checkout, "config", "user.name", "<>")
     words = ["--root", str(project.root), "backport", "--onto", str(checkout), BRANCH]
-    assert cli.main(words) == 1 and "Traceback" not in (said := capsys.readouterr().err) and "disallowed characters" in said
+    assert (
+        cli.main(words) == 1
+        and "Traceback" not in (said := capsys.readouterr().err)
+        and "disallowed characters" in said
+    )
 
 
 def test_edits_are_refused_staged_or_not(project, checkout):
@@ -208,7 +324,10 @@ def test_edits_do_not_matter_where_the_commit_is_named(project, checkout):
     (checkout / RUNNER).write_text("step = 2\n")
     head = git(checkout, "rev-parse", "HEAD").strip()
     problem = refusal(project, checkout)
-    assert "the branch would begin at HEAD, which lacks them" in problem.what and problem.hint.endswith(f"--base {head[:12]}")
+    assert (
+        "the branch would begin at HEAD, which lacks them" in problem.what
+        and problem.hint.endswith(f"--base {head[:12]}")
+    )
     assert make(project, checkout, base=head[:12]).base == head, "what the refusal says to type"
     assert make(project, checkout, base=fakes.TAG).outcome is Outcome.ALREADY_APPLIED
     assert (checkout / RUNNER).read_text() == "step = 2\n"
@@ -225,7 +344,10 @@ def test_a_tree_that_is_no_release_is_refused_with_what_differs(project, checkou
     (checkout / RUNNER).write_text("step = 2\n")
     git(checkout, "-c", "commit.gpgSign=false", "commit", "-qam", "ours")
     problem = refusal(project, checkout)
-    assert problem.name == "no-pinned-release" and f"differs from {fakes.TAG} in {RUNNER}" in problem.what
+    assert (
+        problem.name == "no-pinned-release"
+        and f"differs from {fakes.TAG} in {RUNNER}" in problem.what
+    )
     assert problem.hint == f"name the release itself: --base {fakes.TAG}"
     assert make(project, checkout, base=fakes.TAG).outcome is Outcome.APPLIED
 
@@ -246,7 +368,14 @@ def test_a_file_that_no_release_has_is_another_tree(project, checkout):
 
 
 @pytest.mark.parametrize(
-    ("words", "name"), [((BRANCH, "nowhere"), "no-commit"), (("no..branch",), "bad-branch"), (("-x",), "bad-branch"), ((BRANCH, "--all"), "no-commit"), (("main/x",), "bad-branch")]
+    ("words", "name"),
+    [
+        ((BRANCH, "nowhere"), "no-commit"),
+        (("no..branch",), "bad-branch"),
+        (("-x",), "bad-branch"),
+        ((BRANCH, "--all"), "no-commit"),
+        (("main/x",), "bad-branch"),
+    ],
 )
 def test_bad_words(project, checkout, words, name):
     assert refusal(project, checkout, *words).name == name
@@ -275,10 +404,17 @@ def test_the_command_says_what_it_did(project, checkout, capsys):
     words = ["--root", str(project.root), "backport", "--onto", str(checkout), BRANCH]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert f"HEAD is {fakes.TAG}" in said and "Count the steps once more" in said and f"{BRANCH} made, at " in said
+    assert (
+        f"HEAD is {fakes.TAG}" in said
+        and "Count the steps once more" in said
+        and f"{BRANCH} made, at " in said
+    )
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert f"{BRANCH} is there already" in said and said.splitlines()[-1] == f"next: `git -C {checkout} switch {BRANCH}`"
+    assert (
+        f"{BRANCH} is there already" in said
+        and said.splitlines()[-1] == f"next: `git -C {checkout} switch {BRANCH}`"
+    )
     git(checkout, "switch", "-q", BRANCH)
     assert cli.main([*words[:-1], "no..branch"]) == 1
     assert "next: " in capsys.readouterr().err
@@ -291,16 +427,34 @@ def test_every_header_makes_a_message_that_git_reads_back():
     for pin in everything.all:
         for patch in queue.select(pin.version):
             text = backport.message(queue, patch, pin)
-            done = subprocess.run(["git", "interpret-trailers", "--parse"], input=text, capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
-            assert done.stdout.startswith(f"Queue-Patch: {patch.name}\n") and len(done.stdout.splitlines()) == 5, text
-            assert not any(line.startswith(("---", "diff -", "Index: ")) for line in text.splitlines()), text
+            done = subprocess.run(
+                ["git", "interpret-trailers", "--parse"],
+                input=text,
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
+            )
+            assert (
+                done.stdout.startswith(f"Queue-Patch: {patch.name}\n")
+                and len(done.stdout.splitlines()) == 5
+            ), text
+            assert not any(
+                line.startswith(("---", "diff -", "Index: ")) for line in text.splitlines()
+            ), text
 
 
 def test_a_repository_is_read_as_it_is_committed(project, checkout):
     repository = open_repository(str(checkout))
     commit = repository.commit("HEAD")
-    assert repository.read(commit, "python/sglang/srt/cut.py").decode() == fakes.RELEASE["sglang/srt/cut.py"]
-    assert repository.read(commit, "python/sglang") is None and repository.read(commit, "nothing") is None
+    assert (
+        repository.read(commit, "python/sglang/srt/cut.py").decode()
+        == fakes.RELEASE["sglang/srt/cut.py"]
+    )
+    assert (
+        repository.read(commit, "python/sglang") is None
+        and repository.read(commit, "nothing") is None
+    )
     (checkout / "link").symlink_to("README.md")
     git(checkout, "add", "link")
     git(checkout, "-c", "commit.gpgSign=false", "commit", "-qm", "link")

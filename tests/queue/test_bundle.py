@@ -1,4 +1,5 @@
-"""Bundles: equal content packs equally, parts come together again, a description that is wrong is named."""
+"""Bundles: equal content packs equally, parts come together again, a description that is wrong is
+named."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+
 from patchqueue.outcome import Refused
 from patchqueue.wheels import bundle, host
 
@@ -38,7 +40,10 @@ def test_equal_content_packs_equally_whenever_it_was_written(folder, tmp_path):
         bundle._archive(tmp_path / name, [(source, "tree")])
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     with tarfile.open(tmp_path / "one", "r:xz") as archive:
-        assert {entry.name: entry.mode for entry in archive} == {"tree/b.py": 0o644, "tree/deep/a.so": 0o755}
+        assert {entry.name: entry.mode for entry in archive} == {
+            "tree/b.py": 0o644,
+            "tree/deep/a.so": 0o755,
+        }
 
 
 def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
@@ -49,7 +54,9 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
         bundle._archive(tmp_path / name, [(folder, inner)])
         parts += bundle._split(tmp_path / name, out, f"{name}.tar.xz", 100)
     assert len(parts) > 2 and all(part["bytes"] <= 100 for part in parts)
-    (out / "parts.sha256").write_text("".join(f"{part['sha256']}  {part['file']}\n" for part in parts))
+    (out / "parts.sha256").write_text(
+        "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
+    )
     (out / "manifest.json").write_text("{}")
     shutil.copy(bundle.HOSTSITE / "unpack", out / "unpack")
     subprocess.run([out / "unpack", tmp_path / "there"], check=True)
@@ -58,7 +65,11 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
     (tmp_path / "there/tree/gone.py").touch()
     (tmp_path / "there/untouched").mkdir()
     subprocess.run([out / "unpack", tmp_path / "there"], check=True)
-    assert not (tmp_path / "there/tree/gone.py").exists() and not (tmp_path / "there/untouched").exists() and (tmp_path / "there/tree/b.py").exists()
+    assert (
+        not (tmp_path / "there/tree/gone.py").exists()
+        and not (tmp_path / "there/untouched").exists()
+        and (tmp_path / "there/tree/b.py").exists()
+    )
     (tmp_path / "own/tree").mkdir(parents=True)
     (tmp_path / "own/tree/mine.py").touch()
     subprocess.run([out / "unpack", tmp_path / "own"], check=True)
@@ -69,8 +80,14 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
 
 
 def test_trimming_says_how_much_it_took(folder):
-    gone = bundle._trim(folder, bundle.Trimmed("kernels nobody calls", ("deep", "nothing-like-this")))
-    assert gone == {"reason": "kernels nobody calls", "patterns": ["deep", "nothing-like-this"], "bytes": 5}
+    gone = bundle._trim(
+        folder, bundle.Trimmed("kernels nobody calls", ("deep", "nothing-like-this"))
+    )
+    assert gone == {
+        "reason": "kernels nobody calls",
+        "patterns": ["deep", "nothing-like-this"],
+        "bytes": 5,
+    }
     assert not (folder / "deep").exists()
 
 
@@ -84,8 +101,16 @@ def test_a_missing_kernel_raises_when_called_not_when_imported(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text("known = 1\n")
     bundle._let_missing_kernels_raise(package / "__init__.py")
-    code = "from sgl_kernel import known, gone\ntry: gone(1)\nexcept NotImplementedError as e: print(e)\nimport sgl_kernel; print(hasattr(sgl_kernel, '__path__x'))"
-    said = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    code = (
+        "from sgl_kernel import known, gone\ntry: gone(1)\nexcept NotImplementedError as e:"
+        " print(e)\nimport sgl_kernel; print(hasattr(sgl_kernel, '__path__x'))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert said.stdout.split("\n")[0] == "this kernel package has no sgl_kernel.gone"
 
 
@@ -95,15 +120,27 @@ def test_a_module_of_the_kernel_package_is_loaded_not_taken_for_a_missing_kernel
     (package / "__init__.py").write_text("known = 1\n")
     (package / "flashmla_ops.py").write_text("print('loaded')\n")
     bundle._let_missing_kernels_raise(package / "__init__.py")
-    said = subprocess.run([sys.executable, "-c", "from sgl_kernel import flashmla_ops"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    said = subprocess.run(
+        [sys.executable, "-c", "from sgl_kernel import flashmla_ops"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert said.stdout == "loaded\n", said.stderr
 
 
 def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
     bundle._lay_host_files(tmp_path / "hostsite", {"stand_ins": ["leftout"], "shims": []})
-    assert json.loads((tmp_path / "hostsite/patchqueue_site.json").read_text())["stand_ins"] == ["leftout"]
+    assert json.loads((tmp_path / "hostsite/patchqueue_site.json").read_text())["stand_ins"] == [
+        "leftout"
+    ]
     code = "import leftout.inner; from leftout import Grammar; Grammar(1).anything(); print('ok')"
-    said = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path / "hostsite")}, capture_output=True, text=True)
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path / "hostsite")},
+        capture_output=True,
+        text=True,
+    )
     assert said.stdout == "ok\n", said.stderr
 
 
@@ -111,7 +148,9 @@ def test_the_host_as_it_is_for_each_release():
     old, new = host.load(HOST, Version("0.5.9")), host.load(HOST, Version("0.5.11"))
     assert old.kernel and old.shims and not new.kernel and not new.shims
     assert [one.instead_of for one in old.others] == [("torch-memory-saver",)] and not new.others
-    assert host.load(HOST, Version("0.5.10.post1")).dependencies_of == Version("0.5.11") and old.dependencies_of == Version("0.5.9")
+    assert host.load(HOST, Version("0.5.10.post1")).dependencies_of == Version(
+        "0.5.11"
+    ) and old.dependencies_of == Version("0.5.9")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +159,13 @@ def test_the_host_as_it_is_for_each_release():
         (None, "cannot be read"),
         ("python = ", "is no host description"),
         ('python = "3.12"\n', "does not say 'platform'"),
-        ('python = "3.12"\nplatform = "x"\ntorch = "2"\nbrings = []\n[[kernel]]\nfor = "about 1"\npackage = "a"\ninstead_of = []\nreason = "b"\n', "is no host description"),
+        (
+            (
+                'python = "3.12"\nplatform = "x"\ntorch = "2"\nbrings = []\n[[kernel]]\nfor ='
+                ' "about 1"\npackage = "a"\ninstead_of = []\nreason = "b"\n'
+            ),
+            "is no host description",
+        ),
     ],
 )
 def test_a_wrong_host_description_is_named(tmp_path, text, named):

@@ -5,19 +5,44 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-
 from pathlib import Path
 
 import fakes
 import pytest
 from fakes import RUNNER, TAG
+
 from patchqueue.commands import cli
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 
-COMMANDS = ["apply", "unapply", "check", "test", "refresh", "new", "pin", "lock", "matrix", "quilt", "rebase", "watch", "fields", "build", "bundle", "gpu", "sweep", "bench", "status", "figures", "backport", "export", "install", "uninstall"]
+COMMANDS = [
+    "apply",
+    "unapply",
+    "check",
+    "test",
+    "refresh",
+    "new",
+    "pin",
+    "lock",
+    "matrix",
+    "quilt",
+    "rebase",
+    "watch",
+    "fields",
+    "build",
+    "bundle",
+    "gpu",
+    "sweep",
+    "bench",
+    "status",
+    "figures",
+    "backport",
+    "export",
+    "install",
+    "uninstall",
+]
 
 
 @pytest.fixture
@@ -57,8 +82,14 @@ def test_wrong_words(run, words):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("install", "--sitepackages", "x"), "there is no option --sitepackages; did you mean --site-packages?"),
-        (("rebase", "9.9.2", "--contine"), "there is no option --contine; did you mean --continue?"),
+        (
+            ("install", "--sitepackages", "x"),
+            "there is no option --sitepackages; did you mean --site-packages?",
+        ),
+        (
+            ("rebase", "9.9.2", "--contine"),
+            "there is no option --contine; did you mean --continue?",
+        ),
         (("apply", "--frobnicate"), "there is no option --frobnicate\n"),
         (("install",), "required: --site-packages"),
         (("status", "v9.9.1"), "scripts/nox status: error: unrecognized arguments: v9.9.1"),
@@ -69,7 +100,20 @@ def test_a_misspelt_option_is_named(run, words, says):
     assert code == 2 and says in err and f"usage: scripts/nox {words[0]} " in err
 
 
-@pytest.mark.parametrize("words", [("check", "--discard"), ("check", "--all"), ("refresh", "--discard"), ("pin", "--all"), ("new", "--from", "x"), ("unapply", "--from", "x"), ("build", "--python", "312"), ("bundle", "--part-size", "0"), ("bundle", "--part-size", "x")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "--discard"),
+        ("check", "--all"),
+        ("refresh", "--discard"),
+        ("pin", "--all"),
+        ("new", "--from", "x"),
+        ("unapply", "--from", "x"),
+        ("build", "--python", "312"),
+        ("bundle", "--part-size", "0"),
+        ("bundle", "--part-size", "x"),
+    ],
+)
 def test_no_command_takes_an_option_that_does_nothing(run, words):
     code, _, err = run(*words)
     assert code == 2 and words[1] in err
@@ -81,23 +125,48 @@ def test_all_and_a_release_contradict_each_other(run, command):
     assert code == 1 and out == "" and "--all: means every release, v9.9.1 means one" in err
 
 
-@pytest.mark.parametrize(("named", "machine"), [("arm64", "aarch64"), ("AMD64", "x86_64"), ("aarch64", "aarch64")])
+@pytest.mark.parametrize(
+    ("named", "machine"), [("arm64", "aarch64"), ("AMD64", "x86_64"), ("aarch64", "aarch64")]
+)
 def test_a_machine_has_its_name_on_linux(run, named, machine):
-    run.project.edit("upstream/pins.toml", "py3-none-any.whl", "cp312-cp312-manylinux_2_34_riscv64.whl")
+    run.project.edit(
+        "upstream/pins.toml", "py3-none-any.whl", "cp312-cp312-manylinux_2_34_riscv64.whl"
+    )
     code, _, err = run("build", "--machine", named)
     assert code == 1 and f"for Python 3.{sys.version_info.minor} on {machine};" in err
 
 
-@pytest.mark.parametrize("words", [("apply",), ("apply", TAG), ("apply", "9.9.1", "--discard"), ("apply", "--all"), ("unapply",), ("check",), ("matrix", "--cpu"), ("fields",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("apply",),
+        ("apply", TAG),
+        ("apply", "9.9.1", "--discard"),
+        ("apply", "--all"),
+        ("unapply",),
+        ("check",),
+        ("matrix", "--cpu"),
+        ("fields",),
+    ],
+)
 def test_good(run, words):
     assert run(*words)[0] == 0
 
 
 def test_output_fits_80_columns(run):
-    run.project.edit("patches/steps/count-once-more.patch", "Count the steps once more", "Count the steps once more, so that no user sees too few of them again")
+    run.project.edit(
+        "patches/steps/count-once-more.patch",
+        "Count the steps once more",
+        "Count the steps once more, so that no user sees too few of them again",
+    )
     for words in (("apply",), ("apply",), ("check",), ("unapply",)):
-        code, out, err = run(*words)
-        lines = [line for line in out.splitlines() if "sha256:" not in line and not line.startswith("work/")]  # these are to be copied whole
+        code, out, _err = run(*words)
+        # these are to be copied whole
+        lines = [
+            line
+            for line in out.splitlines()
+            if "sha256:" not in line and not line.startswith("work/")
+        ]
         assert code == 0 and all(len(line) <= 80 for line in lines), out
 
 
@@ -109,20 +178,42 @@ def test_the_summary_of_apply_fits_80_columns(run):
 
 def test_apply_says_what_it_did(run):
     run("unapply")
-    code, out, _ = run("apply")
+    _code, out, _ = run("apply")
     record = run.project.apply().record
-    for text in ("steps/count-once-more", "steps/name-the-cut", "Count the steps once more", "work/v9.9.1", record["tree"]["before"], record["tree"]["after"]):
+    for text in (
+        "steps/count-once-more",
+        "steps/name-the-cut",
+        "Count the steps once more",
+        "work/v9.9.1",
+        record["tree"]["before"],
+        record["tree"]["after"],
+    ):
         assert text in out
     assert "2 of 2 patches" in out and "1 overlay file" in out
 
 
 def test_apply_says_how_many_patches_are_not_for_the_release(run):
-    run.project.write("series", "steps/count-once-more.patch  # >=9.9,<10\nsteps/name-the-cut.patch  # >=9.10\n")
-    run.project.edit("patches/steps/name-the-cut.patch", "Overlay: none\n", "Overlay: none\nGap: <9.10: nothing is cut there, or nobody looks\n")
+    run.project.write(
+        "series", "steps/count-once-more.patch  # >=9.9,<10\nsteps/name-the-cut.patch  # >=9.10\n"
+    )
+    run.project.edit(
+        "patches/steps/name-the-cut.patch",
+        "Overlay: none\n",
+        "Overlay: none\nGap: <9.10: nothing is cut there, or nobody looks\n",
+    )
     code, out, err = run("apply")
-    assert code == 0 and "not for v9.9.1: 1 not selected (--verbose lists them)" in out and "name-the-cut" not in out, err
+    assert (
+        code == 0
+        and "not for v9.9.1: 1 not selected (--verbose lists them)" in out
+        and "name-the-cut" not in out
+    ), err
     code, out, _ = run("apply", "--verbose")
-    assert code == 0 and "steps/name-the-cut" in out and "nothing is cut there" in " ".join(out.split()) and "not for v" not in out
+    assert (
+        code == 0
+        and "steps/name-the-cut" in out
+        and "nothing is cut there" in " ".join(out.split())
+        and "not for v" not in out
+    )
 
 
 def test_apply_of_several_releases_prints_a_line_for_each(run):
@@ -151,8 +242,17 @@ def test_the_real_queues_apply_is_one_screen():
         (("check",), "`scripts/nox test` runs the tests"),
         (("check", TAG), "`scripts/nox test v9.9.1` runs the tests"),
         (("refresh",), "`scripts/nox check` replays the queue on every release"),
-        (("new", "steps/go-on"), "`scripts/nox refresh v9.9.1` then writes it to patches/ and series"),
-        (("build",), "`pip install --no-deps dist/sglang-9.9.1+pcg.1-py3-none-any.whl`, over an installed sglang 9.9.1"),
+        (
+            ("new", "steps/go-on"),
+            "`scripts/nox refresh v9.9.1` then writes it to patches/ and series",
+        ),
+        (
+            ("build",),
+            (
+                "`pip install --no-deps dist/sglang-9.9.1+pcg.1-py3-none-any.whl`, over an"
+                " installed sglang 9.9.1"
+            ),
+        ),
     ],
 )
 def test_success_ends_with_the_next_command(run, words, following):
@@ -168,8 +268,12 @@ def test_build_lists_its_files_where_asked(run):
 
 
 def test_apply_of_a_release_without_patches_says_so(run):
-    run.project.write("series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n")
-    run.project.edit("upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "has all of it"')
+    run.project.write(
+        "series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
+    )
+    run.project.edit(
+        "upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "has all of it"'
+    )
     code, out, _ = run("apply")
     assert code == 0 and "No patch is for v9.9.1" in out and "has all of it" in out
 
@@ -186,25 +290,47 @@ def test_errors_name_patch_file_hunk_line_and_the_next_command(run):
     code, out, err = run("apply")
     assert code == 1 and out == ""
     said, following = err.splitlines()
-    assert said == (
-        f"patches/steps/count-once-more.patch on {TAG}: {RUNNER}: hunk 1, line 18: "
+    assert (
+        said == f"patches/steps/count-once-more.patch on {TAG}: {RUNNER}: hunk 1, line 18: "
         "line 18 should read 'step_18 = other', upstream has 'step_18 = 18' [conflict]"
     )
     assert following.startswith("    next: ")
 
 
 def test_check_lists_gaps_and_what_is_not_needed_where_asked(run):
-    run.project.write("series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n")
-    run.project.edit("upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "none yet"')
-    run.project.edit("patches/steps/count-once-more.patch", "Origin: own\n", "Origin: own\nGap: <9.10: the steps are counted otherwise there, and nobody has looked at these releases yet\n")
-    run.project.edit("patches/steps/name-the-cut.patch", "Origin: own\n", "Origin: own\nGap: <9.10: not needed: nothing is cut\n")
+    run.project.write(
+        "series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
+    )
+    run.project.edit(
+        "upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "none yet"'
+    )
+    run.project.edit(
+        "patches/steps/count-once-more.patch",
+        "Origin: own\n",
+        "Origin: own\nGap: <9.10: the steps are counted otherwise there, and nobody has looked at"
+        " these releases yet\n",
+    )
+    run.project.edit(
+        "patches/steps/name-the-cut.patch",
+        "Origin: own\n",
+        "Origin: own\nGap: <9.10: not needed: nothing is cut\n",
+    )
     run.project.place()
     code, out, err = run("check")
     assert code == 0, err
     assert out.split("gaps\n")[1].split()[2:6] == ["0", "0", "1", "1"]
-    assert "\n  the steps are counted otherwise" in out and out.count("\n  ") == 2 and "nothing is cut" not in out
+    assert (
+        "\n  the steps are counted otherwise" in out
+        and out.count("\n  ") == 2
+        and "nothing is cut" not in out
+    )
     code, out, _ = run("check", "--gaps")
-    assert code == 0 and "Not needed: " in out and "\n  nothing is cut" in out and "\n  the steps are counted" in out
+    assert (
+        code == 0
+        and "Not needed: " in out
+        and "\n  nothing is cut" in out
+        and "\n  the steps are counted" in out
+    )
 
 
 def test_check_says_how_much_it_fetches(run):
@@ -215,13 +341,25 @@ def test_check_says_how_much_it_fetches(run):
     assert "2 releases to fetch first, once: about 30 MB" in err and "another run" not in err
     assert code == 1 and err.count("[no-tree-pinned]") == 2
     code, out, err = run("check", "--write")
-    assert code == 0 and out.startswith("upstream/placed.toml: lines and trees\n") and "to fetch first" not in err
-    assert run("check", "--write")[1].split("\n")[0] == out.split("\n")[1], "nothing is left to write"
+    assert (
+        code == 0
+        and out.startswith("upstream/placed.toml: lines and trees\n")
+        and "to fetch first" not in err
+    )
+    assert run("check", "--write")[1].split("\n")[0] == out.split("\n")[1], (
+        "nothing is left to write"
+    )
 
 
-@pytest.mark.parametrize("line, step", [("", f"refresh {TAG}"), (" moved = 1\n", f"rebase {TAG}")], ids=["moved", "conflict"])
+@pytest.mark.parametrize(
+    "line, step",
+    [("", f"refresh {TAG}"), (" moved = 1\n", f"rebase {TAG}")],
+    ids=["moved", "conflict"],
+)
 def test_a_patch_that_does_not_fit_is_answered_with_what_mends_it(run, line, step):
-    run.project.edit("patches/steps/count-once-more.patch", "@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@")
+    run.project.edit(
+        "patches/steps/count-once-more.patch", "@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@"
+    )
     if line:
         run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18\n", line)
     code, _, err = run("check")
@@ -255,35 +393,75 @@ def test_interrupted(run, monkeypatch):
 
 
 def test_as_a_process(applied):
-    done = subprocess.run([sys.executable, "-m", "patchqueue", "apply"], cwd=applied.root, capture_output=True, text=True)
-    assert done.returncode == 0 and "work/v9.9.1: already applied, 2 of 2" in done.stdout and done.stderr == ""
+    done = subprocess.run(
+        [sys.executable, "-m", "patchqueue", "apply"],
+        cwd=applied.root,
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == 0
+        and "work/v9.9.1: already applied, 2 of 2" in done.stdout
+        and done.stderr == ""
+    )
 
 
 def test_in_the_wrong_folder(tmp_path):
     (tmp_path / "empty").mkdir()
-    done = subprocess.run([sys.executable, "-m", "patchqueue", "apply"], cwd=tmp_path / "empty", capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "patchqueue", "apply"],
+        cwd=tmp_path / "empty",
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1 and "[no-pins]" in done.stderr and "Traceback" not in done.stderr
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["apply", "unapply", "check", "test", "refresh", "new", "lock", "matrix", "build", "bundle", "gpu", "sweep", "bench", "quilt"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "apply",
+        "unapply",
+        "check",
+        "test",
+        "refresh",
+        "new",
+        "lock",
+        "matrix",
+        "build",
+        "bundle",
+        "gpu",
+        "sweep",
+        "bench",
+        "quilt",
+    ],
+)
 def test_a_wrong_word_is_refused_before_any_work(run, command):
     before = fakes.snapshot(run.project.root)
-    words = {"quilt": ("v9.9.7", "push"), "new": ("v9.9.7", "steps/go-on")}.get(command, (TAG, "v9.9.7"))
+    words = {"quilt": ("v9.9.7", "push"), "new": ("v9.9.7", "steps/go-on")}.get(
+        command, (TAG, "v9.9.7")
+    )
     code, out, err = run(command, *words)
     assert code == 1 and "'v9.9.7': is not pinned; pinned are v9.9.1" in err and out == ""
     assert fakes.snapshot(run.project.root) == before
 
 
 def test_pin_looks_at_all_its_words_first(run):
-    code, out, err = run("pin", "9.9.2", "newest")
+    code, _out, err = run("pin", "9.9.2", "newest")
     assert code == 1 and "'newest': is no version" in err and "9.9.2" not in err
 
 
 def test_pin_ends_with_the_next_command(run):
-    fakes.write_wheel(run.project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
+    fakes.write_wheel(
+        run.project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2")
+    )
     code, out, _ = run("pin", "9.9.2", "--from", str(run.project.wheels))
-    assert code == 0 and out.startswith("v9.9.2: 1 wheel with") and out.splitlines()[-1].startswith("next: `scripts/nox rebase 9.9.2`")
+    assert (
+        code == 0
+        and out.startswith("v9.9.2: 1 wheel with")
+        and out.splitlines()[-1].startswith("next: `scripts/nox rebase 9.9.2`")
+    )
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -292,11 +470,15 @@ def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
     monkeypatch.setattr(cli, "new", lambda root, pin, name, say: root / "patches/steps/go-on.patch")
     code, out, _ = run("new", TAG, "steps/go-on")
     quilt = "  quilt" if there else "  scripts/nox quilt v9.9.1"
-    assert code == 0 and f"{quilt} add python/sglang/…  before" in out and f"{quilt} header -e" in out
+    assert (
+        code == 0 and f"{quilt} add python/sglang/…  before" in out and f"{quilt} header -e" in out
+    )
     assert ("; in work/v9.9.1:\n" in out) == there, "scripts/nox is typed in the queue's folder"
 
 
-@pytest.mark.parametrize("words", [("BadName",), (TAG, "BadName"), (TAG,), (), (TAG, TAG, "a/b"), ("a/b", "c/d")])
+@pytest.mark.parametrize(
+    "words", [("BadName",), (TAG, "BadName"), (TAG,), (), (TAG, TAG, "a/b"), ("a/b", "c/d")]
+)
 def test_new_says_how_a_patch_is_named(run, words):
     code, _, err = run("new", *words)
     assert code == 1 and "takes one name with a slash" in err and "is no version" not in err
@@ -310,18 +492,45 @@ def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):
     assert fakes.snapshot(run.project.root) == before
 
 
-@pytest.mark.parametrize("word, code, says", [("v0.5.99", 1, "is not pinned"), ("v0.5.12", 1, "did you mean v0.5.12.post1?"), ("--help", 0, "usage: scripts/nox test"), ("--plan", 0, "to be tested: the tool, v")])
+@pytest.mark.parametrize(
+    "word, code, says",
+    [
+        ("v0.5.99", 1, "is not pinned"),
+        ("v0.5.12", 1, "did you mean v0.5.12.post1?"),
+        ("--help", 0, "usage: scripts/nox test"),
+        ("--plan", 0, "to be tested: the tool, v"),
+    ],
+)
 def test_the_session_test_looks_at_its_words_first(word, code, says):
-    done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", "test", "--", word], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", "test", "--", word],
+        capture_output=True,
+        text=True,
+    )
     said = done.stdout + done.stderr
-    assert done.returncode == code and says in said and "problems, " not in said and "pytest tests/queue" not in said
+    assert (
+        done.returncode == code
+        and says in said
+        and "problems, " not in said
+        and "pytest tests/queue" not in said
+    )
 
 
-@pytest.mark.parametrize(("words", "code"), [(["install"], 2), (["apply", "v0.5.99"], 1), (["matrix", "--cpu"], 0)])
+@pytest.mark.parametrize(
+    ("words", "code"), [(["install"], 2), (["apply", "v0.5.99"], 1), (["matrix", "--cpu"], 0)]
+)
 def test_nox_adds_nothing_to_a_failure(words, code):
     session, *rest = words
-    done = subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", session, "--", *rest], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", session, "--", *rest],
+        capture_output=True,
+        text=True,
+    )
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("nox > ")]
-    said = [re.sub(r" in (a second|\d+ seconds)\.$", ".", line) for line in said]  # nox says how long a slow host took
+    # nox says how long a slow host took
+    said = [re.sub(r" in (a second|\d+ seconds)\.$", ".", line) for line in said]
     assert done.returncode == code
-    assert said == [f"nox > Running session {session}", *([f"nox > Session {session} was successful."] if code == 0 else [])]
+    assert said == [
+        f"nox > Running session {session}",
+        *([f"nox > Session {session} was successful."] if code == 0 else []),
+    ]

@@ -1,4 +1,5 @@
-"""A full disk, and places that cannot be written: one sentence, the path and what to do, in every command that writes."""
+"""A full disk, and places that cannot be written: one sentence, the path and what to do, in every
+command that writes."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, TAG
+
 from patchqueue.commands import cli
 from patchqueue.files import disk, gitrun
 from patchqueue.install import inplace
@@ -25,8 +27,21 @@ from patchqueue.upstream import source
 from patchqueue.wheels import bundle
 
 CACHE, QUEUE = Path("/cache/queue"), Path("/src/queue")
-PLACES = [disk.Place(QUEUE, "use another clone"), disk.Place(CACHE, "name another cache", "all of it")]
-CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.utime", "os.truncate"}
+PLACES = [
+    disk.Place(QUEUE, "use another clone"),
+    disk.Place(CACHE, "name another cache", "all of it"),
+]
+CHANGES = {
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.chmod",
+    "os.utime",
+    "os.truncate",
+}
 
 
 def error(number: int, path: str | None = None) -> OSError:
@@ -36,13 +51,43 @@ def error(number: int, path: str | None = None) -> OSError:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (error(errno.EROFS, "/src/queue/work/x"), "/src/queue/work/x: is on a file system that is read-only [read-only]\n    next: mount it so that it can be written, or use another clone"),
-        (error(errno.EACCES, "/cache/queue/.lock"), f"/cache/queue/.lock: user {os.geteuid()} has no access to it [no-access]\n    next: give user {os.geteuid()} access, or name another cache"),
-        (error(errno.EPERM, "/elsewhere"), f"/elsewhere: user {os.geteuid()} has no access to it [no-access]\n    next: give user {os.geteuid()} access"),
-        (error(errno.ENOSPC, "/cache/queue/a"), "/cache/queue/a: the disk is full, or your quota of it [disk-full]\n    next: free some space (all of it), then run the same command again"),
-        (error(errno.EDQUOT, "/src/queue/a"), "/src/queue/a: the disk is full, or your quota of it [disk-full]\n    next: free some space, then run the same command again"),
+        (
+            error(errno.EROFS, "/src/queue/work/x"),
+            (
+                "/src/queue/work/x: is on a file system that is read-only [read-only]\n    next:"
+                " mount it so that it can be written, or use another clone"
+            ),
+        ),
+        (
+            error(errno.EACCES, "/cache/queue/.lock"),
+            (
+                f"/cache/queue/.lock: user {os.geteuid()} has no access to it [no-access]\n   "
+                f" next: give user {os.geteuid()} access, or name another cache"
+            ),
+        ),
+        (
+            error(errno.EPERM, "/elsewhere"),
+            (
+                f"/elsewhere: user {os.geteuid()} has no access to it [no-access]\n    next: give"
+                f" user {os.geteuid()} access"
+            ),
+        ),
+        (
+            error(errno.ENOSPC, "/cache/queue/a"),
+            (
+                "/cache/queue/a: the disk is full, or your quota of it [disk-full]\n    next: free"
+                " some space (all of it), then run the same command again"
+            ),
+        ),
+        (
+            error(errno.EDQUOT, "/src/queue/a"),
+            (
+                "/src/queue/a: the disk is full, or your quota of it [disk-full]\n    next: free"
+                " some space, then run the same command again"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_an_error_means(found, text):
     assert str(disk.problem(found, PLACES)) == text
 
@@ -67,7 +112,10 @@ def test_free_space_is_that_of_the_folder_that_is_there(tmp_path):
 def test_the_innermost_place_gives_the_advice():
     inner = disk.Place(QUEUE / "dist", "name another folder")
     for places in ([*PLACES, inner], [inner, *PLACES]):
-        assert "name another folder" in disk.problem(error(errno.EROFS, "/src/queue/dist/x"), places).hint
+        assert (
+            "name another folder"
+            in disk.problem(error(errno.EROFS, "/src/queue/dist/x"), places).hint
+        )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +144,9 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
         source.fetch(project.pin, "https://example.org/sglang", fakes.quiet)
     shutil.rmtree(project.cache / "archives")
-    failed = subprocess.CompletedProcess([], 1, "", f"ERROR: Could not install packages due to an OSError: {FULL}")
+    failed = subprocess.CompletedProcess(
+        [], 1, "", f"ERROR: Could not install packages due to an OSError: {FULL}"
+    )
     monkeypatch.setattr(source, "_pip", lambda command, folder: failed)
     with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
         source.fetch(project.pin, None, fakes.quiet)
@@ -115,7 +165,8 @@ def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, c
 
 
 def closed(folder: Path, number: int):
-    """An audit hook: in `folder` nothing is made or changed. A full disk is met in the middle of a file, and names no path."""
+    """An audit hook: in `folder` nothing is made or changed. A full disk is met in the middle of a
+    file, and names no path."""
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
@@ -129,7 +180,8 @@ def closed(folder: Path, number: int):
 
 
 def run_in(folder: Path, number: int, words: list[str]) -> tuple[int, str]:
-    """Run a command in a forked process, to which `folder` is closed: its exit code, and what it said of it."""
+    """Run a command in a forked process, to which `folder` is closed: its exit code, and what it
+    said of it."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -161,7 +213,9 @@ def no_tree(project, folder):
 
 
 def edited(project, folder):
-    (project.tree / RUNNER).write_text((project.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21"))
+    (project.tree / RUNNER).write_text(
+        (project.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21")
+    )
 
 
 def another_overlay(project, folder):
@@ -188,7 +242,9 @@ def newer(project, folder):
 
 def checkout(project, folder):
     project.checkout(project.root / "checkout")
-    Path(os.environ["HOME"], ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+    Path(os.environ["HOME"], ".gitconfig").write_text(
+        "[user]\n\tname = Ada\n\temail = ada@example.org\n"
+    )
 
 
 def nothing(project, folder):
@@ -207,18 +263,28 @@ COMMANDS = {  # what is prepared, what is closed, and the words
     "pin": (newer, "root", ("pin", "9.9.2", "--from", "{wheels}")),
     "install": (installed, "folder", ("install", "--site-packages", "{folder}")),
     "uninstall": (installed_and_patched, "folder", ("uninstall", "--site-packages", "{folder}")),
-    "backport": (checkout, "folder", ("backport", "--onto", "{root}/checkout", "mine", "--mails", "{folder}/mails")),
+    "backport": (
+        checkout,
+        "folder",
+        ("backport", "--onto", "{root}/checkout", "mine", "--mails", "{folder}/mails"),
+    ),
 }
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number", [errno.EROFS, errno.EACCES, errno.ENOSPC], ids=errno.errorcode.get
+)
 @pytest.mark.parametrize("prepare, where, words", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_that_cannot_write_says_so_in_a_sentence(applied, tmp_path, prepare, where, words, number):
+def test_a_command_that_cannot_write_says_so_in_a_sentence(
+    applied, tmp_path, prepare, where, words, number
+):
     folder = tmp_path / "folder"
     prepare(applied, folder)
     place = {"root": applied.root, "cache": applied.cache, "folder": folder}[where]
     before = files(place)
-    filled = [word.format(wheels=applied.wheels, root=applied.root, folder=folder) for word in words]
+    filled = [
+        word.format(wheels=applied.wheels, root=applied.root, folder=folder) for word in words
+    ]
     code, said = run_in(place, number, ["--root", str(applied.root), *filled])
     assert code == 1 and "Traceback" not in said, said
     name = {errno.EROFS: "read-only", errno.EACCES: "no-access", errno.ENOSPC: "disk-full"}[number]
@@ -235,7 +301,9 @@ def test_a_disk_that_is_full_for_real(project, capsys):
     assert cli.main(["--root", str(project.root), "apply", "--from", str(project.wheels)]) == 1
     said = capsys.readouterr().err
     assert "the disk is full, or your quota of it [disk-full]\n    next: free some space" in said
-    assert not list(project.cache.glob("archives/*/*.whl")) and not list(project.cache.glob("tmp-*"))
+    assert not list(project.cache.glob("archives/*/*.whl")) and not list(
+        project.cache.glob("tmp-*")
+    )
 
 
 @pytest.mark.parametrize("ends_early", [False, True])
@@ -248,7 +316,9 @@ def test_a_bundle_on_a_full_disk(tmp_path, monkeypatch, capfd, ends_early):
         monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     with pytest.raises(Refused, match="free some space") as caught:
         bundle._archive(Path("/dev/full"), [(tmp_path / "made", "made")])
-    assert caught.value.problems[0].name == "no-bundle" and "No space left" in capfd.readouterr().err
+    assert (
+        caught.value.problems[0].name == "no-bundle" and "No space left" in capfd.readouterr().err
+    )
 
 
 def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
@@ -256,7 +326,10 @@ def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
     monkeypatch.setattr(cli, "_apply", lambda options: tempfile.gettempdir())
     assert cli.main(["--root", str(applied.root), "apply"]) == 1
-    assert "TMPDIR: no folder for temporary files can be written [no-temporary-folder]" in capsys.readouterr().err
+    assert (
+        "TMPDIR: no folder for temporary files can be written [no-temporary-folder]"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_path, monkeypatch):
@@ -274,4 +347,8 @@ def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_
     with pytest.raises(Refused) as caught:
         inplace.verify(project.root, site, fakes.quiet)
     (problem,) = caught.value.problems
-    assert problem.name == "no-access" and "reinstall" not in problem.hint and "run it as root" in problem.hint
+    assert (
+        problem.name == "no-access"
+        and "reinstall" not in problem.hint
+        and "run it as root" in problem.hint
+    )

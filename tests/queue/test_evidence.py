@@ -1,4 +1,5 @@
-"""Evidence is taken only where it is about today's tree; the matrix says what it shows, and why the rest is not shown."""
+"""Evidence is taken only where it is about today's tree; the matrix says what it shows, and why the
+rest is not shown."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from fakes import TAG, VERSION, quiet
 from packaging.version import Version
+
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
 from patchqueue.proofs import evidence, status
@@ -22,13 +24,46 @@ def result(project, **changes) -> dict:
     """What a host would write about the project's tree as it is now."""
     record = project.apply().record
     found = {
-        "schema": 1, "version": VERSION, "tag": TAG, "queue": record["queue"], "changes": record["changes"], "tree": record["tree"]["after"], "tree_untouched": True, "date": "2030-01-02",
-        "gpu": {"name": "NVIDIA Fake 1"}, "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True}, "kernel": None,
-        "runs": [{"model": "one", "mode": "eager", "verdict": "passed", "why": "see /tmp/there/log.txt", "report": {"servers": [
-            {"feature": "graph", "verdict": "on", "reason": "captured", "offender": None, "model": "/tmp/there/models/one", "pid": 7},
-            {"feature": "graph", "verdict": "off", "reason": "not asked for", "offender": None, "model": "/tmp/there/models/two", "pid": 8},
-        ]}}],
-    }  # fmt: skip
+        "schema": 1,
+        "version": VERSION,
+        "tag": TAG,
+        "queue": record["queue"],
+        "changes": record["changes"],
+        "tree": record["tree"]["after"],
+        "tree_untouched": True,
+        "date": "2030-01-02",
+        "gpu": {"name": "NVIDIA Fake 1"},
+        "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True},
+        "kernel": None,
+        "runs": [
+            {
+                "model": "one",
+                "mode": "eager",
+                "verdict": "passed",
+                "why": "see /tmp/there/log.txt",
+                "report": {
+                    "servers": [
+                        {
+                            "feature": "graph",
+                            "verdict": "on",
+                            "reason": "captured",
+                            "offender": None,
+                            "model": "/tmp/there/models/one",
+                            "pid": 7,
+                        },
+                        {
+                            "feature": "graph",
+                            "verdict": "off",
+                            "reason": "not asked for",
+                            "offender": None,
+                            "model": "/tmp/there/models/two",
+                            "pid": 8,
+                        },
+                    ]
+                },
+            }
+        ],
+    }
     return found | changes
 
 
@@ -42,15 +77,22 @@ def test_a_result_is_kept_by_release_and_gpu_without_its_hosts_paths(applied, tm
     taken = take(applied, tmp_path, result(applied))
     assert taken.path == applied.root / "evidence/9.9.1/nvidia-fake-1.json" and taken.passed
     kept = json.loads(taken.path.read_text())
-    assert "/tmp" not in taken.path.read_text() and kept["tree"] == applied.apply().record["tree"]["after"]
-    assert kept["runs"][0]["report"] == [{"feature": "graph", "verdict": "on", "reason": "captured", "offender": None}]
+    assert (
+        "/tmp" not in taken.path.read_text()
+        and kept["tree"] == applied.apply().record["tree"]["after"]
+    )
+    assert kept["runs"][0]["report"] == [
+        {"feature": "graph", "verdict": "on", "reason": "captured", "offender": None}
+    ]
 
 
 def test_a_bench_of_another_model_has_a_file_of_its_own(applied, tmp_path):
     run = {"mode": "eager", "measure": "first-token", "verdict": "passed", "why": ""}
     first = take(applied, tmp_path, result(applied, load={}, subject="nemotron", runs=[run]))
     other = take(applied, tmp_path, result(applied, load={}, subject="deepseek-v32", runs=[run]))
-    assert first.path.name.endswith(".bench.json") and other.path.name == first.path.name.replace(".bench", ".deepseek-v32.bench")
+    assert first.path.name.endswith(".bench.json") and other.path.name == first.path.name.replace(
+        ".bench", ".deepseek-v32.bench"
+    )
     assert other.kept == 0
 
 
@@ -60,7 +102,10 @@ def test_a_bench_is_kept_beside(applied, tmp_path):
 
 def test_a_gain_is_kept_beside_and_replaced_as_a_whole(applied, tmp_path):
     """Trees are compared within one run only; and a gain is no proof."""
-    runs = [{"tree": tree, "mode": "eager", "measure": f"gain {tree}", "verdict": "passed", "why": ""} for tree in ("untouched", "patched")]
+    runs = [
+        {"tree": tree, "mode": "eager", "measure": f"gain {tree}", "verdict": "passed", "why": ""}
+        for tree in ("untouched", "patched")
+    ]
     take(applied, tmp_path, result(applied, gain={}, runs=runs))
     taken = take(applied, tmp_path, result(applied, gain={}, runs=runs[1:]))
     assert taken.path.name == "nvidia-fake-1.gain.json" and (taken.runs, taken.kept) == (1, 0)
@@ -69,11 +114,17 @@ def test_a_gain_is_kept_beside_and_replaced_as_a_whole(applied, tmp_path):
 
 def test_a_graph_beside_eager_prefill_is_a_comparison_of_its_own(applied, tmp_path):
     """It replaces no gain of eager prefill on both trees, and none replaces it."""
-    runs = [{"tree": tree, "mode": mode, "measure": f"gain {tree}", "verdict": "passed", "why": ""} for tree, mode in (("untouched", "eager"), ("patched", "breakable"))]
+    runs = [
+        {"tree": tree, "mode": mode, "measure": f"gain {tree}", "verdict": "passed", "why": ""}
+        for tree, mode in (("untouched", "eager"), ("patched", "breakable"))
+    ]
     taken = take(applied, tmp_path, result(applied, gain={}, subject="qwen3-next", runs=runs))
     assert taken.path.name == "nvidia-fake-1.qwen3-next.breakable.gain.json"
     both = [run | {"mode": "breakable"} for run in runs]
-    assert take(applied, tmp_path, result(applied, gain={}, runs=both)).path.name == "nvidia-fake-1.gain.json"
+    assert (
+        take(applied, tmp_path, result(applied, gain={}, runs=both)).path.name
+        == "nvidia-fake-1.gain.json"
+    )
 
 
 def test_a_later_run_of_other_models_is_added_and_one_of_the_same_replaces(applied, tmp_path):
@@ -96,9 +147,13 @@ def test_what_was_not_run_replaces_nothing(applied, tmp_path):
     assert not take(applied, tmp_path, result(applied, runs=[late])).passed
     take(applied, tmp_path, result(applied))
     taken = take(applied, tmp_path, result(applied, runs=[late, late | {"model": "two"}]))
-    assert [(run["model"], run["verdict"]) for run in json.loads(taken.path.read_text())["runs"]] == [("one", "passed"), ("two", "not run")]
+    assert [
+        (run["model"], run["verdict"]) for run in json.loads(taken.path.read_text())["runs"]
+    ] == [("one", "passed"), ("two", "not run")]
     assert (taken.runs, taken.kept, taken.passed) == (1, 1, False)
-    assert take(applied, tmp_path, result(applied, runs=[late | {"model": "two", "verdict": "passed"}])).passed
+    assert take(
+        applied, tmp_path, result(applied, runs=[late | {"model": "two", "verdict": "passed"}])
+    ).passed
 
 
 def test_lifetimes_count_and_stay_until_they_are_checked_again(applied, tmp_path):
@@ -123,13 +178,30 @@ def test_runs_of_another_harness_and_of_modes_that_are_gone_do_not_stay(applied,
 def test_figures_taken_under_other_conditions_are_not_mixed(applied, tmp_path, changed):
     """What is said about a measurement's conditions is said about the whole file."""
     for measure, more in (("load", {}), ("first-token", changed)):
-        taken = take(applied, tmp_path, result(applied, load={}, runs=[{"mode": "eager", "measure": measure, "verdict": "passed", "why": ""}], **more))
+        taken = take(
+            applied,
+            tmp_path,
+            result(
+                applied,
+                load={},
+                runs=[{"mode": "eager", "measure": measure, "verdict": "passed", "why": ""}],
+                **more,
+            ),
+        )
     assert taken.kept == 0
 
 
 def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
     take(applied, tmp_path, result(applied))
-    taken = take(applied, tmp_path, result(applied, torch={"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}, runs=[{"model": "two", "mode": "eager", "verdict": "passed"}]))
+    taken = take(
+        applied,
+        tmp_path,
+        result(
+            applied,
+            torch={"version": "2.9.1", "pinned": "2.9.1", "off_pin": False},
+            runs=[{"model": "two", "mode": "eager", "verdict": "passed"}],
+        ),
+    )
     assert taken.kept == 0
 
 
@@ -160,7 +232,11 @@ def edit(project, part: str) -> None:
     """Change a patch's header, or what it adds."""
     file = next((project.root / "patches").rglob("*.patch"))
     head, mark, hunks = file.read_text().partition("\n@@")
-    head, hunks = (head.replace("Description: ", "Description: Said better. ", 1), hunks) if part == "header" else (head, hunks.replace("\n+", "\n+ ", 1))
+    head, hunks = (
+        (head.replace("Description: ", "Description: Said better. ", 1), hunks)
+        if part == "header"
+        else (head, hunks.replace("\n+", "\n+ ", 1))
+    )
     file.write_text(head + mark + hunks)
 
 
@@ -178,7 +254,10 @@ def test_a_patchs_hunks_cannot_change_behind_a_run(applied, tmp_path):
         take(applied, tmp_path, found)
 
 
-@pytest.mark.parametrize(("text", "named"), [("{", "is no JSON"), ("[]", "lacks schema"), ('{"schema": 1}', "lacks version")])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("{", "is no JSON"), ("[]", "lacks schema"), ('{"schema": 1}', "lacks version")],
+)
 def test_an_unreadable_result_is_named(applied, tmp_path, text, named):
     file = tmp_path / "evidence.json"
     file.write_text(text)
@@ -199,11 +278,19 @@ RULES = evidence.harness(ROOT)
 
 def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
     pin = PINS.find(tag)
-    runs = [{"model": model, "mode": "piecewise", "verdict": verdict, "why": "the reason"} for model in NEMOTRON.models]
+    runs = [
+        {"model": model, "mode": "piecewise", "verdict": verdict, "why": "the reason"}
+        for model in NEMOTRON.models
+    ]
     return {
-        "changes": apply.changes(of, of.select(pin.version), pin), "date": "2030-01-02", "gpu": {"name": "NVIDIA Fake"},
-        "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True}, "kernel": None, "harness": RULES, "runs": runs,
-    } | changes  # fmt: skip
+        "changes": apply.changes(of, of.select(pin.version), pin),
+        "date": "2030-01-02",
+        "gpu": {"name": "NVIDIA Fake"},
+        "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True},
+        "kernel": None,
+        "harness": RULES,
+        "runs": runs,
+    } | changes
 
 
 @pytest.mark.parametrize(
@@ -214,9 +301,21 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
         ({"harness": None}, status.State.PROVEN, "pin 2.9.1, by an earlier harness"),
         ({"verdict": "failed"}, status.State.FAILED, "the reason"),
         ({"verdict": "not applicable"}, status.State.NOT_APPLICABLE, "the reason"),
-        ({"changes": "sha256:0"}, status.State.STALE, "the queue has changed since the run of 2030-01-02, which said proven: "),
-        ({"changes": "sha256:0", "verdict": "failed"}, status.State.STALE, "which said failed: on NVIDIA Fake"),
-        ({"changes": "sha256:0", "verdict": "not applicable"}, status.State.STALE, "which said not applicable: the reason"),
+        (
+            {"changes": "sha256:0"},
+            status.State.STALE,
+            "the queue has changed since the run of 2030-01-02, which said proven: ",
+        ),
+        (
+            {"changes": "sha256:0", "verdict": "failed"},
+            status.State.STALE,
+            "which said failed: on NVIDIA Fake",
+        ),
+        (
+            {"changes": "sha256:0", "verdict": "not applicable"},
+            status.State.STALE,
+            "which said not applicable: the reason",
+        ),
     ],
 )
 def test_what_evidence_shows(queue, changes, state, told):
@@ -228,14 +327,29 @@ def test_what_evidence_shows(queue, changes, state, told):
     ("lifetimes", "state", "told"),
     [
         ({}, status.State.PROVEN, "off the release's pin 2.9.1; lifetimes not checked in this run"),
-        ({"lifetimes": {"verdict": "passed", "why": ""}}, status.State.PROVEN, "off the release's pin 2.9.1"),
-        ({"lifetimes": {"verdict": "failed", "why": "2 faults"}}, status.State.FAILED, "lifetimes: failed: 2 faults"),
-        ({"lifetimes": {"verdict": "not applicable", "why": "none"}}, status.State.FAILED, "lifetimes: not applicable: none"),
+        (
+            {"lifetimes": {"verdict": "passed", "why": ""}},
+            status.State.PROVEN,
+            "off the release's pin 2.9.1",
+        ),
+        (
+            {"lifetimes": {"verdict": "failed", "why": "2 faults"}},
+            status.State.FAILED,
+            "lifetimes: failed: 2 faults",
+        ),
+        (
+            {"lifetimes": {"verdict": "not applicable", "why": "none"}},
+            status.State.FAILED,
+            "lifetimes: not applicable: none",
+        ),
     ],
 )
 def test_a_breakable_graph_is_proven_where_its_lifetimes_are(queue, lifetimes, state, told):
     one = found(queue, **lifetimes)
-    one["runs"] = [{"model": model, "mode": "breakable", "verdict": "passed", "why": ""} for model in BREAKABLE.models]
+    one["runs"] = [
+        {"model": model, "mode": "breakable", "verdict": "passed", "why": ""}
+        for model in BREAKABLE.models
+    ]
     judged = status.judge(one, queue, PINS.find("v0.5.9"), BREAKABLE, RULES)
     assert judged.state is state and judged.reason.endswith(told)
 
@@ -248,7 +362,11 @@ def test_evidence_about_one_of_two_models_shows_nothing(queue):
 
 @pytest.mark.parametrize(
     ("tag", "state"),
-    [("v0.5.9", status.State.NOT_RUN), ("v0.5.11", status.State.NOT_RUN), ("v0.5.23", status.State.NOT_APPLICABLE)],
+    [
+        ("v0.5.9", status.State.NOT_RUN),
+        ("v0.5.11", status.State.NOT_RUN),
+        ("v0.5.23", status.State.NOT_APPLICABLE),
+    ],
 )
 def test_what_the_queue_alone_shows(queue, tag, state):
     assert status.expected(queue, PINS.find(tag), NEMOTRON).state is state
@@ -256,58 +374,117 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
-    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, "`scripts/nox status` writes it"
+    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, (
+        "`scripts/nox status` writes it"
+    )
 
 
 def test_the_page_of_patches_has_those_of_each_release(queue):
     text = (ROOT / status.PATCHES).read_text(encoding="utf-8")
     made = status.by_release(queue, PINS)
-    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, "`scripts/nox status` writes it"
+    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, (
+        "`scripts/nox status` writes it"
+    )
     row = next(line for line in made.splitlines() if line.startswith("| 0.5.23 |"))
-    assert f"| {len(queue.select(PINS.find('v0.5.23').version))} |" in row and "keep-break-tensors" in row and "scan-in-place" not in row
+    assert (
+        f"| {len(queue.select(PINS.find('v0.5.23').version))} |" in row
+        and "keep-break-tensors" in row
+        and "scan-in-place" not in row
+    )
 
 
-@pytest.mark.parametrize("feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}")
+@pytest.mark.parametrize(
+    "feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
+)
 def test_every_patch_that_a_feature_names_is_in_the_queue(queue, feature):
     assert set(feature.brings + feature.repairs) <= {entry.base for entry in queue.entries}
 
 
 def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
-    brings, repairs = ("piecewise/zero-padded-embeds.patch",), ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch")
-    feature = status.Feature(brings, repairs, ("one",), "breakable", {"<0.5.8": "no such graph"}, "0.5.11")
-    shown = {tag: status.expected(queue, PINS.find(tag), feature) for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")}
-    assert [cell.state.name for cell in shown.values()] == ["NOT_APPLICABLE", "NOT_APPLICABLE", "NOT_RUN", "UPSTREAM", "NOT_RUN"]
-    assert shown["v0.5.7"].reason == "no such graph" and shown["v0.5.9"].reason.startswith("the queue brings it")
-    assert shown["v0.5.13.post1"].reason == "the queue repairs it with `breakable/pass-embeds-by-name`"
+    brings, repairs = (
+        ("piecewise/zero-padded-embeds.patch",),
+        ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch"),
+    )
+    feature = status.Feature(
+        brings, repairs, ("one",), "breakable", {"<0.5.8": "no such graph"}, "0.5.11"
+    )
+    shown = {
+        tag: status.expected(queue, PINS.find(tag), feature)
+        for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")
+    }
+    assert [cell.state.name for cell in shown.values()] == [
+        "NOT_APPLICABLE",
+        "NOT_APPLICABLE",
+        "NOT_RUN",
+        "UPSTREAM",
+        "NOT_RUN",
+    ]
+    assert shown["v0.5.7"].reason == "no such graph" and shown["v0.5.9"].reason.startswith(
+        "the queue brings it"
+    )
+    assert (
+        shown["v0.5.13.post1"].reason == "the queue repairs it with `breakable/pass-embeds-by-name`"
+    )
 
 
-TOPICS = {"piecewise": ("piecewise",), "piecewise-inductor": ("piecewise", "compile"), "breakable": ("breakable", "piecewise")}
-TOPICS_OF = {status.NEMOTRON: ("nemotron-h", "mamba2", "moe"), status.QWEN: ("qwen3-next", "gdn", "moe"), status.LLAMA: (), status.SPARSE: ("nsa", "moe")}
+TOPICS = {
+    "piecewise": ("piecewise",),
+    "piecewise-inductor": ("piecewise", "compile"),
+    "breakable": ("breakable", "piecewise"),
+}
+TOPICS_OF = {
+    status.NEMOTRON: ("nemotron-h", "mamba2", "moe"),
+    status.QWEN: ("qwen3-next", "gdn", "moe"),
+    status.LLAMA: (),
+    status.SPARSE: ("nsa", "moe"),
+}
 FASTER = "makes prefill faster and repairs nothing"
 APART = {
     "breakable/find-layer-stack": "models whose stack the release does not find",
     "breakable/refuse-uncovered-mamba2": "Falcon-H1 alone",
     "moe/copy-input-of-piecewise-op": "inductor alone",
-    **dict.fromkeys(["mamba2/fix-tiles", "mamba2/scan-in-place", "mamba2/track-mask-once", "mamba2/norm-groups-in-one-kernel"], FASTER),
-    **dict.fromkeys(["nemotron-h/square-relu-in-one-kernel", "gdn/convolve-strided-input", "gdn/fix-tiles"], FASTER),
-    "gdn/split-projections-in-one-kernel": "models with as many key heads as value heads; it makes Qwen3-Next faster",
+    **dict.fromkeys(
+        [
+            "mamba2/fix-tiles",
+            "mamba2/scan-in-place",
+            "mamba2/track-mask-once",
+            "mamba2/norm-groups-in-one-kernel",
+        ],
+        FASTER,
+    ),
+    **dict.fromkeys(
+        ["nemotron-h/square-relu-in-one-kernel", "gdn/convolve-strided-input", "gdn/fix-tiles"],
+        FASTER,
+    ),
+    "gdn/split-projections-in-one-kernel": (
+        "models with as many key heads as value heads; it makes Qwen3-Next faster"
+    ),
 }
 
 
-@pytest.mark.parametrize("feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}")
+@pytest.mark.parametrize(
+    "feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
+)
 def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
-    """A patch of the graph's topic or the model's, selected for a release, keeps "upstream" away, but for those set apart."""
+    """A patch of the graph's topic or the model's, selected for a release, keeps "upstream" away,
+    but for those set apart."""
     topics = (*TOPICS[feature.mode], *TOPICS_OF[feature.models])
     for pin in PINS.all:
         if status.expected(queue, pin, feature).state is status.State.UPSTREAM:
-            selected = {queue.base(patch.name).removesuffix(".patch") for patch in queue.select(pin.version)}
-            assert [name for name in selected - APART.keys() if name.split("/")[0] in topics] == [], pin.tag
+            selected = {
+                queue.base(patch.name).removesuffix(".patch") for patch in queue.select(pin.version)
+            }
+            assert [
+                name for name in selected - APART.keys() if name.split("/")[0] in topics
+            ] == [], pin.tag
 
 
 def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(queue):
     for tag in ("v0.5.14", "v0.5.18", "v0.5.20", "v0.5.23"):
         for feature in (one for one in status.FEATURES if one.mode == "breakable"):
-            assert status.expected(queue, PINS.find(tag), feature).reason.startswith("the queue repairs it")
+            assert status.expected(queue, PINS.find(tag), feature).reason.startswith(
+                "the queue repairs it"
+            )
 
 
 @pytest.mark.parametrize("pin", PINS.all, ids=lambda pin: pin.tag)
@@ -323,22 +500,40 @@ def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue, pin):
 
 
 def test_the_tables_are_readable_as_plain_text():
-    rows = [line for line in status.markdown(status.matrix(ROOT, PINS)).splitlines() if line.startswith("|")]
+    rows = [
+        line
+        for line in status.markdown(status.matrix(ROOT, PINS)).splitlines()
+        if line.startswith("|")
+    ]
     assert len(rows) == len(status.TABLES) * (2 + len(PINS.all)) and max(map(len, rows)) <= 110
 
 
 def test_compilers_that_stand_alike_share_a_word():
-    cells = [status.Cell(status.State.PROVEN, "here")] * (len(status.FEATURES) - 3) + [status.Cell(status.State.STALE, "old")] * 3
+    cells = [status.Cell(status.State.PROVEN, "here")] * (len(status.FEATURES) - 3) + [
+        status.Cell(status.State.STALE, "old")
+    ] * 3
     cells[1] = status.Cell(status.State.FAILED, "why")
     text = status.markdown([(PINS.find("v0.5.9"), cells)])
-    assert "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text and "| 0.5.9 | stale (3) | stale (3) | stale (3) |" in text
+    assert (
+        "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text
+        and "| 0.5.9 | stale (3) | stale (3) | stale (3) |" in text
+    )
 
 
 def test_a_failure_is_told_in_words():
-    assert status.in_words("agrees with eager prefill, cold: 1 prompts answered otherwise, first a[8]: token 2 is 3") == "answers otherwise than eager prefill"
+    assert (
+        status.in_words(
+            "agrees with eager prefill, cold: 1 prompts answered otherwise, first a[8]: token 2"
+            " is 3"
+        )
+        == "answers otherwise than eager prefill"
+    )
     assert status.in_words("graphs ran: 2 of 7") == 'does not pass "graphs ran"'
     reasons = [cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells]
-    assert any(f"answers otherwise than eager prefill ([details]({status.DETAILS}))" in reason for reason in reasons)
+    assert any(
+        f"answers otherwise than eager prefill ([details]({status.DETAILS}))" in reason
+        for reason in reasons
+    )
     assert not [reason for reason in reasons if "allowed is" in reason or "limits:" in reason]
 
 

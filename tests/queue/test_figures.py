@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from patchqueue.outcome import Refused
 from patchqueue.proofs import evidence, figurespage, status
 from patchqueue.proofs.figurespage import Measured
@@ -21,13 +22,34 @@ MACHINE = {"cpus": 2, "load": [0.1], "python": "3.11.7", "system": "one"}
 
 
 def timed(name: str = "apply v0.5.9, warm cache", middle: float = 2.5, met: bool = True) -> dict:
-    return {"name": name, "shown": f"{middle:.2f} s", "limit": "< 5 s", "met": met, "details": {"seconds": [2.4, middle, 9.0], "median": middle, "cpu seconds of one": 2.2, "load": 0.1}}
+    return {
+        "name": name,
+        "shown": f"{middle:.2f} s",
+        "limit": "< 5 s",
+        "met": met,
+        "details": {
+            "seconds": [2.4, middle, 9.0],
+            "median": middle,
+            "cpu seconds of one": 2.2,
+            "load": 0.1,
+        },
+    }
 
 
 KILLED = {
-    "name": "apply killed", "shown": "3 of 3 right", "limit": "3", "met": True,
-    "details": {"hit": 2, "moments": [{"second": 0.1, "was running": True, "tree then": "absent"}, {"second": 1, "was running": True, "tree then": "applied"}, {"second": 2, "was running": False, "tree then": "applied"}]},
-}  # fmt: skip
+    "name": "apply killed",
+    "shown": "3 of 3 right",
+    "limit": "3",
+    "met": True,
+    "details": {
+        "hit": 2,
+        "moments": [
+            {"second": 0.1, "was running": True, "tree then": "absent"},
+            {"second": 1, "was running": True, "tree then": "applied"},
+            {"second": 2, "was running": False, "tree then": "applied"},
+        ],
+    },
+}
 
 
 def tool(*figures: dict, revision: str = "v0.5.9", **machine) -> dict:
@@ -35,12 +57,36 @@ def tool(*figures: dict, revision: str = "v0.5.9", **machine) -> dict:
 
 
 def proof(**changes) -> dict:
-    captured = [{"what": "cuda graph", "seconds": 7.0, "gb": 0}, {"what": "piecewise CUDA graph", "seconds": 3.0, "gb": 0}]
-    runs = [{"model": model, "mode": mode, "verdict": verdict, "why": "", "captured": captured, "checks": [{"good": verdict == "passed"}]} for model, mode, verdict in (
-        ("llama", "reference", "passed"), ("llama", "piecewise", "passed"), ("llama", "breakable", "failed"), ("new-model", "breakable", "not applicable"),
-    )]  # fmt: skip
+    captured = [
+        {"what": "cuda graph", "seconds": 7.0, "gb": 0},
+        {"what": "piecewise CUDA graph", "seconds": 3.0, "gb": 0},
+    ]
+    runs = [
+        {
+            "model": model,
+            "mode": mode,
+            "verdict": verdict,
+            "why": "",
+            "captured": captured,
+            "checks": [{"good": verdict == "passed"}],
+        }
+        for model, mode, verdict in (
+            ("llama", "reference", "passed"),
+            ("llama", "piecewise", "passed"),
+            ("llama", "breakable", "failed"),
+            ("new-model", "breakable", "not applicable"),
+        )
+    ]
     torch = {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}
-    return {"version": "0.5.9", "tag": "v0.5.9", "changes": "sha256:now", "gpu": {"name": "NVIDIA Fake"}, "torch": torch, "capture": [16, 32], "runs": runs} | changes
+    return {
+        "version": "0.5.9",
+        "tag": "v0.5.9",
+        "changes": "sha256:now",
+        "gpu": {"name": "NVIDIA Fake"},
+        "torch": torch,
+        "capture": [16, 32],
+        "runs": runs,
+    } | changes
 
 
 def measured(tool_: dict | None = None, *proofs: dict) -> Measured:
@@ -49,16 +95,23 @@ def measured(tool_: dict | None = None, *proofs: dict) -> Measured:
 
 def test_a_figure_that_misses_its_limit_says_so():
     text = figurespage.page(measured(tool(timed(), timed("check", 7.0, met=False), KILLED)), set())
-    assert "| apply v0.5.9, warm cache | 2.50 s | < 5 s |" in text and "| check | 7.00 s, **missed** | < 5 s |" in text
+    assert (
+        "| apply v0.5.9, warm cache | 2.50 s | < 5 s |" in text
+        and "| check | 7.00 s, **missed** | < 5 s |" in text
+    )
     assert "0.1 processes wanted to run" in text and "2 of the 3 kills came while it ran" in text
 
 
 def test_proofs_are_counted_and_earlier_ones_told():
     later, earlier = proof(), proof(changes="sha256:before", gpu={"name": "NVIDIA Old"})
     text = figurespage.proofs_text(measured(None, later, earlier))
-    assert "| 0.5.9 on NVIDIA Fake | 1 | 1 | 1 | 0 | 0 | 2 of 4 |" in text and "| 0.5.9 on NVIDIA Old | 1 | 1 | 1 | 0 | 3 | 2 of 4 |" in text
+    assert (
+        "| 0.5.9 on NVIDIA Fake | 1 | 1 | 1 | 0 | 0 | 2 of 4 |" in text
+        and "| 0.5.9 on NVIDIA Old | 1 | 1 | 1 | 0 | 3 | 2 of 4 |" in text
+    )
     merged = proof()
-    merged["runs"][1]["host"] = {"changes": "sha256:before"}  # one run of a file that several hosts wrote
+    # one run of a file that several hosts wrote
+    merged["runs"][1]["host"] = {"changes": "sha256:before"}
     assert "| 1 | 1 | 1 | 0 | 1 |" in figurespage.proofs_text(measured(None, merged))
 
 
@@ -75,27 +128,39 @@ def test_where_nothing_was_measured_nothing_is_claimed():
 
 def test_only_plots_that_there_are_are_shown():
     one = measured(tool(timed()), proof())
-    assert "](figures-tool.png)" in figurespage.page(one, {"tool"}) and "](figures-proofs.png)" not in figurespage.page(one, {"tool"})
+    assert "](figures-tool.png)" in figurespage.page(
+        one, {"tool"}
+    ) and "](figures-proofs.png)" not in figurespage.page(one, {"tool"})
 
 
 def test_the_plots_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     real = figurespage.load(ROOT)
-    drawn = [figurespage.draw(found, tmp_path) for found in (measured(tool(timed(), KILLED), proof()), measured(tool(KILLED)), real)]
+    drawn = [
+        figurespage.draw(found, tmp_path)
+        for found in (measured(tool(timed(), KILLED), proof()), measured(tool(KILLED)), real)
+    ]
     assert all(path.stat().st_size > 10_000 for paths in drawn for path in paths)
-    assert {path.name for path in drawn[-1]} == {f"figures-{name}.png" for name in figurespage.DRAWN}
+    assert {path.name for path in drawn[-1]} == {
+        f"figures-{name}.png" for name in figurespage.DRAWN
+    }
     assert figurespage.draw(measured(), tmp_path / "none") == ()
 
 
 def test_the_page_is_that_of_today():
     now = figurespage.load(ROOT)
-    assert (ROOT / figurespage.PAGE).read_text(encoding="utf-8") == figurespage.page(now, set(figurespage.DRAWN)), "`scripts/nox figures --page` writes it"
+    assert (ROOT / figurespage.PAGE).read_text(encoding="utf-8") == figurespage.page(
+        now, set(figurespage.DRAWN)
+    ), "`scripts/nox figures --page` writes it"
 
 
 def test_every_proof_and_bench_is_on_the_page():
     text = (ROOT / figurespage.PAGE).read_text(encoding="utf-8")
     for pin in pins.load(ROOT).all:
-        assert all(f"| {pin.version} on {one['gpu']['name']} |" in text for one in status.evidence(ROOT, pin))
+        assert all(
+            f"| {pin.version} on {one['gpu']['name']} |" in text
+            for one in status.evidence(ROOT, pin)
+        )
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"figures": [{}]}', '{"figures": 3}'])
@@ -108,7 +173,11 @@ def test_figures_that_are_none_are_refused(tmp_path, text):
 def test_what_was_not_measured_again_stays():
     before = tool(timed("apply", 2.0), KILLED)
     found = queue_figures.beside(before, tool(timed("apply", 3.0), timed("new", 1.0), load=[9]))
-    assert [(one["name"], one["shown"]) for one in found["figures"]] == [("apply", "3.00 s"), ("apply killed", "3 of 3 right"), ("new", "1.00 s")]
+    assert [(one["name"], one["shown"]) for one in found["figures"]] == [
+        ("apply", "3.00 s"),
+        ("apply killed", "3 of 3 right"),
+        ("new", "1.00 s"),
+    ]
     for other in (tool(timed(), revision="v0.5.11"), tool(timed(), cpus=64)):
         assert queue_figures.beside(before, other)["figures"] == other["figures"]
     assert queue_figures.beside({}, before) == before and json.dumps(before)
@@ -123,6 +192,6 @@ def test_what_was_not_measured_again_stays():
         ({"then": {"patched files": 4, "pristine files": 5, "neither": 0}}, "mixed"),
         ({"then": {"patched files": 4, "pristine files": 4, "neither": 1}}, "broken"),
     ],
-)  # fmt: skip
+)
 def test_what_a_kill_left(moment, left):
     assert figurespage.tree_then(moment) == left

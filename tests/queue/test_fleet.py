@@ -1,4 +1,5 @@
-"""The jobs of a fleet are those that fill cells of the support matrix; CI's workflow and the batch script take them as they are printed."""
+"""The jobs of a fleet are those that fill cells of the support matrix; CI's workflow and the batch
+script take them as they are printed."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from patchqueue.commands.cli import main
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
@@ -28,22 +30,34 @@ WORKFLOW = (ROOT / ".github/workflows/gpu.yml").read_text(encoding="utf-8")
 
 @cache
 def _jobs(tags: tuple[str, ...], gpus: tuple[str, ...], models: tuple[str, ...]) -> list[fleet.Job]:
-    return fleet.jobs(ROOT, [PINS.find(tag) for tag in tags] or PINS.all, gpus, models, ROOT / DEFAULT, False)
+    return fleet.jobs(
+        ROOT, [PINS.find(tag) for tag in tags] or PINS.all, gpus, models, ROOT / DEFAULT, False
+    )
 
 
-def jobs(root: Path = ROOT, tags: tuple[str, ...] = (), gpus: tuple[str, ...] = ("H200",), models: tuple[str, ...] = (), stale: bool = False) -> list[fleet.Job]:
+def jobs(
+    root: Path = ROOT,
+    tags: tuple[str, ...] = (),
+    gpus: tuple[str, ...] = ("H200",),
+    models: tuple[str, ...] = (),
+    stale: bool = False,
+) -> list[fleet.Job]:
     if root == ROOT:
         return _jobs(tags, gpus, models)
-    return fleet.jobs(root, [PINS.find(tag) for tag in tags] or PINS.all, gpus, models, ROOT / DEFAULT, stale)
+    return fleet.jobs(
+        root, [PINS.find(tag) for tag in tags] or PINS.all, gpus, models, ROOT / DEFAULT, stale
+    )
 
 
 def test_every_cell_that_can_be_proven_has_its_job_and_no_other():
     queue = series.read(ROOT)[0]
     wanted = {
         (pin.tag, model, feature.mode)
-        for pin in PINS.all for feature in status.FEATURES for model in feature.models
+        for pin in PINS.all
+        for feature in status.FEATURES
+        for model in feature.models
         if status.expected(queue, pin, feature).state is not status.State.NOT_APPLICABLE
-    }  # fmt: skip
+    }
     found = [(job.revision, job.model, mode) for job in jobs() for mode in job.modes]
     assert len(found) == len(set(found)) and set(found) == wanted
 
@@ -53,14 +67,29 @@ def test_every_release_is_proven_overnight():
 
 
 def test_no_model_or_mode_is_unknown_to_the_harness():
-    asked = "import sys; sys.path.insert(0, 'tests/gpu'); import json, models, modes; print(json.dumps([[*models.MODELS], [*modes.ALL]]))"
-    models, modes = json.loads(subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-    assert {job.model for job in jobs()} <= set(models) and {mode for job in jobs() for mode in job.modes} <= set(modes)
+    asked = (
+        "import sys; sys.path.insert(0, 'tests/gpu'); import json, models, modes;"
+        " print(json.dumps([[*models.MODELS], [*modes.ALL]]))"
+    )
+    models, modes = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+    )
+    assert {job.model for job in jobs()} <= set(models) and {
+        mode for job in jobs() for mode in job.modes
+    } <= set(modes)
 
 
 def test_jobs_say_what_a_fleet_plans_by():
     (job,) = jobs(tags=("v0.5.9",), models=("llama",))
-    assert (job.modes, job.queue, job.torch, job.host, job.host_torch) == (("piecewise", "piecewise-inductor", "breakable"), True, "2.9.1", "torch-2.11", "2.11.0")
+    assert (job.modes, job.queue, job.torch, job.host, job.host_torch) == (
+        ("piecewise", "piecewise-inductor", "breakable"),
+        True,
+        "2.9.1",
+        "torch-2.11",
+        "2.11.0",
+    )
     assert 100 < job.engine_seconds < 400  # four engines of half a minute to a minute and a half
     assert jobs(tags=("v0.5.9",), models=("llama",), gpus=("Fake",))[0].engine_seconds is None
     (repaired,) = jobs(tags=("v0.5.23",), models=("llama",))
@@ -68,12 +97,22 @@ def test_jobs_say_what_a_fleet_plans_by():
 
 
 def test_a_job_says_where_the_queue_has_no_part(monkeypatch):
-    monkeypatch.setattr(status, "FEATURES", tuple(dataclasses.replace(one, repairs=()) for one in status.FEATURES))
+    monkeypatch.setattr(
+        status, "FEATURES", tuple(dataclasses.replace(one, repairs=()) for one in status.FEATURES)
+    )
     (upstream,) = _jobs.__wrapped__(("v0.5.23",), ("H200",), ("llama",))
     assert (upstream.modes, upstream.queue) == (("breakable",), False)
 
 
-@pytest.mark.parametrize(("name", "label"), [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100-80GB-HBM3"), ("h200", "h200"), ("AMD Instinct MI300X", "AMD-Instinct-MI300X")])
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB-HBM3"),
+        ("h200", "h200"),
+        ("AMD Instinct MI300X", "AMD-Instinct-MI300X"),
+    ],
+)
 def test_a_gpus_label(name, label):
     assert fleet.label(name) == label and fleet.is_of(label, name)
 
@@ -95,14 +134,29 @@ def project(tmp_path):
 def keep(project: Path, *runs: tuple[str, str, str], gpu: str = "NVIDIA H200", **changes) -> None:
     pin, queue = PINS.find("v0.5.9"), series.read(ROOT)[0]
     facts = {
-        "schema": 1, "version": "0.5.9", "queue": "", "changes": apply.changes(queue, queue.select(pin.version), pin), "tree": "", "tree_untouched": True, "gpu": {"name": gpu},
-        "torch": {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}, "lifetimes": {"verdict": "passed"},
-        "runs": [{"model": model, "mode": mode, "verdict": verdict, "seconds": 30} for model, mode, verdict in runs],
-    }  # fmt: skip
-    evidence.put(project / "evidence/0.5.9" / f"{evidence.slug(gpu)}.json", json.dumps(facts | changes))
+        "schema": 1,
+        "version": "0.5.9",
+        "queue": "",
+        "changes": apply.changes(queue, queue.select(pin.version), pin),
+        "tree": "",
+        "tree_untouched": True,
+        "gpu": {"name": gpu},
+        "torch": {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False},
+        "lifetimes": {"verdict": "passed"},
+        "runs": [
+            {"model": model, "mode": mode, "verdict": verdict, "seconds": 30}
+            for model, mode, verdict in runs
+        ],
+    }
+    evidence.put(
+        project / "evidence/0.5.9" / f"{evidence.slug(gpu)}.json", json.dumps(facts | changes)
+    )
 
 
-LLAMA = [("llama", mode, "passed") for mode in ("reference", "piecewise", "piecewise-inductor", "breakable")]
+LLAMA = [
+    ("llama", mode, "passed")
+    for mode in ("reference", "piecewise", "piecewise-inductor", "breakable")
+]
 
 
 @pytest.mark.parametrize(
@@ -157,8 +211,21 @@ def printed(capsys, *words: str) -> dict:
 
 
 def test_the_command_prints_githubs_matrix(capsys):
-    matrix = printed(capsys, "v0.5.9", "--revision", "0.5.11", "--gpu", "H100", "--gpu", "H200", "--model", "llama")
-    assert list(matrix) == ["include"] and [(row["revision"], row["gpu"]) for row in matrix["include"]] == [(tag, gpu) for tag in ("v0.5.11", "v0.5.9") for gpu in ("H100", "H200")]
+    matrix = printed(
+        capsys,
+        "v0.5.9",
+        "--revision",
+        "0.5.11",
+        "--gpu",
+        "H100",
+        "--gpu",
+        "H200",
+        "--model",
+        "llama",
+    )
+    assert list(matrix) == ["include"] and [
+        (row["revision"], row["gpu"]) for row in matrix["include"]
+    ] == [(tag, gpu) for tag in ("v0.5.11", "v0.5.9") for gpu in ("H100", "H200")]
     assert printed(capsys, "--cpu", "v0.5.9") == {"include": [{"revision": "v0.5.9"}]}
 
 
@@ -168,7 +235,11 @@ def test_one_kind_of_gpu_fits_githubs_limit_of_jobs(capsys):
 
 def test_the_workflow_uses_what_the_matrix_has(capsys):
     (row,) = printed(capsys, "v0.5.9", "--gpu", "H200", "--model", "llama")["include"]
-    used = set(re.findall(r"[^.\w]matrix\.(\w+)", re.sub(r"outputs\.matrix|steps\.matrix\S*", "", WORKFLOW)))
+    used = set(
+        re.findall(
+            r"[^.\w]matrix\.(\w+)", re.sub(r"outputs\.matrix|steps\.matrix\S*", "", WORKFLOW)
+        )
+    )
     assert used == {"revision", "gpu", "model", "modes"} <= row.keys()
 
 
@@ -177,7 +248,11 @@ def test_the_words_of_the_workflow_and_the_script_are_the_commands_own(session, 
     with pytest.raises(SystemExit):
         main([session, "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    asked = {"gpu": ["--model", "--mode", "--out", "--pass", "--here", "--python", "--site"], "matrix": ["--revision", "--gpu", "--model", "--stale"], "status": ["--merge"]}[session]
+    asked = {
+        "gpu": ["--model", "--mode", "--out", "--pass", "--here", "--python", "--site"],
+        "matrix": ["--revision", "--gpu", "--model", "--stale"],
+        "status": ["--merge"],
+    }[session]
     text = WORKFLOW + (SCRIPT.read_text(encoding="utf-8") if session == "gpu" else "")
     assert set(asked) <= known and all(word in text for word in asked)
 
@@ -201,35 +276,83 @@ def checkout(tmp_path):
 
 
 def batch(checkout: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PATCHQUEUE_PYTHON": sys.executable} | variables
-    return subprocess.run(["bash", "scripts/slurm/prove.sbatch", *words], cwd=checkout, env=environment, capture_output=True, text=True)
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PATCHQUEUE_PYTHON": sys.executable,
+    } | variables
+    return subprocess.run(
+        ["bash", "scripts/slurm/prove.sbatch", *words],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_a_task_runs_its_job_of_the_matrix(checkout):
     for number, job in enumerate(jobs(tags=("v0.5.9",))):
-        done = batch(checkout, "matrix.json", "results", SLURM_ARRAY_TASK_ID=str(number), SLURM_ARRAY_JOB_ID="7")
+        done = batch(
+            checkout,
+            "matrix.json",
+            "results",
+            SLURM_ARRAY_TASK_ID=str(number),
+            SLURM_ARRAY_JOB_ID="7",
+        )
         words = done.stdout.splitlines()[1:]
         assert done.returncode == 0 and words[:2] == ["gpu", job.revision]
-        assert f"--model={job.model}" in words and [word for word in words if word.startswith("--mode=")] == [f"--mode={mode}" for mode in job.modes]
-        assert f"--out=results/v0.5.9.H200.{job.model}.7-0" in words and f"--pass={21000 + 200 * number}" in words and "--here" not in words
+        assert f"--model={job.model}" in words and [
+            word for word in words if word.startswith("--mode=")
+        ] == [f"--mode={mode}" for mode in job.modes]
+        assert (
+            f"--out=results/v0.5.9.H200.{job.model}.7-0" in words
+            and f"--pass={21000 + 200 * number}" in words
+            and "--here" not in words
+        )
 
 
 def test_nodes_without_an_index_take_the_releases_bundle(checkout):
-    words = batch(checkout, "matrix.json", "results", SLURM_ARRAY_TASK_ID="0", PATCHQUEUE_SITES="/shared/my sites", PATCHQUEUE_WORDS="--pass=--width --pass=2").stdout.splitlines()
-    assert {"--here", f"--python={sys.executable}", "--site=/shared/my sites/v0.5.9", "--pass=--width", "--pass=2"} <= set(words)
+    words = batch(
+        checkout,
+        "matrix.json",
+        "results",
+        SLURM_ARRAY_TASK_ID="0",
+        PATCHQUEUE_SITES="/shared/my sites",
+        PATCHQUEUE_WORDS="--pass=--width --pass=2",
+    ).stdout.splitlines()
+    assert {
+        "--here",
+        f"--python={sys.executable}",
+        "--site=/shared/my sites/v0.5.9",
+        "--pass=--width",
+        "--pass=2",
+    } <= set(words)
 
 
 @pytest.mark.parametrize(
     ("words", "variables", "code", "told"),
     [
-        (("matrix.json", "results"), {}, 0, "next: sbatch --array=0-6 scripts/slurm/prove.sbatch matrix.json results"),
+        (
+            ("matrix.json", "results"),
+            {},
+            0,
+            "next: sbatch --array=0-6 scripts/slurm/prove.sbatch matrix.json results",
+        ),
         (("empty.json", "results"), {}, 0, "nothing is left to prove"),
         (("matrix.json",), {}, 2, "usage: "),
         (("none.json", "results"), {}, 2, "no none.json"),
         (("bad.json", "results"), {"SLURM_ARRAY_TASK_ID": "0"}, 1, "bad.json is no matrix"),
-        (("matrix.json", "results"), {"SLURM_ARRAY_TASK_ID": "7"}, 1, "has 7 jobs, numbered from 0: there is no job 7"),
+        (
+            ("matrix.json", "results"),
+            {"SLURM_ARRAY_TASK_ID": "7"},
+            1,
+            "has 7 jobs, numbered from 0: there is no job 7",
+        ),
     ],
 )
 def test_the_script_says_what_to_type_next(checkout, words, variables, code, told):
     done = batch(checkout, *words, **variables)
-    assert done.returncode == code and told in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == code
+        and told in done.stdout + done.stderr
+        and "Traceback" not in done.stderr
+    )

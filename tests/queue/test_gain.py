@@ -405,7 +405,8 @@ def test_attention_kernels_are_compiled_before_the_first_engine_starts(gpu, tmp_
 
 
 def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
-    """Qwen3-Next has 256 values a head: without its own modules, the first engine compiled them in its time."""
+    """Qwen3-Next has 256 values a head: without its own modules, the first engine compiled them in
+    its time."""
     kernels, launch = importlib.import_module("kernels"), importlib.import_module("launch")
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$@"\n')

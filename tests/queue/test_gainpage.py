@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from patchqueue.proofs import benchpage, gainpage
 
 SLOW, FAST = [200.0, 201.0, 202.0, 204.0, 210.0], [136.0, 137.0, 137.5, 138.0, 140.0]

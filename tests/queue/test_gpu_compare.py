@@ -1,8 +1,10 @@
-"""tests/gpu, on an engine that needs no GPU: what is right passes, and each planted fault is caught and named."""
+"""tests/gpu, on an engine that needs no GPU: what is right passes, and each planted fault is caught
+and named."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -23,14 +25,30 @@ def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
     (tmp_path / "bytecode").symlink_to(engine_bytecode)
 
 
-def run(out: Path, script: str, *words: str, fault: str = "", **variables: str) -> tuple[int, dict, str]:
+def run(
+    out: Path, script: str, *words: str, fault: str = "", **variables: str
+) -> tuple[int, dict, str]:
     """One run of tests/gpu on the fake engine: exit code, what it wrote, what it said."""
     (out / "models" / MODEL).mkdir(parents=True, exist_ok=True)
     (out / "models" / MODEL / "model.safetensors").touch()  # the fake engine has no weights
-    environment = os.environ | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_FAULT": fault} | variables
+    environment = (
+        os.environ
+        | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_FAULT": fault}
+        | variables
+    )
     if "CUDA_VISIBLE_DEVICES" not in variables:
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-    command = [sys.executable, str(GPU / f"{script}.py"), "--out", str(out), "--tree", str(FAKE / "tree"), "--site", str(FAKE / "site"), *words]
+    command = [
+        sys.executable,
+        str(GPU / f"{script}.py"),
+        "--out",
+        str(out),
+        "--tree",
+        str(FAKE / "tree"),
+        "--site",
+        str(FAKE / "site"),
+        *words,
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     written = out / ("settings.json" if script == "settings" else "evidence.json")
     return done.returncode, json.loads(written.read_text()), done.stdout + done.stderr
@@ -48,32 +66,69 @@ def test_engines_that_agree_pass(tmp_path):
     code, found, said = run(tmp_path, "run", "--model", MODEL)
     assert code == 0, said
     assert {entry["mode"]: entry["verdict"] for entry in found["runs"]} == {
-        "reference": "passed", "eager": "passed", "piecewise": "passed", "piecewise-inductor": "passed", "breakable": "passed",
-    }  # fmt: skip
+        "reference": "passed",
+        "eager": "passed",
+        "piecewise": "passed",
+        "piecewise-inductor": "passed",
+        "breakable": "passed",
+    }
     piecewise = next(entry for entry in found["runs"] if entry["mode"] == "piecewise")
     assert piecewise["captured"] == [{"what": "piecewise CUDA graph", "seconds": 5.36, "gb": 0.12}]
-    assert (found["version"], found["tree_untouched"], found["torch"]["pinned"], found["torch"]["off_pin"]) == ("0.5.9", True, "2.9.1", True)
-    assert (found["gpu"]["name"], found["gpus"]) == ("NVIDIA Fake", 1) and "passed" in said and "pass sizes answered in" in said
+    assert (
+        found["version"],
+        found["tree_untouched"],
+        found["torch"]["pinned"],
+        found["torch"]["off_pin"],
+    ) == ("0.5.9", True, "2.9.1", True)
+    assert (
+        (found["gpu"]["name"], found["gpus"]) == ("NVIDIA Fake", 1)
+        and "passed" in said
+        and "pass sizes answered in" in said
+    )
     used = {entry["mode"]: entry["checks"][0]["numbers"] for entry in found["runs"]}
-    assert used["piecewise"]["several"] == used["breakable"]["several"] == [2, 3, 4, 8, 12, 16] and not used["eager"]["on_graph"]
+    assert (
+        used["piecewise"]["several"] == used["breakable"]["several"] == [2, 3, 4, 8, 12, 16]
+        and not used["eager"]["on_graph"]
+    )
     reference = found["runs"][0]
-    assert reference["mode"] == "reference" and reference["flags"]["enable_piecewise_cuda_graph"] and reference["flags"]["piecewise_cuda_graph_tokens"] == [16] and used["reference"]["on_graph"] == used["reference"]["launches"] == 0
-    itself = [check for check in found["runs"][0]["checks"] if check["what"] == "eager prefill against itself in other batches"]
-    assert [check["good"] for check in itself] == [True] and itself[0]["numbers"]["tokens"] == 82 * 8 + 109 * 8
+    assert (
+        reference["mode"] == "reference"
+        and reference["flags"]["enable_piecewise_cuda_graph"]
+        and reference["flags"]["piecewise_cuda_graph_tokens"] == [16]
+        and used["reference"]["on_graph"] == used["reference"]["launches"] == 0
+    )
+    itself = [
+        check
+        for check in found["runs"][0]["checks"]
+        if check["what"] == "eager prefill against itself in other batches"
+    ]
+    assert [check["good"] for check in itself] == [True] and itself[0]["numbers"][
+        "tokens"
+    ] == 82 * 8 + 109 * 8
 
 
-@pytest.mark.parametrize(("wrote", "verdict", "why"), [
-    ('{"checks": [{"what": "one", "good": true, "why": "as it should be"}]}', "passed", ""),
-    ('{"checks": [{"what": "one", "good": false, "why": "2 faults"}]}', "failed", "one: 2 faults"),
-    ("", "failed", "RuntimeError: no device"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrote", "verdict", "why"),
+    [
+        ('{"checks": [{"what": "one", "good": true, "why": "as it should be"}]}', "passed", ""),
+        (
+            '{"checks": [{"what": "one", "good": false, "why": "2 faults"}]}',
+            "failed",
+            "one: 2 faults",
+        ),
+        ("", "failed", "RuntimeError: no device"),
+    ],
+)
 def test_lifetimes_are_part_of_what_was_found(tmp_path, monkeypatch, wrote, verdict, why):
     monkeypatch.syspath_prepend(str(GPU))
     import launch
     import run as module
 
     script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\n[ -n '{wrote}' ] && echo '{wrote}' > $3 || echo 'RuntimeError: no device' >&2\n")
+    script.write_text(
+        f"#!/bin/sh\n[ -n '{wrote}' ] && echo '{wrote}' > $3 || echo 'RuntimeError: no device'"
+        " >&2\n"
+    )
     script.chmod(0o755)
     found = module.lifetimes(launch.Place((), tmp_path, str(script)), "0")
     assert (found["verdict"], found["why"]) == (verdict, why)
@@ -81,24 +136,36 @@ def test_lifetimes_are_part_of_what_was_found(tmp_path, monkeypatch, wrote, verd
 
 def test_a_release_without_a_graph_with_breaks_has_no_lifetimes(tmp_path):
     _, found, _ = run(tmp_path, "run", "--model", MODEL, "--mode", "breakable")
-    assert found["lifetimes"]["verdict"] == "not applicable" and "neither the release nor the queue" in found["lifetimes"]["why"]
+    assert (
+        found["lifetimes"]["verdict"] == "not applicable"
+        and "neither the release nor the queue" in found["lifetimes"]["why"]
+    )
 
 
 @pytest.mark.parametrize(("code", "verdict"), [(3, "not applicable"), (1, "failed")])
-def test_a_package_that_is_missing_does_not_make_lifetimes_not_applicable(tmp_path, monkeypatch, code, verdict):
+def test_a_package_that_is_missing_does_not_make_lifetimes_not_applicable(
+    tmp_path, monkeypatch, code, verdict
+):
     monkeypatch.syspath_prepend(str(GPU))
     import launch
     import run as module
 
     script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\necho \"ModuleNotFoundError: No module named 'triton'\" >&2\nexit {code}\n")
+    script.write_text(
+        f"#!/bin/sh\necho \"ModuleNotFoundError: No module named 'triton'\" >&2\nexit {code}\n"
+    )
     script.chmod(0o755)
     assert module.lifetimes(launch.Place((), tmp_path, str(script)), "0")["verdict"] == verdict
 
 
 def test_a_release_without_a_mode_says_so(tmp_path):
-    code, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "breakable", fault="no-breakable")
-    assert code == 0 and (found["runs"][1]["verdict"], found["runs"][1]["why"]) == ("not applicable", "the release has no breakable graph")
+    code, found, _said = run(
+        tmp_path, "run", "--model", MODEL, "--mode", "breakable", fault="no-breakable"
+    )
+    assert code == 0 and (found["runs"][1]["verdict"], found["runs"][1]["why"]) == (
+        "not applicable",
+        "the release has no breakable graph",
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,38 +190,84 @@ def test_a_planted_fault_is_caught(tmp_path, fault, named):
 @pytest.mark.parametrize("fault", ["dies", "graph-unused"])
 def test_a_second_run_into_the_same_folder_judges_no_older_answers(tmp_path, fault):
     assert one_mode(tmp_path, "")["verdict"] == "passed"
-    (tmp_path / "qwen3-next.piecewise.watch.1").write_text('{"at": 1, "tokens": 16, "requests": 2, "runner": "Runner", "launches": 1, "captured": [16]}\n')
+    (tmp_path / "qwen3-next.piecewise.watch.1").write_text(
+        '{"at": 1, "tokens": 16, "requests": 2, "runner": "Runner", "launches": 1, "captured":'
+        " [16]}\n"
+    )
     graph = one_mode(tmp_path, fault)
-    assert graph["verdict"] == "failed" and (fault == "dies" or graph["checks"][0]["numbers"]["on_graph"] == 0)
+    assert graph["verdict"] == "failed" and (
+        fault == "dies" or graph["checks"][0]["numbers"]["on_graph"] == 0
+    )
 
 
 def test_a_reference_without_a_prefill_graph_is_none(tmp_path):
-    code, found, _ = run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", fault="not-captured", FAKE_FAULT_IN="eager")
+    code, found, _ = run(
+        tmp_path,
+        "run",
+        "--model",
+        MODEL,
+        "--mode",
+        "piecewise",
+        fault="not-captured",
+        FAKE_FAULT_IN="eager",
+    )
     assert code == 1 and "the reference's server has a prefill graph: " in found["runs"][0]["why"]
 
 
 def test_what_had_no_time_was_not_run(tmp_path):
-    code, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", "--limit", "8", fault="stuck")
-    assert code == 1 and (found["runs"][1]["verdict"], found["runs"][1]["why"][:16]) == ("not run", "no time was left"), said
+    code, found, said = run(
+        tmp_path, "run", "--model", MODEL, "--mode", "piecewise", "--limit", "8", fault="stuck"
+    )
+    assert code == 1 and (found["runs"][1]["verdict"], found["runs"][1]["why"][:16]) == (
+        "not run",
+        "no time was left",
+    ), said
     assert alive(tmp_path) == []
 
 
 def test_a_run_that_is_ended_ends_its_engines_and_writes_what_it_has(tmp_path):
-    environment = os.environ | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_FAULT": "stuck"}
+    environment = os.environ | {
+        "PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "FAKE_FAULT": "stuck",
+    }
     (tmp_path / "models" / MODEL).mkdir(parents=True)
     (tmp_path / "models" / MODEL / "model.safetensors").touch()
-    words = ["--out", str(tmp_path), "--tree", str(FAKE / "tree"), "--site", str(FAKE / "site"), "--model", MODEL, "--mode", "piecewise", "--width", "1"]
-    with subprocess.Popen([sys.executable, str(GPU / "run.py"), *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    words = [
+        "--out",
+        str(tmp_path),
+        "--tree",
+        str(FAKE / "tree"),
+        "--site",
+        str(FAKE / "site"),
+        "--model",
+        MODEL,
+        "--mode",
+        "piecewise",
+        "--width",
+        "1",
+    ]
+    with subprocess.Popen(
+        [sys.executable, str(GPU / "run.py"), *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         try:
             until = time.time() + 100
             while not (tmp_path / f"{MODEL}.piecewise.json.ready").exists() and time.time() < until:
                 time.sleep(0.05)
-            assert [one["verdict"] for one in json.loads((tmp_path / "evidence.json").read_text())["runs"]] == ["passed", "not run"]
+            assert [
+                one["verdict"]
+                for one in json.loads((tmp_path / "evidence.json").read_text())["runs"]
+            ] == ["passed", "not run"]
         finally:
             process.terminate()
     found = json.loads((tmp_path / "evidence.json").read_text())
     assert process.returncode and alive(tmp_path) == []
-    assert [(one["verdict"], one["why"]) for one in found["runs"]] == [("passed", ""), ("not run", "the run was ended")] and not found["passed"]
+    assert [(one["verdict"], one["why"]) for one in found["runs"]] == [
+        ("passed", ""),
+        ("not run", "the run was ended"),
+    ] and not found["passed"]
 
 
 def test_an_engine_that_hangs_at_its_end_has_still_answered(tmp_path):
@@ -162,14 +275,32 @@ def test_an_engine_that_hangs_at_its_end_has_still_answered(tmp_path):
 
 
 def test_what_eager_prefill_moves_by_itself_a_graph_may_move_too(tmp_path):
-    code, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", fault="rounds", FAKE_FAULT_IN="graph eager")
+    code, found, said = run(
+        tmp_path,
+        "run",
+        "--model",
+        MODEL,
+        "--mode",
+        "piecewise",
+        fault="rounds",
+        FAKE_FAULT_IN="graph eager",
+    )
     assert code == 0, said
-    graph = next(check for check in found["runs"][1]["checks"] if check["what"].startswith("agrees with eager prefill, cold"))
-    assert graph["numbers"]["far"] > 0 and "limits: up to" in graph["why"] and "eager prefill against itself in other batches: " in graph["why"]
+    graph = next(
+        check
+        for check in found["runs"][1]["checks"]
+        if check["what"].startswith("agrees with eager prefill, cold")
+    )
+    assert (
+        graph["numbers"]["far"] > 0
+        and "limits: up to" in graph["why"]
+        and "eager prefill against itself in other batches: " in graph["why"]
+    )
 
 
 def alive(folder: Path) -> list[int]:
-    """The processes of a run that still are there; ended ones that nobody has waited for do not count."""
+    """The processes of a run that still are there; ended ones that nobody has waited for do not
+    count."""
     found = []
     for file in folder.glob("*.pid"):
         status = Path(f"/proc/{file.stem}/stat")
@@ -188,21 +319,60 @@ def alive(folder: Path) -> list[int]:
         ("stuck", "eager", "not run", "its reference did not run"),
     ],
 )
-def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(tmp_path, fault, where, graph, why):
-    words = ("--model", MODEL, "--mode", "eager", "piecewise", "breakable", "--width", "1", "--engine-limit", "8")
-    devices = {"0", ""} if (fault, where) == ("dies", "eager") else {"0", "1"}  # then nothing else is started
-    code, found, said = run(tmp_path, "run", *words, fault=fault, FAKE_FAULT_IN=where, FAKE_GPUS="2")
+def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(
+    tmp_path, fault, where, graph, why
+):
+    words = (
+        "--model",
+        MODEL,
+        "--mode",
+        "eager",
+        "piecewise",
+        "breakable",
+        "--width",
+        "1",
+        "--engine-limit",
+        "8",
+    )
+    # then nothing else is started
+    devices = {"0", ""} if (fault, where) == ("dies", "eager") else {"0", "1"}
+    code, found, said = run(
+        tmp_path, "run", *words, fault=fault, FAKE_FAULT_IN=where, FAKE_GPUS="2"
+    )
     assert (found["gpus"], {entry["device"] for entry in found["runs"]}) == (2, devices), said
     runs = {entry["mode"]: entry for entry in found["runs"]}
-    assert [runs[mode]["verdict"] for mode in ("piecewise", "breakable")] == [graph] * 2 and why in runs["piecewise"]["why"]
+    assert [runs[mode]["verdict"] for mode in ("piecewise", "breakable")] == [
+        graph
+    ] * 2 and why in runs["piecewise"]["why"]
     assert alive(tmp_path) == [] and code == (graph != "passed")
 
 
-@pytest.mark.parametrize(("allowed", "words", "devices"), [("2", (), {"2"}), ("GPU-00000001-fake,0", (), {"GPU-00000001-fake", "0"}), ("0,1,2", ("--gpus", "2"), {"0", "1"})])
+@pytest.mark.parametrize(
+    ("allowed", "words", "devices"),
+    [
+        ("2", (), {"2"}),
+        ("GPU-00000001-fake,0", (), {"GPU-00000001-fake", "0"}),
+        ("0,1,2", ("--gpus", "2"), {"0", "1"}),
+    ],
+)
 def test_only_the_gpus_that_are_allowed_are_used(tmp_path, allowed, words, devices):
-    _, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "eager", "--width", "1", *words, FAKE_GPUS="3", CUDA_VISIBLE_DEVICES=allowed)
+    _, found, said = run(
+        tmp_path,
+        "run",
+        "--model",
+        MODEL,
+        "--mode",
+        "eager",
+        "--width",
+        "1",
+        *words,
+        FAKE_GPUS="3",
+        CUDA_VISIBLE_DEVICES=allowed,
+    )
     used = {entry["device"] for entry in found["runs"]}
-    assert {file.read_text() for file in tmp_path.glob("*.pid")} == used <= devices and found["gpus"] == len(devices), said
+    assert {file.read_text() for file in tmp_path.glob("*.pid")} == used <= devices and found[
+        "gpus"
+    ] == len(devices), said
 
 
 def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
@@ -223,7 +393,9 @@ def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
 
 def test_engines_have_ports_of_their_own(tmp_path):
     run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", "--port-base", "40000")
-    assert sorted(json.loads(file.read_text())["port"] for file in tmp_path.glob("*.plan.json")) == [40000, 40020]
+    assert sorted(
+        json.loads(file.read_text())["port"] for file in tmp_path.glob("*.plan.json")
+    ) == [40000, 40020]
 
 
 @pytest.fixture
@@ -236,11 +408,18 @@ def compare(monkeypatch):
 
 def answer(tokens, logprobs=None, margin=1.0) -> dict:
     logprobs = logprobs or [-1.0] * len(tokens)
-    return {"tokens": tokens, "logprobs": logprobs, "best": [[value, value - margin] for value in logprobs], "cached": 0}
+    return {
+        "tokens": tokens,
+        "logprobs": logprobs,
+        "best": [[value, value - margin] for value in logprobs],
+        "cached": 0,
+    }
 
 
 def verdict(compare, mine: dict, reference: dict, **limits):
-    return compare.same_answers("same", {"call": {"answers": [mine]}}, {"call": {"answers": [reference]}}, **limits)
+    return compare.same_answers(
+        "same", {"call": {"answers": [mine]}}, {"call": {"answers": [reference]}}, **limits
+    )
 
 
 def test_equal_answers_agree(compare):
@@ -255,23 +434,37 @@ def test_another_token_is_right_only_where_the_reference_was_undecided(compare, 
 
 
 def test_nothing_is_compared_behind_a_tie(compare):
-    found = verdict(compare, answer([1] * 9 + [2, 3], [-1.0] * 9 + [-9.0, -9.0]), answer([1] * 9 + [9, 4], margin=0.1))
+    found = verdict(
+        compare,
+        answer([1] * 9 + [2, 3], [-1.0] * 9 + [-9.0, -9.0]),
+        answer([1] * 9 + [9, 4], margin=0.1),
+    )
     assert found.good and found.numbers["tokens"] == 9
 
 
 def test_ties_cannot_hide_a_wrong_answer(compare):
     """An op that overwrote its input ended most comparisons at the first token."""
-    found = verdict(compare, answer([1, 2, 3, 4]), answer([1, 9, 4, 4], margin=0.1), limits=compare.ROUTED)
+    found = verdict(
+        compare, answer([1, 2, 3, 4]), answer([1, 9, 4, 4], margin=0.1), limits=compare.ROUTED
+    )
     assert not found.good and "only 1 of 4" in found.why
 
 
 def test_a_tie_does_not_excuse_what_is_no_number(compare):
-    assert not verdict(compare, answer([1] * 9 + [0], [-1.0] * 9 + [float("nan")]), answer([1] * 9 + [9], margin=0.1), limits=compare.ROUTED).good
+    assert not verdict(
+        compare,
+        answer([1] * 9 + [0], [-1.0] * 9 + [float("nan")]),
+        answer([1] * 9 + [9], margin=0.1),
+        limits=compare.ROUTED,
+    ).good
 
 
 @pytest.mark.parametrize(("off", "good"), [(0.01, True), (0.16, False), (float("nan"), False)])
 def test_log_probabilities_within_the_tolerance(compare, off, good):
-    assert verdict(compare, answer([1] * 20, [-1.0] * 19 + [-1.0 + off]), answer([1] * 20)).good is good
+    assert (
+        verdict(compare, answer([1] * 20, [-1.0] * 19 + [-1.0 + off]), answer([1] * 20)).good
+        is good
+    )
 
 
 def test_a_small_but_general_difference_fails(compare):
@@ -280,13 +473,25 @@ def test_a_small_but_general_difference_fails(compare):
 
 @pytest.mark.parametrize(("far", "good"), [(4, True), (5, False)])
 def test_a_router_may_move_a_few_tokens_far(compare, far, good):
-    found = verdict(compare, answer([1] * 100, [-1.4] * far + [-1.0] * (100 - far)), answer([1] * 100), limits=compare.ROUTED)
+    found = verdict(
+        compare,
+        answer([1] * 100, [-1.4] * far + [-1.0] * (100 - far)),
+        answer([1] * 100),
+        limits=compare.ROUTED,
+    )
     assert found.good is good and found.numbers["far"] == far
 
 
 def test_a_router_excuses_no_general_difference_and_nothing_that_is_no_number(compare):
-    assert not verdict(compare, answer([1] * 100, [-1.06] * 100), answer([1] * 100), limits=compare.ROUTED).good
-    assert not verdict(compare, answer([1] * 100, [-1.0] * 99 + [float("nan")]), answer([1] * 100), limits=compare.ROUTED).good
+    assert not verdict(
+        compare, answer([1] * 100, [-1.06] * 100), answer([1] * 100), limits=compare.ROUTED
+    ).good
+    assert not verdict(
+        compare,
+        answer([1] * 100, [-1.0] * 99 + [float("nan")]),
+        answer([1] * 100),
+        limits=compare.ROUTED,
+    ).good
 
 
 def tallied(compare, far: int, of: int = 200, off: float = 0.4):
@@ -305,33 +510,59 @@ def test_a_dense_model_is_held_to_the_strict_limits_whatever_its_control_says(co
 def test_a_router_alone_excuses_nothing(compare, known):
     found = compare.limits(True, False, tallied(compare, 0) if known else None)
     assert (found.mean, found.far, found.compared) == (0.02, 0.0, 0.8)
-    assert "0 of 200 tokens far off" in found.why if known else found.why == "strict (no eager prefill against itself in other batches)"
+    assert (
+        "0 of 200 tokens far off" in found.why
+        if known
+        else found.why == "strict (no eager prefill against itself in other batches)"
+    )
 
 
-@pytest.mark.parametrize(("moved", "far", "mean"), [(1, 0.01, 0.02), (3, 0.03, 0.02), (8, 0.04, 0.032), (20, 0.04, 0.05)])
+@pytest.mark.parametrize(
+    ("moved", "far", "mean"), [(1, 0.01, 0.02), (3, 0.03, 0.02), (8, 0.04, 0.032), (20, 0.04, 0.05)]
+)
 def test_a_graph_may_move_twice_what_eager_prefill_moves_by_itself(compare, moved, far, mean):
     found = compare.limits(True, False, tallied(compare, moved))
-    assert (found.far, found.mean) == (pytest.approx(far), pytest.approx(mean)) and f"{moved} of 200 tokens far off" in found.why
+    assert (found.far, found.mean) == (
+        pytest.approx(far),
+        pytest.approx(mean),
+    ) and f"{moved} of 200 tokens far off" in found.why
 
 
 def test_inductor_has_the_widest_limits_and_only_where_a_router_is(compare):
     found = compare.limits(True, True, tallied(compare, 0))
-    assert (found.mean, found.far, found.compared) == (0.05, 0.04, 0.6) and "inductor" in found.why and "0 of 200" in found.why
+    assert (
+        (found.mean, found.far, found.compared) == (0.05, 0.04, 0.6)
+        and "inductor" in found.why
+        and "0 of 200" in found.why
+    )
 
 
 @pytest.mark.parametrize(("far", "good"), [(1, True), (2, False)])
 def test_a_share_of_a_token_allows_a_whole_one(compare, far, good):
     limits = compare.Limits(0.05, 0.002, 0.6)
-    assert verdict(compare, answer([1] * 62, [-1.4] * far + [-1.0] * (62 - far)), answer([1] * 62), limits=limits).good is good
+    assert (
+        verdict(
+            compare,
+            answer([1] * 62, [-1.4] * far + [-1.0] * (62 - far)),
+            answer([1] * 62),
+            limits=limits,
+        ).good
+        is good
+    )
 
 
 def test_no_control_excuses_what_is_no_number(compare):
     limits = compare.limits(True, False, tallied(compare, 8))
-    found = verdict(compare, answer([1] * 100, [-1.0] * 99 + [float("nan")]), answer([1] * 100), limits=limits)
+    found = verdict(
+        compare, answer([1] * 100, [-1.0] * 99 + [float("nan")]), answer([1] * 100), limits=limits
+    )
     assert not found.good and "not a number" in found.why and "8 of 200" in found.why
 
 
-@pytest.mark.parametrize(("router", "far", "good"), [(False, 0, True), (False, 1, False), (True, 8, True), (True, 9, False)])
+@pytest.mark.parametrize(
+    ("router", "far", "good"),
+    [(False, 0, True), (False, 1, False), (True, 8, True), (True, 9, False)],
+)
 def test_a_control_that_moves_more_than_any_graph_may_fails(compare, router, far, good):
     found = compare.against_itself(tallied(compare, far), router)
     assert found.good is good and found.numbers["far"] == far
@@ -342,7 +573,12 @@ def test_a_control_with_what_is_no_number_fails(compare):
 
 
 def test_a_reference_that_is_no_number_excuses_nothing(compare):
-    assert not verdict(compare, answer([1] * 9), answer([1] * 9, [-1.0] * 8 + [float("nan")]), limits=compare.ROUTED).good
+    assert not verdict(
+        compare,
+        answer([1] * 9),
+        answer([1] * 9, [-1.0] * 8 + [float("nan")]),
+        limits=compare.ROUTED,
+    ).good
 
 
 def test_a_pass_that_lacks_an_answer_is_no_comparison(compare):
@@ -351,12 +587,33 @@ def test_a_pass_that_lacks_an_answer_is_no_comparison(compare):
 
 
 def asked(compare, kinds: dict[str, tuple[int, int]], of: int = 8) -> tuple[dict, dict]:
-    """(answers, the reference's) of kind: (prompts, how many of them are wrong from the first token on)."""
-    right = {f"{kind}-{n}": {"answers": [answer([1] * of)]} for kind, (count, _) in kinds.items() for n in range(count)}
-    return right | {f"{kind}-{n}": {"answers": [answer([2] * of)]} for kind, (_, wrong) in kinds.items() for n in range(wrong)}, right
+    """(answers, the reference's) of kind: (prompts, how many of them are wrong from the first token
+    on)."""
+    right = {
+        f"{kind}-{n}": {"answers": [answer([1] * of)]}
+        for kind, (count, _) in kinds.items()
+        for n in range(count)
+    }
+    return (
+        right
+        | {
+            f"{kind}-{n}": {"answers": [answer([2] * of)]}
+            for kind, (_, wrong) in kinds.items()
+            for n in range(wrong)
+        },
+        right,
+    )
 
 
-NONE_WRONG = {"single": (12, 0), "fill": (54, 0), "batch": (24, 0), "chunked": (6, 0), "prefix": (7, 0), "memory": (4, 0), "size": (31, 0)}
+NONE_WRONG = {
+    "single": (12, 0),
+    "fill": (54, 0),
+    "batch": (24, 0),
+    "chunked": (6, 0),
+    "prefix": (7, 0),
+    "memory": (4, 0),
+    "size": (31, 0),
+}
 
 
 @pytest.mark.parametrize(
@@ -367,17 +624,30 @@ NONE_WRONG = {"single": (12, 0), "fill": (54, 0), "batch": (24, 0), "chunked": (
         ({"chunked": (6, 6), "prefix": (7, 7)}, "6 of 6 prompts of kind chunked"),
         ({"size": (31, 31)}, "31 of 31 prompts of kind size"),
         ({"memory": (4, 2)}, "2 of 4 prompts of kind memory"),
-        ({"single": (12, 3), "fill": (54, 11), "batch": (24, 3), "chunked": (6, 2), "prefix": (7, 2), "memory": (4, 1)}, ""),
+        (
+            {
+                "single": (12, 3),
+                "fill": (54, 11),
+                "batch": (24, 3),
+                "chunked": (6, 2),
+                "prefix": (7, 2),
+                "memory": (4, 1),
+            },
+            "",
+        ),
     ],
 )
 def test_inductor_may_move_no_kind_of_call_as_a_whole(compare, wrong, named):
     mine, right = asked(compare, NONE_WRONG | wrong)
-    found = compare.same_answers("same", mine, right, compare.limits(True, True, tallied(compare, 3)))
+    found = compare.same_answers(
+        "same", mine, right, compare.limits(True, True, tallied(compare, 3))
+    )
     assert found.good is (not named) and (found.good or named in found.why), found.why
 
 
 def control_of(compare, **moved: int):
-    """Eager prefill against itself: 1499 tokens, of which one in each of `moved` prompts of a kind is far off."""
+    """Eager prefill against itself: 1499 tokens, of which one in each of `moved` prompts of a kind
+    is far off."""
     kinds = {kind: (count, 0) for kind, (count, _) in NONE_WRONG.items() if kind != "size"}
     mine, right = asked(compare, kinds | {"fill": (54 + 80, 0)})
     for kind, count in moved.items():
@@ -388,33 +658,66 @@ def control_of(compare, **moved: int):
 
 @pytest.mark.parametrize(
     ("wrong", "good"),
-    [({"chunked": (6, 3)}, False), ({"fill": (54, 2), "batch": (24, 1)}, True), ({"size": (31, 1)}, True), ({"size": (31, 2)}, False), ({"prefix": (7, 2)}, False)],
+    [
+        ({"chunked": (6, 3)}, False),
+        ({"fill": (54, 2), "batch": (24, 1)}, True),
+        ({"size": (31, 1)}, True),
+        ({"size": (31, 2)}, False),
+        ({"prefix": (7, 2)}, False),
+    ],
 )
-def test_a_graph_may_move_twice_the_prompts_that_eager_prefill_moves_of_a_kind(compare, wrong, good):
+def test_a_graph_may_move_twice_the_prompts_that_eager_prefill_moves_of_a_kind(
+    compare, wrong, good
+):
     """Six tokens of some 900 are within the share; three chunked prompts of three are not."""
     mine, right = asked(compare, NONE_WRONG | wrong)
-    assert compare.same_answers("same", mine, right, compare.limits(True, False, control_of(compare, fill=2, batch=1))).good is good
+    assert (
+        compare.same_answers(
+            "same", mine, right, compare.limits(True, False, control_of(compare, fill=2, batch=1))
+        ).good
+        is good
+    )
 
 
 def test_what_qwen3_next_really_moves_under_inductor_passes(compare):
-    """0.5.9 on an H200: 18 far and 3 other tokens of 644 that could be compared, over 107 prompts."""
-    mine, right = asked(compare, {kind: of for kind, of in NONE_WRONG.items() if kind != "size"} | {"single": (12, 1), "fill": (54, 1), "batch": (24, 1)}, of=6)
-    for name in [f"fill-{n}" for n in range(10, 20)] + [f"batch-{n}" for n in range(5, 8)] + ["single-5", "single-6", "chunked-0", "prefix-0", "memory-0"]:
+    """0.5.9 on an H200: 18 far and 3 other tokens of 644 that could be compared, over 107
+    prompts."""
+    mine, right = asked(
+        compare,
+        {kind: of for kind, of in NONE_WRONG.items() if kind != "size"}
+        | {"single": (12, 1), "fill": (54, 1), "batch": (24, 1)},
+        of=6,
+    )
+    for name in (
+        [f"fill-{n}" for n in range(10, 20)]
+        + [f"batch-{n}" for n in range(5, 8)]
+        + ["single-5", "single-6", "chunked-0", "prefix-0", "memory-0"]
+    ):
         mine[name] = {"answers": [answer([1] * 6, [-1.2] + [-1.0] * 5)]}
-    found = compare.same_answers("same", mine, right, compare.limits(True, True, tallied(compare, 0)))
+    found = compare.same_answers(
+        "same", mine, right, compare.limits(True, True, tallied(compare, 0))
+    )
     assert (found.good, found.numbers["far"], found.numbers["wrong"]) == (True, 18, 3), found.why
 
 
 def test_a_flag_that_the_release_does_not_know_is_seen(compare):
-    assert compare.flags_known({"a": 1}, ["b"]).good and not compare.flags_known({"a": 1, "b": 2}, ["b"]).good
+    assert (
+        compare.flags_known({"a": 1}, ["b"]).good
+        and not compare.flags_known({"a": 1, "b": 2}, ["b"]).good
+    )
 
 
 @pytest.mark.parametrize(("requests", "good"), [((1, 1), False), ((1, 2), True)])
 def test_a_graph_must_have_run_for_several_requests(compare, requests, good):
-    prefills = [{"tokens": 16, "requests": count, "runner": "Runner", "launches": 1} for count in requests]
+    prefills = [
+        {"tokens": 16, "requests": count, "runner": "Runner", "launches": 1} for count in requests
+    ]
     prefills[0]["captured"] = [16]
     assert compare.graph_used(prefills, [16], wanted=True).good is good
-    assert not compare.graph_used(prefills, [16, 32], wanted=True).good and not compare.graph_used(prefills, [16], True, (2, 8)).good
+    assert (
+        not compare.graph_used(prefills, [16, 32], wanted=True).good
+        and not compare.graph_used(prefills, [16], True, (2, 8)).good
+    )
     prefills[0].pop("captured")
     assert not compare.graph_used(prefills, [16], wanted=True).good
 
@@ -422,7 +725,15 @@ def test_a_graph_must_have_run_for_several_requests(compare, requests, good):
 @pytest.mark.parametrize(("padding", "good"), [(2, True), (None, False), (16, False)])
 def test_a_prefill_that_the_release_takes_for_too_padded_may_run_eagerly(compare, padding, good):
     """From 0.5.16 on, up to twice the tokens: 7 do not fit a size of 16."""
-    prefills = [{"tokens": count, "requests": 2, "runner": "Runner" if count > 7 else None, "launches": count > 7} for count in (8, 7)]
+    prefills = [
+        {
+            "tokens": count,
+            "requests": 2,
+            "runner": "Runner" if count > 7 else None,
+            "launches": count > 7,
+        }
+        for count in (8, 7)
+    ]
     prefills[0] |= {"captured": [16], "padding": padding}
     assert compare.graph_used(prefills, [16], wanted=True).good is good
     prefills[0] |= {"runner": None, "launches": 0}  # 8 do
@@ -438,29 +749,45 @@ def cases(monkeypatch):
 
 
 def test_one_captured_size_is_filled_by_one_to_sixteen_uneven_requests(cases):
-    filling = [[len(prompt) for prompt in call.prompts] for call in cases.calls() if call.name.startswith("fill-")]
-    assert sorted({(len(sizes), sum(sizes)) for sizes in filling}) == [(count, total) for count in (1, 2, 8, 16) for total in (253, 256)]
+    filling = [
+        [len(prompt) for prompt in call.prompts]
+        for call in cases.calls()
+        if call.name.startswith("fill-")
+    ]
+    assert sorted({(len(sizes), sum(sizes)) for sizes in filling}) == [
+        (count, total) for count in (1, 2, 8, 16) for total in (253, 256)
+    ]
     assert all(len(set(sizes)) > len(sizes) / 2 for sizes in filling)
 
 
 def test_every_captured_size_comes_once_behind_every_other(cases):
-    padded = [min(size for size in cases.CAPTURE if size >= len(call.prompts[0])) for call in cases.size_calls()]
-    steps = list(zip(padded, padded[1:]))
-    assert len(steps) == len(set(steps)) == 30 and set(steps) == {(a, b) for a in cases.CAPTURE for b in cases.CAPTURE if a != b}
+    padded = [
+        min(size for size in cases.CAPTURE if size >= len(call.prompts[0]))
+        for call in cases.size_calls()
+    ]
+    steps = list(itertools.pairwise(padded))
+    assert len(steps) == len(set(steps)) == 30 and set(steps) == {
+        (a, b) for a in cases.CAPTURE for b in cases.CAPTURE if a != b
+    }
     assert {len(call.prompts[0]) in cases.CAPTURE for call in cases.size_calls()} == {True, False}
 
 
 def test_prompts_asked_alone_are_those_of_the_batches(cases):
     made = cases.calls()
     asked = {call.name: {"answers": [call.prompts[0]]} for call in cases.alone(made)}
-    assert cases.gathered(asked, made) == {call.name: {"answers": list(call.prompts)} for call in made if len(call.prompts) > 1}
+    assert cases.gathered(asked, made) == {
+        call.name: {"answers": list(call.prompts)} for call in made if len(call.prompts) > 1
+    }
 
 
 def test_single_prompts_are_asked_beside_another_that_fills_a_captured_size(cases):
-    """A control for graphs, whose forwards have as many rows: 253 tokens alone round otherwise than 256."""
+    """A control for graphs, whose forwards have as many rows: 253 tokens alone round otherwise than
+    256."""
     made = cases.whole_prompts()
     asked = {call.name: call for call in cases.beside(made)}
-    single = [call for call in made if len(call.prompts) == 1 and len(call.prompts[0]) < cases.CHUNK]
+    single = [
+        call for call in made if len(call.prompts) == 1 and len(call.prompts[0]) < cases.CHUNK
+    ]
     assert any(len(call.prompts[0]) == 253 for call in single)
     for call in single:
         prompt, other = asked[f"{call.name}[0]"].prompts
@@ -481,20 +808,35 @@ def modes(monkeypatch):
     return modes
 
 
-OPT_IN = {"piecewise_cuda_graph_tokens", "enable_piecewise_cuda_graph", "piecewise_cuda_graph_compiler"}
-OPT_OUT = {"piecewise_cuda_graph_tokens", "disable_piecewise_cuda_graph", "piecewise_cuda_graph_compiler", "enforce_piecewise_cuda_graph"}
+OPT_IN = {
+    "piecewise_cuda_graph_tokens",
+    "enable_piecewise_cuda_graph",
+    "piecewise_cuda_graph_compiler",
+}
+OPT_OUT = {
+    "piecewise_cuda_graph_tokens",
+    "disable_piecewise_cuda_graph",
+    "piecewise_cuda_graph_compiler",
+    "enforce_piecewise_cuda_graph",
+}
 
 
 @pytest.mark.parametrize(
     ("known", "enforce", "chosen"),
     [
         (OPT_IN | {"enable_breakable_cuda_graph"}, True, {"enable_breakable_cuda_graph": True}),
-        (OPT_OUT | {"enable_breakable_cuda_graph"}, True, {"enable_breakable_cuda_graph": True, "enforce_piecewise_cuda_graph": True}),
+        (
+            OPT_OUT | {"enable_breakable_cuda_graph"},
+            True,
+            {"enable_breakable_cuda_graph": True, "enforce_piecewise_cuda_graph": True},
+        ),
         (OPT_OUT | {"enable_breakable_cuda_graph"}, False, {"enable_breakable_cuda_graph": True}),
     ],
 )
 def test_the_breakable_graphs_own_flag_is_enough(modes, known, enforce, chosen):
-    assert modes.flags(modes.BREAKABLE, known, [16], enforce) == chosen | {"piecewise_cuda_graph_tokens": [16]}
+    assert modes.flags(modes.BREAKABLE, known, [16], enforce) == chosen | {
+        "piecewise_cuda_graph_tokens": [16]
+    }
 
 
 def test_the_piecewise_graph_is_asked_for_where_it_is_off_by_itself(modes):
@@ -509,7 +851,10 @@ def test_a_missing_token_fails(compare):
 def test_prompts_whose_beginning_does_not_matter_are_seen(compare):
     same = {"a": {"answers": [answer([1, 2])]}, "b": {"answers": [answer([1, 2])]}}
     other = same | {"b": {"answers": [answer([1, 3])]}}
-    assert not compare.remembers(same, [("a", "b")]).good and compare.remembers(other, [("a", "b")]).good
+    assert (
+        not compare.remembers(same, [("a", "b")]).good
+        and compare.remembers(other, [("a", "b")]).good
+    )
 
 
 BACKENDS = {"cuda_graph_backend_prefill", "cuda_graph_bs_prefill"}
@@ -518,18 +863,40 @@ BACKENDS = {"cuda_graph_backend_prefill", "cuda_graph_bs_prefill"}
 def test_the_reference_picks_the_kernels_of_what_is_held_against_it(modes):
     """From 0.5.14 models ask whether the graph is the piecewise one."""
     both = BACKENDS | {"cuda_graph_tc_compiler"}
-    assert [modes.flags(modes.reference(mode, both), both, [16, 32], False)["cuda_graph_backend_prefill"] for mode in (*modes.GRAPHS, modes.EAGER)] == ["breakable", "tc_piecewise", "tc_piecewise", "breakable"]
-    assert modes.flags(modes.REFERENCE, BACKENDS, [16, 32], False) == {"cuda_graph_bs_prefill": [16], "cuda_graph_backend_prefill": "breakable"}
-    assert {modes.reference(mode, known) for mode in modes.GRAPHS for known in (OPT_IN, OPT_OUT, BACKENDS)} == {modes.REFERENCE}
+    assert [
+        modes.flags(modes.reference(mode, both), both, [16, 32], False)[
+            "cuda_graph_backend_prefill"
+        ]
+        for mode in (*modes.GRAPHS, modes.EAGER)
+    ] == ["breakable", "tc_piecewise", "tc_piecewise", "breakable"]
+    assert modes.flags(modes.REFERENCE, BACKENDS, [16, 32], False) == {
+        "cuda_graph_bs_prefill": [16],
+        "cuda_graph_backend_prefill": "breakable",
+    }
+    assert {
+        modes.reference(mode, known)
+        for mode in modes.GRAPHS
+        for known in (OPT_IN, OPT_OUT, BACKENDS)
+    } == {modes.REFERENCE}
 
 
-@pytest.mark.parametrize(("known", "first"), [(OPT_IN, ["reference"]), (BACKENDS | {"cuda_graph_tc_compiler"}, ["reference", "reference-breakable"])])
+@pytest.mark.parametrize(
+    ("known", "first"),
+    [
+        (OPT_IN, ["reference"]),
+        (BACKENDS | {"cuda_graph_tc_compiler"}, ["reference", "reference-breakable"]),
+    ],
+)
 def test_references_run_first_and_a_server_without_a_graph_last(modes, known, first):
     import run as module
 
     options = module._options(["--out", "there", "--model", "llama", "qwen3-next"])
     made = module.wanted(options, known)
-    assert made == [(model, mode) for mode in [*first, "breakable", "piecewise", "piecewise-inductor", "eager"] for model in ("llama", "qwen3-next")]
+    assert made == [
+        (model, mode)
+        for mode in [*first, "breakable", "piecewise", "piecewise-inductor", "eager"]
+        for model in ("llama", "qwen3-next")
+    ]
 
 
 def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
@@ -537,15 +904,29 @@ def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
     import run as module
 
     by_default = module._options(["--out", "there"]).model
-    assert by_default == ["nemotron-h", "nemotron-h-moe", "qwen3-next", "llama", "deepseek-v32", "glm-5", "deepseek-v32-fp8"]
+    assert by_default == [
+        "nemotron-h",
+        "nemotron-h-moe",
+        "qwen3-next",
+        "llama",
+        "deepseek-v32",
+        "glm-5",
+        "deepseek-v32-fp8",
+    ]
     options = module._options(["--out", "there", "--model", "falcon-h1", "--mode", "breakable"])
-    assert module.wanted(options, BACKENDS | {"cuda_graph_tc_compiler"}) == [("falcon-h1", "reference-breakable"), ("falcon-h1", "breakable")]
+    assert module.wanted(options, BACKENDS | {"cuda_graph_tc_compiler"}) == [
+        ("falcon-h1", "reference-breakable"),
+        ("falcon-h1", "breakable"),
+    ]
     with pytest.raises(SystemExit):
         module._options(["--help"])
     assert "falcon-h1 (no break of a prefill graph" in " ".join(capsys.readouterr().out.split())
 
 
-OF_ITS_OWN = {"reference-breakable": BACKENDS | {"cuda_graph_tc_compiler"}, "reference": OPT_OUT | {"enable_breakable_cuda_graph"}}
+OF_ITS_OWN = {
+    "reference-breakable": BACKENDS | {"cuda_graph_tc_compiler"},
+    "reference": OPT_OUT | {"enable_breakable_cuda_graph"},
+}
 
 
 @pytest.mark.parametrize("reference", OF_ITS_OWN)
@@ -555,19 +936,33 @@ def test_a_model_with_drafts_runs_where_they_are_given_hidden_states(modes, refe
     import run as module
 
     options = module._options(["--out", "there", "--model", "nemotron-h-mtp"])
-    assert module.wanted(options, OF_ITS_OWN[reference]) == [("nemotron-h-mtp", mode) for mode in (reference, "breakable", "eager")]
+    assert module.wanted(options, OF_ITS_OWN[reference]) == [
+        ("nemotron-h-mtp", mode) for mode in (reference, "breakable", "eager")
+    ]
     assert models.engine("nemotron-h-mtp") == models.engine("nemotron-h-buffer") | models.DRAFTS
 
 
-@pytest.mark.parametrize(("known", "chosen"), [(OPT_IN, "enable_piecewise_cuda_graph"), (OPT_IN | {"enable_breakable_cuda_graph"}, "enable_piecewise_cuda_graph"), (OPT_OUT | {"enable_breakable_cuda_graph"}, "enable_breakable_cuda_graph")])
+@pytest.mark.parametrize(
+    ("known", "chosen"),
+    [
+        (OPT_IN, "enable_piecewise_cuda_graph"),
+        (OPT_IN | {"enable_breakable_cuda_graph"}, "enable_piecewise_cuda_graph"),
+        (OPT_OUT | {"enable_breakable_cuda_graph"}, "enable_breakable_cuda_graph"),
+    ],
+)
 def test_the_reference_has_the_graph_switched_on(modes, known, chosen):
     """Some releases pick other kernels where it is off, which says nothing about the graph."""
     found = modes.flags(modes.REFERENCE, known, [16, 32], False)
-    assert found[chosen] is True and found["piecewise_cuda_graph_tokens"] == [16] and "disable_piecewise_cuda_graph" not in found
+    assert (
+        found[chosen] is True
+        and found["piecewise_cuda_graph_tokens"] == [16]
+        and "disable_piecewise_cuda_graph" not in found
+    )
 
 
 def judged(far_again: int, model: str, monkeypatch) -> dict:
-    """run.checks of a piecewise engine whose answers are the reference's, but for `far_again` tokens when asked again."""
+    """run.checks of a piecewise engine whose answers are the reference's, but for `far_again`
+    tokens when asked again."""
     monkeypatch.syspath_prepend(str(GPU))
     import cases
     import run
@@ -575,25 +970,57 @@ def judged(far_again: int, model: str, monkeypatch) -> dict:
     def asked(name: str, far: int = 0) -> dict:
         made = {}
         for call in cases.of_pass(name):
-            made[call.name] = {"answers": [answer([1] * 8, [-1.4] * min(8, far - 8 * n if far > 8 * n else 0) + [-1.0] * (8 - min(8, max(0, far - 8 * n)))) for n, _ in enumerate(call.prompts)]}
+            made[call.name] = {
+                "answers": [
+                    answer(
+                        [1] * 8,
+                        [-1.4] * min(8, far - 8 * n if far > 8 * n else 0)
+                        + [-1.0] * (8 - min(8, max(0, far - 8 * n))),
+                    )
+                    for n, _ in enumerate(call.prompts)
+                ]
+            }
             far = max(0, far - 8 * len(call.prompts))
         return made
 
     moved = 4  # what the reference moves by itself, asked prompt by prompt
-    reference = {"passes": {"cold": asked("cold"), "warm": asked("warm"), "sizes": asked("sizes"), "alone": asked("alone", moved)}}
-    result = {"prefills": [], "flags": {}, "dropped_flags": [], "passes": {"cold": asked("cold"), "again": asked("again", far_again), "warm": asked("warm"), "sizes": asked("sizes")}}
+    reference = {
+        "passes": {
+            "cold": asked("cold"),
+            "warm": asked("warm"),
+            "sizes": asked("sizes"),
+            "alone": asked("alone", moved),
+        }
+    }
+    result = {
+        "prefills": [],
+        "flags": {},
+        "dropped_flags": [],
+        "passes": {
+            "cold": asked("cold"),
+            "again": asked("again", far_again),
+            "warm": asked("warm"),
+            "sizes": asked("sizes"),
+        },
+    }
     return {verdict.what: verdict for verdict in run.checks(model, "piecewise", result, reference)}
 
 
-@pytest.mark.parametrize(("far", "model", "good"), [(0, "llama", True), (1, "llama", False), (1, "qwen3-next", True), (40, "qwen3-next", False)])
+@pytest.mark.parametrize(
+    ("far", "model", "good"),
+    [(0, "llama", True), (1, "llama", False), (1, "qwen3-next", True), (40, "qwen3-next", False)],
+)
 def test_what_is_asked_again_has_the_limits_of_its_mode(far, model, good, monkeypatch):
-    """The same requests meet in other batches then: eager prefill's own control says how much that moves."""
+    """The same requests meet in other batches then: eager prefill's own control says how much that
+    moves."""
     assert judged(far, model, monkeypatch)["answers the same when asked again"].good is good
 
 
 def test_the_walk_over_the_sizes_counts_with_the_cold_answers(monkeypatch):
     """Of its 62 tokens alone, a share says too little."""
-    found = judged(0, "qwen3-next", monkeypatch)["agrees with eager prefill, cold, and every size after every other"]
+    found = judged(0, "qwen3-next", monkeypatch)[
+        "agrees with eager prefill, cold, and every size after every other"
+    ]
     assert found.good and found.numbers["tokens"] > 107 * 8
 
 
@@ -602,9 +1029,16 @@ BROUGHT = [{"name": "nsa/split-indexer-and-attention@0.5.12.patch"}]
 
 @pytest.mark.parametrize(
     ("patches", "op", "trimmed", "takes"),
-    [([], "", [], False), (BROUGHT, "", ["sgl_kernel/flash_ops*"], True), ([], "topk_indices", [], True), ([], "topk_indices", ["sgl_kernel/flash_ops*"], False)],
+    [
+        ([], "", [], False),
+        (BROUGHT, "", ["sgl_kernel/flash_ops*"], True),
+        ([], "topk_indices", [], True),
+        ([], "topk_indices", ["sgl_kernel/flash_ops*"], False),
+    ],
 )
-def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(monkeypatch, tmp_path, patches, op, trimmed, takes):
+def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
+    monkeypatch, tmp_path, patches, op, trimmed, takes
+):
     """From 0.5.13 on it asks for kernels that a bundle trims."""
     monkeypatch.syspath_prepend(str(GPU))
     import run
@@ -612,6 +1046,8 @@ def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(monke
     op_file = tmp_path / "tree/sglang/srt/layers/radix_attention.py"
     op_file.parent.mkdir(parents=True)
     op_file.write_text(op)
-    (tmp_path / "manifest.json").write_text(json.dumps({"trimmed": [{"reason": "1 GB", "patterns": trimmed}]}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"trimmed": [{"reason": "1 GB", "patterns": trimmed}]})
+    )
     options = argparse.Namespace(tree=tmp_path / "tree", site=[tmp_path])
     assert run.takes_sparse(options, patches) is takes

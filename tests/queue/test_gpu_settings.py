@@ -339,7 +339,7 @@ def test_two_gpus_are_given_to_each_server_that_needs_them(settings):
 def test_servers_of_several_gpus_run_and_each_is_judged(tmp_path):
     """The fake engine has one process, so that its second rank is missed."""
     words = {"FAKE_GPUS": "2", "more": "--tp 2 --mode breakable"}
-    code, found, said = asked(tmp_path, "plain", **words)
+    code, found, _said = asked(tmp_path, "plain", **words)
     graph = found["runs"][-1]
     assert code == 1 and graph["device"] == "0,1"
     assert "1 ranks of 2" in graph["why"]

@@ -1,4 +1,5 @@
-"""Running tests/gpu on a host: on the built wheel's own files, with the packages given, and nothing where it cannot."""
+"""Running tests/gpu on a host: on the built wheel's own files, with the packages given, and nothing
+where it cannot."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import quiet
+
 from patchqueue.commands import cli
 from patchqueue.outcome import Refused
 from patchqueue.proofs import gpurun
@@ -39,7 +41,17 @@ def host(project, tmp_path, monkeypatch):
 
 
 def run(host, *words: str, here: bool = True, out: Path | None = None) -> gpurun.Ran:
-    return gpurun.run(host.root, host.pin, "run", sys.executable if here else "", [Path("packages")], None, words, quiet, out)
+    return gpurun.run(
+        host.root,
+        host.pin,
+        "run",
+        sys.executable if here else "",
+        [Path("packages")],
+        None,
+        words,
+        quiet,
+        out,
+    )
 
 
 def test_it_runs_on_the_built_wheels_files(host):
@@ -48,7 +60,10 @@ def test_it_runs_on_the_built_wheels_files(host):
     words = (ran.result.parent / "words.json").read_text()
     assert '"--tree"' in words and '"--site"' in words and '"--model", "one"' in words
     tree = host.root / "dist/gpu/v9.9.1/tree"
-    assert "added_step" in (tree / "sglang/srt/runner.py").read_text() and (tree / "sglang-9.9.1+pcg.1.dist-info/patch_queue.json").is_file()
+    assert (
+        "added_step" in (tree / "sglang/srt/runner.py").read_text()
+        and (tree / "sglang-9.9.1+pcg.1.dist-info/patch_queue.json").is_file()
+    )
 
 
 def test_a_gain_has_what_makes_the_untouched_tree(host):
@@ -56,7 +71,10 @@ def test_a_gain_has_what_makes_the_untouched_tree(host):
     ran = gpurun.run(host.root, host.pin, "gain", sys.executable, [], None, [], quiet)
     words = json.loads((ran.result.parent / "words.json").read_text())
     laid = Path(words[words.index("--untouched") + 1])
-    assert ran.result.name == "gain.json" and "sglang/srt/runner.py" in json.loads((laid / "plan.json").read_text())["replace"]
+    assert (
+        ran.result.name == "gain.json"
+        and "sglang/srt/runner.py" in json.loads((laid / "plan.json").read_text())["replace"]
+    )
     assert "added_step" not in (laid / "files/sglang/srt/runner.py").read_text()
 
 
@@ -72,15 +90,26 @@ def test_without_a_gpu_nothing_is_built(host, tmp_path, monkeypatch, smi, here):
     assert fakes.snapshot(host.root) == before
 
 
-@pytest.mark.parametrize("words", [("gpu",), ("gpu", "--agree"), ("sweep",), ("bench",), ("bench", "--gain")])
+@pytest.mark.parametrize(
+    "words", [("gpu",), ("gpu", "--agree"), ("sweep",), ("bench",), ("bench", "--gain")]
+)
 def test_every_command_of_a_gpu_host_looks_for_one_first(host, tmp_path, capsys, words):
     (tmp_path / "driver/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     before = fakes.snapshot(host.root)
-    assert cli.main(["--root", str(host.root), *words]) == 1 and "[no-gpu]" in capsys.readouterr().err
+    assert (
+        cli.main(["--root", str(host.root), *words]) == 1 and "[no-gpu]" in capsys.readouterr().err
+    )
     assert fakes.snapshot(host.root) == before
 
 
-@pytest.mark.parametrize(("words", "says"), [(("--model", "lama"), "'lama': is not in tests/gpu/models.py"), (("--mode", "fast"), "'fast': is not in tests/gpu/modes.py"), (("--agree", "--model", "lama"), "'lama'")])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--model", "lama"), "'lama': is not in tests/gpu/models.py"),
+        (("--mode", "fast"), "'fast': is not in tests/gpu/modes.py"),
+        (("--agree", "--model", "lama"), "'lama'"),
+    ],
+)
 def test_a_model_or_mode_that_is_none_is_refused_first(host, capsys, words, says):
     for file in ("models.py", "modes.py"):
         host.write(f"tests/gpu/{file}", (ROOT / "tests/gpu" / file).read_bytes())
@@ -136,5 +165,7 @@ def test_an_environment_is_made_once(host, monkeypatch):
     said: list[str] = []
     for _ in range(2):
         assert gpurun.run(host.root, host.pin, "run", "", [], None, [], said.append).result
-    assert [text for text in said if "making v9.9.1's own environment, once (about 10 GB" in text] == said[-1:]
+    assert [
+        text for text in said if "making v9.9.1's own environment, once (about 10 GB" in text
+    ] == said[-1:]
     assert called == ["venv", "pip"] and fakes.TAG in str(host.root / gpurun.FOLDER / host.pin.tag)

@@ -1,4 +1,5 @@
-"""Guards, parted and widened: whatever the range, each pin keeps one variant, and the new release gets its own."""
+"""Guards, parted and widened: whatever the range, each pin keeps one variant, and the new release
+gets its own."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
 from patchqueue.queue import guards
 
 VERSIONS = [Version(f"0.5.{n}{post}") for n in range(5, 12) for post in ("", ".post1", ".post3")]
 BOUNDS = [f"0.5.{n}" for n in range(4, 14)]
 GUARDS = st.one_of(
-    st.tuples(st.sampled_from(BOUNDS), st.sampled_from(BOUNDS)).map(lambda ends: f">={ends[0]},<{ends[1]}"),
+    st.tuples(st.sampled_from(BOUNDS), st.sampled_from(BOUNDS)).map(
+        lambda ends: f">={ends[0]},<{ends[1]}"
+    ),
     st.sampled_from(BOUNDS).map(lambda low: f">={low}"),
     st.sampled_from(BOUNDS).map(lambda low: f"=={low}.*"),
     st.sampled_from(BOUNDS).map(lambda low: f">=0.5.4,!={low}.*"),
@@ -30,8 +34,14 @@ def test_the_examples_in_the_docstrings():
     assert tried.attempted >= 6 and tried.failed == 0
 
 
-@given(guard=GUARDS, pinned=st.sets(st.sampled_from(VERSIONS), max_size=6), version=st.sampled_from(VERSIONS))
-def test_a_parted_guard_gives_the_version_to_the_new_variant_and_every_pin_its_own(guard, pinned, version):
+@given(
+    guard=GUARDS,
+    pinned=st.sets(st.sampled_from(VERSIONS), max_size=6),
+    version=st.sampled_from(VERSIONS),
+)
+def test_a_parted_guard_gives_the_version_to_the_new_variant_and_every_pin_its_own(
+    guard, pinned, version
+):
     assume(takes(guard, version))
     kept, new = guards.parted(guard, version, pinned)
     assert takes(new, version)
@@ -42,7 +52,9 @@ def test_a_parted_guard_gives_the_version_to_the_new_variant_and_every_pin_its_o
     for pin in pinned - {version}:
         assert takes(kept, pin) == takes(guard, pin) and not takes(new, pin)
     for other in VERSIONS:
-        assert takes(kept, other) + takes(new, other) == takes(guard, other), "disjoint, and together what it was"
+        assert takes(kept, other) + takes(new, other) == takes(guard, other), (
+            "disjoint, and together what it was"
+        )
 
 
 @given(pinned=st.sets(st.sampled_from(VERSIONS), max_size=6), version=st.sampled_from(VERSIONS))
@@ -51,11 +63,20 @@ def test_a_guard_of_its_own_takes_no_other_pin(pinned, version):
     assert takes(guard, version) and not any(takes(guard, pin) for pin in pinned - {version})
 
 
-@pytest.mark.parametrize("guard", [">=0.5.5,!=0.5.6.*", "~=0.5.5", ">=0.5.5", ">=0.5.5,<0.5.7,!=0.5.6"])
+@pytest.mark.parametrize(
+    "guard", [">=0.5.5,!=0.5.6.*", "~=0.5.5", ">=0.5.5", ">=0.5.5,<0.5.7,!=0.5.6"]
+)
 def test_only_a_plain_range_is_widened(guard):
     assert guards.widened(guard, Version("0.5.9"), [Version("0.5.5")]) is None
 
 
-@pytest.mark.parametrize(("guard", "wider"), [(">=0.5.5,<0.5.6", ">=0.5.5,<0.5.10"), ("==0.5.5", ">=0.5.5,<0.5.10"), ("==0.5.5.*", ">=0.5.5,<0.5.10")])
+@pytest.mark.parametrize(
+    ("guard", "wider"),
+    [
+        (">=0.5.5,<0.5.6", ">=0.5.5,<0.5.10"),
+        ("==0.5.5", ">=0.5.5,<0.5.10"),
+        ("==0.5.5.*", ">=0.5.5,<0.5.10"),
+    ],
+)
 def test_widened_to_take_a_version_and_its_post_releases(guard, wider):
     assert guards.widened(guard, Version("0.5.9"), [Version("0.5.5")]) == wider

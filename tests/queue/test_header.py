@@ -4,25 +4,63 @@ from __future__ import annotations
 
 import pytest
 from fakes import header as text
+
 from patchqueue.queue import header as headers
 
 EXAMPLES = {  # field -> (accepted, refused)
     "Subject": (["Count once more", "A" * 72], ["count once more", "Short", "A" * 73, ""]),
-    "Description": (["Why: a user saw too few steps.", "Short first line\n .\n and a second paragraph"], ["too short"]),
-    "Origin": (["own", "upstream, sglang#123", "upstream, sglang#1, sglang#2"], ["mine", "upstream", "upstream, #12", "sglang#12"]),
+    "Description": (
+        ["Why: a user saw too few steps.", "Short first line\n .\n and a second paragraph"],
+        ["too short"],
+    ),
+    "Origin": (
+        ["own", "upstream, sglang#123", "upstream, sglang#1, sglang#2"],
+        ["mine", "upstream", "upstream, #12", "sglang#12"],
+    ),
     "Upstream-Status": (
-        ["Merged 0.5.10", "Merged 0.5.10.post1", "Merged 0.5.10rc1", "Pending", "Submitted #12", "Inappropriate: too special"],
+        [
+            "Merged 0.5.10",
+            "Merged 0.5.10.post1",
+            "Merged 0.5.10rc1",
+            "Pending",
+            "Submitted #12",
+            "Inappropriate: too special",
+        ],
         ["Merged", "Merged soon", "pending", "Submitted 12", "Inappropriate", ""],
     ),
     "Probe": (
-        ["python/sglang/a.py :: def f", "test/a.py :: /x+/", ["python/sglang/a.py :: x", "python/sglang/b.py :: y"]],
-        ["def f", "python/sglang/a.py", "python/sglang/a.py ::", "/etc/passwd :: x", "python/torch/a.py :: x", "python/sglang/a.py :: /(/"],
+        [
+            "python/sglang/a.py :: def f",
+            "test/a.py :: /x+/",
+            ["python/sglang/a.py :: x", "python/sglang/b.py :: y"],
+        ],
+        [
+            "def f",
+            "python/sglang/a.py",
+            "python/sglang/a.py ::",
+            "/etc/passwd :: x",
+            "python/torch/a.py :: x",
+            "python/sglang/a.py :: /(/",
+        ],
     ),
-    "Gap": ([None, "<9.9: the runner does not exist", ["<9.8: too old for it", ">10: does it otherwise"]], ["too old for it", "<9.9: short", "soon: the runner does not exist"]),
+    "Gap": (
+        [
+            None,
+            "<9.9: the runner does not exist",
+            ["<9.8: too old for it", ">10: does it otherwise"],
+        ],
+        ["too old for it", "<9.9: short", "soon: the runner does not exist"],
+    ),
     "Overlay": (["none", "python/sglang/a.py", "python/sglang/a/, test/b.py"], ["a b", "a,b"]),
-    "Needs": (["a/b.patch", "a/b.patch, c/d.patch", None], ["a/b", "a/b@0.5.9.patch", "a/b.patch c/d.patch"]),
-    "Test": (["tests/revision/test_a.py", "tests/a.py, tests/b.py"], ["none", "test_a.py", "tests/a", "tests/a.py tests/b.py"]),
-}  # fmt: skip
+    "Needs": (
+        ["a/b.patch", "a/b.patch, c/d.patch", None],
+        ["a/b", "a/b@0.5.9.patch", "a/b.patch c/d.patch"],
+    ),
+    "Test": (
+        ["tests/revision/test_a.py", "tests/a.py, tests/b.py"],
+        ["none", "test_a.py", "tests/a", "tests/a.py tests/b.py"],
+    ),
+}
 VARIANT_EXAMPLES = {
     "Variant-Of": (["steps/count.patch"], ["steps/count@9.patch", "steps/count", "a b.patch"]),
     "Description": ([None, "How it differs: the runner was renamed."], ["renamed"]),
@@ -31,22 +69,33 @@ VARIANT_EXAMPLES = {
 
 def problems(source: str) -> list[str]:
     header, complaints = headers.parse(source)
-    return ["bad-header" for _ in complaints] + [problem.name for problem in headers.problems("here", header)]
+    return ["bad-header" for _ in complaints] + [
+        problem.name for problem in headers.problems("here", header)
+    ]
 
 
 def variant(**changes: str | None) -> str:
-    fields = {"Variant-Of": "steps/count.patch"} | {name.replace("_", "-"): value for name, value in changes.items()}
+    fields = {"Variant-Of": "steps/count.patch"} | {
+        name.replace("_", "-"): value for name, value in changes.items()
+    }
     return "".join(f"{name}: {value}\n" for name, value in fields.items() if value is not None)
 
 
 def cases(examples: dict, which: int) -> list:
-    return [pytest.param(field, value, id=f"{field}={str(value)[:24]}") for field, pair in examples.items() for value in pair[which]]
+    return [
+        pytest.param(field, value, id=f"{field}={str(value)[:24]}")
+        for field, pair in examples.items()
+        for value in pair[which]
+    ]
 
 
 def test_every_rule_has_examples():
     assert list(EXAMPLES) == [rule.field for rule in headers.RULES]
     assert list(VARIANT_EXAMPLES) == [rule.field for rule in headers.VARIANT_RULES]
-    assert all(accepted and refused for accepted, refused in [*EXAMPLES.values(), *VARIANT_EXAMPLES.values()])
+    assert all(
+        accepted and refused
+        for accepted, refused in [*EXAMPLES.values(), *VARIANT_EXAMPLES.values()]
+    )
 
 
 @pytest.mark.parametrize("field, value", cases(EXAMPLES, 0))
@@ -111,7 +160,10 @@ def test_fields_are_read_as_written():
         ("python/sglang/a.py", "x  =  1", False),
         ("python/sglang/b.py", "^y = [0-9]+$", True),
     ]
-    assert [(str(gap.releases), gap.reason) for gap in header.gaps] == [("<9.9", "too old for this"), (">10", "other way round")]
+    assert [(str(gap.releases), gap.reason) for gap in header.gaps] == [
+        ("<9.9", "too old for this"),
+        (">10", "other way round"),
+    ]
     assert header.overlay == ("python/sglang/a/", "test/b.py")
     assert header.tests == ("tests/a.py", "tests/b.py")
     assert not header.is_variant and headers.parse(variant())[0].is_variant
@@ -122,10 +174,18 @@ def test_fields_are_read_as_written():
     [
         ("x = 1", "if y:\n    x  =\n 1\n", True),  # white space is folded on both sides
         ("x = 1", "x = 2", False),
-        ("/^x = [0-9]+$/", "a\nx = 12\nb", True),  # a regular expression reads the raw file, line by line
+        (
+            "/^x = [0-9]+$/",
+            "a\nx = 12\nb",
+            True,
+        ),  # a regular expression reads the raw file, line by line
         ("/^x = [0-9]+$/", "a\n  x = 12\n", False),
         ("/x.*y/", "x\ny", True),  # and over line ends
-        ("//", "nothing of the kind", False),  # two slashes are text, not an expression that matches all
+        (
+            "//",
+            "nothing of the kind",
+            False,
+        ),  # two slashes are text, not an expression that matches all
     ],
 )
 def test_probe(probe, content, matches):

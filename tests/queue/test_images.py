@@ -19,8 +19,8 @@ def images(monkeypatch):
 
 
 def engine(images, replayed, off=None):
-    """An engine's result: every call gets an answer of its own; prefills of kinds in `replayed` launched graphs; off: the
-    names of calls that got another answer."""
+    """An engine's result: every call gets an answer of its own; prefills of kinds in `replayed`
+    launched graphs; off: the names of calls that got another answer."""
     answers, prefills = {}, []
     for number, call in enumerate(images.asks()):
         value = 3 + number + (1000 if call.name in (off or ()) else 0)

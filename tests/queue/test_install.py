@@ -1,5 +1,6 @@
-"""Install in place and take it off again: the bytes of the work tree, then every byte, mode and time of the release; a kill at
-any moment leaves what the next call makes good; and what is not known is refused."""
+"""Install in place and take it off again: the bytes of the work tree, then every byte, mode and
+time of the release; a kill at any moment leaves what the next call makes good; and what is not
+known is refused."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, quiet
+
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.files.locking import locked_folder
@@ -47,24 +49,40 @@ def site(project, tmp_path) -> Path:
 def do(project, site):
     """The verbs, by name, on that site."""
     return {
-        "install": lambda **options: inplace.install(project.root, site, project.said.append, **options),
-        "uninstall": lambda **options: inplace.uninstall(project.root, site, project.said.append, **options),
+        "install": lambda **options: inplace.install(
+            project.root, site, project.said.append, **options
+        ),
+        "uninstall": lambda **options: inplace.uninstall(
+            project.root, site, project.said.append, **options
+        ),
         "verify": lambda: inplace.verify(project.root, site, project.said.append),
     }
 
 
 def exactly(folder: Path) -> dict[str, object]:
-    """All that a folder holds: bytes, modes, owners, times and inodes of its files (a restored file is the file itself)."""
+    """All that a folder holds: bytes, modes, owners, times and inodes of its files (a restored file
+    is the file itself)."""
     found: dict[str, object] = {}
     for path in folder.rglob("*"):
         status = path.lstat()
-        kind = (path.read_bytes(), status.st_mtime_ns, status.st_ino) if path.is_file() else "folder"
-        found[path.relative_to(folder).as_posix()] = (kind, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        kind = (
+            (path.read_bytes(), status.st_mtime_ns, status.st_ino) if path.is_file() else "folder"
+        )
+        found[path.relative_to(folder).as_posix()] = (
+            kind,
+            stat.S_IMODE(status.st_mode),
+            status.st_uid,
+            status.st_gid,
+        )
     return found
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def refused(call, *arguments, **options) -> tuple[str, str]:
@@ -79,7 +97,10 @@ def test_install_makes_the_bytes_of_the_work_tree(project, site, do):
     report = do["install"]()
     assert (report.outcome, report.changed, report.added) == (Outcome.APPLIED, 2, 1)
     assert trees.list_package(site) == trees.list_folder(project.apply().path)
-    assert report.record["tree"] == project.apply().record["tree"] and report.record["queue"] == project.apply().record["queue"]
+    assert (
+        report.record["tree"] == project.apply().record["tree"]
+        and report.record["queue"] == project.apply().record["queue"]
+    )
     assert (site / "sglang/srt/kernels.so").read_text() == "not text"
 
 
@@ -88,7 +109,10 @@ def test_uninstall_gives_everything_back(site, do):
     os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))
     before = exactly(site)
     do["install"]()
-    assert (stat.S_IMODE((site / PATCHED).stat().st_mode), (site / PATCHED).stat().st_mtime_ns) != (0o640, 1_600_000_000_123_456_789)
+    assert (stat.S_IMODE((site / PATCHED).stat().st_mode), (site / PATCHED).stat().st_mtime_ns) != (
+        0o640,
+        1_600_000_000_123_456_789,
+    )
     assert stat.S_IMODE((site / PATCHED).stat().st_mode) == 0o640
     report = do["uninstall"]()
     assert report.outcome is Outcome.APPLIED and report.faults == ()
@@ -110,7 +134,11 @@ def test_verify_tells_the_three_states_apart(site, do):
     (site / STEPS).write_text("mine\n")
     (site / "sglang/mine.py").write_text("mine\n")
     report = do["verify"]()
-    assert report.outcome is Outcome.TREE_MISMATCH and report.faults == ("sglang/mine.py", "sglang/srt/page.py", STEPS)
+    assert report.outcome is Outcome.TREE_MISMATCH and report.faults == (
+        "sglang/mine.py",
+        "sglang/srt/page.py",
+        STEPS,
+    )
 
 
 def test_a_tree_that_is_not_the_planned_one_is_taken_back(site, do, monkeypatch):
@@ -124,7 +152,11 @@ def test_a_tree_that_is_not_the_planned_one_is_taken_back(site, do, monkeypatch)
 
     monkeypatch.setattr(journal, "forward", beside_another)
     name, text = refused(do["install"])
-    assert name == "tree mismatch" and "planned was sha256:" in text and "it is as it was again" in text
+    assert (
+        name == "tree mismatch"
+        and "planned was sha256:" in text
+        and "it is as it was again" in text
+    )
     assert (site / "sglang/srt/mine.py").read_text() == "mine\n"
     (site / "sglang/srt/mine.py").unlink()
     assert exactly(site) == before
@@ -149,10 +181,16 @@ def test_where_links_cannot_be_made_copies_serve(site, do, monkeypatch):
 
     monkeypatch.setattr(os, "link", link)
     os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))
-    before = {name: (entry[0][:2] if isinstance(entry[0], tuple) else entry[0], *entry[1:]) for name, entry in exactly(site).items()}
+    before = {
+        name: (entry[0][:2] if isinstance(entry[0], tuple) else entry[0], *entry[1:])
+        for name, entry in exactly(site).items()
+    }
     do["install"]()
     do["uninstall"]()
-    assert {name: (entry[0][:2] if isinstance(entry[0], tuple) else entry[0], *entry[1:]) for name, entry in exactly(site).items()} == before
+    assert {
+        name: (entry[0][:2] if isinstance(entry[0], tuple) else entry[0], *entry[1:])
+        for name, entry in exactly(site).items()
+    } == before
 
 
 def test_byte_code_of_changed_modules_goes_and_comes_back(site, do):
@@ -170,16 +208,44 @@ def test_byte_code_of_changed_modules_goes_and_comes_back(site, do):
 
 def test_unchecked_byte_code_of_the_release_is_not_run(site, do, tmp_path):
     """Python never compares such byte code with its source."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from sglang.srt import runner; print(hasattr(runner, 'added_step'))"
-    subprocess.run([sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(site / "sglang")], check=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from sglang.srt import runner;"
+        " print(hasattr(runner, 'added_step'))"
+    )
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "compileall",
+            "-q",
+            "--invalidation-mode",
+            "unchecked-hash",
+            str(site / "sglang"),
+        ],
+        check=True,
+    )
 
     def patched() -> str:
-        return subprocess.run([sys.executable, "-c", code, str(site)], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            [sys.executable, "-c", code, str(site)], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     assert patched() == "False"
     do["install"]()
     assert patched() == "True"
-    subprocess.run([sys.executable, "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", str(site / "sglang")], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "compileall",
+            "-q",
+            "-f",
+            "--invalidation-mode",
+            "unchecked-hash",
+            str(site / "sglang"),
+        ],
+        check=True,
+    )
     do["uninstall"]()
     assert patched() == "False"
 
@@ -187,15 +253,29 @@ def test_unchecked_byte_code_of_the_release_is_not_run(site, do, tmp_path):
 def test_record_and_provenance(site, do):
     before = (site / INFO / "RECORD").read_bytes()
     report = do["install"]()
-    rows = {row[0]: row[1:] for row in csv.reader(io.StringIO((site / INFO / "RECORD").read_text()))}
+    rows = {
+        row[0]: row[1:] for row in csv.reader(io.StringIO((site / INFO / "RECORD").read_text()))
+    }
     for name in (PATCHED, STEPS, f"{INFO}/{build.PROVENANCE}"):
         assert rows[name] == build.record_row(name, (site / name).read_bytes())[1:]
-    here = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    here = {
+        path.relative_to(site).as_posix()
+        for path in site.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
     assert here <= rows.keys(), "pip would leave these behind"
     assert json.loads((site / INFO / build.PROVENANCE).read_text()) == report.record
     assert "Version: 9.9.1\n" in (site / INFO / "METADATA").read_text()
-    kept = [line for line in before.splitlines(keepends=True) if line.split(b",")[0].decode() not in (PATCHED, "sglang/srt/cut.py")]
-    assert [line for line in (site / INFO / "RECORD").read_bytes().splitlines(keepends=True) if line in kept] == kept
+    kept = [
+        line
+        for line in before.splitlines(keepends=True)
+        if line.split(b",")[0].decode() not in (PATCHED, "sglang/srt/cut.py")
+    ]
+    assert [
+        line
+        for line in (site / INFO / "RECORD").read_bytes().splitlines(keepends=True)
+        if line in kept
+    ] == kept
     do["uninstall"]()
     assert (site / INFO / "RECORD").read_bytes() == before
 
@@ -204,11 +284,21 @@ def test_pip_takes_all_of_it_away(project, do, tmp_path):
     """With the journal and the files that the queue added."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin/python"), "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(venv / "bin/python"),
+        "--disable-pip-version-check",
+    ]
     here = next(venv.glob("lib/python3*/site-packages"))
     release = dict(fakes.RELEASE)
     fakes.write_wheel(tmp_path / "w/sglang-9.9.1-py3-none-any.whl", release)
-    subprocess.run([*pip, "install", "-q", "--no-deps", str(tmp_path / "w/sglang-9.9.1-py3-none-any.whl")], check=True)
+    subprocess.run(
+        [*pip, "install", "-q", "--no-deps", str(tmp_path / "w/sglang-9.9.1-py3-none-any.whl")],
+        check=True,
+    )
     inplace.install(project.root, here, quiet)
     assert subprocess.run([*pip, "check"], capture_output=True).returncode == 0
     subprocess.run([*pip, "uninstall", "-q", "-y", "sglang"], check=True)
@@ -221,12 +311,24 @@ def test_pip_takes_all_of_it_away(project, do, tmp_path):
 def as_version(site: Path, version: str) -> None:
     """Rename the install: what it says of itself, not its files."""
     (site / INFO).rename(site / f"sglang-{version}.dist-info")
-    (site / f"sglang-{version}.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+    (site / f"sglang-{version}.dist-info/METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
+    )
     (site / f"sglang-{version}.dist-info/RECORD").unlink()
     fakes.record(site, version)
 
 
-@pytest.mark.parametrize("version, note", [("9.9.1+cu130", None), ("0.0.0.dev1+gdce8b0606", "it calls itself 0.0.0.dev1+gdce8b0606; its files are those of v9.9.1"), ("9.9.1.post1", "it calls itself 9.9.1.post1; its files are those of v9.9.1")])
+@pytest.mark.parametrize(
+    "version, note",
+    [
+        ("9.9.1+cu130", None),
+        (
+            "0.0.0.dev1+gdce8b0606",
+            "it calls itself 0.0.0.dev1+gdce8b0606; its files are those of v9.9.1",
+        ),
+        ("9.9.1.post1", "it calls itself 9.9.1.post1; its files are those of v9.9.1"),
+    ],
+)
 def test_the_files_say_which_release_it_is(site, do, version, note):
     as_version(site, version)
     before = exactly(site)
@@ -239,17 +341,30 @@ def test_the_files_say_which_release_it_is(site, do, version, note):
 
 def test_another_version_file_is_the_installers_own(site, do):
     """As in wheels for another CUDA, which setuptools-scm stamps with their local version."""
-    (site / "sglang/_version.py").write_text("__version__ = version = '9.9.1+cu130'\n__version_tuple__ = version_tuple = (9, 9, 1, 'cu130')\n")
+    (site / "sglang/_version.py").write_text(
+        "__version__ = version = '9.9.1+cu130'\n__version_tuple__ = version_tuple = (9, 9, 1,"
+        " 'cu130')\n"
+    )
     as_version(site, "9.9.1+cu130")
     before = exactly(site)
     report = do["install"]()
-    assert report.outcome is Outcome.APPLIED and "the other files are as its RECORD lists them" in report.notes[0]
+    assert (
+        report.outcome is Outcome.APPLIED
+        and "the other files are as its RECORD lists them" in report.notes[0]
+    )
     assert "+cu130" in (site / "sglang/_version.py").read_text()
     do["uninstall"]()
     assert exactly(site) == before
 
 
-@pytest.mark.parametrize("version, step", [("9.9.2", "scripts/nox pin 9.9.2`, then `scripts/nox rebase 9.9.2"), ("0.0.0.dev1+gdce8b0606", "use an image or wheel of a pinned release"), ("", "use an image")])
+@pytest.mark.parametrize(
+    "version, step",
+    [
+        ("9.9.2", "scripts/nox pin 9.9.2`, then `scripts/nox rebase 9.9.2"),
+        ("0.0.0.dev1+gdce8b0606", "use an image or wheel of a pinned release"),
+        ("", "use an image"),
+    ],
+)
 def test_an_unknown_release_is_refused(site, do, version, step):
     (site / PATCHED).write_text("other = 1\n")
     if version:
@@ -260,7 +375,12 @@ def test_an_unknown_release_is_refused(site, do, version, step):
             (site / "sglang" / name).write_text("")
     before = exactly(site)
     name, text = refused(do["install"])
-    assert name == "unknown-release" and step in text and "pinned are v9.9.1" in text and exactly(site) == before
+    assert (
+        name == "unknown-release"
+        and step in text
+        and "pinned are v9.9.1" in text
+        and exactly(site) == before
+    )
 
 
 def test_metadata_that_contradicts_the_files_is_refused(project, site, do):
@@ -300,7 +420,9 @@ def link_package(site):
 
 def editable(site):
     shutil.rmtree(site / "sglang")
-    (site / INFO / "direct_url.json").write_text('{"url": "file:///sgl-workspace/my%20sglang/python", "dir_info": {"editable": true}}')
+    (site / INFO / "direct_url.json").write_text(
+        '{"url": "file:///sgl-workspace/my%20sglang/python", "dir_info": {"editable": true}}'
+    )
 
 
 def editable_without_url(site):
@@ -317,20 +439,48 @@ def binary_data(site):
 
 
 BAD = {
-    "an edited file": (edit(PATCHED), "tree mismatch", f"is not the release v9.9.1: {PATCHED.removeprefix('python/')} differs"),
-    "an edited file that no patch touches": (edit("sglang/srt/page.py"), "tree mismatch", "sglang/srt/page.py differs"),
+    "an edited file": (
+        edit(PATCHED),
+        "tree mismatch",
+        f"is not the release v9.9.1: {PATCHED.removeprefix('python/')} differs",
+    ),
+    "an edited file that no patch touches": (
+        edit("sglang/srt/page.py"),
+        "tree mismatch",
+        "sglang/srt/page.py differs",
+    ),
     "a file too many": (edit("sglang/srt/mine.py"), "tree mismatch", "sglang/srt/mine.py differs"),
     "a file of data too many": (binary_data, "tree mismatch", "sglang/srt/table.json differs"),
     "a missing file": (gone("sglang/srt/page.py"), "tree mismatch", "sglang/srt/page.py differs"),
-    "a link for a file": (link_file, "linked-install", "`uv pip install --reinstall-package sglang --no-deps --link-mode=copy sglang==9.9.1`"),
+    "a link for a file": (
+        link_file,
+        "linked-install",
+        "`uv pip install --reinstall-package sglang --no-deps --link-mode=copy sglang==9.9.1`",
+    ),
     "a link for the package": (link_package, "linked-install", "--site-packages"),
-    "an editable install": (editable, "editable", "--site-packages '/sgl-workspace/my sglang/python'"),
-    "what is left of an editable install": (editable_without_url, "editable", "no sglang/ is in it"),
+    "an editable install": (
+        editable,
+        "editable",
+        "--site-packages '/sgl-workspace/my sglang/python'",
+    ),
+    "what is left of an editable install": (
+        editable_without_url,
+        "editable",
+        "no sglang/ is in it",
+    ),
     "two installs": (two, "two-installs", "sglang-9.8.dist-info and sglang-9.9.1.dist-info"),
-    "two installs, and what to do": (two, "two-installs", "`pip install --force-reinstall --no-deps`"),
+    "two installs, and what to do": (
+        two,
+        "two-installs",
+        "`pip install --force-reinstall --no-deps`",
+    ),
     "no METADATA": (gone(f"{INFO}/METADATA"), "bad-metadata", "cannot be read"),
-    "a journal of nobody's": (edit(f"{journal.FOLDER}/notes.txt"), "bad-journal", "no journal that this tool can read"),
-}  # fmt: skip
+    "a journal of nobody's": (
+        edit(f"{journal.FOLDER}/notes.txt"),
+        "bad-journal",
+        "no journal that this tool can read",
+    ),
+}
 
 
 @pytest.mark.parametrize("make, name, text", BAD.values(), ids=BAD.keys())
@@ -342,7 +492,17 @@ def test_refused_and_nothing_is_written(site, do, make, name, text):
     assert exactly(site) == before
 
 
-@pytest.mark.parametrize("named, name, text", [("nowhere", "no-folder", "is no folder"), ("site-packages/sglang/__init__.py", "no-folder", "is no folder"), ("site-packages/sglang", "no-sglang", "site-packages`"), (".", "no-sglang", "has no sglang in it"), ("venv", "no-sglang", "lib/python3.12/site-packages`"), ("checkout", "no-sglang", "checkout/python`")])
+@pytest.mark.parametrize(
+    "named, name, text",
+    [
+        ("nowhere", "no-folder", "is no folder"),
+        ("site-packages/sglang/__init__.py", "no-folder", "is no folder"),
+        ("site-packages/sglang", "no-sglang", "site-packages`"),
+        (".", "no-sglang", "has no sglang in it"),
+        ("venv", "no-sglang", "lib/python3.12/site-packages`"),
+        ("checkout", "no-sglang", "checkout/python`"),
+    ],
+)
 @pytest.mark.parametrize("verb", [inplace.install, inplace.verify])
 def test_wrong_folders(project, site, tmp_path, verb, named, name, text):
     (tmp_path / "venv/lib/python3.12/site-packages/sglang").mkdir(parents=True)
@@ -379,7 +539,10 @@ def test_edits_elsewhere_are_left_alone_and_named(site, do):
     do["install"]()
     (site / "sglang/srt/page.py").write_text("mine\n")
     report = do["uninstall"]()
-    assert report.faults == ("sglang/srt/page.py",) and (site / "sglang/srt/page.py").read_text() == "mine\n"
+    assert (
+        report.faults == ("sglang/srt/page.py",)
+        and (site / "sglang/srt/page.py").read_text() == "mine\n"
+    )
     assert "added_step" not in (site / PATCHED).read_text() and not (site / journal.FOLDER).exists()
 
 
@@ -388,12 +551,15 @@ def test_strangers_in_the_queues_own_folder_are_not_removed(site, do):
     (site / "sglang/srt/steps/mine.txt").write_text("mine\n")
     before = exactly(site)
     name, text = refused(do["uninstall"], discard=True)
-    assert name == "unknown-files" and "sglang/srt/steps/mine.txt" in text and exactly(site) == before
+    assert (
+        name == "unknown-files" and "sglang/srt/steps/mine.txt" in text and exactly(site) == before
+    )
 
 
 @pytest.mark.parametrize("damaged", ["links", "before"])
 def test_one_damaged_pre_image_is_no_harm(site, do, damaged):
-    """As where somebody edits the same file in another environment that uv has linked to the same cache."""
+    """As where somebody edits the same file in another environment that uv has linked to the same
+    cache."""
     pristine = contents(site)
     do["install"]()
     (site / journal.FOLDER / damaged / PATCHED).write_text("damaged\n")
@@ -407,7 +573,12 @@ def test_damaged_pre_images_are_not_restored(site, do):
         (site / journal.FOLDER / folder / PATCHED).write_text("damaged\n")
     before = exactly(site)
     name, text = refused(do["uninstall"])
-    assert name == "bad-journal" and PATCHED in text and "reinstall sglang" in text and exactly(site) == before
+    assert (
+        name == "bad-journal"
+        and PATCHED in text
+        and "reinstall sglang" in text
+        and exactly(site) == before
+    )
 
 
 def test_a_lost_journal_is_said(site, do):
@@ -415,7 +586,9 @@ def test_a_lost_journal_is_said(site, do):
     shutil.rmtree(site / journal.FOLDER)
     for verb in ("install", "uninstall"):
         name, text = refused(do[verb])
-        assert name == "no-journal" and "pip install --force-reinstall --no-deps sglang==9.9.1" in text
+        assert (
+            name == "no-journal" and "pip install --force-reinstall --no-deps sglang==9.9.1" in text
+        )
 
 
 def test_an_unwritable_folder_is_named(project, site):
@@ -426,12 +599,33 @@ def test_an_unwritable_folder_is_named(project, site):
         if path.stat().st_uid == 0 and not path.stat().st_mode & stat.S_IXOTH:
             path.chmod(path.stat().st_mode | stat.S_IXOTH)
     before = exactly(site)
-    assert in_child(lambda: (os.setgid(65534), os.setuid(65534), refused(inplace.install, project.root, site, quiet)[0] == "not-writable" or os._exit(3))) == 0
+    assert (
+        in_child(
+            lambda: (
+                os.setgid(65534),
+                os.setuid(65534),
+                refused(inplace.install, project.root, site, quiet)[0] == "not-writable"
+                or os._exit(3),
+            )
+        )
+        == 0
+    )
     shutil.copytree(site, site.parent / "open", copy_function=shutil.copy2)
     for path in (site.parent / "open").rglob("*"):
         path.chmod(0o777 if path.is_dir() else 0o666)
     (site.parent / "open").chmod(0o777)
-    assert in_child(lambda: (os.setgid(65534), os.setuid(65534), "belongs to user 0" in refused(inplace.install, project.root, site.parent / "open", quiet)[1] or os._exit(3))) == 0
+    assert (
+        in_child(
+            lambda: (
+                os.setgid(65534),
+                os.setuid(65534),
+                "belongs to user 0"
+                in refused(inplace.install, project.root, site.parent / "open", quiet)[1]
+                or os._exit(3),
+            )
+        )
+        == 0
+    )
     assert exactly(site) == before
 
 
@@ -457,7 +651,7 @@ def test_owners_and_modes_are_kept(project, site, do):
 @pytest.mark.parametrize("event", ["os.link", "os.rename", "os.mkdir"])
 def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, event):
     """The last call of each kind fails, once: what was done is taken back."""
-    before, (module, call) = exactly(site), event.split(".")
+    before, (module, call) = exactly(site), event.split(".")  # noqa: F841
     name = {"rename": "replace"}.get(call, call)
     original, seen = getattr(os, name), []
     limit = {"link": 99, "replace": 3, "mkdir": 4}[name]
@@ -470,7 +664,11 @@ def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, event)
 
     monkeypatch.setattr(os, name, fail)
     if name == "link":
-        monkeypatch.setattr(journal, "_stage", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "x")))
+        monkeypatch.setattr(
+            journal,
+            "_stage",
+            lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "x")),
+        )
     found = refused(do["install"])
     monkeypatch.undo()
     assert found[0] == "disk-full" and "free some space" in found[1] and "as root" not in found[1]
@@ -486,18 +684,30 @@ def test_another_queue_is_taken_off_first(project, site, do):
     project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
     project.edit("patches/steps/count-once-more.patch", "Why: without it", "Because without it")
     assert do["install"]().outcome is Outcome.APPLIED
-    assert "added_step = 21" in (site / PATCHED).read_text() and "queue release 1 is taken off first" in project.said
+    assert (
+        "added_step = 21" in (site / PATCHED).read_text()
+        and "queue release 1 is taken off first" in project.said
+    )
     do["uninstall"]()
     assert exactly(site) == before
 
 
 def test_the_patched_wheel_is_known(project, do, tmp_path):
-    made = build.build(project.root, project.pin, build.Target("3.12", "x86_64"), None, project.root / "dist", quiet)
+    made = build.build(
+        project.root,
+        project.pin,
+        build.Target("3.12", "x86_64"),
+        None,
+        project.root / "dist",
+        quiet,
+    )
     here = tmp_path / "wheel-site"
     zipfile.ZipFile(made.path).extractall(here)
     before = exactly(here)
     report = inplace.install(project.root, here, quiet)
-    assert report.outcome is Outcome.ALREADY_APPLIED and report.notes == ("it was installed from the patched wheel",)
+    assert report.outcome is Outcome.ALREADY_APPLIED and report.notes == (
+        "it was installed from the patched wheel",
+    )
     assert refused(inplace.uninstall, project.root, here, quiet)[0] == "patched-wheel"
     project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
     assert refused(inplace.install, project.root, here, quiet)[0] == "patched-wheel"
@@ -505,9 +715,22 @@ def test_the_patched_wheel_is_known(project, do, tmp_path):
 
 
 def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
-    project.write("overlay/python/sglang/srt/prefill_graph/report/provenance.py", '"""Where it is from."""\n')
-    project.edit("patches/steps/count-once-more.patch", "sglang/srt/steps/", "sglang/srt/steps/, python/sglang/srt/prefill_graph/")
-    made = build.build(project.root, project.pin, build.Target("3.12", "x86_64"), None, project.root / "dist", quiet)
+    project.write(
+        "overlay/python/sglang/srt/prefill_graph/report/provenance.py", '"""Where it is from."""\n'
+    )
+    project.edit(
+        "patches/steps/count-once-more.patch",
+        "sglang/srt/steps/",
+        "sglang/srt/steps/, python/sglang/srt/prefill_graph/",
+    )
+    made = build.build(
+        project.root,
+        project.pin,
+        build.Target("3.12", "x86_64"),
+        None,
+        project.root / "dist",
+        quiet,
+    )
     here = tmp_path / "wheel-site"
     zipfile.ZipFile(made.path).extractall(here)
     assert (here / trees.LISTING.removeprefix("python/")).is_file()
@@ -518,9 +741,14 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
     words = ["--root", str(project.root), "install", "--verify", "--site-packages", str(here)]
     assert cli.main(words) == 1
     said = capsys.readouterr().out
-    assert "  sglang/srt/mine.py\n  sglang/srt/page.py\nnext: `scripts/nox build v9.9.1`" in said and "not the release" not in said
+    assert (
+        "  sglang/srt/mine.py\n  sglang/srt/page.py\nnext: `scripts/nox build v9.9.1`" in said
+        and "not the release" not in said
+    )
     (here / made.version.join(["sglang-", ".dist-info"]) / "RECORD").unlink()
-    assert inplace.verify(project.root, here, quiet).faults == ("sglang-9.9.1+pcg.1.dist-info/RECORD",)
+    assert inplace.verify(project.root, here, quiet).faults == (
+        "sglang-9.9.1+pcg.1.dist-info/RECORD",
+    )
 
 
 def test_a_folder_that_root_cannot_write_is_called_read_only(site, do, monkeypatch):
@@ -547,13 +775,19 @@ def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb):
 
 
 def test_a_checkout_that_is_installed_editable(project, site, do, tmp_path):
-    """The folder that the refusal of its site-packages names can be patched; git sees what was done."""
+    """The folder that the refusal of its site-packages names can be patched; git sees what was
+    done."""
     checkout = project.checkout(tmp_path / "checkout")
-    (checkout / "python/sglang/_version.py").write_text("__version__ = version = '0.0.0.dev1+g123'\n")
+    (checkout / "python/sglang/_version.py").write_text(
+        "__version__ = version = '0.0.0.dev1+g123'\n"
+    )
     (checkout / "python/sglang/not_in_the_wheel.txt").write_text("text\n")
     before = exactly(checkout / "python")
     report = inplace.install(project.root, checkout / "python", quiet)
-    assert report.outcome is Outcome.APPLIED and "added_step" in (checkout / "python" / PATCHED).read_text()
+    assert (
+        report.outcome is Outcome.APPLIED
+        and "added_step" in (checkout / "python" / PATCHED).read_text()
+    )
     assert fakes.git(checkout, "status", "--porcelain", "--", RUNNER).startswith(" M")
     assert inplace.verify(project.root, checkout / "python", quiet).outcome is Outcome.APPLIED
     inplace.uninstall(project.root, checkout / "python", quiet)
@@ -583,19 +817,39 @@ def in_child(call) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-WRITES = {"os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.chown", "os.utime", "shutil.rmtree", "shutil.copystat", "open", "fcntl.flock"}
+WRITES = {
+    "os.rename",
+    "os.link",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.chmod",
+    "os.chown",
+    "os.utime",
+    "shutil.rmtree",
+    "shutil.copystat",
+    "open",
+    "fcntl.flock",
+}
 
 
 def killed_at(number: int, site: Path, call) -> bool:
-    """Run the call, and kill it right before the n-th thing that it does to a file below `site` (0-based). Whether it came that far."""
+    """Run the call, and kill it right before the n-th thing that it does to a file below `site`
+    (0-based). Whether it came that far."""
 
     def die_in_time():
         seen = -1
 
         def hook(event: str, arguments: tuple) -> None:
             nonlocal seen
-            reads = event == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY)
-            if event in WRITES and not reads and any(str(argument).startswith(str(site)) for argument in arguments):
+            reads = event == "open" and not (arguments[2] or 0) & (
+                os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY
+            )
+            if (
+                event in WRITES
+                and not reads
+                and any(str(argument).startswith(str(site)) for argument in arguments)
+            ):
                 seen += 1
                 if seen == number:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -608,12 +862,17 @@ def killed_at(number: int, site: Path, call) -> bool:
 
 def own_files(site: Path) -> dict[str, bytes]:
     """The package and pip's records of it: what must be of one state."""
-    return {name: content for name, content in contents(site).items() if not name.startswith((journal.FOLDER, f".{journal.FOLDER}")) and not name.endswith(".pyc")}
+    return {
+        name: content
+        for name, content in contents(site).items()
+        if not name.startswith((journal.FOLDER, f".{journal.FOLDER}")) and not name.endswith(".pyc")
+    }
 
 
 @pytest.fixture
 def states(site, do) -> tuple[dict, dict, dict]:
-    """The site as it is before and after an install: (everything before, files before, files after)."""
+    """The site as it is before and after an install: (everything before, files before, files
+    after)."""
     pristine, before = exactly(site), own_files(site)
     do["install"]()
     after = own_files(site)
@@ -634,10 +893,14 @@ def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
         if not killed_at(number, site, do[verb]):
             break
         found = own_files(site)
-        assert all(content in (before.get(name), after.get(name)) for name, content in found.items()), f"step {number} left a file that is neither"
+        assert all(
+            content in (before.get(name), after.get(name)) for name, content in found.items()
+        ), f"step {number} left a file that is neither"
         assert before.keys() & after.keys() <= found.keys(), f"step {number} left a file missing"
         if found[PATCHED] == after[PATCHED]:
-            assert found == after, f"at step {number} a server would call itself patched before it is"
+            assert found == after, (
+                f"at step {number} a server would call itself patched before it is"
+            )
         mixed += found not in (before, after)
         do[then]()
         if then == "install":
@@ -660,7 +923,8 @@ def underway(site, do, monkeypatch):
 
 
 def test_byte_code_that_was_written_before_the_recovery_goes(site, do, underway):
-    """A server was started in between: unchecked byte code of the release would hide the patched source."""
+    """A server was started in between: unchecked byte code of the release would hide the patched
+    source."""
     (site / "sglang/srt/__pycache__/runner.cpython-313.pyc").write_bytes(b"of the release")
     do["install"]()
     assert not list((site / "sglang/srt/__pycache__").glob("runner.*"))
@@ -677,14 +941,19 @@ def test_a_damaged_new_file_is_not_put_in_place(site, do, underway):
 def test_an_edit_before_the_recovery_is_not_overwritten(site, do, underway):
     (site / PATCHED).write_text("edited\n")
     name, text = refused(do["install"])
-    assert name == "edited-install" and (site / PATCHED).read_text() == "edited\n" and "--discard" in text
+    assert (
+        name == "edited-install"
+        and (site / PATCHED).read_text() == "edited\n"
+        and "--discard" in text
+    )
     do["uninstall"](discard=True)
     assert do["verify"]().outcome is Outcome.EMPTY
 
 
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_killed_at_random_moments(site, do, states, verb):
-    """SIGKILL to the whole process group, 25 moments spread over the whole running time, from a fixed seed."""
+    """SIGKILL to the whole process group, 25 moments spread over the whole running time, from a
+    fixed seed."""
     pristine, before, after = states
     dice = random.Random(25)
     if verb == "uninstall":
@@ -708,7 +977,9 @@ def test_killed_at_random_moments(site, do, states, verb):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         found = own_files(site)
-        assert all(content in (before.get(name), after.get(name)) for name, content in found.items())
+        assert all(
+            content in (before.get(name), after.get(name)) for name, content in found.items()
+        )
         do["verify"]()
         assert own_files(site) in (before, after)
     do["uninstall"]()
@@ -718,7 +989,21 @@ def test_killed_at_random_moments(site, do, states, verb):
 def test_two_at_once(project, site, do):
     """The second waits, says so, and finds it done."""
     with locked_folder(site, quiet):
-        run = subprocess.Popen([sys.executable, "-m", "patchqueue", "--root", str(project.root), "install", "--site-packages", str(site)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        run = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "patchqueue",
+                "--root",
+                str(project.root),
+                "install",
+                "--site-packages",
+                str(site),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         assert "waiting for it" in run.stdout.readline()
         assert not (site / journal.FOLDER).exists()
     said = run.communicate(timeout=60)[0]
@@ -734,19 +1019,35 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
     """The tree that the replay makes, which `--verify` there confirms; and back."""
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(real_cache))
     pin = pins.load(ROOT).find(version)
-    if not any((real_cache / "archives" / wheel.sha256 / wheel.file).is_file() for wheel in pin.wheels):
+    if not any(
+        (real_cache / "archives" / wheel.sha256 / wheel.file).is_file() for wheel in pin.wheels
+    ):
         pytest.skip(f"{version} is not in the cache")
     pristine = source.fetch(pin, None, quiet)
     site = tmp_path / "site"
     zipfile.ZipFile(pristine.archive).extractall(site)
     before, queue = exactly(site), load_queue(ROOT)
     report = inplace.install(ROOT, site, quiet)
-    assert report.record["tree"].items() >= {"before": pin.tree, "after": tree_after(queue, select(queue, pin), pristine)}.items()
+    assert (
+        report.record["tree"].items()
+        >= {
+            "before": pin.tree,
+            "after": tree_after(queue, select(queue, pin), pristine),
+        }.items()
+    )
     assert trees.hash_listing(trees.list_package(site)) == report.record["tree"]["after"]
-    assert trees.sha256((site / trees.LISTING.removeprefix("python/")).read_bytes()) == report.record["tree"]["listing"].removeprefix("sha256:")
-    assert journal.read(site).changes[-1].path == inplace.LAST, "a server would call itself patched before it is"
+    assert trees.sha256(
+        (site / trees.LISTING.removeprefix("python/")).read_bytes()
+    ) == report.record["tree"]["listing"].removeprefix("sha256:")
+    assert journal.read(site).changes[-1].path == inplace.LAST, (
+        "a server would call itself patched before it is"
+    )
     found = _provenance(site, monkeypatch)
-    assert found.verify().intact and found.read().version == version and found.tree_hash() == report.record["tree"]["listing"]
+    assert (
+        found.verify().intact
+        and found.read().version == version
+        and found.tree_hash() == report.record["tree"]["listing"]
+    )
     inplace.uninstall(ROOT, site, quiet)
     assert trees.hash_listing(trees.list_package(site)) == pin.tree and exactly(site) == before
 
@@ -771,16 +1072,34 @@ def test_the_command_line(project, site, capsys):
         return code, "".join(capsys.readouterr())
 
     code, said = run("install")
-    assert code == 0 and "2 patches, 2 files changed, 1 added" in said and "next: start the server anew" in said
+    assert (
+        code == 0
+        and "2 patches, 2 files changed, 1 added" in said
+        and "next: start the server anew" in said
+    )
     code, said = run("install")
-    assert said.startswith("already applied") and last(said).startswith("next: start the server anew; `scripts/nox install")
+    assert said.startswith("already applied") and last(said).startswith(
+        "next: start the server anew; `scripts/nox install"
+    )
     code, said = run("install", "--verify")
-    assert "is patched, every file as the queue made it" in said and last(said) == "next: start the server; its first lines name the queue"
+    assert (
+        "is patched, every file as the queue made it" in said
+        and last(said) == "next: start the server; its first lines name the queue"
+    )
     (site / "sglang/srt/page.py").write_text("mine\n")
     code, said = run("install", "--verify")
-    assert code == 1 and f"  sglang/srt/page.py\nnext: `scripts/nox install --site-packages {site} --discard`" in said
+    assert (
+        code == 1
+        and f"  sglang/srt/page.py\nnext: `scripts/nox install --site-packages {site} --discard`"
+        in said
+    )
     code, said = run("uninstall")
-    assert code == 0 and "is as it was" not in said and "2 files restored, 1 removed" in said and "left alone:\n  sglang/srt/page.py" in said
+    assert (
+        code == 0
+        and "is as it was" not in said
+        and "2 files restored, 1 removed" in said
+        and "left alone:\n  sglang/srt/page.py" in said
+    )
     assert last(said).startswith("next: `pip install --force-reinstall --no-deps sglang==9.9.1`")
     code, said = run("install")
     assert code == 1 and "sglang/srt/page.py differs" in said

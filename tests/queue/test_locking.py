@@ -8,9 +8,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from patchqueue.files.locking import locked, locked_folder
 
-HOLD = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+HOLD = (
+    "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX);"
+    " print(flush=True); sys.stdin.read()"
+)
 
 
 @pytest.mark.parametrize("lock", [locked, locked_folder])

@@ -1,4 +1,5 @@
-"""A fleet's results come together: each checked as one is, the weightier run kept, nothing proven that was not."""
+"""A fleet's results come together: each checked as one is, the weightier run kept, nothing proven
+that was not."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import pytest
 from fakes import quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, result
+
 from patchqueue.commands.cli import main
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
@@ -19,7 +22,6 @@ from patchqueue.proofs import evidence, merge, status
 from patchqueue.proofs.merge import Fate, fold
 from patchqueue.queue import series
 from patchqueue.upstream import pins
-from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, result
 
 NOW, EARLIER = "sha256:now", "sha256:earlier"
 
@@ -29,13 +31,18 @@ def run(model: str, mode: str = "piecewise", verdict: str = "passed", why: str =
 
 
 def ran(model: str, *modes: str, verdict: str = "passed") -> list[dict]:
-    """A model's runs as one host makes them: the reference, and the modes that were held against it."""
-    return [run(model, "reference"), *(run(model, mode, verdict) for mode in modes or ("piecewise",))]
+    """A model's runs as one host makes them: the reference, and the modes that were held against
+    it."""
+    return [
+        run(model, "reference"),
+        *(run(model, mode, verdict) for mode in modes or ("piecewise",)),
+    ]
 
 
 @pytest.fixture
 def fleet(applied, tmp_path):
-    """The project with the real harness's identity, and a way to lay down results and to merge them."""
+    """The project with the real harness's identity, and a way to lay down results and to merge
+    them."""
 
     class Fleet:
         root, results = applied.root, tmp_path / "results"
@@ -52,7 +59,10 @@ def fleet(applied, tmp_path):
             return merge.merge(self.root, pins.load(self.root), self.results, quiet)
 
         def verdicts(self, file: Path | None = None) -> dict[tuple[str, str], str]:
-            return {(one["model"], one["mode"]): one["verdict"] for one in json.loads((file or self.kept).read_text())["runs"]}
+            return {
+                (one["model"], one["mode"]): one["verdict"]
+                for one in json.loads((file or self.kept).read_text())["runs"]
+            }
 
     applied.write("tests/gpu/harness.py", "def identity():\n    return 'sha256:rules'\n")
     return Fleet()
@@ -69,13 +79,24 @@ def test_models_from_several_hosts_come_into_one_file(fleet):
     assert [(one.fate, one.kept) for one in fleet.merge()] == [(Fate.TAKEN, fleet.kept)] * 2
     kept = json.loads(fleet.kept.read_text())
     drivers = {one["model"]: evidence.facts(kept, one)["gpu"]["driver"] for one in kept["runs"]}
-    assert drivers == {"one": "580", "two": "590"} and kept["gpu"]["driver"] == "590" and kept["passed"]
+    assert (
+        drivers == {"one": "580", "two": "590"}
+        and kept["gpu"]["driver"] == "590"
+        and kept["passed"]
+    )
     assert {one["model"] for one in kept["runs"] if "host" in one} == {"one"}
 
 
 @pytest.mark.parametrize(
-    "odd", [{"gpu": {"name": 5}}, {"lifetimes": 3}, {"seconds": "x"}, {"runs": [{"model": "one", "mode": 3, "verdict": "passed"}]}, {"runs": [{"model": "one", "mode": "reference", "verdict": "passed", "seconds": "x"}]}]
-)  # fmt: skip
+    "odd",
+    [
+        {"gpu": {"name": 5}},
+        {"lifetimes": 3},
+        {"seconds": "x"},
+        {"runs": [{"model": "one", "mode": 3, "verdict": "passed"}]},
+        {"runs": [{"model": "one", "mode": "reference", "verdict": "passed", "seconds": "x"}]},
+    ],
+)
 def test_a_result_of_another_form_keeps_no_other_out(fleet, odd):
     fleet.lay("a", ran("one"), **odd) if "runs" not in odd else fleet.lay("a", odd["runs"])
     fleet.lay("b", ran("two"))
@@ -84,7 +105,18 @@ def test_a_result_of_another_form_keeps_no_other_out(fleet, odd):
 
 def test_what_evidence_keeps_can_be_gathered_again(fleet):
     """A copy of a file below evidence/: its reports are short already."""
-    fleet.lay("a", [one | {"report": {"servers": [{"model": "/models/one", "feature": "a graph", "verdict": "on"}]}} for one in ran("one")])
+    fleet.lay(
+        "a",
+        [
+            one
+            | {
+                "report": {
+                    "servers": [{"model": "/models/one", "feature": "a graph", "verdict": "on"}]
+                }
+            }
+            for one in ran("one")
+        ],
+    )
     fleet.merge()
     kept = fleet.kept.read_bytes()
     (fleet.results / "a/evidence.json").write_bytes(kept)
@@ -96,7 +128,9 @@ def test_gpus_of_another_kind_stay_apart(fleet):
     fleet.lay("b", ran("one", verdict="failed"), gpu=gpu(name="NVIDIA Fake 2"))
     fleet.merge()
     assert fleet.verdicts()["one", "piecewise"] == "passed"
-    assert fleet.verdicts(fleet.kept.with_name("nvidia-fake-2.json"))["one", "piecewise"] == "failed"
+    assert (
+        fleet.verdicts(fleet.kept.with_name("nvidia-fake-2.json"))["one", "piecewise"] == "failed"
+    )
 
 
 def test_a_second_time_nothing_changes(fleet):
@@ -110,10 +144,19 @@ def test_a_second_time_nothing_changes(fleet):
 def test_what_take_would_refuse_is_refused_and_keeps_no_other_out(fleet):
     fleet.lay("good", ran("one"))
     bad = {
-        "touched": {"tree_untouched": False}, "stale": {"changes": "sha256:" + "0" * 64}, "tree": {"tree": "sha256:" + "0" * 64},
-        "schema": {"schema": 2}, "unpinned": {"version": "9.9.2"}, "bench": {"load": {}}, "alone": {"runs": [run("one")]}, "not-a-run": {"runs": [3]},
-        "verdict": {"runs": [run("one", verdict="perfect")]}, "no-gpu": {"gpu": {"name": "/"}}, "day": {"date": "someday"}, "twice": {"runs": [run("one", "reference") | {"host": {}}]},
-    }  # fmt: skip
+        "touched": {"tree_untouched": False},
+        "stale": {"changes": "sha256:" + "0" * 64},
+        "tree": {"tree": "sha256:" + "0" * 64},
+        "schema": {"schema": 2},
+        "unpinned": {"version": "9.9.2"},
+        "bench": {"load": {}},
+        "alone": {"runs": [run("one")]},
+        "not-a-run": {"runs": [3]},
+        "verdict": {"runs": [run("one", verdict="perfect")]},
+        "no-gpu": {"gpu": {"name": "/"}},
+        "day": {"date": "someday"},
+        "twice": {"runs": [run("one", "reference") | {"host": {}}]},
+    }
     for name, changes in bad.items():
         fleet.lay(name, **{"runs": ran("one")} | changes)
     (fleet.results / "broken").mkdir()
@@ -121,7 +164,14 @@ def test_what_take_would_refuse_is_refused_and_keeps_no_other_out(fleet):
     found = {one.file.parent.name: one for one in fleet.merge()}
     assert found["good"].fate is Fate.TAKEN
     assert {name for name, one in found.items() if one.fate is Fate.REFUSED} == {*bad, "broken"}
-    told = {"touched": "touched-tree", "stale": "stale-evidence", "tree": "tree-mismatch", "bench": "a bench's result", "alone": "no run that it was held against", "verdict": "'perfect'"}
+    told = {
+        "touched": "touched-tree",
+        "stale": "stale-evidence",
+        "tree": "tree-mismatch",
+        "bench": "a bench's result",
+        "alone": "no run that it was held against",
+        "verdict": "'perfect'",
+    }
     assert all(what in found[name].why for name, what in told.items())
 
 
@@ -140,26 +190,46 @@ def test_what_passed_against_a_reference_that_failed_is_not_proven(fleet):
     fleet.lay("a", [run("one", "reference", "failed", "every answer was token 0"), run("one")])
     fleet.merge()
     kept = {(one["model"], one["mode"]): one for one in json.loads(fleet.kept.read_text())["runs"]}
-    assert kept["one", "piecewise"]["verdict"] == "not run" and "token 0" in kept["one", "piecewise"]["why"]
+    assert (
+        kept["one", "piecewise"]["verdict"] == "not run"
+        and "token 0" in kept["one", "piecewise"]["why"]
+    )
 
 
 def test_better_evidence_is_not_lost(fleet):
-    """Nothing of what is kept goes for a run that had no time, was another day before, or was by an earlier harness."""
+    """Nothing of what is kept goes for a run that had no time, was another day before, or was by an
+    earlier harness."""
     fleet.lay("kept", [*ran("one"), *ran("two")], date="2030-01-05")
     fleet.merge()
     fleet.lay("kept", ran("three"))
-    fleet.lay("late", [run("one", "reference", "not run"), run("one", verdict="not run")], date="2030-01-09")
+    fleet.lay(
+        "late",
+        [run("one", "reference", "not run"), run("one", verdict="not run")],
+        date="2030-01-09",
+    )
     fleet.lay("older", ran("two", verdict="failed"), date="2030-01-04")
-    fleet.lay("earlier-harness", ran("two", verdict="failed"), harness="sha256:before", date="2030-01-09")
+    fleet.lay(
+        "earlier-harness", ran("two", verdict="failed"), harness="sha256:before", date="2030-01-09"
+    )
     found = {one.file.parent.name: one.fate for one in fleet.merge()}
-    assert found == {"kept": Fate.TAKEN, "late": Fate.OUTDONE, "older": Fate.OUTDONE, "earlier-harness": Fate.OUTDONE}
+    assert found == {
+        "kept": Fate.TAKEN,
+        "late": Fate.OUTDONE,
+        "older": Fate.OUTDONE,
+        "earlier-harness": Fate.OUTDONE,
+    }
     assert set(fleet.verdicts().values()) == {"passed"} and len(fleet.verdicts()) == 6
 
 
 def grow_stale(file: Path) -> None:
     """As if the queue had changed since; on the release's own torch, and late."""
     torch = {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"changes": "sha256:earlier", "date": "2031-01-01", "torch": torch}))
+    file.write_text(
+        json.dumps(
+            json.loads(file.read_text())
+            | {"changes": "sha256:earlier", "date": "2031-01-01", "torch": torch}
+        )
+    )
 
 
 def test_what_is_about_todays_queue_outweighs_what_is_not_and_leaves_the_rest(fleet):
@@ -171,7 +241,10 @@ def test_what_is_about_todays_queue_outweighs_what_is_not_and_leaves_the_rest(fl
     fleet.merge()
     kept = json.loads(fleet.kept.read_text())
     changes = {one["model"]: evidence.facts(kept, one)["changes"] for one in kept["runs"]}
-    assert changes == {"one": fleet.of_today["changes"], "two": "sha256:earlier"} and fleet.verdicts()["one", "piecewise"] == "failed"
+    assert (
+        changes == {"one": fleet.of_today["changes"], "two": "sha256:earlier"}
+        and fleet.verdicts()["one", "piecewise"] == "failed"
+    )
 
 
 def test_a_result_that_is_taken_later_keeps_only_what_is_alike(fleet):
@@ -182,11 +255,14 @@ def test_a_result_that_is_taken_later_keeps_only_what_is_alike(fleet):
     later = fleet.lay("c", ran("three"), gpu=gpu("590"), date="2030-01-04")
     taken = evidence.take(fleet.root, pins.load(fleet.root), later, quiet)
     kept = json.loads(fleet.kept.read_text())
-    assert taken.kept == 2 and {one["model"]: evidence.facts(kept, one)["date"] for one in kept["runs"]} == {"two": "2030-01-03", "three": "2030-01-04"}
+    assert taken.kept == 2 and {
+        one["model"]: evidence.facts(kept, one)["date"] for one in kept["runs"]
+    } == {"two": "2030-01-03", "three": "2030-01-04"}
 
 
 def test_a_failure_is_not_asked_away_on_the_same_day(fleet):
-    """Of equals the one that failed stays, whichever came first; a later day may find it repaired."""
+    """Of equals the one that failed stays, whichever came first; a later day may find it
+    repaired."""
     for first, second in (("passed", "failed"), ("failed", "passed")):
         fleet.kept.unlink(missing_ok=True)
         for verdict in (first, second):
@@ -199,25 +275,50 @@ def test_a_failure_is_not_asked_away_on_the_same_day(fleet):
 
 
 def test_a_run_on_the_releases_own_torch_outweighs_one_off_it(fleet):
-    fleet.lay("on", ran("one", verdict="failed"), torch={"version": "2.9.1", "pinned": "2.9.1", "off_pin": False})
+    fleet.lay(
+        "on",
+        ran("one", verdict="failed"),
+        torch={"version": "2.9.1", "pinned": "2.9.1", "off_pin": False},
+    )
     fleet.lay("off", ran("one"), date="2030-01-09")
     fleet.merge()
     assert fleet.verdicts()["one", "piecewise"] == "failed"
 
 
 def test_lifetimes_stay_with_the_runs_of_their_host(fleet):
-    fleet.lay("a", ran("one", "breakable"), lifetimes={"verdict": "failed", "why": "2 faults", "checks": []}, gpu=gpu("580"))
-    fleet.lay("b", ran("two", "breakable"), lifetimes={"verdict": "passed", "why": "", "checks": []}, gpu=gpu("590"))
+    fleet.lay(
+        "a",
+        ran("one", "breakable"),
+        lifetimes={"verdict": "failed", "why": "2 faults", "checks": []},
+        gpu=gpu("580"),
+    )
+    fleet.lay(
+        "b",
+        ran("two", "breakable"),
+        lifetimes={"verdict": "passed", "why": "", "checks": []},
+        gpu=gpu("590"),
+    )
     fleet.lay("c", ran("three", "breakable"), gpu=gpu("600"))
     fleet.merge()
     kept = json.loads(fleet.kept.read_text())
-    lifetimes = {one["model"]: evidence.facts(kept, one)["lifetimes"] for one in kept["runs"] if one["mode"] == "breakable"}
-    assert lifetimes["one"]["verdict"] == "failed" and lifetimes["two"]["verdict"] == "passed" and lifetimes["three"] is None and not kept["passed"]
+    lifetimes = {
+        one["model"]: evidence.facts(kept, one)["lifetimes"]
+        for one in kept["runs"]
+        if one["mode"] == "breakable"
+    }
+    assert (
+        lifetimes["one"]["verdict"] == "failed"
+        and lifetimes["two"]["verdict"] == "passed"
+        and lifetimes["three"] is None
+        and not kept["passed"]
+    )
 
 
 def test_lifetimes_of_a_host_none_of_whose_breakable_runs_stays_do_not_count(fleet):
     failed = {"verdict": "failed", "why": "2 faults", "checks": []}
-    fleet.lay("a", [*ran("one"), run("one", "breakable", "not run")], lifetimes=failed, date="2030-01-09")
+    fleet.lay(
+        "a", [*ran("one"), run("one", "breakable", "not run")], lifetimes=failed, date="2030-01-09"
+    )
     fleet.lay("b", ran("one", "breakable"), lifetimes=failed | {"verdict": "passed"})
     fleet.merge()
     kept = json.loads(fleet.kept.read_text())
@@ -225,7 +326,8 @@ def test_lifetimes_of_a_host_none_of_whose_breakable_runs_stays_do_not_count(fle
 
 
 def test_a_merge_that_is_killed_leaves_whole_files(fleet, monkeypatch):
-    """The first file is put in place, the second is not: each is old or new, and the next merge ends it."""
+    """The first file is put in place, the second is not: each is old or new, and the next merge
+    ends it."""
     fleet.lay("a", ran("one"))
     fleet.lay("b", ran("one"), gpu=gpu(name="NVIDIA Fake 2"))
     replaced = []
@@ -240,7 +342,9 @@ def test_a_merge_that_is_killed_leaves_whole_files(fleet, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fleet.merge()
     monkeypatch.undo()
-    assert [json.loads(file.read_text())["passed"] for file in fleet.kept.parent.glob("*.json")] == [True]
+    assert [
+        json.loads(file.read_text())["passed"] for file in fleet.kept.parent.glob("*.json")
+    ] == [True]
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(fleet.root.parent / "cache"))
     assert sorted(one.fate for one in fleet.merge()) == [Fate.THERE, Fate.TAKEN]
     assert len(list(fleet.kept.parent.glob("*.json"))) == 2
@@ -252,25 +356,44 @@ def test_a_merge_that_is_killed_leaves_whole_files(fleet, monkeypatch):
 def made(draw) -> dict:
     off = draw(st.booleans())
     facts = {
-        "schema": 1, "changes": draw(st.sampled_from([NOW, EARLIER])), "harness": draw(st.sampled_from([RULES, "older"])), "date": draw(st.sampled_from(["2030-01-01", "2030-01-02"])),
-        "gpu": gpu(draw(st.sampled_from(["580", "590"]))), "torch": {"version": "2.11.0" if off else "2.9.1", "pinned": "2.9.1", "off_pin": off},
-    }  # fmt: skip
+        "schema": 1,
+        "changes": draw(st.sampled_from([NOW, EARLIER])),
+        "harness": draw(st.sampled_from([RULES, "older"])),
+        "date": draw(st.sampled_from(["2030-01-01", "2030-01-02"])),
+        "gpu": gpu(draw(st.sampled_from(["580", "590"]))),
+        "torch": {"version": "2.11.0" if off else "2.9.1", "pinned": "2.9.1", "off_pin": off},
+    }
     if draw(st.booleans()):
         facts["lifetimes"] = {"verdict": draw(st.sampled_from(["passed", "failed"])), "why": ""}
-    kinds = st.tuples(st.sampled_from(["one", "two"]), st.sampled_from(["piecewise", "breakable"]), st.sampled_from(evidence.VERDICTS))
+    kinds = st.tuples(
+        st.sampled_from(["one", "two"]),
+        st.sampled_from(["piecewise", "breakable"]),
+        st.sampled_from(evidence.VERDICTS),
+    )
     chosen = draw(st.lists(kinds, min_size=1, max_size=4, unique_by=lambda kind: kind[:2]))
     return facts | {"runs": [run(*kind) for kind in chosen]}
 
 
 def resolved(whole: dict) -> list[str]:
     """Every run with all that it was made under: what a file says, however it says it."""
-    return sorted(json.dumps([{name: value for name, value in one.items() if name != "host"}, evidence.facts(whole, one)], sort_keys=True) for one in whole["runs"])
+    return sorted(
+        json.dumps(
+            [
+                {name: value for name, value in one.items() if name != "host"},
+                evidence.facts(whole, one),
+            ],
+            sort_keys=True,
+        )
+        for one in whole["runs"]
+    )
 
 
 @settings(max_examples=300)
 @given(st.data())
 def test_neither_order_nor_parts_nor_repeats_matter(data):
-    results = [(Path(str(number)), made(data.draw)) for number in range(data.draw(st.integers(2, 5)))]
+    results = [
+        (Path(str(number)), made(data.draw)) for number in range(data.draw(st.integers(2, 5)))
+    ]
     at_once, _ = fold(None, results, NOW, RULES)
     shuffled = results * 2
     random.Random(data.draw(st.integers(0, 99))).shuffle(shuffled)
@@ -283,12 +406,21 @@ def test_neither_order_nor_parts_nor_repeats_matter(data):
 @given(st.data())
 def test_every_run_that_is_kept_was_sent_as_it_is(data):
     """No run gets another host's facts, and a model and mode that somebody ran is never lost."""
-    results = [(Path(str(number)), made(data.draw)) for number in range(data.draw(st.integers(1, 5)))]
+    results = [
+        (Path(str(number)), made(data.draw)) for number in range(data.draw(st.integers(1, 5)))
+    ]
     whole, _ = fold(None, results, NOW, RULES)
     sent = [text for _, found in results for text in resolved(found)]
     assert set(resolved(whole)) <= set(sent)
-    ran_once = {(one["model"], one["mode"]) for _, found in results for one in found["runs"] if one["verdict"] != "not run"}
-    assert {(one["model"], one["mode"]) for one in whole["runs"] if one["verdict"] != "not run"} == ran_once
+    ran_once = {
+        (one["model"], one["mode"])
+        for _, found in results
+        for one in found["runs"]
+        if one["verdict"] != "not run"
+    }
+    assert {
+        (one["model"], one["mode"]) for one in whole["runs"] if one["verdict"] != "not run"
+    } == ran_once
 
 
 # what the support matrix makes of merged files
@@ -300,34 +432,68 @@ def queue():
 
 
 def merged(queue, feature: status.Feature, **of_model) -> dict:
-    """The feature's models on 0.5.9, each from a host of its own; of_model: model (- as _) -> what is otherwise there."""
+    """The feature's models on 0.5.9, each from a host of its own; of_model: model (- as _) -> what
+    is otherwise there."""
     pin = PINS.find("v0.5.9")
     facts = {
-        "changes": apply.changes(queue, queue.select(pin.version), pin), "date": "2030-01-02", "gpu": gpu(), "harness": RULES,
-        "torch": {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}, "kernel": None, "lifetimes": {"verdict": "passed", "why": ""},
-    }  # fmt: skip
-    results = [(Path(model), facts | {"runs": ran(model, feature.mode)} | of_model.get(model.replace("-", "_"), {})) for model in feature.models]
+        "changes": apply.changes(queue, queue.select(pin.version), pin),
+        "date": "2030-01-02",
+        "gpu": gpu(),
+        "harness": RULES,
+        "torch": {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False},
+        "kernel": None,
+        "lifetimes": {"verdict": "passed", "why": ""},
+    }
+    results = [
+        (
+            Path(model),
+            facts | {"runs": ran(model, feature.mode)} | of_model.get(model.replace("-", "_"), {}),
+        )
+        for model in feature.models
+    ]
     return fold(None, results, facts["changes"], RULES)[0]
 
 
 def judged(queue, feature, **of_model) -> status.Cell | None:
-    return status.judge(merged(queue, feature, **of_model), queue, PINS.find("v0.5.9"), feature, RULES)
+    return status.judge(
+        merged(queue, feature, **of_model), queue, PINS.find("v0.5.9"), feature, RULES
+    )
 
 
 def test_a_cell_of_two_hosts_names_both(queue):
-    assert judged(queue, NEMOTRON) == status.Cell(status.State.PROVEN, "on NVIDIA Fake 1 with torch 2.9.1")
+    assert judged(queue, NEMOTRON) == status.Cell(
+        status.State.PROVEN, "on NVIDIA Fake 1 with torch 2.9.1"
+    )
     other = {"torch": {"version": "2.11.0", "pinned": "2.9.1", "off_pin": True}}
     told = judged(queue, NEMOTRON, nemotron_h_moe=other)
-    assert told.state is status.State.PROVEN and "torch 2.9.1; on NVIDIA Fake 1 with torch 2.11.0, off the release's pin" in told.reason
+    assert (
+        told.state is status.State.PROVEN
+        and "torch 2.9.1; on NVIDIA Fake 1 with torch 2.11.0, off the release's pin" in told.reason
+    )
 
 
 @pytest.mark.parametrize(
     ("feature", "changed", "state", "text"),
     [
-        (NEMOTRON, {"changes": "sha256:0", "date": "2029-12-31"}, status.State.STALE, "since the run of 2029-12-31"),
-        (NEMOTRON, {"runs": ran("nemotron-h-moe", verdict="failed")}, status.State.FAILED, "nemotron-h-moe"),
+        (
+            NEMOTRON,
+            {"changes": "sha256:0", "date": "2029-12-31"},
+            status.State.STALE,
+            "since the run of 2029-12-31",
+        ),
+        (
+            NEMOTRON,
+            {"runs": ran("nemotron-h-moe", verdict="failed")},
+            status.State.FAILED,
+            "nemotron-h-moe",
+        ),
         (NEMOTRON, {"harness": "older"}, status.State.PROVEN, "by an earlier harness"),
-        (BREAKABLE, {"lifetimes": {"verdict": "failed", "why": "2 faults"}}, status.State.FAILED, "2 faults"),
+        (
+            BREAKABLE,
+            {"lifetimes": {"verdict": "failed", "why": "2 faults"}},
+            status.State.FAILED,
+            "2 faults",
+        ),
         (BREAKABLE, {"lifetimes": None}, status.State.PROVEN, "lifetimes not checked in this run"),
     ],
 )
@@ -337,11 +503,17 @@ def test_one_host_of_two_can_keep_a_cell_from_being_proven(queue, feature, chang
 
 
 def test_one_model_of_two_proves_no_cell(queue):
-    assert judged(queue, NEMOTRON, nemotron_h_moe={"runs": [run("nemotron-h-moe", "reference")]}) is None
+    assert (
+        judged(queue, NEMOTRON, nemotron_h_moe={"runs": [run("nemotron-h-moe", "reference")]})
+        is None
+    )
 
 
 def test_a_failure_on_another_gpu_is_told_beside_a_proof(queue, tmp_path, monkeypatch):
-    good, bad = merged(queue, NEMOTRON), merged(queue, NEMOTRON, nemotron_h={"runs": ran("nemotron-h", verdict="failed")})
+    good, bad = (
+        merged(queue, NEMOTRON),
+        merged(queue, NEMOTRON, nemotron_h={"runs": ran("nemotron-h", verdict="failed")}),
+    )
     bad["gpu"] = gpu(name="NVIDIA Fake 2")
     monkeypatch.setattr(status, "evidence", lambda root, pin: [bad, good])
     told = status.cell(ROOT, queue, PINS.find("v0.5.9"), NEMOTRON)
@@ -362,8 +534,14 @@ def test_status_merge_reports_each_file(fleet, capsys, monkeypatch):
     words = ["--root", str(fleet.root), "status", "--merge", str(fleet.results)]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "good/evidence.json: taken into evidence/9.9.1/nvidia-fake-1.json: 2 of 2 runs" in out and "1 result: 1 taken" in out
+    assert (
+        "good/evidence.json: taken into evidence/9.9.1/nvidia-fake-1.json: 2 of 2 runs" in out
+        and "1 result: 1 taken" in out
+    )
     fleet.lay("touched", ran("one"), tree_untouched=False)
     assert main(words) == 1
     out = capsys.readouterr().out
-    assert "good/evidence.json: already there: 2 runs" in out and "touched/evidence.json: refused: files of the tree were changed" in out
+    assert (
+        "good/evidence.json: already there: 2 runs" in out
+        and "touched/evidence.json: refused: files of the tree were changed" in out
+    )

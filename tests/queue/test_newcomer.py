@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from patchqueue.proofs import figurespage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,5 +49,8 @@ def test_a_walk_is_told_with_what_was_chosen():
     machine = {"cpus": 2, "load": [1], "python": "3.11.7", "system": "one"}
     tool = {"revision": "v0.5.9", "machine": machine, "figures": [figure | {"details": told}]}
     text = figurespage.tool_text(figurespage.Measured(tool, [], [], {}))
-    assert "\n  - `scripts/nox apply v0.5.9`: 2.5 s, 34 lines of 80 columns\n  - `scripts/nox install" in text
+    assert (
+        "\n  - `scripts/nox apply v0.5.9`: 2.5 s, 34 lines of 80 columns\n  - `scripts/nox install"
+        in text
+    )
     assert "the user chose v0.5.9 and DIR, and gave 1 answer. " in text

@@ -1,4 +1,5 @@
-"""Every option of every command changes something: the command is run with it and without it, on the same files.
+"""Every option of every command changes something: the command is run with it and without it, on
+the same files.
 
 CASES names each option once; one that is new or gone fails here. What a test cannot have (a GPU, an
 environment of gigabytes, an index) is replaced where the tool would start it.
@@ -20,6 +21,11 @@ import fakes
 import pytest
 import test_words
 from fakes import RUNNER, TAG
+from test_evidence import result
+from test_export import tools  # noqa: F401
+from test_fleet import LLAMA, keep
+from test_merge import ran
+
 from patchqueue.commands import cli
 from patchqueue.environments import testing
 from patchqueue.environments.environment import Environment
@@ -27,10 +33,6 @@ from patchqueue.handover import prtest
 from patchqueue.proofs import benchpage, gpurun, status
 from patchqueue.upstream import pins, source
 from patchqueue.wheels import bundle, host
-from test_evidence import result
-from test_export import tools  # noqa: F401
-from test_fleet import LLAMA, keep
-from test_merge import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -250,7 +252,8 @@ def edited_site(world: World) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """The words with the option, which must do their work, and those to hold them against; what is laid before; where."""
+    """The words with the option, which must do their work, and those to hold them against; what is
+    laid before; where."""
 
     with_it: str
     without: str
@@ -395,7 +398,8 @@ def test_every_option_has_a_case_and_no_other():
 
 @pytest.fixture
 def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools) -> World:  # noqa: F811
-    """What no test has is noted where the tool would start it, with the words that it is started with."""
+    """What no test has is noted where the tool would start it, with the words that it is started
+    with."""
     for name, value in tools.items():
         monkeypatch.setenv(name, value)
     made = World(tmp_path, applied)
@@ -491,7 +495,10 @@ def test_the_release_is_named_once(world):
 
 
 def test_a_word_that_is_no_pinned_release_is_not_called_one(world, capsys):
-    for command, meant in (("new", "the patch's name"), ("pin", "a release that is not pinned yet")):
+    for command, meant in (
+        ("new", "the patch's name"),
+        ("pin", "a release that is not pinned yet"),
+    ):
         assert world.run(f"{command} --help") == 0
         said = " ".join(capsys.readouterr().out.split())
         assert meant in said and "default:" not in said

@@ -1,4 +1,5 @@
-"""The overlay package: its rooms in order, what patches call of them, and what a release gets of it."""
+"""The overlay package: its rooms in order, what patches call of them, and what a release gets of
+it."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+
 from patchqueue.queue import imports, lint, series
 from patchqueue.queue.patchfile import Patch
 from patchqueue.upstream import pins
@@ -32,7 +34,8 @@ def docstring(path: Path) -> str:
 
 
 def rows(path: Path) -> list[list[str]]:
-    """The names that a docstring lists in its first table, low to high: those of one row are on one floor."""
+    """The names that a docstring lists in its first table, low to high: those of one row are on one
+    floor."""
     table = docstring(path).partition(":\n\n")[2].partition("\n\n")[0]
     return [names.split(", ") for names in re.findall(r"(?m)^    (\w+(?:, \w+)*)  ", table)]
 
@@ -113,14 +116,16 @@ def test_a_release_gets_no_file_that_nothing_reaches(pin):
 
 
 def assigned(text: str) -> list[str]:
-    """The lines that give an attribute of upstream's ServerArgs a value, by the names that it goes by."""
+    """The lines that give an attribute of upstream's ServerArgs a value, by the names that it goes
+    by."""
     holder = r"(?:(?:\w+\.)*(?:server_args|args)|get_(?:global_)?server_args\(\))"
     found = [
         rf"^\s*{holder}(?:\.\w+)+(?:\[[^\]]*\])*\s*(?::[^=]+)?[-+*/|&]?=(?!=)",
         rf"\b(?:setattr|delattr|__setattr__)\(\s*{holder}\s*,",
         rf"\b{holder}\.(?:__setattr__|__dict__)\b",
         rf"\bvars\(\s*{holder}\s*\)\s*[\[.]",
-        r"^\s*\w+\s*=\s*(?:\w+\.)*server_args\s*$",  # another name, under which this would not see it
+        # another name, under which this would not see it
+        r"^\s*\w+\s*=\s*(?:\w+\.)*server_args\s*$",
     ]
     return [
         line.strip() for line in text.splitlines() if any(re.search(one, line) for one in found)
@@ -131,7 +136,8 @@ def assigned(text: str) -> list[str]:
     "pin", [pin for pin in PINS if pin.version >= Version("0.5.16")], ids=lambda pin: pin.tag
 )
 def test_nobody_assigns_to_resolved_server_args(pin):
-    """ServerArgs.__setattr__ of these releases: what has been resolved is changed by override() alone."""
+    """ServerArgs.__setattr__ of these releases: what has been resolved is changed by override()
+    alone."""
     selected = queue().select(pin.version)
     texts = {path: content.decode() for path, content in queue().overlay_for(selected).items()}
     texts |= {

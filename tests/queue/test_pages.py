@@ -1,6 +1,8 @@
-"""Every command that a page shows is run as it stands there, in a home with a small clone of the queue; or its words are checked.
+"""Every command that a page shows is run as it stands there, in a home with a small clone of the
+queue; or its words are checked.
 
-RUN, CHECKED, FOREIGN and NAMED say which command is in which class. A command that is in none fails here: put it where it belongs.
+RUN, CHECKED, FOREIGN and NAMED say which command is in which class. A command that is in none fails
+here: put it where it belongs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import fakes
 import pages
 import pytest
 from packaging.utils import parse_wheel_filename
+
 from patchqueue import RELEASE
 from patchqueue.commands import cli
 from patchqueue.laying import quilt
@@ -43,7 +46,8 @@ OVERLAY = "overlay/python/sglang/srt/prefill_graph"
 
 
 class World:
-    """A reader's home: a clone in ~/queue, a checkout in ~/sglang, an installed sglang in ~/site, and programs in ~/bin."""
+    """A reader's home: a clone in ~/queue, a checkout in ~/sglang, an installed sglang in ~/site,
+    and programs in ~/bin."""
 
     def __init__(self, home: Path):
         self.home, self.queue = home, home / "queue"
@@ -90,7 +94,8 @@ def make(folder: Path) -> World:
     shutil.copy(ROOT / "upstream/format.toml", queue / "upstream")
     project.write(
         "series",
-        "steps/count-once-more.patch  # >=0.5.9,<0.5.24\nsteps/name-the-cut.patch  # >=0.5.9,<0.5.24\n",
+        "steps/count-once-more.patch  # >=0.5.9,<0.5.24\nsteps/name-the-cut.patch  #"
+        " >=0.5.9,<0.5.24\n",
     )
     project.write(
         "patches/steps/count-once-more.patch",
@@ -114,7 +119,8 @@ def _metadata(version: str) -> str:
 
 @pytest.fixture(scope="session")
 def uv_cache() -> str:
-    """Where uv keeps the formatter that export runs: asked for before the tests get homes of their own."""
+    """Where uv keeps the formatter that export runs: asked for before the tests get homes of their
+    own."""
     return (
         os.environ.get("UV_CACHE_DIR")
         or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/uv"
@@ -155,7 +161,8 @@ def _checkout(folder: Path) -> None:
 
 
 def _programs(world: World) -> None:
-    """The reader's own nox, quilt, pip, uv and python: those at hand, told that this host has Python 3.12 and ~/site."""
+    """The reader's own nox, quilt, pip, uv and python: those at hand, told that this host has
+    Python 3.12 and ~/site."""
     engine, found = quilt.find(source.cache_folder(), fakes.quiet), world.home / "bin"
     settings = " ".join(
         f"{name}={shlex.quote(value)}" for name, value in engine.variables.items() if name != "PATH"
@@ -170,14 +177,16 @@ def _programs(world: World) -> None:
     )
     fakes.program(
         found / "uv",
-        f'exec "{sys.executable}" -m uv "$@" --offline {host} --python-platform x86_64-manylinux_2_34',
+        f'exec "{sys.executable}" -m uv "$@" --offline {host} --python-platform'
+        " x86_64-manylinux_2_34",
     )
     fakes.program(found / "python", f'PYTHONPATH="{world.site}" exec "{sys.executable}" "$@"')
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command as a page shows it. says: what it must print; where: the reader's folder, in their home.
+    """A command as a page shows it. says: what it must print; where: the reader's folder, in their
+    home.
 
     put: what they write for a word that stands for something of theirs.
     """
@@ -195,9 +204,8 @@ class Step:
         return text
 
 
-Deed = Callable[
-    [World], object
-]  # what the reader does between two commands, or what must be so then
+# what the reader does between two commands, or what must be so then
+Deed = Callable[[World], object]
 
 
 def edit(name: str, old: str, new: str) -> Deed:
@@ -260,7 +268,8 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("scripts/nox apply --help", "usage: scripts/nox apply"),
         Step("scripts/nox -l", "apply [users]"),
         Step(
-            "cd work/v0.5.9 && find python -type f ! -name '*.so' ! -name '*.pyc' ! -name tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum",
+            "cd work/v0.5.9 && find python -type f ! -name '*.so' ! -name '*.pyc' ! -name"
+            " tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum",
             " -",
         ),
         Step("quilt pop -a", "No patches applied", "queue/work/v0.5.9"),
@@ -285,14 +294,19 @@ RUN: dict[str, list[Step | Deed]] = {
         fill_in,
         Step("scripts/nox refresh v0.5.9", "patches/nsa/skip-pointer-check.patch"),
         Step("scripts/nox check", "0 problems"),
-        edit("overlay/python/sglang/srt/prefill_graph/breakable/breaks.py", "from __future__", "# told\nfrom __future__"),
+        edit(
+            "overlay/python/sglang/srt/prefill_graph/breakable/breaks.py",
+            "from __future__",
+            "# told\nfrom __future__",
+        ),
         Step("scripts/nox check --write", "upstream/placed.toml: lines and trees"),
     ],
     "a release": [
         packages_move,
         Step(
             "scripts/nox watch",
-            "sglang 0.5.24, with the patches of v0.5.23: 0 as they are, 0 to refresh, 0 merged upstream, 2 in conflict",
+            "sglang 0.5.24, with the patches of v0.5.23: 0 as they are, 0 to refresh, 0 merged"
+            " upstream, 2 in conflict",
         ),
         Step("scripts/nox rebase 0.5.22", "No patch conflicts"),
         Step("scripts/nox pin 0.5.24", "next: `scripts/nox rebase 0.5.24`"),
@@ -357,7 +371,8 @@ RUN: dict[str, list[Step | Deed]] = {
     "a wheel": [
         Step(
             "scripts/nox build v0.5.11 --python 3.12",
-            f"into an empty environment: `uv pip install --exclude-newer 2030-01-05 --prerelease=allow {WHEEL.format('0.5.11')}",
+            "into an empty environment: `uv pip install --exclude-newer 2030-01-05"
+            f" --prerelease=allow {WHEEL.format('0.5.11')}",
         ),
         Step(
             f"pip install --no-deps {WHEEL.format('0.5.11')}",
@@ -365,7 +380,8 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         lambda world: shutil.rmtree(world.site),
         Step(
-            f"uv pip install --exclude-newer 2026-05-09 --prerelease=allow {WHEEL.format('0.5.11')}",
+            "uv pip install --exclude-newer 2026-05-09 --prerelease=allow"
+            f" {WHEEL.format('0.5.11')}",
             "+ sglang==0.5.11+pcg.1",
         ),
         Step(
@@ -377,22 +393,22 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("scripts/nox install --site-packages DIR", "2 patches, 2 files changed", put=SITE),
         Step("scripts/nox install --site-packages DIR --verify", "is patched", put=SITE),
         Step(
-            "sed 's|  python/|  |' DIR/sglang/srt/prefill_graph/tree.sha256 | sha256sum --check --quiet",
+            "sed 's|  python/|  |' DIR/sglang/srt/prefill_graph/tree.sha256 | sha256sum --check"
+            " --quiet",
             where="site",
             put=SITE,
             says="",
         ),
         Step("scripts/nox uninstall --site-packages DIR", "2 files restored", put=SITE),
-        Step(
-            "scripts/nox install --site-packages DIR", "2 patches, 2 files changed", put=SITE
-        ),
+        Step("scripts/nox install --site-packages DIR", "2 patches, 2 files changed", put=SITE),
         Step(
             "scripts/nox install --site-packages DIR --verify",
             "is patched, every file as the queue made it",
             put=SITE,
         ),
         Step(
-            "sed 's|  python/|  |' sglang/srt/prefill_graph/tree.sha256 | sha256sum --check --quiet",
+            "sed 's|  python/|  |' sglang/srt/prefill_graph/tree.sha256 | sha256sum --check"
+            " --quiet",
             "",
             "site",
         ),
@@ -423,12 +439,14 @@ def test_commands_run_as_they_stand(world, story):
             step(world)
 
 
-# Sessions that would need what a test has not: their words go through the command's own parser and first checks, on this project.
+# Sessions that would need what a test has not: their words go through the command's own parser and
+# first checks, on this project.
 
 
 @dataclass(frozen=True)
 class Check:
-    """Why a command is not run, and what its first checks say of its words: exit code, and a part of it."""
+    """Why a command is not run, and what its first checks say of its words: exit code, and a part
+    of it."""
 
     why: str
     code: int = 1
@@ -480,40 +498,95 @@ PARSED = {
     "scripts/nox bundle v0.5.9": "it fetches GBs",
     "scripts/nox figures": "it measures for minutes",
     "scripts/nox figures --out evidence/figures.json": "it measures for minutes",
-    "scripts/nox figures --page": "it fetches matplotlib; tests/queue/test_figures.py makes the page",
+    "scripts/nox figures --page": (
+        "it fetches matplotlib; tests/queue/test_figures.py makes the page"
+    ),
     "scripts/nox bench --page": "it fetches matplotlib; tests/queue/test_bench.py makes the page",
-    "scripts/nox status --merge results": "it writes this project's pages; tests/queue/test_merge.py gathers",
-    "RUN --mount=type=bind,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": "it needs Docker",
+    "scripts/nox status --merge results": (
+        "it writes this project's pages; tests/queue/test_merge.py gathers"
+    ),
+    "RUN --mount=type=bind,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
+        "it needs Docker"
+    ),
 }
-# Other programs' commands that a test cannot run; the wheels, days and releases that they name are looked up all the same.
+# Other programs' commands that a test cannot run; the wheels, days and releases that they name are
+# looked up all the same.
 FOREIGN = {
-    "python -m sglang.launch_server --model-path nvidia/NVIDIA-Nemotron-Nano-9B-v2": "a server needs a GPU",
-    "python -m sglang.launch_server --model-path … --enable-breakable-cuda-graph": "a server needs a GPU",
+    "python -m sglang.launch_server --model-path nvidia/NVIDIA-Nemotron-Nano-9B-v2": (
+        "a server needs a GPU"
+    ),
+    "python -m sglang.launch_server --model-path … --enable-breakable-cuda-graph": (
+        "a server needs a GPU"
+    ),
     "FROM python:3.12": "Docker",
     "FROM lmsysorg/sglang:v0.5.9": "Docker",
     "COPY dist/sglang-0.5.11+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
-    "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": "Docker",
-    "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
-    "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": "a GPU; its words are looked at in test_the_words_of_a_gpu_run",
+    "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": (  # noqa: E501
+        "Docker"
+    ),
+    "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": (
+        "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
+    ),
+    "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": (
+        "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
+    ),
     **dict.fromkeys(
         (
             "timeout 290 python3 SITES/v0.5.9/tests/gpu/settings.py --out R/0.5.9 --limit 270 &",
-            "timeout 290 python3 SITES/v0.5.12.post1/tests/gpu/settings.py --out R/0.5.12 --limit 270 --port-base 32000 &",
+            (
+                "timeout 290 python3 SITES/v0.5.12.post1/tests/gpu/settings.py --out R/0.5.12"
+                " --limit 270 --port-base 32000 &"
+            ),
             "wait",
-            "timeout 290 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out R/0.5.13 --limit 270 &",
-            "timeout 290 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16 --limit 270 --port-base 32000 &",
-            "timeout 200 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out R/0.5.13-buffer --limit 180 --setting extra-buffer &",
-            "timeout 200 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-buffer --limit 180 --setting extra-buffer --port-base 36000 &",
-            "timeout 200 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-control --limit 180 --setting extra-buffer --model nemotron-h-mtp --without track-under-graph --port-base 40000 &",
-            "(export CUDA_VISIBLE_DEVICES=0; for tag in v0.5.9 v0.5.12.post1; do timeout 280 python3 SITES/$tag/tests/gpu/asleep.py --out R/$tag-asleep --way sleep --mode breakable --engine-limit 100; done) &",
-            "(export CUDA_VISIBLE_DEVICES=1; for tag in v0.5.13.post1 v0.5.16; do timeout 280 python3 SITES/$tag/tests/gpu/asleep.py --out R/$tag-asleep --way sleep --mode breakable --engine-limit 100 --port-base 29000; done) &",
-            "timeout 220 python3 SITES/v0.5.12.post1/tests/gpu/settings.py --out R/0.5.12-tp --limit 200 --setting plain --tp 2 &",
-            "timeout 220 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-tp --limit 200 --setting plain --tp 2 --mode breakable --port-base 32000 &",
-            "timeout 180 python3 SITES/v0.5.18/tests/gpu/settings.py --out R/0.5.18-dp --limit 160 --setting dp-attention",
+            (
+                "timeout 290 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out R/0.5.13"
+                " --limit 270 &"
+            ),
+            (
+                "timeout 290 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16 --limit 270"
+                " --port-base 32000 &"
+            ),
+            (
+                "timeout 200 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out"
+                " R/0.5.13-buffer --limit 180 --setting extra-buffer &"
+            ),
+            (
+                "timeout 200 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-buffer"
+                " --limit 180 --setting extra-buffer --port-base 36000 &"
+            ),
+            (
+                "timeout 200 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-control"
+                " --limit 180 --setting extra-buffer --model nemotron-h-mtp --without"
+                " track-under-graph --port-base 40000 &"
+            ),
+            (
+                "(export CUDA_VISIBLE_DEVICES=0; for tag in v0.5.9 v0.5.12.post1; do timeout 280"
+                " python3 SITES/$tag/tests/gpu/asleep.py --out R/$tag-asleep --way sleep --mode"
+                " breakable --engine-limit 100; done) &"
+            ),
+            (
+                "(export CUDA_VISIBLE_DEVICES=1; for tag in v0.5.13.post1 v0.5.16; do timeout 280"
+                " python3 SITES/$tag/tests/gpu/asleep.py --out R/$tag-asleep --way sleep --mode"
+                " breakable --engine-limit 100 --port-base 29000; done) &"
+            ),
+            (
+                "timeout 220 python3 SITES/v0.5.12.post1/tests/gpu/settings.py --out R/0.5.12-tp"
+                " --limit 200 --setting plain --tp 2 &"
+            ),
+            (
+                "timeout 220 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-tp --limit"
+                " 200 --setting plain --tp 2 --mode breakable --port-base 32000 &"
+            ),
+            (
+                "timeout 180 python3 SITES/v0.5.18/tests/gpu/settings.py --out R/0.5.18-dp --limit"
+                " 160 --setting dp-attention"
+            ),
         ),
         "GPUs; the words are looked at in tests/queue/test_gpu_settings.py",
     ),
-    "python3 FOLDER/tests/gpu/images.py --out RESULTS": "a GPU; its words are looked at in test_the_words_of_a_run_with_images",
+    "python3 FOLDER/tests/gpu/images.py --out RESULTS": (
+        "a GPU; its words are looked at in test_the_words_of_a_run_with_images"
+    ),
     "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
     "sbatch --array=…": "Slurm",
     "git clone REPOSITORY queue": "where a user found this; `scripts/nox figures newcomer` runs it",
@@ -556,10 +629,15 @@ def test_every_command_is_in_a_class():
 def test_a_command_is_found_wherever_it_stands(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "Type `scripts/nox check`, not `--all`.\n\n- so:\n\n  ```sh\n  scripts/nox apply   # lay it\n  ```\n\n```\nlog of nox\n```\n`A=b quilt pop`\n"
+        "Type `scripts/nox check`, not `--all`.\n\n- so:\n\n  ```sh\n  scripts/nox apply   # lay"
+        " it\n  ```\n\n```\nlog of nox\n```\n`A=b quilt pop`\n"
     )
     found = [(shown.command, shown.named) for shown in pages.shown(page)]
-    assert found == [("scripts/nox apply", False), ("scripts/nox check", True), ("A=b quilt pop", True)]
+    assert found == [
+        ("scripts/nox apply", False),
+        ("scripts/nox check", True),
+        ("A=b quilt pop", True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -581,9 +659,8 @@ def test_words_pass_a_commands_first_checks(command, monkeypatch, capsys, tmp_pa
     monkeypatch.chdir(ROOT)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/git").symlink_to(shutil.which("git"))
-    monkeypatch.setenv(
-        "PATH", str(tmp_path / "bin")
-    )  # no nvidia-smi: on a host with a GPU these would go on
+    # no nvidia-smi: on a host with a GPU these would go on
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for old, new in check.put.items():
         assert old in command
         command = command.replace(old, new)
@@ -608,7 +685,8 @@ def test_words_are_a_commands_own(command):
 
 
 def test_the_words_of_a_run_with_images():
-    """They go through its own parser: a wrong limit is what it complains of, not the words beside it."""
+    """They go through its own parser: a wrong limit is what it complains of, not the words beside
+    it."""
     (command,) = [text for text in FOREIGN if "tests/gpu/images.py" in text]
     words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], "--engine-limit", "none"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
@@ -617,7 +695,8 @@ def test_the_words_of_a_run_with_images():
 
 @pytest.mark.parametrize("script", ["run.py", "asleep.py"])
 def test_the_words_of_a_gpu_run(script):
-    """They go through its own parser: a wrong model is what it complains of, not the words beside it."""
+    """They go through its own parser: a wrong model is what it complains of, not the words beside
+    it."""
     (command,) = [text for text in FOREIGN if f"python3 FOLDER/tests/gpu/{script}" in text]
     words = shlex.split(command.replace("FOLDER/", f"{ROOT}/").partition(" --model")[0])[1:]
     words += ["--model", "no-model"]
@@ -631,7 +710,8 @@ def test_the_words_of_a_gpu_run(script):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_wheels_and_days_on_a_page_are_those_of_a_build(page):
-    """Whatever names a wheel of the queue names one that `build` makes; where a day is named with it, it is the release's."""
+    """Whatever names a wheel of the queue names one that `build` makes; where a day is named with
+    it, it is the release's."""
     known, text = pins.load(ROOT), page.read_text(encoding="utf-8")
     wheels = [parse_wheel_filename(name) for name in re.findall(r"sglang-[\w.+-]+\.whl", text)]
     built = [(known.find(version.public), version, tags) for _, version, _, tags in wheels]

@@ -1,4 +1,5 @@
-"""The form of a patch file: every kind of problem by name and line, and what must not be mistaken for one."""
+"""The form of a patch file: every kind of problem by name and line, and what must not be mistaken
+for one."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ import pytest
 from fakes import RELEASE, RUNNER, diff, header, numbered, patch_text
 from hypothesis import given
 from hypothesis import strategies as st
+
 from patchqueue.queue import patchfile
 
 GOOD = patch_text()
 FIRST = GOOD.count("\n", 0, GOOD.index("--- a/")) + 1  # the line of the patch file that holds ---
 MARK = "\\ No newline at end of file\n"
-TWO = diff(RUNNER, numbered(40), numbered(40).replace("step_20 ", "step_zwanzig ")) + diff("python/sglang/version.py", "a\n", "b\n")
+TWO = diff(RUNNER, numbered(40), numbered(40).replace("step_20 ", "step_zwanzig ")) + diff(
+    "python/sglang/version.py", "a\n", "b\n"
+)
 
 
 def read(text: str | bytes) -> tuple[patchfile.Patch | None, list]:
@@ -40,37 +44,111 @@ PROBLEMS = [
     refuse("wrong-hunk-counts", replaced("-18,6 +18,7", "-18,6 +18,8"), None, "early"),
     refuse("trailing-junk", replaced("-18,6 +18,7", "-18,5 +18,6"), FIRST + 9, "step_23"),
     refuse("wrong-hunk-counts", replaced("-18,6 +18,7", "-18,6 +18,6"), FIRST + 9, "longer"),
-    refuse("wrong-hunk-counts", replaced(" step_19 = 19\n", "step_19 = 19\n"), FIRST + 4, "promises"),
+    refuse(
+        "wrong-hunk-counts", replaced(" step_19 = 19\n", "step_19 = 19\n"), FIRST + 4, "promises"
+    ),
     refuse("wrong-hunk-counts", replaced(" step_19 = 19\n", "\n"), FIRST + 4, "promises"),
     refuse("wrong-hunk-counts", GOOD[: GOOD.index("@@")], FIRST + 1, "no hunk"),
     refuse("wrong-hunk-counts", GOOD[:-1], FIRST + 9, "cut off"),
     refuse("byte-order-mark", "\ufeff" + GOOD, 1),
-    refuse("no-newline", replaced("+added_step = 20\n", f"+added_step = 20\n{MARK}"), FIRST + 7, "middle"),
+    refuse(
+        "no-newline",
+        replaced("+added_step = 20\n", f"+added_step = 20\n{MARK}"),
+        FIRST + 7,
+        "middle",
+    ),
     refuse("no-newline", GOOD + MARK * 2, FIRST + 11, "a second time"),
-    refuse("no-newline", GOOD + MARK + diff(RUNNER, numbered(60), numbered(60).replace("step_50 ", "step_fifty ")).split("\n", 2)[2], FIRST + 11, "after the file's last line"),
+    refuse(
+        "no-newline",
+        GOOD
+        + MARK
+        + diff(RUNNER, numbered(60), numbered(60).replace("step_50 ", "step_fifty ")).split(
+            "\n", 2
+        )[2],
+        FIRST + 11,
+        "after the file's last line",
+    ),
     refuse("bad-hunk-header", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 @@"), FIRST + 2),
     refuse("bad-hunk-header", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 +18,x @@"), FIRST + 2),
     refuse("trailing-junk", GOOD + "-- \n2.39.5\n", FIRST + 10, "belongs to no hunk"),
     refuse("trailing-junk", GOOD + "\n", FIRST + 10, "belongs to no hunk"),
     refuse("trailing-junk", replaced("--- a/", f"Index: {RUNNER}\n--- a/"), FIRST, "Index"),
-    refuse("trailing-junk", replaced("--- a/", f"diff --git a/{RUNNER} b/{RUNNER}\n--- a/"), FIRST, "diff"),
+    refuse(
+        "trailing-junk",
+        replaced("--- a/", f"diff --git a/{RUNNER} b/{RUNNER}\n--- a/"),
+        FIRST,
+        "diff",
+    ),
     refuse("trailing-junk", replaced("--- a/", "index 012..345 100644\n--- a/"), FIRST, "index"),
-    refuse("rename", replaced("--- a/", "rename from a\nrename to b\n--- a/"), FIRST, "rename from"),
-    refuse("rename", replaced("+++ b/python/sglang/srt/runner.py", "+++ b/python/sglang/srt/walker.py"), FIRST + 1, "from a/"),
-    refuse("mode-change", replaced("--- a/", "old mode 100644\nnew mode 100755\n--- a/"), FIRST, "old mode"),
+    refuse(
+        "rename", replaced("--- a/", "rename from a\nrename to b\n--- a/"), FIRST, "rename from"
+    ),
+    refuse(
+        "rename",
+        replaced("+++ b/python/sglang/srt/runner.py", "+++ b/python/sglang/srt/walker.py"),
+        FIRST + 1,
+        "from a/",
+    ),
+    refuse(
+        "mode-change",
+        replaced("--- a/", "old mode 100644\nnew mode 100755\n--- a/"),
+        FIRST,
+        "old mode",
+    ),
     refuse("mode-change", GOOD + "new file mode 100644\n", FIRST + 10, "new file mode"),
     refuse("binary", f"{header()}\nBinary files a/x and b/x differ\n", FIRST, "Binary"),
     refuse("binary", f"{header()}\nGIT binary patch\n", FIRST, "GIT"),
-    refuse("new-or-deleted-file", f"{header()}\n--- /dev/null\n+++ b/python/sglang/new.py\n@@ -0,0 +1 @@\n+x\n", FIRST + 1),
-    refuse("new-or-deleted-file", f"{header()}\n--- a/python/sglang/new.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n", FIRST + 1),
-    refuse("new-or-deleted-file", f"{header()}\n--- a/python/sglang/new.py\n+++ b/python/sglang/new.py\n@@ -1 +0,0 @@\n-x\n", FIRST + 2, "empties"),
+    refuse(
+        "new-or-deleted-file",
+        f"{header()}\n--- /dev/null\n+++ b/python/sglang/new.py\n@@ -0,0 +1 @@\n+x\n",
+        FIRST + 1,
+    ),
+    refuse(
+        "new-or-deleted-file",
+        f"{header()}\n--- a/python/sglang/new.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n",
+        FIRST + 1,
+    ),
+    refuse(
+        "new-or-deleted-file",
+        f"{header()}\n--- a/python/sglang/new.py\n+++ b/python/sglang/new.py\n@@ -1 +0,0 @@\n-x\n",
+        FIRST + 2,
+        "empties",
+    ),
     refuse("new-or-deleted-file", header() + "\n" + diff(RUNNER, "", "a\nb\n"), FIRST + 2, "fills"),
     refuse("file-twice", header() + "\n" + diff(RUNNER, "a\n", "b\n") * 2, FIRST + 6),
-    refuse("unsorted-files", header() + "\n" + diff("python/sglang/b.py", "a\n", "b\n") + diff("python/sglang/a.py", "a\n", "b\n"), FIRST + 6),
-    refuse("empty-hunk", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +1,2 @@\n a\n b\n", FIRST + 2),
-    refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n d\n+x\n e\n f\n g\n", FIRST + 2, "4 lines"),
-    refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n+x\n d\n e\n f\n g\n", FIRST + 2, "4 after"),
-    refuse("unequal-context", header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,0 +19 @@\n+x\n", FIRST + 2, "0 lines"),
+    refuse(
+        "unsorted-files",
+        header()
+        + "\n"
+        + diff("python/sglang/b.py", "a\n", "b\n")
+        + diff("python/sglang/a.py", "a\n", "b\n"),
+        FIRST + 6,
+    ),
+    refuse(
+        "empty-hunk",
+        header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +1,2 @@\n a\n b\n",
+        FIRST + 2,
+    ),
+    refuse(
+        "unequal-context",
+        header()
+        + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n d\n+x\n e\n f\n g\n",
+        FIRST + 2,
+        "4 lines",
+    ),
+    refuse(
+        "unequal-context",
+        header()
+        + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n+x\n d\n e\n f\n g\n",
+        FIRST + 2,
+        "4 after",
+    ),
+    refuse(
+        "unequal-context",
+        header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,0 +19 @@\n+x\n",
+        FIRST + 2,
+        "0 lines",
+    ),
     *(
         refuse("bad-path", GOOD.replace(RUNNER, path), FIRST, reason)
         for path, reason in [
@@ -105,7 +183,9 @@ def test_refuses(name, text, line, what):
 
 def test_all_names_are_covered():
     source = open(patchfile.__file__).read()
-    names = set(re.findall(r'Problem\("([a-z0-9-]+)"', source)) | {name for name, _ in patchfile.FORBIDDEN}
+    names = set(re.findall(r'Problem\("([a-z0-9-]+)"', source)) | {
+        name for name, _ in patchfile.FORBIDDEN
+    }
     assert names <= {case.values[0] for case in PROBLEMS}
 
 
@@ -113,13 +193,30 @@ def test_all_names_are_covered():
     "text",
     [
         GOOD,
-        header() + "\n" + diff("python/sglang/a.py", "a\n", "b\n") + diff("test/a.py", "a\n", "b\n"),
-        header() + "\n" + diff(RUNNER, numbered(40), "new\n" + numbered(40)),  # less context at the file's start
+        header()
+        + "\n"
+        + diff("python/sglang/a.py", "a\n", "b\n")
+        + diff("test/a.py", "a\n", "b\n"),
+        header()
+        + "\n"
+        + diff(RUNNER, numbered(40), "new\n" + numbered(40)),  # less context at the file's start
         header() + "\n" + diff(RUNNER, numbered(40), numbered(40) + "new\n"),  # and at its end
         header() + "\n" + diff(RUNNER, "a\nb", "a\nb\nc"),  # no line end before nor after
-        header() + "\n" + diff(RUNNER, numbered(9), numbered(9).replace("step_5 = 5\n", "-- a/b\n++ b/c\n")),  # look like --- and +++
-        header(Description="Not a diff:\n --- a/b\n index\n .\n rename to") + "\n" + diff(RUNNER, "a\n", "b\n"),
-        header() + "\n" + diff(RUNNER, RELEASE["sglang/srt/page.py"], RELEASE["sglang/srt/page.py"].replace("second", "2nd")),
+        header()
+        + "\n"
+        + diff(
+            RUNNER, numbered(9), numbered(9).replace("step_5 = 5\n", "-- a/b\n++ b/c\n")
+        ),  # look like --- and +++
+        header(Description="Not a diff:\n --- a/b\n index\n .\n rename to")
+        + "\n"
+        + diff(RUNNER, "a\n", "b\n"),
+        header()
+        + "\n"
+        + diff(
+            RUNNER,
+            RELEASE["sglang/srt/page.py"],
+            RELEASE["sglang/srt/page.py"].replace("second", "2nd"),
+        ),
         GOOD.replace("@@\n", "@@ def f():\n"),
     ],
 )
@@ -132,7 +229,13 @@ def test_reads_hunks():
     patch, _ = read(GOOD)
     (file,) = patch.files
     (hunk,) = file.hunks
-    assert (file.path, file.is_new, hunk.old_start, hunk.new_start, hunk.at_line) == (RUNNER, False, 18, 18, FIRST + 2)
+    assert (file.path, file.is_new, hunk.old_start, hunk.new_start, hunk.at_line) == (
+        RUNNER,
+        False,
+        18,
+        18,
+        FIRST + 2,
+    )
     assert hunk.old == [f"step_{n} = {n}\n" for n in range(18, 24)]
     assert [line for line in hunk.new if line not in hunk.old] == ["added_step = 20\n"]
     assert (hunk.leading, hunk.trailing, patch.changed_lines) == (3, 3, 1)
@@ -140,19 +243,32 @@ def test_reads_hunks():
 
 def test_no_line_end_belongs_to_the_line_before_it():
     patch, _ = read(header() + "\n" + diff(RUNNER, "a\nb", "a\nc\n"))
-    assert patch.files[0].hunks[0].old == ["a\n", "b"] and patch.files[0].hunks[0].new == ["a\n", "c\n"]
+    assert patch.files[0].hunks[0].old == ["a\n", "b"] and patch.files[0].hunks[0].new == [
+        "a\n",
+        "c\n",
+    ]
 
 
-TEXTS = st.lists(st.sampled_from(["a", "b", "", "-- x", "++ y", "@@ -1 +1 @@", "\\ x", "\f", "é", "diff "]), max_size=14).map("\n".join)
+TEXTS = st.lists(
+    st.sampled_from(["a", "b", "", "-- x", "++ y", "@@ -1 +1 @@", "\\ x", "\f", "é", "diff "]),
+    max_size=14,
+).map("\n".join)
 
 
 @given(before=TEXTS, after=TEXTS)
 def test_every_diff_of_difflib_is_read_or_named(before, after):
-    """Whatever the lines look like: what diff writes has a good form, unless it fills or empties a file."""
+    """Whatever the lines look like: what diff writes has a good form, unless it fills or empties a
+    file."""
     made = diff(RUNNER, before, after)
     patch, problems = read(f"{header()}\n{made}")
     names = {problem.name for problem in problems}
-    assert names <= ({"empty-patch"} if not made else {"new-or-deleted-file"} if not after or not before else set()), made
+    assert names <= (
+        {"empty-patch"}
+        if not made
+        else {"new-or-deleted-file"}
+        if not after or not before
+        else set()
+    ), made
     assert not patch or [hunk for file in patch.files for hunk in file.hunks]
 
 
@@ -161,6 +277,8 @@ def test_a_patch_cut_anywhere_is_refused(cut):
     assert read(GOOD[:cut])[1]
 
 
-@given(at=st.integers(GOOD.index("@@"), len(GOOD) - 1), character=st.sampled_from("\n\r\0\t -+@\\x"))
+@given(
+    at=st.integers(GOOD.index("@@"), len(GOOD) - 1), character=st.sampled_from("\n\r\0\t -+@\\x")
+)
 def test_no_damage_to_a_hunk_raises(at, character):
     read(GOOD[:at] + character + GOOD[at + 1 :])

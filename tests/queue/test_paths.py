@@ -1,4 +1,5 @@
-"""Paths that a user types behind `--`: meant from the folder that they stand in, whatever folder the tool runs in."""
+"""Paths that a user types behind `--`: meant from the folder that they stand in, whatever folder
+the tool runs in."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+
 from patchqueue.commands import cli, paths
 
 
@@ -24,7 +26,16 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "sglang"
 
 
-@pytest.mark.parametrize(("text", "meant"), [(".", "sglang"), ("mails", "sglang/mails"), ("../queue/a.json", "queue/a.json"), ("~/mine", "home/mine"), ("packages/", "sglang/packages")])
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (".", "sglang"),
+        ("mails", "sglang/mails"),
+        ("../queue/a.json", "queue/a.json"),
+        ("~/mine", "home/mine"),
+        ("packages/", "sglang/packages"),
+    ],
+)
 def test_a_path_is_meant_from_where_the_user_stands(elsewhere, tmp_path, text, meant):
     assert paths.path(text) == tmp_path / meant
     assert paths.place(text) == str(tmp_path / meant)
@@ -42,15 +53,23 @@ def test_what_lies_behind_a_link_is_not_taken_for_its_neighbour(elsewhere, tmp_p
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_who_stands_in_the_tools_folder_sees_what_they_typed(elsewhere, tmp_path, monkeypatch, told):
+def test_who_stands_in_the_tools_folder_sees_what_they_typed(
+    elsewhere, tmp_path, monkeypatch, told
+):
     if told:
         monkeypatch.setenv(paths.CALLED_FROM, str(tmp_path / "queue"))
     else:
         monkeypatch.delenv(paths.CALLED_FROM)
-    assert (str(paths.path("../sglang")), paths.place("../sglang"), paths.shown(Path("dist/a.whl"))) == ("../sglang", "../sglang", "dist/a.whl")
+    assert (
+        str(paths.path("../sglang")),
+        paths.place("../sglang"),
+        paths.shown(Path("dist/a.whl")),
+    ) == ("../sglang", "../sglang", "dist/a.whl")
 
 
-@pytest.mark.parametrize("address", ["https://example.org/sglang.git", "git@example.org:sglang.git", "host:sglang", ""])
+@pytest.mark.parametrize(
+    "address", ["https://example.org/sglang.git", "git@example.org:sglang.git", "host:sglang", ""]
+)
 def test_an_address_is_no_path(elsewhere, address):
     assert paths.place(address) == address
     if address:
@@ -78,14 +97,25 @@ def test_what_the_tool_wrote_is_shown_where_the_user_finds_it(elsewhere, tmp_pat
 def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     for action in parser._actions:
         yield action
-        for command in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+        for command in (
+            action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+        ):
             yield from options(command)
 
 
 def test_every_option_that_takes_a_path_asks_where_the_user_stands():
     """Only --root is the process's own: it says where the queue is, and nox runs in it."""
-    paths_of = [action for action in options(cli._parser()) if action.type is Path or re.fullmatch(r"PATH.*|DIR|FILE|FOLDER|REPO|RELEASE", str(action.metavar))]
-    own = [action.option_strings for action in paths_of if getattr(action.type, "__module__", "") != paths.__name__]
+    paths_of = [
+        action
+        for action in options(cli._parser())
+        if action.type is Path
+        or re.fullmatch(r"PATH.*|DIR|FILE|FOLDER|REPO|RELEASE", str(action.metavar))
+    ]
+    own = [
+        action.option_strings
+        for action in paths_of
+        if getattr(action.type, "__module__", "") != paths.__name__
+    ]
     assert len(paths_of) > 10 and own == [["--root"]]
 
 
@@ -96,10 +126,16 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
 def nox(request, project: fakes.Project):
     """Run one session from another folder; its standard output."""
     fakes.as_clone(project.root)
-    command = [sys.executable, "-m", "nox", "-f", "../project/noxfile.py"] if request.param == "nox -f" else ["../project/scripts/nox"]
+    command = (
+        [sys.executable, "-m", "nox", "-f", "../project/noxfile.py"]
+        if request.param == "nox -f"
+        else ["../project/scripts/nox"]
+    )
 
     def call(folder: Path, session: str, *words: str) -> str:
-        done = subprocess.run([*command, "-s", session, "--", *words], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, "-s", session, "--", *words], cwd=folder, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -111,7 +147,10 @@ def test_a_branch_in_the_checkout_that_the_user_stands_in(nox, project, tmp_path
     checkout = project.checkout(tmp_path / "sglang")
     said = nox(checkout, "backport", "--onto", ".", "--mails", "mails", "release/graphs")
     assert f"{checkout}: release/graphs made" in said and f"{checkout}/mails: 2 mails" in said
-    assert "release/graphs" in fakes.git(checkout, "branch") and len(list((checkout / "mails").iterdir())) == 2
+    assert (
+        "release/graphs" in fakes.git(checkout, "branch")
+        and len(list((checkout / "mails").iterdir())) == 2
+    )
     assert not (project.root / "mails").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fakes
 import pytest
 from fakes import RELEASE, quiet
+
 from patchqueue.files.tree import GENERATED
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pin, pins
@@ -60,7 +61,16 @@ def test_bad_pins(project, old, new, says):
     assert name == "bad-pins" and text.startswith("upstream/pins.toml") and says in text
 
 
-@pytest.mark.parametrize("content", ['default = "1"\nrevision = []\n', 'default = "1"\nrevision = ["1"]\n', 'default = "1"\n', "", b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        'default = "1"\nrevision = []\n',
+        'default = "1"\nrevision = ["1"]\n',
+        'default = "1"\n',
+        "",
+        b"\xff",
+    ],
+)
 def test_no_revisions(project, content):
     project.write("upstream/pins.toml", content)
     assert refusal(pins.load, project.root)[0] == "bad-pins"
@@ -79,7 +89,10 @@ def test_twice_the_same(project):
     entry = text[text.index("[[revision]]") :]
     project.write("upstream/pins.toml", text + entry)
     assert refusal(pins.load, project.root)[0] == "duplicate-pin"
-    project.write("upstream/pins.toml", text + entry.replace('"9.9.1"', '"9.9.2"').replace("-9.9.1-", "-9.9.2-"))
+    project.write(
+        "upstream/pins.toml",
+        text + entry.replace('"9.9.1"', '"9.9.2"').replace("-9.9.1-", "-9.9.2-"),
+    )
     assert refusal(pins.load, project.root)[0] == "duplicate-pin"
 
 
@@ -91,45 +104,78 @@ def test_finds(project, name):
 @pytest.mark.parametrize("name", ["9.9.2", "v9.9", "main", "", "../v9.9.1"])
 def test_unknown_revision_names_the_known(project, name):
     problem, text = refusal(pins.load(project.root).find, name)
-    assert problem == "unknown-revision" and repr(name) in text and "pinned are v9.9.1" in text and "scripts/nox pin" not in text
+    assert (
+        problem == "unknown-revision"
+        and repr(name) in text
+        and "pinned are v9.9.1" in text
+        and "scripts/nox pin" not in text
+    )
 
 
 @pytest.mark.parametrize("name", ["9.9", "v9.9", "9.9.0.post1"])
 def test_a_release_that_was_mended_is_answered_with_its_mended_one(project, name):
     project.release("9.9.0.post2")
     problem, text = refusal(pins.load(project.root).find, name)
-    assert problem == "unknown-revision" and "did you mean v9.9.0.post2?" in text and "v9.9.1" not in text
+    assert (
+        problem == "unknown-revision"
+        and "did you mean v9.9.0.post2?" in text
+        and "v9.9.1" not in text
+    )
 
 
 def test_oldest_first(project):
     for version in ("9.10.0", "9.9.1.post1", "9.9.2", "9.8.3"):
         project.release(version)
-    assert [each.tag for each in pins.load(project.root).all] == ["v9.8.3", "v9.9.1", "v9.9.1.post1", "v9.9.2", "v9.10.0"]
+    assert [each.tag for each in pins.load(project.root).all] == [
+        "v9.8.3",
+        "v9.9.1",
+        "v9.9.1.post1",
+        "v9.9.2",
+        "v9.10.0",
+    ]
 
 
 def test_add_describes_the_release(project):
     found = project.pin
-    assert (found.tag, str(found.released), str(found.resolve_as_of), [wheel.file for wheel in found.wheels]) == ("v9.9.1", "2030-01-02", "2030-01-05", [WHEEL])
+    assert (
+        found.tag,
+        str(found.released),
+        str(found.resolve_as_of),
+        [wheel.file for wheel in found.wheels],
+    ) == ("v9.9.1", "2030-01-02", "2030-01-05", [WHEEL])
     assert found.tree != found.python and GENERATED.endswith("_version.py")
 
 
 def test_add_keeps_comments_and_order(project):
-    project.write("upstream/pins.toml", (project.root / "upstream/pins.toml").read_text() + "# the end\n")
+    project.write(
+        "upstream/pins.toml", (project.root / "upstream/pins.toml").read_text() + "# the end\n"
+    )
     project.release("9.9.2")
     text = (project.root / "upstream/pins.toml").read_text()
-    assert "# the end" in text and text.startswith("# The pinned releases") and text.index("9.9.1") < text.index("9.9.2")
+    assert (
+        "# the end" in text
+        and text.startswith("# The pinned releases")
+        and text.index("9.9.1") < text.index("9.9.2")
+    )
     assert not list((project.root / "upstream").glob("*.new"))
 
 
 def test_add_asks_pip_where_no_folder_is_given(project):
     fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
-    assert pin.add(project.root, "v9.9.2", None, quiet).wheels[0].file == "sglang-9.9.2-py3-none-any.whl"
+    assert (
+        pin.add(project.root, "v9.9.2", None, quiet).wheels[0].file
+        == "sglang-9.9.2-py3-none-any.whl"
+    )
 
 
 def platform_wheels(project, second: dict[str, str]) -> None:
     (project.wheels / WHEEL).unlink()
-    fakes.write_wheel(project.wheels / "sglang-9.9.2-cp311-cp311-manylinux_2_34_x86_64.whl", RELEASE)
-    fakes.write_wheel(project.wheels / "sglang-9.9.2-cp312-cp312-manylinux_2_34_x86_64.whl", RELEASE | second)
+    fakes.write_wheel(
+        project.wheels / "sglang-9.9.2-cp311-cp311-manylinux_2_34_x86_64.whl", RELEASE
+    )
+    fakes.write_wheel(
+        project.wheels / "sglang-9.9.2-cp312-cp312-manylinux_2_34_x86_64.whl", RELEASE | second
+    )
 
 
 def test_add_takes_wheels_that_differ_in_compiled_parts_only(project):
@@ -159,7 +205,9 @@ def empty(project):
 
 
 def evil(project):
-    fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", RELEASE | {"../evil.py": "x"})
+    fakes.write_wheel(
+        project.wheels / "sglang-9.9.2-py3-none-any.whl", RELEASE | {"../evil.py": "x"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +217,11 @@ def evil(project):
         ("9.9.1", lambda project: None, "duplicate-pin"),
         ("9.9.01", lambda project: None, "duplicate-pin"),
         ("newest", lambda project: None, "unknown-revision"),
-        ("9.9.2", lambda project: platform_wheels(project, {"sglang/version.py": "another\n"}), "wheels-differ"),
+        (
+            "9.9.2",
+            lambda project: platform_wheels(project, {"sglang/version.py": "another\n"}),
+            "wheels-differ",
+        ),
         ("9.9.2", no_archive, "bad-archive"),
         ("9.9.2", damaged, "bad-archive"),
         ("9.9.2", empty, "bad-archive"),
@@ -196,7 +248,11 @@ def test_add_makes_the_first_pin(tmp_path):
 
 def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
     name, text = refusal(pin.add, project.root, "9.9.2", str(tmp_path / "nowhere"), quiet)
-    assert name == "not-fetched" and f"{tmp_path}/nowhere: is no folder" in text and "pip config" not in text
+    assert (
+        name == "not-fetched"
+        and f"{tmp_path}/nowhere: is no folder" in text
+        and "pip config" not in text
+    )
 
 
 def test_a_release_that_is_pinned_already_is_answered_with_what_comes_next(project):

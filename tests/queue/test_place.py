@@ -9,6 +9,7 @@ import pytest
 from fakes import RUNNER, diff, numbered, quiet
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from patchqueue.laying import pinned, place, quilt
 from patchqueue.laying.apply import apply, changes, load_queue
 from patchqueue.laying.check import check
@@ -118,8 +119,8 @@ def test_what_releases_share_has_no_more_context_than_they_agree_on():
     other = BASE.replace("step_18 = 18\n", "step_18 = None\n").replace("step_23 = 23\n", "")
     text = place.shared([patch(BASE, added(BASE)), patch(other, added(other))])
     assert (
-        text.diff
-        == f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -19,4 +19,5 @@\n step_19 = 19\n step_20 = 20\n+added_step = 20\n step_21 = 21\n step_22 = 22\n"
+        text.diff == f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -19,4 +19,5 @@\n step_19 = 19\n step_20 ="
+        " 20\n+added_step = 20\n step_21 = 21\n step_22 = 22\n"
     )
 
 
@@ -215,9 +216,8 @@ def test_one_text_serves_two_releases(two):
         two.root / placed.FILE
     ).read_text().endswith(f'"{COUNT}" = [9]\n')
     for tag, line, lead in (("v9.9.1", 18, "step_18 = 18"), (f"v{SHORT}", 8, "step_18 = None")):
-        apply(
-            two.root, every(two).find(tag), None, quiet
-        )  # which holds quilt's tree against the replay's, byte for byte
+        # which holds quilt's tree against the replay's, byte for byte
+        apply(two.root, every(two).find(tag), None, quiet)
         tree = two.root / "work" / tag
         assert (
             f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n"
@@ -353,7 +353,8 @@ def test_evidence_stays_when_a_text_comes_to_be_shared(two):
     two.write("patches/steps/count-once-more@9.9.3.patch", f"Variant-Of: {COUNT}\n\n{own.diff}")
     two.write(
         "series",
-        f"{COUNT}  # >=9.9,<9.9.3\nsteps/count-once-more@9.9.3.patch  # >=9.9.3\nsteps/name-the-cut.patch  # ==9.9.1\n",
+        f"{COUNT}  # >=9.9,<9.9.3\nsteps/count-once-more@9.9.3.patch  #"
+        " >=9.9.3\nsteps/name-the-cut.patch  # ==9.9.1\n",
     )
     two.place()
     queue = load_queue(two.root)

@@ -1,9 +1,11 @@
-"""Merged upstream: the four ways in which a patch can stand to a pristine release; check says them for every pin."""
+"""Merged upstream: the four ways in which a patch can stand to a pristine release; check says them
+for every pin."""
 
 from __future__ import annotations
 
 import pytest
 from fakes import RUNNER, patch_text, quiet, release_of
+
 from patchqueue.laying.check import check
 from patchqueue.laying.probe import probe
 from patchqueue.outcome import Outcome
@@ -32,19 +34,31 @@ def first(project):
 )
 def test_findings(project, guard, merged, gap, outcome, problem):
     project.write("series", GUARD.format(guard))
-    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/", Gap=gap))
+    project.write(
+        "patches/steps/count-once-more.patch",
+        patch_text(Overlay="python/sglang/srt/steps/", Gap=gap),
+    )
     project.write("release", "if x:\n    added_step = 20\n" if merged else "nothing of the kind\n")
     found = first(project)
     assert (found.outcome, found.problem and found.problem.name) == (outcome, problem)
     assert found.patch == "steps/count-once-more.patch"
     if problem:
-        assert found.problem.where == "patches/steps/count-once-more.patch on v9.9.1" and found.problem.hint
+        assert (
+            found.problem.where == "patches/steps/count-once-more.patch on v9.9.1"
+            and found.problem.hint
+        )
     if outcome is Outcome.NOT_SELECTED and not problem:
         assert found.reason == "does it in another way"
 
 
 def test_any_probe_is_enough_and_a_missing_file_is_none(project):
-    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/", Probe=["python/sglang/gone.py :: x", f"{RUNNER} :: /^step_7 /"]))
+    project.write(
+        "patches/steps/count-once-more.patch",
+        patch_text(
+            Overlay="python/sglang/srt/steps/",
+            Probe=["python/sglang/gone.py :: x", f"{RUNNER} :: /^step_7 /"],
+        ),
+    )
     project.write("release", "step_7 = 7\n")
     assert first(project).outcome is Outcome.MERGED_UPSTREAM
     project.write("release", "step_8 = 8\n")
@@ -52,12 +66,21 @@ def test_any_probe_is_enough_and_a_missing_file_is_none(project):
 
 
 def test_variants_count_as_one_patch(project):
-    project.write("series", "steps/count-once-more.patch  # <9.9\nsteps/count-once-more@9.9.patch  # >=9.9\nsteps/name-the-cut.patch  # ==9.9.1\n")
-    project.write("patches/steps/count-once-more@9.9.patch", "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1])
+    project.write(
+        "series",
+        "steps/count-once-more.patch  # <9.9\nsteps/count-once-more@9.9.patch  #"
+        " >=9.9\nsteps/name-the-cut.patch  # ==9.9.1\n",
+    )
+    project.write(
+        "patches/steps/count-once-more@9.9.patch",
+        "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1],
+    )
     project.write("release", "")
     queue, problems = series.read(project.root)
     assert problems == []
-    assert [(finding.patch, finding.outcome) for finding in probe(queue, project.pin, lambda path: b"")] == [
+    assert [
+        (finding.patch, finding.outcome) for finding in probe(queue, project.pin, lambda path: b"")
+    ] == [
         ("steps/count-once-more.patch", Outcome.APPLIED),
         ("steps/name-the-cut.patch", Outcome.APPLIED),
     ]
@@ -74,13 +97,23 @@ def test_check_is_good(project):
 
 def test_check_names_what_is_wrong_on_one_pin_and_goes_on(project):
 
-
     files = release_of("9.9.2")
-    files["sglang/srt/runner.py"] = files["sglang/srt/runner.py"].replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    files["sglang/srt/runner.py"] = files["sglang/srt/runner.py"].replace(
+        "step_20 = 20\n", "step_20 = 20\nadded_step = 20\n"
+    )
     project.release("9.9.2", files)
     project.release("9.8.0")
     project.warm()
     report = check_all(project)
-    assert [(str(pin.pin.version), pin.outcome) for pin in report.pins] == [("9.8.0", Outcome.EMPTY), ("9.9.1", Outcome.APPLIED), ("9.9.2", Outcome.MERGED_UPSTREAM)]
+    assert [(str(pin.pin.version), pin.outcome) for pin in report.pins] == [
+        ("9.8.0", Outcome.EMPTY),
+        ("9.9.1", Outcome.APPLIED),
+        ("9.9.2", Outcome.MERGED_UPSTREAM),
+    ]
     names = {(pin.pin.tag, problem.name) for pin in report.pins for problem in pin.problems}
-    assert names == {("v9.8.0", "unexplained-gap"), ("v9.8.0", "empty"), ("v9.9.2", "merged upstream"), ("v9.9.2", "unexplained-gap")}
+    assert names == {
+        ("v9.8.0", "unexplained-gap"),
+        ("v9.8.0", "empty"),
+        ("v9.9.2", "merged upstream"),
+        ("v9.9.2", "unexplained-gap"),
+    }

@@ -1,19 +1,27 @@
-"""The pages say what is so: tables are the rules' own, patches, commands and links exist, and the front page stays short."""
+"""The pages say what is so: tables are the rules' own, patches, commands and links exist, and the
+front page stays short."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import re
+import statistics
 from pathlib import Path
 
 import pytest
+
 from patchqueue.queue import header, series
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-SESSIONS = sorted({name for page in PAGES for name in re.findall(r"(?:scripts/nox|nox -s) ([a-z]+)", page.read_text(encoding="utf-8"))})
+SESSIONS = sorted(
+    {
+        name
+        for page in PAGES
+        for name in re.findall(r"(?:scripts/nox|nox -s) ([a-z]+)", page.read_text(encoding="utf-8"))
+    }
+)
 
 
 def text_of(name: str) -> str:
@@ -30,7 +38,9 @@ def anchors(page: Path) -> set[str]:
     found: list[str] = []
     for heading in re.findall(r"(?m)^#+ (.+)$", prose(page)):
         name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        again = sum(one == name or re.fullmatch(rf"{re.escape(name)}-\d+", one) is not None for one in found)
+        again = sum(
+            one == name or re.fullmatch(rf"{re.escape(name)}-\d+", one) is not None for one in found
+        )
         found.append(f"{name}-{again}" if again else name)
     return set(found)
 
@@ -55,7 +65,9 @@ def test_every_link_leads_somewhere(page):
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# One: two\n\n[a](#one-two) [b](gone.md) [c](page.md#three) [d](https://example.org/x)\n\n```\n[e](code.md)\n```\n")
+    page.write_text(
+        "# One: two\n\n[a](#one-two) [b](gone.md) [c](page.md#three) [d](https://example.org/x)\n\n```\n[e](code.md)\n```\n"
+    )
     assert broken(page) == ["gone.md", "page.md#three"]
 
 
@@ -69,7 +81,9 @@ def test_the_front_page_is_short():
 
 
 def test_the_field_table_is_the_rules_own():
-    assert f"<!-- fields -->\n{header.documentation()}\n<!-- /fields -->" in text_of("CONTRIBUTING.md")
+    assert f"<!-- fields -->\n{header.documentation()}\n<!-- /fields -->" in text_of(
+        "CONTRIBUTING.md"
+    )
 
 
 def test_every_patch_has_a_row_with_its_releases():
@@ -79,7 +93,9 @@ def test_every_patch_has_a_row_with_its_releases():
     for pin in pins.load(ROOT).all:
         for patch in queue.select(pin.version):
             laid[queue.base(patch.name).removesuffix(".patch")].append(pin.version.base_version)
-    rows = re.findall(r"^\| `([a-z0-9-]+/[a-z0-9.-]+)` \| ([^|]+) \|", text_of("docs/patches.md"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+/[a-z0-9.-]+)` \| ([^|]+) \|", text_of("docs/patches.md"), re.MULTILINE
+    )
     assert sorted(name for name, _ in rows) == sorted(laid)
     for name, told in rows:
         ends = [laid[name][0], laid[name][-1]] if " – " in told else laid[name]
@@ -100,10 +116,16 @@ def test_the_front_page_gains_are_those_measured():
     assert [name for name, _ in told] == list(GAINS)
     for name, cells in told:
         runs = json.loads((ROOT / "evidence" / GAINS[name]).read_text())["runs"]
-        spans = [[run["first_token_ms"][shape]["first_quartile"] for run in runs] for shape in ("1x2048", "1x4096", "8x512")]
+        spans = [
+            [run["first_token_ms"][shape]["first_quartile"] for run in runs]
+            for shape in ("1x2048", "1x4096", "8x512")
+        ]
         rates = [statistics.median(load["tokens_per_s"] for load in run["loads"]) for run in runs]
         shown = [[int(number) for number in pair] for pair in re.findall(r"(\d+) → (\d+)", cells)]
-        assert shown == [*([round(span) for span in pair] for pair in spans), [round(rate, -2) for rate in rates]]
+        assert shown == [
+            *([round(span) for span in pair] for pair in spans),
+            [round(rate, -2) for rate in rates],
+        ]
 
 
 @pytest.mark.parametrize("session", SESSIONS)

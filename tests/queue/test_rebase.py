@@ -10,6 +10,7 @@ from pathlib import Path
 import fakes
 import pytest
 from packaging.version import Version
+
 from patchqueue.commands import cli
 from patchqueue.laying import apply, refresh
 from patchqueue.laying.apply import load_queue
@@ -25,11 +26,15 @@ COUNT, CUT = "steps/count-once-more.patch", "steps/name-the-cut.patch"
 
 
 def next_release(project: fakes.Project, **changes: str | None) -> Path:
-    """A wheel of the next release, where pip finds it; changes: files of sglang/srt/ by their stem, None where one is gone."""
+    """A wheel of the next release, where pip finds it; changes: files of sglang/srt/ by their stem,
+    None where one is gone."""
     files = fakes.release_of(NEXT)
     for stem, content in changes.items():
         files[f"sglang/srt/{stem}.py"] = content
-    return fakes.write_wheel(project.wheels / f"sglang-{NEXT}-py3-none-any.whl", {name: text for name, text in files.items() if text is not None})
+    return fakes.write_wheel(
+        project.wheels / f"sglang-{NEXT}-py3-none-any.whl",
+        {name: text for name, text in files.items() if text is not None},
+    )
 
 
 def foresee(project: fakes.Project, name: str, origin: str | None = None) -> Forecast:
@@ -58,8 +63,18 @@ def test_what_builds_on_a_patch_that_moved_is_judged_on_top_of_it(project):
     """A second patch changes the line that the first one adds."""
     before = fakes.numbered(40)
     after = before.replace("step_20 = 20\n", "step_20 = 20\nstep_more = 1\n")
-    project.write(f"patches/{COUNT}", fakes.patch_text(before=before, after=after, Overlay="python/sglang/srt/steps/"))
-    project.write("patches/steps/count-twice.patch", fakes.patch_text(before=after, after=after.replace("more = 1", "more = 2"), Probe="python/sglang/srt/runner.py :: more = 2"))
+    project.write(
+        f"patches/{COUNT}",
+        fakes.patch_text(before=before, after=after, Overlay="python/sglang/srt/steps/"),
+    )
+    project.write(
+        "patches/steps/count-twice.patch",
+        fakes.patch_text(
+            before=after,
+            after=after.replace("more = 1", "more = 2"),
+            Probe="python/sglang/srt/runner.py :: more = 2",
+        ),
+    )
     project.edit("series", CUT, f"steps/count-twice.patch  # >=9.9,<10\n{CUT}")
     next_release(project, runner="# new\n" + before)
     found = rows(project)
@@ -74,8 +89,14 @@ def test_a_change_that_the_release_has_is_merged_upstream(project):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (fakes.numbered(40, "other"), "python/sglang/srt/runner.py: hunk 1 fits nowhere; it begins "),
-        ("# new\n" + 2 * fakes.numbered(40), "python/sglang/srt/runner.py: hunk 1 fits at 2 places"),
+        (
+            fakes.numbered(40, "other"),
+            "python/sglang/srt/runner.py: hunk 1 fits nowhere; it begins ",
+        ),
+        (
+            "# new\n" + 2 * fakes.numbered(40),
+            "python/sglang/srt/runner.py: hunk 1 fits at 2 places",
+        ),
         (None, "python/sglang/srt/runner.py is gone"),
     ],
     ids=["rewritten", "twice", "gone"],
@@ -103,9 +124,19 @@ def test_nothing_is_written(project):
 
 @pytest.mark.parametrize(
     ("name", "origin", "code"),
-    [("next", None, "unknown-revision"), ("9.9.1", None, "too-old"), ("9.9.0", str(Path("sglang-9.9.0.whl")), "not-fetched"), ("9.9.3", None, "not-fetched"), ("9.9.3", ".", "not-fetched"),
-     ("9.9.3", "missing.whl", "not-fetched"), ("9.9.3", "bad.whl", "bad-archive"), ("9.9.3", "sglang-9.9.2-py3-none-any.whl", "wrong-version"), ("sglang-9.9.2-py3-none-any.whl", None, "not-fetched"), ("no/such/folder", None, "unknown-revision")],
-)  # fmt: skip
+    [
+        ("next", None, "unknown-revision"),
+        ("9.9.1", None, "too-old"),
+        ("9.9.0", str(Path("sglang-9.9.0.whl")), "not-fetched"),
+        ("9.9.3", None, "not-fetched"),
+        ("9.9.3", ".", "not-fetched"),
+        ("9.9.3", "missing.whl", "not-fetched"),
+        ("9.9.3", "bad.whl", "bad-archive"),
+        ("9.9.3", "sglang-9.9.2-py3-none-any.whl", "wrong-version"),
+        ("sglang-9.9.2-py3-none-any.whl", None, "not-fetched"),
+        ("no/such/folder", None, "unknown-revision"),
+    ],
+)
 def test_what_is_refused(project, monkeypatch, tmp_path, name, origin, code):
     monkeypatch.chdir(tmp_path)
     Path("bad.whl").write_text("no archive")
@@ -118,10 +149,26 @@ def test_the_command_prints_a_table_and_counts(project, capsys):
     next_release(project, runner=fakes.numbered(40, "other"))
     assert cli.main(["--root", str(project.root), "rebase", NEXT]) == 0
     said = capsys.readouterr().out
-    assert "steps/name-the-cut" in said and "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere" in said
-    assert f"sglang {NEXT}, with the patches of {fakes.TAG}: 1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict" in said
-    assert "work/rebase-9.9.2 shows the first conflict, steps/count-once-more:\n  python/sglang/srt/runner.py:1: 1 region between markers" in said
-    assert max(len(line) for line in said.splitlines() if line.startswith("steps/") and "see below" in line) <= 80
+    assert (
+        "steps/name-the-cut" in said
+        and "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere" in said
+    )
+    assert (
+        f"sglang {NEXT}, with the patches of {fakes.TAG}: 1 as they are, 0 to refresh, 0 merged"
+        " upstream, 1 in conflict" in said
+    )
+    assert (
+        "work/rebase-9.9.2 shows the first conflict, steps/count-once-more:\n "
+        " python/sglang/srt/runner.py:1: 1 region between markers" in said
+    )
+    assert (
+        max(
+            len(line)
+            for line in said.splitlines()
+            if line.startswith("steps/") and "see below" in line
+        )
+        <= 80
+    )
     assert cli.main(["--root", str(project.root), "rebase"]) == 1
     assert "which release?" in capsys.readouterr().err
 
@@ -131,7 +178,9 @@ def test_the_watch_tells_of_newer_releases_only(project, capsys):
     assert capsys.readouterr().out == f"no release is newer than {fakes.TAG}, the newest pin\n"
     next_release(project)
     for name in ("9.9.0", "9.9.3rc1", "10.0"):
-        fakes.write_wheel(project.wheels / f"sglang-{name}-py3-none-any.whl", fakes.release_of(name))
+        fakes.write_wheel(
+            project.wheels / f"sglang-{name}-py3-none-any.whl", fakes.release_of(name)
+        )
     assert [str(version) for version in newer(pins.load(project.root))] == [NEXT, "10.0"]
     assert cli.main(["--root", str(project.root), "watch"]) == 0
     said = capsys.readouterr().out
@@ -145,7 +194,8 @@ def test_an_index_that_does_not_answer_is_said(project, monkeypatch):
         newer(pins.load(project.root))
 
 
-# Carrying the queue there. RIVAL conflicts with count-once-more: the line that the patch stands beside is another one.
+# Carrying the queue there. RIVAL conflicts with count-once-more: the line that the patch stands
+# beside is another one.
 
 RIVAL = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 200\n")
 SOLVED = RIVAL.replace("step_20 = 200\n", "step_20 = 200\nadded_step = 200\n")
@@ -166,8 +216,16 @@ def refused(project: fakes.Project, capsys, *words: str) -> str:
 
 
 def queue_of(project: fakes.Project) -> dict[str, bytes]:
-    files = (path for name in ("patches", "series", "overlay", "upstream") for path in [project.root / name, *(project.root / name).rglob("*")])
-    return {path.relative_to(project.root).as_posix(): path.read_bytes() for path in files if path.is_file()}
+    files = (
+        path
+        for name in ("patches", "series", "overlay", "upstream")
+        for path in [project.root / name, *(project.root / name).rglob("*")]
+    )
+    return {
+        path.relative_to(project.root).as_posix(): path.read_bytes()
+        for path in files
+        if path.is_file()
+    }
 
 
 def guards_of(project: fakes.Project) -> dict[str, str]:
@@ -183,9 +241,16 @@ def conflict(project) -> Path:
 
 
 def applies(project: fakes.Project, **changes: str) -> None:
-    """Pinned, the release takes the queue strictly, by both engines, and refresh would write nothing otherwise."""
+    """Pinned, the release takes the queue strictly, by both engines, and refresh would write
+    nothing otherwise."""
     if all(str(pin.version) != NEXT for pin in pins.load(project.root).all):
-        project.release(NEXT, {**fakes.release_of(NEXT), **{f"sglang/srt/{stem}.py": text for stem, text in changes.items()}})
+        project.release(
+            NEXT,
+            {
+                **fakes.release_of(NEXT),
+                **{f"sglang/srt/{stem}.py": text for stem, text in changes.items()},
+            },
+        )
     every = pins.load(project.root)
     source.fetch(every.find(NEXT), str(project.wheels), fakes.quiet)
     made = apply.apply(project.root, every.find(NEXT), None, fakes.quiet)
@@ -201,12 +266,20 @@ def test_a_conflict_is_laid_out_in_a_repository_of_its_own(project):
     assert run(project, NEXT) == 0
     folder = project.root / f"work/rebase-{NEXT}"
     text = (folder / fakes.RUNNER).read_text()
-    assert re.search(r"<<<<<<< .*\nstep_20 = 200\n\|{7} .*\nstep_20 = 20\n=======\nstep_20 = 20\nadded_step = 20\n>>>>>>> ", text)
+    assert re.search(
+        r"<<<<<<< .*\nstep_20 = 200\n\|{7} .*\nstep_20 = 20\n=======\nstep_20 = 20\nadded_step ="
+        r" 20\n>>>>>>> ",
+        text,
+    )
     assert fakes.git(folder, "tag").split() == ["v9.9.1", "v9.9.2"]
     assert "+step_20 = 200" in fakes.git(folder, "diff", "v9.9.1", "v9.9.2", "--", fakes.RUNNER)
-    assert fakes.git(folder, "log", "--format=%s", "v9.9.1..queue-on-v9.9.1").split("\n")[:2] == 2 * ["Count the steps once more"]
+    assert fakes.git(folder, "log", "--format=%s", "v9.9.1..queue-on-v9.9.1").split("\n")[
+        :2
+    ] == 2 * ["Count the steps once more"]
     assert fakes.git(folder, "diff", "--name-only", "--diff-filter=U") == f"{fakes.RUNNER}\n"
-    assert (folder / "python/sglang/srt/steps/__init__.py").is_file(), "the overlay is there to be read"
+    assert (folder / "python/sglang/srt/steps/__init__.py").is_file(), (
+        "the overlay is there to be read"
+    )
     assert fakes.git(project.root, "ls-files") == "" and queue_of(project) == before
 
 
@@ -219,10 +292,20 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
     if how == "committed":
         fakes.git(conflict, "commit", "-q", "-m", "solved")
     assert run(project, NEXT, "--continue") == 0
-    assert (project.root / VARIANT).read_text() == f"Variant-Of: {COUNT}\n\n" + fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
-    assert guards_of(project) == {COUNT: ">=9.9,<9.9.2", "steps/count-once-more@9.9.2.patch": ">=9.9.2,<10", CUT: ">=9.9.1,<9.9.3"}
+    assert (project.root / VARIANT).read_text() == f"Variant-Of: {COUNT}\n\n" + fakes.diff(
+        fakes.RUNNER, RIVAL, SOLVED
+    )
+    assert guards_of(project) == {
+        COUNT: ">=9.9,<9.9.2",
+        "steps/count-once-more@9.9.2.patch": ">=9.9.2,<10",
+        CUT: ">=9.9.1,<9.9.3",
+    }
     said = capsys.readouterr().out
-    assert f"{VARIANT}: for 9.9.2: solved\nseries: guards\nupstream/placed.toml: lines and trees\nNo conflict is left. Next: `scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`." in said
+    assert (
+        f"{VARIANT}: for 9.9.2: solved\nseries: guards\nupstream/placed.toml: lines and trees\nNo"
+        " conflict is left. Next: `scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`,"
+        " `scripts/nox lock v9.9.2`." in said
+    )
     assert not conflict.exists()
     applies(project, runner=RIVAL)
 
@@ -230,7 +313,11 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
 def test_a_rebase_that_is_finished_says_what_comes_next(project, conflict, capsys):
     (conflict / fakes.RUNNER).write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0
-    for done, following in (("", "`scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"), ("pin", "`scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"), ("lock", "`scripts/nox check v9.9.2`")):
+    for done, following in (
+        ("", "`scripts/nox pin 9.9.2`, `scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"),
+        ("pin", "`scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"),
+        ("lock", "`scripts/nox check v9.9.2`"),
+    ):
         if done == "pin":
             applies(project, runner=RIVAL)
         elif done == "lock":
@@ -238,15 +325,23 @@ def test_a_rebase_that_is_finished_says_what_comes_next(project, conflict, capsy
         capsys.readouterr()
         assert run(project, NEXT) == 0
         said = capsys.readouterr().out
-        assert said.endswith(f"No patch conflicts, and the queue holds it all. Next: {following}.\n") and "--continue" not in said
+        assert (
+            said.endswith(f"No patch conflicts, and the queue holds it all. Next: {following}.\n")
+            and "--continue" not in said
+        )
 
 
 def test_markers_that_are_left_are_named_by_file_and_line(project, conflict, capsys):
     said = refused(project, capsys, NEXT, "--continue")
-    assert f"work/rebase-9.9.2/{fakes.RUNNER}:20: has a conflict marker: <<<<<<< HEAD [markers-left]" in said
+    assert (
+        f"work/rebase-9.9.2/{fakes.RUNNER}:20: has a conflict marker: <<<<<<< HEAD [markers-left]"
+        in said
+    )
     text = (conflict / fakes.RUNNER).read_text()
     (conflict / fakes.RUNNER).write_text(re.sub(r"<<<<<<<.*?=======\n", "", text, flags=re.DOTALL))
-    assert f"{fakes.RUNNER}:22: has a conflict marker: >>>>>>> " in refused(project, capsys, NEXT, "--continue")
+    assert f"{fakes.RUNNER}:22: has a conflict marker: >>>>>>> " in refused(
+        project, capsys, NEXT, "--continue"
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,10 +349,27 @@ def test_markers_that_are_left_are_named_by_file_and_line(project, conflict, cap
     [
         (lambda folder: (folder / fakes.RUNNER).write_text(RIVAL), "empty-patch"),
         (lambda folder: (folder / fakes.RUNNER).unlink(), "new-or-deleted-file"),
-        (lambda folder: (folder / "python/sglang/srt/more.py").write_text(""), "new-or-deleted-file"),
-        (lambda folder: ((folder / fakes.RUNNER).unlink(), (folder / fakes.RUNNER).symlink_to("page.py")), "symlink"),
-        (lambda folder: (folder / fakes.RUNNER).write_bytes(SOLVED.replace("\n", "\r\n").encode()), "crlf"),
-        (lambda folder: (folder / fakes.RUNNER).write_bytes(b"\xff" + SOLVED.encode()), "not-utf-8"),
+        (
+            lambda folder: (folder / "python/sglang/srt/more.py").write_text(""),
+            "new-or-deleted-file",
+        ),
+        (
+            lambda folder: (
+                (folder / fakes.RUNNER).unlink(),
+                (folder / fakes.RUNNER).symlink_to("page.py"),
+            ),
+            "symlink",
+        ),
+        (
+            lambda folder: (folder / fakes.RUNNER).write_bytes(
+                SOLVED.replace("\n", "\r\n").encode()
+            ),
+            "crlf",
+        ),
+        (
+            lambda folder: (folder / fakes.RUNNER).write_bytes(b"\xff" + SOLVED.encode()),
+            "not-utf-8",
+        ),
     ],
     ids=["nothing", "deleted", "new", "link", "crlf", "bytes"],
 )
@@ -279,7 +391,12 @@ def two_conflicts(project) -> Path:
     before = fakes.numbered(40)
     first = before.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
     second = first.replace("added_step = 20", "added_step = 2")
-    project.write("patches/steps/count-twice.patch", fakes.patch_text(before=first, after=second, Probe="python/sglang/srt/runner.py :: added_step = 2 #"))
+    project.write(
+        "patches/steps/count-twice.patch",
+        fakes.patch_text(
+            before=first, after=second, Probe="python/sglang/srt/runner.py :: added_step = 2 #"
+        ),
+    )
     project.edit("series", CUT, f"steps/count-twice.patch           # >=9.9\n{CUT}")
     next_release(project, runner=RIVAL)
     assert run(project, NEXT) == 0
@@ -288,20 +405,31 @@ def two_conflicts(project) -> Path:
     return folder
 
 
-def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(project, two_conflicts, capsys):
+def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
+    project, two_conflicts, capsys
+):
     folder = two_conflicts
     assert run(project, "--continue") == 0, "the one that is under way"
     assert "Next conflict in work/rebase-9.9.2, steps/count-twice" in capsys.readouterr().out
-    assert list(guards_of(project).items())[:3] == [(COUNT, ">=9.9,<9.9.2"), ("steps/count-once-more@9.9.2.patch", ">=9.9.2,<10"), ("steps/count-twice.patch", ">=9.9")]
+    assert list(guards_of(project).items())[:3] == [
+        (COUNT, ">=9.9,<9.9.2"),
+        ("steps/count-once-more@9.9.2.patch", ">=9.9.2,<10"),
+        ("steps/count-twice.patch", ">=9.9"),
+    ]
     assert fakes.git(folder, "show", f"HEAD:{fakes.RUNNER}") == SOLVED
     assert "added_step = 200\n|||||||" in (folder / fakes.RUNNER).read_text()
     (folder / fakes.RUNNER).write_text(SOLVED.replace("added_step = 200", "added_step = 2"))
     assert run(project, "--continue") == 0
-    assert guards_of(project)["steps/count-twice.patch"] == ">=9.9,<9.9.2" and guards_of(project)["steps/count-twice@9.9.2.patch"] == ">=9.9.2"
+    assert (
+        guards_of(project)["steps/count-twice.patch"] == ">=9.9,<9.9.2"
+        and guards_of(project)["steps/count-twice@9.9.2.patch"] == ">=9.9.2"
+    )
     applies(project, runner=RIVAL)
 
 
-def test_killed_while_the_next_conflict_is_laid_out_lays_it_out_again(project, two_conflicts, monkeypatch):
+def test_killed_while_the_next_conflict_is_laid_out_lays_it_out_again(
+    project, two_conflicts, monkeypatch
+):
     with monkeypatch.context() as patch:
         fakes.killed_at(5, patch)  # what the repository is about now
         assert run(project, "--continue") == 130
@@ -315,24 +443,36 @@ def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, 
     fakes.git(project.root, "add", "series")
     fakes.git(project.root, "commit", "-q", "-m", "series")
     project.edit("series", "# order", "# an edit of mine")
-    project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours")  # so that it is to be laid out anew
+    # so that it is to be laid out anew
+    project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours")
     (conflict / ".git/HEAD").unlink()
     assert "[git-failed]" in refused(project, capsys, NEXT)
     assert run(project, "--abort") == 0 and run(project, NEXT) == 0
 
 
 def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
-    """A text that stands at another line there stays one text: the guard takes the release, and its line is pinned."""
+    """A text that stands at another line there stays one text: the guard takes the release, and its
+    line is pinned."""
     next_release(project, runner="# new\n" + fakes.numbered(40))
     assert run(project, NEXT) == 0
-    assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue` writes the variants and guards." in capsys.readouterr().out
+    assert (
+        "No patch conflicts: `scripts/nox rebase 9.9.2 --continue` writes the variants and guards."
+        in capsys.readouterr().out
+    )
     assert not (project.root / f"work/rebase-{NEXT}").exists()
     texts = fakes.snapshot(project.root / "patches")
     assert run(project, NEXT, "--continue") == 0
     assert "series: guards\nupstream/placed.toml: lines and trees\n" in capsys.readouterr().out
-    assert guards_of(project)[COUNT] == ">=9.9,<10" and fakes.snapshot(project.root / "patches") == texts
+    assert (
+        guards_of(project)[COUNT] == ">=9.9,<10"
+        and fakes.snapshot(project.root / "patches") == texts
+    )
     assert '["9.9.2"]\ntree = "sha256:' in (project.root / "upstream/placed.toml").read_text()
-    assert (project.root / "upstream/placed.toml").read_text().endswith('"steps/count-once-more.patch" = [19]\n')
+    assert (
+        (project.root / "upstream/placed.toml")
+        .read_text()
+        .endswith('"steps/count-once-more.patch" = [19]\n')
+    )
     applies(project, runner="# new\n" + fakes.numbered(40))
     assert check(project.root, pins.load(project.root).all, None, fakes.quiet).all_problems == ()
     assert run(project, NEXT, "--continue") == 0
@@ -354,34 +494,64 @@ def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
     next_release(project, runner=near)
     assert rows(project)[COUNT] == (Outcome.NEEDS_REFRESH, "git merges it")
     assert run(project, NEXT) == 0
-    assert "steps/count-once-more: merged without markers, which is no proof of meaning: read it" in capsys.readouterr().out
+    assert (
+        "steps/count-once-more: merged without markers, which is no proof of meaning: read it"
+        in capsys.readouterr().out
+    )
     assert run(project, NEXT, "--continue") == 0
-    assert f"patches/{COUNT}: for 9.9.2 too, with the context on which its releases agree\n" in capsys.readouterr().out
-    assert "@@ -19,5 +19,6 @@\n step_19 = 19\n" in (project.root / "patches" / COUNT).read_text() and guards_of(project)[COUNT] == ">=9.9,<10"
+    assert (
+        f"patches/{COUNT}: for 9.9.2 too, with the context on which its releases agree\n"
+        in capsys.readouterr().out
+    )
+    assert (
+        "@@ -19,5 +19,6 @@\n step_19 = 19\n" in (project.root / "patches" / COUNT).read_text()
+        and guards_of(project)[COUNT] == ">=9.9,<10"
+    )
     applies(project, runner=near)
     assert check(project.root, pins.load(project.root).all, None, fakes.quiet).all_problems == ()
 
 
 def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(project, capsys):
-    """Only the lines farther off tell the two places of 9.9.1 apart, and these are others in the release."""
-    twice = "".join(f"{name} = 1\nx = 1\ny = 1\nz = 1\n{name}_end = 1\n" for name in ("a", "b", "c"))
+    """Only the lines farther off tell the two places of 9.9.1 apart, and these are others in the
+    release."""
+    twice = "".join(
+        f"{name} = 1\nx = 1\ny = 1\nz = 1\n{name}_end = 1\n" for name in ("a", "b", "c")
+    )
     change = ("b = 1\nx = 1\ny = 1\n", "b = 1\nx = 1\nadded_step = 1\ny = 1\n")
     (project.root / "upstream/pins.toml").unlink()
     project.release(files=fakes.RELEASE | {"sglang/srt/runner.py": twice})
-    project.write(f"patches/{COUNT}", fakes.patch_text(before=twice, after=twice.replace(*change), Overlay="python/sglang/srt/steps/"))
+    project.write(
+        f"patches/{COUNT}",
+        fakes.patch_text(
+            before=twice, after=twice.replace(*change), Overlay="python/sglang/srt/steps/"
+        ),
+    )
     project.place()
-    near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n").replace("b_end = 1\n", "b_end = 2\n")
+    near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n").replace(
+        "b_end = 1\n", "b_end = 2\n"
+    )
     next_release(project, runner=near)
     if rows(project)[COUNT][0] is Outcome.CONFLICT:
         assert run(project, NEXT) == 0
-        (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(near.replace("b = 2\nx = 1\n", "b = 2\nx = 1\nadded_step = 1\n"))
+        (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(
+            near.replace("b = 2\nx = 1\n", "b = 2\nx = 1\nadded_step = 1\n")
+        )
     assert run(project, NEXT, "--continue") == 0
     assert (project.root / VARIANT).is_file() and guards_of(project)[COUNT] == ">=9.9,<9.9.2"
     applies(project, runner=near)
 
 
 @pytest.mark.parametrize(("guard", "left"), [("==9.9.1", "==9.9.1"), (">=9.9", ">=9.9,<9.9.2")])
-@pytest.mark.parametrize(("status", "becomes"), [("Pending", "Merged 9.9.2"), ("Submitted #7", "Merged 9.9.2"), ("Merged 9.9.5", "Merged 9.9.2"), ("Merged 9.9.2", "Merged 9.9.2"), ("Inappropriate: for the old", "Inappropriate: for the old")])
+@pytest.mark.parametrize(
+    ("status", "becomes"),
+    [
+        ("Pending", "Merged 9.9.2"),
+        ("Submitted #7", "Merged 9.9.2"),
+        ("Merged 9.9.5", "Merged 9.9.2"),
+        ("Merged 9.9.2", "Merged 9.9.2"),
+        ("Inappropriate: for the old", "Inappropriate: for the old"),
+    ],
+)
 def test_merged_upstream_ends_the_guard_and_says_since_when(project, guard, left, status, becomes):
     project.edit("series", "==9.9.1", guard)
     project.edit(f"patches/{CUT}", "Upstream-Status: Pending", f"Upstream-Status: {status}")
@@ -396,9 +566,14 @@ def test_a_patch_can_be_left_out_with_a_reason(project, conflict, capsys):
     assert "is no reason" in refused(project, capsys, NEXT, "--skip", "gone")
     assert run(project, NEXT, "--skip", "nobody counts there: the runner does") == 0
     header = load_queue(project.root).patches[COUNT].header
-    assert [(str(gap.releases), gap.reason) for gap in header.gaps] == [("<9.9.3,>=9.9.2", "nobody counts there: the runner does")]
+    assert [(str(gap.releases), gap.reason) for gap in header.gaps] == [
+        ("<9.9.3,>=9.9.2", "nobody counts there: the runner does")
+    ]
     assert guards_of(project)[COUNT] == ">=9.9,<9.9.2" and not conflict.exists()
-    assert rows(project) == {COUNT: (Outcome.NOT_SELECTED, "nobody counts there: the runner does"), CUT: (Outcome.APPLIED, "")}
+    assert rows(project) == {
+        COUNT: (Outcome.NOT_SELECTED, "nobody counts there: the runner does"),
+        CUT: (Outcome.APPLIED, ""),
+    }
     assert run(project, NEXT) == 0
     assert "0 in conflict, 1 left out" in capsys.readouterr().out
     applies(project, runner=RIVAL)
@@ -413,23 +588,35 @@ def test_code_that_has_moved_takes_its_change_along(project):
     (folder / "python/sglang/srt/page.py").write_text(SOLVED)
     (folder / fakes.RUNNER).unlink(missing_ok=True)
     assert run(project, NEXT, "--continue") == 0
-    assert [file.path for file in load_queue(project.root).patches["steps/count-once-more@9.9.2.patch"].files] == ["python/sglang/srt/page.py"]
+    assert [
+        file.path
+        for file in load_queue(project.root).patches["steps/count-once-more@9.9.2.patch"].files
+    ] == ["python/sglang/srt/page.py"]
 
 
 def test_a_file_that_is_gone_must_not_come_back(project, capsys):
     next_release(project, runner=None)
     assert run(project, NEXT) == 0
-    assert f"{fakes.RUNNER}:1: changed by the patch, and gone in the release" in capsys.readouterr().out
-    assert f"{fakes.RUNNER}: is a file that the release does not have" in refused(project, capsys, NEXT, "--continue")
+    assert (
+        f"{fakes.RUNNER}:1: changed by the patch, and gone in the release"
+        in capsys.readouterr().out
+    )
+    assert f"{fakes.RUNNER}: is a file that the release does not have" in refused(
+        project, capsys, NEXT, "--continue"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--continue"], "no rebase is under way"), (["--abort"], "no rebase is under way"), ([NEXT, "--abort"], "no rebase is under way"),
-        ([NEXT, "--continue"], "no conflict is laid out"), ([NEXT, "--skip", "a reason that is long"], "no conflict is laid out"), (["next", "--continue"], "is no version, no wheel and no folder"),
+        (["--continue"], "no rebase is under way"),
+        (["--abort"], "no rebase is under way"),
+        ([NEXT, "--abort"], "no rebase is under way"),
+        ([NEXT, "--continue"], "no conflict is laid out"),
+        ([NEXT, "--skip", "a reason that is long"], "no conflict is laid out"),
+        (["next", "--continue"], "is no version, no wheel and no folder"),
     ],
-)  # fmt: skip
+)
 def test_nothing_to_go_on_with_is_said(project, capsys, words, what):
     next_release(project, runner=RIVAL)
     said = refused(project, capsys, *words)
@@ -468,7 +655,8 @@ def test_without_edits_it_is_laid_out_anew(project, conflict):
 
 @pytest.mark.parametrize("number", range(1, 8))
 def test_killed_while_it_writes_the_queue_ends_old_or_new(project, conflict, number, monkeypatch):
-    """The renames: the journal (from here on it is new), the variant, the series, the lines, the journal away, the repository away."""
+    """The renames: the journal (from here on it is new), the variant, the series, the lines, the
+    journal away, the repository away."""
     (conflict / fakes.RUNNER).write_text(SOLVED)
     before = queue_of(project)
     with monkeypatch.context() as patch:
@@ -477,7 +665,9 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(project, conflict, num
     if number == 1:
         assert queue_of(project) == before
     assert run(project, NEXT, "--continue") == 0
-    assert (project.root / VARIANT).read_text().endswith(fakes.diff(fakes.RUNNER, RIVAL, SOLVED)) and not conflict.exists()
+    assert (project.root / VARIANT).read_text().endswith(
+        fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
+    ) and not conflict.exists()
     assert len(queue_of(project)) == len(before) + 1, "nothing is left over"
     assert load_queue(project.root)
 
@@ -514,7 +704,12 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
         patch.setattr(guards, "parted", lambda *arguments: (">=9.9.2,<9.9.3", ">=9.9.4"))
         said = refused(project, capsys, NEXT, "--continue")
         assert "v9.9.1 would get other patches" in said
-    monkeypatch.setattr("patchqueue.rebasing.requeue.unified", lambda before, after: fakes.diff(fakes.RUNNER, RIVAL, SOLVED.replace("added_step = 200", "added_step = 3")))
+    monkeypatch.setattr(
+        "patchqueue.rebasing.requeue.unified",
+        lambda before, after: fakes.diff(
+            fakes.RUNNER, RIVAL, SOLVED.replace("added_step = 200", "added_step = 3")
+        ),
+    )
     assert "[not-proved]" in refused(project, capsys, NEXT, "--continue")
 
 
@@ -522,7 +717,10 @@ def test_a_pinned_release_is_carried_too(project, capsys):
     project.release(NEXT, {**fakes.release_of(NEXT), "sglang/srt/runner.py": RIVAL})
     source.fetch(pins.load(project.root).find(NEXT), str(project.wheels), fakes.quiet)
     assert run(project, NEXT) == 0
-    assert f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: " in capsys.readouterr().out
+    assert (
+        f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: "
+        in capsys.readouterr().out
+    )
     (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0
     assert guards_of(project)[COUNT] == ">=9.9,<9.9.2"
@@ -559,8 +757,15 @@ def test_a_checkout_in_place_of_a_version(project, checkout):
 
 @pytest.mark.parametrize(
     ("tag", "commits", "version"),
-    [("v9.9.1", 0, "9.9.1"), ("v9.9.1", 2, "9.9.1"), ("v9.8.0", 2, "9.8.0"), (f"v{NEXT}", 0, NEXT), (f"v{NEXT}", 2, "9.9.3"), ("v9.9.2rc1", 1, NEXT)],
-)  # fmt: skip
+    [
+        ("v9.9.1", 0, "9.9.1"),
+        ("v9.9.1", 2, "9.9.1"),
+        ("v9.8.0", 2, "9.8.0"),
+        (f"v{NEXT}", 0, NEXT),
+        (f"v{NEXT}", 2, "9.9.3"),
+        ("v9.9.2rc1", 1, NEXT),
+    ],
+)
 def test_commits_on_a_pinned_tag_are_that_pin_with_edits(project, checkout, tag, commits, version):
     """Or on an older tag; on top of a newer one they are the next release."""
     fakes.git(checkout, "tag", tag)
@@ -571,7 +776,8 @@ def test_commits_on_a_pinned_tag_are_that_pin_with_edits(project, checkout, tag,
 
 @pytest.mark.parametrize("words", [("{}",), ("9.9.1", "--from", "{}"), ("{}", "--continue")])
 def test_a_pin_with_edits_is_refused_and_the_queue_stays(project, checkout, capsys, words):
-    """Whether they are commits on its tag, or the tag was moved: today's patches of the pin were rewritten for them."""
+    """Whether they are commits on its tag, or the tag was moved: today's patches of the pin were
+    rewritten for them."""
     fakes.git(checkout, "tag", "v9.9.1")
     before = queue_of(project)
     said = refused(project, capsys, *(word.format(checkout) for word in words))
@@ -617,7 +823,9 @@ def test_from_a_checkout_is_the_tag_in_every_command(project, checkout, capsys, 
     fakes.git(checkout, "tag", "v9.9.1", "HEAD~1")
     commit = fakes.git(checkout, "rev-parse", "HEAD~1")[:12]
     assert cli.main(["--root", str(project.root), command, "9.9.1", "--from", str(checkout)]) == 0
-    told = f"v9.9.1 from {checkout}: the commit of that tag, {commit}; what is checked out is not read"
+    told = (
+        f"v9.9.1 from {checkout}: the commit of that tag, {commit}; what is checked out is not read"
+    )
     assert capsys.readouterr().err.splitlines() == [told]
 
 
@@ -647,7 +855,15 @@ def test_what_has_no_conflict_is_continued_from_where_it_was_taken(project, tmp_
     assert Version(NEXT) in load_queue(project.root).placed
 
 
-@pytest.mark.parametrize(("written", "version"), [("9.9.2", "9.9.2"), ("9.9.2.post1", "9.9.2.post1"), ("9.9.2rc1", "9.9.2rc1"), ("9.9.2.dev3+gabc", "9.9.2")])
+@pytest.mark.parametrize(
+    ("written", "version"),
+    [
+        ("9.9.2", "9.9.2"),
+        ("9.9.2.post1", "9.9.2.post1"),
+        ("9.9.2rc1", "9.9.2rc1"),
+        ("9.9.2.dev3+gabc", "9.9.2"),
+    ],
+)
 def test_a_version_written_in_a_folder(project, tmp_path, written, version):
     checkout = project.checkout(tmp_path / "sglang", None)
     shutil.rmtree(checkout / ".git")

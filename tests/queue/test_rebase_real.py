@@ -1,6 +1,8 @@
-"""The real queue on real releases: carried from 0.5.16 to 0.5.18 once more, it must come out as it was written by hand.
+"""The real queue on real releases: carried from 0.5.16 to 0.5.18 once more, it must come out as it
+was written by hand.
 
-Takes the releases from the machine's own cache (`scripts/nox check` fills it), and is skipped where that has none.
+Takes the releases from the machine's own cache (`scripts/nox check` fills it), and is skipped where
+that has none.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 import fakes
 import pytest
 from packaging.version import Version
+
 from patchqueue.laying import quilt
 from patchqueue.laying.apply import load_queue, replay_on, select, stack
 from patchqueue.laying.place import edits
@@ -48,7 +51,8 @@ def real_cache(filled: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Carried:
-    """A project carried to 0.5.18: each step of the way, and the lines that its series had before."""
+    """A project carried to 0.5.18: each step of the way, and the lines that its series had
+    before."""
 
     root: Path
     steps: list[rebase.Progress]
@@ -66,15 +70,20 @@ def carried(filled: None, tmp_path_factory: pytest.TempPathFactory) -> Carried:
 
 
 def cut(folder: Path) -> Path:
-    """The project as it was before anything newer than 0.5.16: its pins, its variants, and no word of what later releases merged."""
+    """The project as it was before anything newer than 0.5.16: its pins, its variants, and no word
+    of what later releases merged."""
     root = folder / "project"
     for name in ("patches", "overlay", "upstream"):
         shutil.copytree(ROOT / name, root / name)
     (root / "tests").symlink_to(ROOT / "tests")
     text = (ROOT / pins.FILE).read_text()
     head, *revisions = text.split("[[revision]]")
-    kept = [part for part in revisions if Version(re.search(r'version = "(.+)"', part).group(1)) <= OLD]
-    (root / pins.FILE).write_text("[[revision]]".join([re.sub(r"(?m)^tested.*$", "tested = []", head), *kept]))
+    kept = [
+        part for part in revisions if Version(re.search(r'version = "(.+)"', part).group(1)) <= OLD
+    ]
+    (root / pins.FILE).write_text(
+        "[[revision]]".join([re.sub(r"(?m)^tested.*$", "tested = []", head), *kept])
+    )
     known = [pin.version for pin in pins.load(root).all]
     lines = []
     for line in (ROOT / series.FILE).read_text().splitlines():
@@ -85,9 +94,17 @@ def cut(folder: Path) -> Path:
             lines.append(re.sub(r"<0\.5\.(1[89]|2\d)\b(,!=0\.5\.17\.\*)?", "<0.5.17", line))
     (root / series.FILE).write_text("\n".join(lines) + "\n")
     pinned, _ = placed.read(root)
-    (root / placed.FILE).write_bytes(placed.text({version: each for version, each in pinned.items() if version <= OLD}))
+    (root / placed.FILE).write_bytes(
+        placed.text({version: each for version, each in pinned.items() if version <= OLD})
+    )
     for file in (root / "patches").rglob("*.patch"):
-        file.write_text(re.sub(r"(?m)^Upstream-Status: Merged 0\.5\.(1[78]|2\d)$", "Upstream-Status: Pending", file.read_text()))
+        file.write_text(
+            re.sub(
+                r"(?m)^Upstream-Status: Merged 0\.5\.(1[78]|2\d)$",
+                "Upstream-Status: Pending",
+                file.read_text(),
+            )
+        )
     for path in series.read(root)[0].unnamed_overlay():
         (root / "overlay" / path).unlink()
     return root
@@ -96,7 +113,12 @@ def cut(folder: Path) -> Path:
 def real_files() -> dict[str, dict[str, bytes]]:
     """What each patch of the real queue leaves on 0.5.18, by the name its variants share."""
     every = pins.load(ROOT)
-    return {base: after for base, (_, after) in Stages(load_queue(ROOT), every.find(str(NEW)), fakes.quiet).of.items()}
+    return {
+        base: after
+        for base, (_, after) in Stages(
+            load_queue(ROOT), every.find(str(NEW)), fakes.quiet
+        ).of.items()
+    }
 
 
 def carry(root: Path) -> Iterator[rebase.Progress]:
@@ -118,13 +140,18 @@ def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(carried):
     cut = carried.root
     queue, real = load_queue(cut), load_queue(ROOT)
     pristine = source.fetch(pins.load(ROOT).find(str(NEW)), None, fakes.quiet)
-    made, wanted = queue.select(NEW), [patch for patch in real.select(NEW) if real.base(patch.name) not in LATER]
+    made, wanted = (
+        queue.select(NEW),
+        [patch for patch in real.select(NEW) if real.base(patch.name) not in LATER],
+    )
     assert [queue.base(patch.name) for patch in made] == [real.base(patch.name) for patch in wanted]
     assert [edits(patch) for patch in made] == [edits(patch) for patch in wanted]
     replayed, hand = replay_on(queue, made, pristine), replay_on(real, wanted, pristine)
     assert replayed.problems == () == hand.problems
     changed = {path for patch in wanted for file in patch.files for path in [file.path]}
-    assert {path: replayed.files[path] for path in changed} == {path: hand.files[path] for path in changed}
+    assert {path: replayed.files[path] for path in changed} == {
+        path: hand.files[path] for path in changed
+    }
     assert not (cut / "work/rebase-0.5.18").exists()
 
 
@@ -133,14 +160,27 @@ def test_a_text_that_only_moved_is_carried_without_a_file(carried):
     assert last.found.conflict is None
     guards = {entry.name: entry.text for entry in load_queue(cut).entries}
     today = {entry.name: entry.text for entry in load_queue(ROOT).entries}
-    assert guards["breakable/keep-break-tensors@0.5.14.patch"] == ">=0.5.14,<0.5.19" and guards[SHARED] == today[SHARED] == ">=0.5.13,<0.5.19"
-    assert split((cut / "patches" / SHARED).read_text())[1] == split((ROOT / "patches" / SHARED).read_text())[1]
+    assert (
+        guards["breakable/keep-break-tensors@0.5.14.patch"] == ">=0.5.14,<0.5.19"
+        and guards[SHARED] == today[SHARED] == ">=0.5.13,<0.5.19"
+    )
+    assert (
+        split((cut / "patches" / SHARED).read_text())[1]
+        == split((ROOT / "patches" / SHARED).read_text())[1]
+    )
     lines = [placed.read(root)[0][NEW].lines[SHARED] for root in (cut, ROOT)]
     assert lines[0] == lines[1]
     added = {path.name for path in (cut / "patches").rglob("*.patch")} - before
-    assert added == {entry.name.rpartition("/")[2] for entry in load_queue(cut).entries if "@0.5.18" in entry.name}, "variants are for what is other code"
+    assert added == {
+        entry.name.rpartition("/")[2]
+        for entry in load_queue(cut).entries
+        if "@0.5.18" in entry.name
+    }, "variants are for what is other code"
     assert last.found.count(Outcome.MERGED_UPSTREAM) >= 1
-    assert "Upstream-Status: Merged 0.5.18" in (cut / "patches/mamba2/track-mask-once.patch").read_text()
+    assert (
+        "Upstream-Status: Merged 0.5.18"
+        in (cut / "patches/mamba2/track-mask-once.patch").read_text()
+    )
 
 
 def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
@@ -153,7 +193,15 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
     write_patches(tmp_path, pushed)
     engine = quilt.find(CACHE, fakes.quiet)
     while (done := engine.run(tmp_path, "push", "--fuzz=0")).returncode == 0:
-        assert "offset" not in done.stdout and "fuzz" not in done.stdout, "it has the release's own lines"
+        assert "offset" not in done.stdout and "fuzz" not in done.stdout, (
+            "it has the release's own lines"
+        )
         engine.run(tmp_path, "refresh", *quilt.FORM)
-    written = {patch.name: split((tmp_path / "patches" / patch.name).read_text())[1] for patch in patches}
-    assert len(written) > 3 and {patch.name: unified(*stages.of[queue.base(patch.name)]) for patch in patches} == written
+    written = {
+        patch.name: split((tmp_path / "patches" / patch.name).read_text())[1] for patch in patches
+    }
+    assert (
+        len(written) > 3
+        and {patch.name: unified(*stages.of[queue.base(patch.name)]) for patch in patches}
+        == written
+    )

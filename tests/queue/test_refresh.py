@@ -1,4 +1,5 @@
-"""What a person does in a work tree comes back to the queue whole, in one fixed form, or is refused and kept."""
+"""What a person does in a work tree comes back to the queue whole, in one fixed form, or is refused
+and kept."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import shutil
 import fakes
 import pytest
 from fakes import RUNNER, TAG, numbered, quiet
+
 from patchqueue.files.tree import hash_listing, list_folder
 from patchqueue.laying import quilt
 from patchqueue.laying.apply import apply
@@ -58,7 +60,10 @@ def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
         applied.apply()
     written, report = run(applied)
     assert [file.path for file in written] == [COUNT, PLACED]
-    assert "+added_step = 21\n" in (applied.root / COUNT).read_text() and report.outcome is Outcome.APPLIED
+    assert (
+        "+added_step = 21\n" in (applied.root / COUNT).read_text()
+        and report.outcome is Outcome.APPLIED
+    )
     assert hash_listing(list_folder(applied.tree)) == wanted == report.record["tree"]["after"]
 
 
@@ -99,7 +104,9 @@ def test_the_overlay_comes_back(applied):
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
     written, _ = run(applied)
     assert [file.path for file in written] == [f"overlay/{STEPS}", PLACED]
-    assert (applied.root / "overlay" / STEPS).read_text() == '"""Steps of our own, more of them."""\n'
+    assert (
+        applied.root / "overlay" / STEPS
+    ).read_text() == '"""Steps of our own, more of them."""\n'
 
 
 def test_popped_patches_come_back_too(applied):
@@ -114,7 +121,10 @@ def test_changed_in_the_queue_and_in_the_tree_is_refused(applied):
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     edit(applied.root / COUNT, "+added_step = 20", "+added_step = 30")
     assert refused(applied) == ["changed-twice"]
-    assert "added_step = 21" in (applied.tree / RUNNER).read_text() and "added_step = 30" in (applied.root / COUNT).read_text()
+    assert (
+        "added_step = 21" in (applied.tree / RUNNER).read_text()
+        and "added_step = 30" in (applied.root / COUNT).read_text()
+    )
 
 
 def test_a_queue_that_moved_on_is_no_edit(applied):
@@ -122,7 +132,10 @@ def test_a_queue_that_moved_on_is_no_edit(applied):
     (applied.tree / STEPS).write_text('"""Mine."""\n')
     edit(applied.root / CUT, "+six = 6", "+six = 66")
     written, report = run(applied)
-    assert [file.path for file in written] == [f"overlay/{STEPS}", PLACED] and report.outcome is Outcome.APPLIED
+    assert [file.path for file in written] == [
+        f"overlay/{STEPS}",
+        PLACED,
+    ] and report.outcome is Outcome.APPLIED
     assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")
 
 
@@ -133,13 +146,20 @@ def test_a_new_patch_from_start_to_apply(applied):
     edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.1-mine")
     written, report = run(applied)
     assert [file.path for file in written] == ["patches/steps/say-version.patch", "series", PLACED]
-    assert report is None and any("[bad-field]" in line for line in applied.said)  # the header is a form to fill in
-    assert (applied.root / "series").read_text().splitlines()[-1].split(" #") == [f"{'steps/say-version.patch':<29}", " >=9.9.1,<9.9.2"]
+    # the header is a form to fill in
+    assert report is None and any("[bad-field]" in line for line in applied.said)
+    assert (applied.root / "series").read_text().splitlines()[-1].split(" #") == [
+        f"{'steps/say-version.patch':<29}",
+        " >=9.9.1,<9.9.2",
+    ]
     path = applied.root / "patches/steps/say-version.patch"
     diff = path.read_text()[path.read_text().index("--- a/") :]
     path.write_text(f"{fakes.header(Probe='python/sglang/version.py :: 9.9.1-mine')}\n{diff}")
     written, report = run(applied)
-    assert report.outcome is Outcome.APPLIED and "9.9.1-mine" in (applied.tree / "python/sglang/version.py").read_text()
+    assert (
+        report.outcome is Outcome.APPLIED
+        and "9.9.1-mine" in (applied.tree / "python/sglang/version.py").read_text()
+    )
     assert path.read_text().startswith("Subject: Count the steps once more\n")
 
 
@@ -149,11 +169,28 @@ def test_new_below_popped_patches_goes_there_in_the_series(applied):
     engine().run(applied.tree, "add", "python/sglang/version.py")
     edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.3")
     run(applied)
-    names = [line.split()[0] for line in (applied.root / "series").read_text().splitlines() if not line.startswith("#")]
-    assert names == ["steps/count-once-more.patch", "steps/in-between.patch", "steps/name-the-cut.patch"]
+    names = [
+        line.split()[0]
+        for line in (applied.root / "series").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert names == [
+        "steps/count-once-more.patch",
+        "steps/in-between.patch",
+        "steps/name-the-cut.patch",
+    ]
 
 
-@pytest.mark.parametrize("name, problem", [("steps/count-once-more", "duplicate"), ("Steps/X y", "bad-path"), ("alone", "bad-path"), ("../x/y", "bad-path"), ("a/b@1.2", "bad-path")])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("steps/count-once-more", "duplicate"),
+        ("Steps/X y", "bad-path"),
+        ("alone", "bad-path"),
+        ("../x/y", "bad-path"),
+        ("a/b@1.2", "bad-path"),
+    ],
+)
 def test_new_refuses_a_bad_name(applied, name, problem):
     with pytest.raises(Refused) as caught:
         new(applied.root, applied.pin, name, quiet)
@@ -164,12 +201,17 @@ def two_releases(project, runner: str) -> pins.Pins:
     """9.9.3 as well, with this runner; the cut is not for it."""
     project.release("9.9.3", fakes.release_of("9.9.3") | {"sglang/srt/runner.py": runner})
     project.warm()
-    edit(project.root / CUT, "Overlay: none", "Gap: >9.9.2: the cut is another one there\nOverlay: none")
+    edit(
+        project.root / CUT,
+        "Overlay: none",
+        "Gap: >9.9.2: the cut is another one there\nOverlay: none",
+    )
     return pins.load(project.root)
 
 
 def test_text_that_moved_on_another_release_gets_its_line_there(applied):
-    """9.9.3 has two lines more on top: quilt lays the patch with an offset, the strict replay refuses it, refresh mends it."""
+    """9.9.3 has two lines more on top: quilt lays the patch with an offset, the strict replay
+    refuses it, refresh mends it."""
     all_pins = two_releases(applied, "new_a = 1\nnew_b = 2\n" + numbered(40))
     report = check(applied.root, all_pins.all, None, quiet)
     assert [problem.name for problem in report.all_problems] == ["needs refresh"]
@@ -178,33 +220,50 @@ def test_text_that_moved_on_another_release_gets_its_line_there(applied):
     assert [file.path for file in written] == [PLACED] and laid.outcome is Outcome.APPLIED
     assert fakes.snapshot(applied.root / "patches", applied.root / "series") == before
     assert '"steps/count-once-more.patch" = [20]\n' in (applied.root / PLACED).read_text()
-    assert "@@ -20,6 +20,7 @@\n" in (applied.root / "work/v9.9.3" / COUNT).read_text(), "quilt's own file has the release's line"
+    assert "@@ -20,6 +20,7 @@\n" in (applied.root / "work/v9.9.3" / COUNT).read_text(), (
+        "quilt's own file has the release's line"
+    )
     assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
     assert apply(applied.root, applied.pin, None, quiet).outcome is Outcome.APPLIED
 
 
 def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_share(applied):
-    all_pins = two_releases(applied, "new = 1\n" + numbered(40).replace("step_29 = 29\n", "step_29 = None\n"))
+    all_pins = two_releases(
+        applied, "new = 1\n" + numbered(40).replace("step_29 = 29\n", "step_29 = None\n")
+    )
     run(applied, tag="v9.9.3")
     edit(applied.tree / RUNNER, "step_31 = 31\n", "step_31 = 31\nlate = 1\n")
     written, report = run(applied)
     assert [file.path for file in written] == [COUNT, PLACED] and report.outcome is Outcome.APPLIED
     assert written[0].why == "refreshed, for v9.9.3 too"
-    shared = "@@ -30,5 +31,6 @@\n step_30 = 30\n step_31 = 31\n+late = 1\n step_32 = 32\n step_33 = 33\n step_34 = 34\n"
+    shared = (
+        "@@ -30,5 +31,6 @@\n step_30 = 30\n step_31 = 31\n+late = 1\n step_32 = 32\n step_33 = 33\n"
+        " step_34 = 34\n"
+    )
     assert (applied.root / COUNT).read_text().endswith(shared)
     assert '"steps/count-once-more.patch" = [19, 31]\n' in (applied.root / PLACED).read_text()
     assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
     apply(applied.root, all_pins.find("v9.9.3"), None, quiet)
     laid = (applied.root / "work/v9.9.3" / COUNT).read_text()
-    assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in laid, "quilt's own file has three lines of the release's own"
+    assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in laid, (
+        "quilt's own file has three lines of the release's own"
+    )
     assert run(applied)[0] == [] and run(applied, tag="v9.9.3")[0] == []
 
 
-@pytest.mark.parametrize("old, new, name", [("@@ -18,6 +18,7 @@\n step_18 = 18\n", "@@ -19,5 +19,6 @@\n", "unequal-context"), ("@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@", "needs refresh")])
+@pytest.mark.parametrize(
+    "old, new, name",
+    [
+        ("@@ -18,6 +18,7 @@\n step_18 = 18\n", "@@ -19,5 +19,6 @@\n", "unequal-context"),
+        ("@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@", "needs refresh"),
+    ],
+)
 def test_a_text_in_another_form_is_written_in_this_one(applied, old, new, name):
     right = (applied.root / COUNT).read_bytes()
     edit(applied.root / COUNT, old, new)
-    assert name in [problem.name for problem in check(applied.root, [applied.pin], None, quiet).all_problems]
+    assert name in [
+        problem.name for problem in check(applied.root, [applied.pin], None, quiet).all_problems
+    ]
     assert run(applied)[0][0].path == COUNT and (applied.root / COUNT).read_bytes() == right
     assert check(applied.root, [applied.pin], None, quiet).all_problems == ()
 
@@ -216,7 +275,9 @@ def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied):
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
     assert [file.path for file in run(applied)[0]] == [f"overlay/{STEPS}", PLACED]
     assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in applied.said[-1]
-    assert [problem.name for problem in check(applied.root, all_pins.all, None, quiet).all_problems] == ["tree mismatch"]
+    assert [
+        problem.name for problem in check(applied.root, all_pins.all, None, quiet).all_problems
+    ] == ["tree mismatch"]
 
 
 def test_an_edit_that_another_release_cannot_take_becomes_a_variant(applied):
@@ -224,14 +285,22 @@ def test_an_edit_that_another_release_cannot_take_becomes_a_variant(applied):
     run(applied, tag="v9.9.3")
     edit(applied.tree / RUNNER, "step_31 = 31\n", "")
     written, report = run(applied)
-    assert [file.path for file in written] == ["patches/steps/count-once-more@9.9.1.patch", "series", PLACED] and report.outcome is Outcome.APPLIED
-    assert "steps/count-once-more.patch  # >=9.9,<10,!=9.9.1.*\nsteps/count-once-more@9.9.1.patch # ==9.9.1.*\n" in (applied.root / "series").read_text()
+    assert [file.path for file in written] == [
+        "patches/steps/count-once-more@9.9.1.patch",
+        "series",
+        PLACED,
+    ] and report.outcome is Outcome.APPLIED
+    assert (
+        "steps/count-once-more.patch  # >=9.9,<10,!=9.9.1.*\nsteps/count-once-more@9.9.1.patch #"
+        " ==9.9.1.*\n" in (applied.root / "series").read_text()
+    )
     assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
 
 
 @pytest.mark.parametrize("number", range(1, 7))
 def test_killed_while_it_writes_it_ends_old_or_new(applied, number, monkeypatch):
-    """The renames: the journal (from here on it is new), the variant, the series, the lines, the journal away; then work/."""
+    """The renames: the journal (from here on it is new), the variant, the series, the lines, the
+    journal away; then work/."""
     all_pins = two_releases(applied, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
     run(applied, tag="v9.9.3")
     edit(applied.tree / RUNNER, "step_31 = 31\n", "")
@@ -243,16 +312,28 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, number, monkeypatch)
             run(applied)
     problems = check(applied.root, all_pins.all, None, quiet).all_problems
     after = {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
-    assert problems == () and (after == before) is (number == 1), "the next command finds a whole queue, the old one or the new one"
+    assert problems == () and (after == before) is (number == 1), (
+        "the next command finds a whole queue, the old one or the new one"
+    )
     run(applied)
-    assert (applied.root / "patches/steps/count-once-more@9.9.1.patch").is_file() and check(applied.root, all_pins.all, None, quiet).all_problems == ()
+    assert (applied.root / "patches/steps/count-once-more@9.9.1.patch").is_file() and check(
+        applied.root, all_pins.all, None, quiet
+    ).all_problems == ()
 
 
 def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(applied):
     """A second patch of 9.9.3 alone stands on the line that the edit takes away."""
     two_releases(applied, numbered(40))
-    before, after = (numbered(40).replace("step_20 = 20\n", f"step_20 = 20\nadded_step = 20\n{more}") for more in ("", "twice = 1\n"))
-    applied.write("patches/steps/count-twice.patch", fakes.patch_text(before=before, after=after, Probe=f"{RUNNER} :: twice", Gap="<9.9.2: not needed: there"))
+    before, after = (
+        numbered(40).replace("step_20 = 20\n", f"step_20 = 20\nadded_step = 20\n{more}")
+        for more in ("", "twice = 1\n")
+    )
+    applied.write(
+        "patches/steps/count-twice.patch",
+        fakes.patch_text(
+            before=before, after=after, Probe=f"{RUNNER} :: twice", Gap="<9.9.2: not needed: there"
+        ),
+    )
     with open(applied.root / "series", "a") as file:
         file.write("steps/count-twice.patch  # >=9.9.2,<10\n")
     run(applied, tag="v9.9.3")
@@ -260,17 +341,26 @@ def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(a
     folders = [applied.root / name for name in ("patches", "upstream", "series")]
     found = fakes.snapshot(*folders)
     assert refused(applied) == ["conflict"]
-    assert fakes.snapshot(*folders) == found and "added_step = 21" in (applied.tree / RUNNER).read_text()
+    assert (
+        fakes.snapshot(*folders) == found
+        and "added_step = 21" in (applied.tree / RUNNER).read_text()
+    )
 
 
 def test_an_edit_that_fits_every_release_stays_one_patch(applied):
     applied.release("9.9.3", fakes.release_of("9.9.3"))
     applied.warm()
-    edit(applied.root / CUT, "Overlay: none", "Gap: >9.9.2: the cut is another one there\nOverlay: none")
+    edit(
+        applied.root / CUT,
+        "Overlay: none",
+        "Gap: >9.9.2: the cut is another one there\nOverlay: none",
+    )
     applied.apply()
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     written, _ = run(applied)
-    assert [file.path for file in written] == [COUNT, PLACED] and check(applied.root, pins.load(applied.root).all, None, quiet).all_problems == ()
+    assert [file.path for file in written] == [COUNT, PLACED] and check(
+        applied.root, pins.load(applied.root).all, None, quiet
+    ).all_problems == ()
 
 
 def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):
@@ -283,12 +373,22 @@ def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):
 def test_an_insertion_that_can_begin_at_two_places_stays_where_it_is(project, first):
     """Diff programs choose differently between two equal lines; neither choice is an edit."""
     lines = [f" step_{number} = {number}\n" for number in range(1, 41)]
-    added = ["+step_20 = 20\n", "+added_step = 20\n"] if first == 17 else ["+added_step = 20\n", "+step_20 = 20\n"]
+    added = (
+        ["+step_20 = 20\n", "+added_step = 20\n"]
+        if first == 17
+        else ["+added_step = 20\n", "+step_20 = 20\n"]
+    )
     hunk = [*lines[first - 1 : first + 2], *added, *lines[first + 2 : first + 5]]
-    text = f"{fakes.header(Overlay='python/sglang/srt/steps/')}\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -{first},6 +{first},8 @@\n{''.join(hunk)}"
+    text = (
+        f"{fakes.header(Overlay='python/sglang/srt/steps/')}\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@"
+        f" -{first},6 +{first},8 @@\n{''.join(hunk)}"
+    )
     project.write(COUNT, text)
     project.place()
     project.apply()
     assert run(project)[0] == [] and (project.root / COUNT).read_text() == text
     edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
-    assert [file.path for file in run(project)[0]] == [COUNT, "upstream/placed.toml"] and "added_step = 21" in (project.root / COUNT).read_text()
+    assert [file.path for file in run(project)[0]] == [
+        COUNT,
+        "upstream/placed.toml",
+    ] and "added_step = 21" in (project.root / COUNT).read_text()

@@ -12,6 +12,7 @@ import pytest
 from fakes import RUNNER, diff, numbered, quiet
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from patchqueue.laying import quilt
 from patchqueue.laying.replay import replay
 from patchqueue.laying.worktree import write_patches
@@ -31,7 +32,12 @@ def patch(text: str, name: str = "a/b.patch") -> patchfile.Patch:
 def run(upstream: str | bytes | None, *diffs: str, overlay: dict[str, bytes] | None = None):
     content = upstream.encode() if isinstance(upstream, str) else upstream
     read = {RUNNER: content} if content is not None else {}
-    return replay([patch(text, f"a/{n}.patch") for n, text in enumerate(diffs)], overlay or {}, read.get, "v9.9.1")
+    return replay(
+        [patch(text, f"a/{n}.patch") for n, text in enumerate(diffs)],
+        overlay or {},
+        read.get,
+        "v9.9.1",
+    )
 
 
 def one(upstream: str | bytes | None, text: str):
@@ -44,21 +50,36 @@ def one(upstream: str | bytes | None, text: str):
 
 def test_exact():
     result = run(BASE, diff(RUNNER, BASE, EDITED))
-    assert [step.outcome for step in result.steps] == [Outcome.APPLIED] and result.files == {RUNNER: EDITED.encode()}
+    assert [step.outcome for step in result.steps] == [Outcome.APPLIED] and result.files == {
+        RUNNER: EDITED.encode()
+    }
     assert result.problems == ()
 
 
 def test_patches_build_on_each_other():
     twice = EDITED.replace("added = 1\n", "added = 1\nagain = 2\n")
-    assert run(BASE, diff(RUNNER, BASE, EDITED), diff(RUNNER, EDITED, twice)).files == {RUNNER: twice.encode()}
+    assert run(BASE, diff(RUNNER, BASE, EDITED), diff(RUNNER, EDITED, twice)).files == {
+        RUNNER: twice.encode()
+    }
 
 
-@pytest.mark.parametrize("offset, says", [(1, "at line 19, 1 line later"), (7, "at line 25, 7 lines later"), (-5, "at line 13, 5 lines earlier")])
+@pytest.mark.parametrize(
+    "offset, says",
+    [
+        (1, "at line 19, 1 line later"),
+        (7, "at line 25, 7 lines later"),
+        (-5, "at line 13, 5 lines earlier"),
+    ],
+)
 def test_offset_needs_refresh(offset, says):
     moved = "new\n" * offset + BASE if offset > 0 else "".join(BASE.splitlines(True)[-offset:])
     outcome, names, problem = one(moved, diff(RUNNER, BASE, EDITED))
     assert (outcome, names) == (Outcome.NEEDS_REFRESH, ["needs refresh"])
-    assert says in problem.what and problem.where == f"patches/a/0.patch on v9.9.1: {RUNNER}: hunk 1, line 18" and "scripts/nox refresh v9.9.1" in problem.hint
+    assert (
+        says in problem.what
+        and problem.where == f"patches/a/0.patch on v9.9.1: {RUNNER}: hunk 1, line 18"
+        and "scripts/nox refresh v9.9.1" in problem.hint
+    )
 
 
 @pytest.mark.parametrize("above", ["", "x\n"], ids=["at its line too", "moved"])
@@ -66,8 +87,13 @@ def test_text_at_several_places_is_a_conflict_that_names_them(above):
     same = "a\nb\nc\nd\ne\nf\n"
     text = diff(RUNNER, same, same.replace("c\nd\n", "c\nnew\nd\n"))
     outcome, names, problem = one(above + same + same, text)
-    assert (outcome, names) == (Outcome.CONFLICT, ["conflict"]) and problem.where.endswith("hunk 1, line 1")
-    assert problem.what == f"its text is at 2 places: lines {1 + len(above) // 2}, {7 + len(above) // 2}"
+    assert (outcome, names) == (Outcome.CONFLICT, ["conflict"]) and problem.where.endswith(
+        "hunk 1, line 1"
+    )
+    assert (
+        problem.what
+        == f"its text is at 2 places: lines {1 + len(above) // 2}, {7 + len(above) // 2}"
+    )
 
 
 def test_a_place_before_the_last_hunk_does_not_count():
@@ -81,9 +107,15 @@ def test_a_place_before_the_last_hunk_does_not_count():
 
 
 def test_conflict_names_the_upstream_line():
-    outcome, names, problem = one(BASE.replace("step_22 = 22", "step_22 = None"), diff(RUNNER, BASE, EDITED))
+    outcome, names, problem = one(
+        BASE.replace("step_22 = 22", "step_22 = None"), diff(RUNNER, BASE, EDITED)
+    )
     assert (outcome, names) == (Outcome.CONFLICT, ["conflict"])
-    assert problem.what == "line 22 should read 'step_22 = 22', upstream has 'step_22 = None'" and "hunk 1, line 18" in problem.where and problem.hint
+    assert (
+        problem.what == "line 22 should read 'step_22 = 22', upstream has 'step_22 = None'"
+        and "hunk 1, line 18" in problem.where
+        and problem.hint
+    )
 
 
 def test_conflict_at_the_end_of_the_file():
@@ -93,7 +125,10 @@ def test_conflict_at_the_end_of_the_file():
 
 def test_already_there_is_merged_upstream():
     outcome, names, problem = one(EDITED, diff(RUNNER, BASE, EDITED))
-    assert (outcome, names) == (Outcome.MERGED_UPSTREAM, ["merged upstream"]) and "guard" in problem.hint
+    assert (outcome, names) == (
+        Outcome.MERGED_UPSTREAM,
+        ["merged upstream"],
+    ) and "guard" in problem.hint
 
 
 def test_missing_file():
@@ -105,22 +140,32 @@ def test_a_patch_is_laid_whole_or_not_at_all():
     after = BASE.replace("step_5 = 5\n", "five = 5\n").replace("step_30 = 30\n", "thirty = 30\n")
     upstream = BASE.replace("step_29 = 29", "step_29 = None")
     result = run(upstream, diff(RUNNER, BASE, after))
-    assert result.files == {} and [problem.where.split(": ")[-1] for problem in result.problems] == ["hunk 2, line 27"]
+    assert result.files == {} and [
+        problem.where.split(": ")[-1] for problem in result.problems
+    ] == ["hunk 2, line 27"]
 
 
 def test_every_misfit_is_named():
     after = BASE.replace("step_5 = 5\n", "five = 5\n").replace("step_30 = 30\n", "thirty = 30\n")
-    _, names, _ = one(BASE.replace("step_4 = 4", "step_4 = None").replace("step_29 = 29", "step_29 = None"), diff(RUNNER, BASE, after))
+    _, names, _ = one(
+        BASE.replace("step_4 = 4", "step_4 = None").replace("step_29 = 29", "step_29 = None"),
+        diff(RUNNER, BASE, after),
+    )
     assert names == ["conflict", "conflict"]
 
 
 def test_a_misfit_says_nothing_wrong_about_the_hunks_after_it():
-    after = BASE.replace("step_5 = 5\n", "step_5 = 5\nfive = 5\n").replace("step_30 = 30\n", "thirty = 30\n")
+    after = BASE.replace("step_5 = 5\n", "step_5 = 5\nfive = 5\n").replace(
+        "step_30 = 30\n", "thirty = 30\n"
+    )
     outcome, names, _ = one(BASE.replace("step_4 = 4", "step_4 = None"), diff(RUNNER, BASE, after))
     assert (outcome, names) == (Outcome.CONFLICT, ["conflict"])
 
 
-@pytest.mark.parametrize("upstream, after", [("a\nb", "a\nc"), ("a\nb", "a\nb\n"), ("a\nb\n", "a\nb"), ("a\nb", "a\nb\nc"), ("b", "a\nb")])
+@pytest.mark.parametrize(
+    "upstream, after",
+    [("a\nb", "a\nc"), ("a\nb", "a\nb\n"), ("a\nb\n", "a\nb"), ("a\nb", "a\nb\nc"), ("b", "a\nb")],
+)
 def test_no_line_end_at_the_end_of_the_file(upstream, after):
     text = diff(RUNNER, upstream, after)
     assert run(upstream, text).files == {RUNNER: after.encode()}
@@ -141,10 +186,20 @@ def test_bytes_that_are_no_text_are_kept():
     assert run(upstream, diff(RUNNER, *after)).files == {RUNNER: b"\xff\r\n" + EDITED.encode()}
 
 
-@pytest.mark.parametrize("upstream, outcome", [("new\na = 1\nb = 2\nc = 3\n", Outcome.NEEDS_REFRESH), ("a = 1\nb = 2\nc = 3\nnew\n", Outcome.APPLIED), ("a = 1\nb = 2\nb = 2\n", Outcome.CONFLICT)])
+@pytest.mark.parametrize(
+    "upstream, outcome",
+    [
+        ("new\na = 1\nb = 2\nc = 3\n", Outcome.NEEDS_REFRESH),
+        ("a = 1\nb = 2\nc = 3\nnew\n", Outcome.APPLIED),
+        ("a = 1\nb = 2\nb = 2\n", Outcome.CONFLICT),
+    ],
+)
 def test_little_context_is_as_exact(upstream, outcome):
-    """What releases agree on may be one line: it stands where it is pinned, and at no other place."""
-    text = diff(RUNNER, "a = 1\nb = 2\n", "a = 1\nB = 2\n").replace("@@ -1,2 +1,2 @@\n a = 1\n", "@@ -2 +2 @@\n")
+    """What releases agree on may be one line: it stands where it is pinned, and at no other
+    place."""
+    text = diff(RUNNER, "a = 1\nb = 2\n", "a = 1\nB = 2\n").replace(
+        "@@ -1,2 +1,2 @@\n a = 1\n", "@@ -2 +2 @@\n"
+    )
     assert "@@ -2 +2 @@\n-b = 2\n" in text and one(upstream, text)[0] is outcome
 
 
@@ -154,33 +209,46 @@ def test_a_wrong_new_side_is_corrupt():
 
 
 def test_overlapping_hunks_are_corrupt():
-    hunk = "@@ -18,6 +{},7 @@\n step_18 = 18\n step_19 = 19\n step_20 = 20\n+added = 1\n step_21 = 21\n step_22 = 22\n step_23 = 23\n"
+    hunk = (
+        "@@ -18,6 +{},7 @@\n step_18 = 18\n step_19 = 19\n step_20 = 20\n+added = 1\n step_21 ="
+        " 21\n step_22 = 22\n step_23 = 23\n"
+    )
     text = f"--- a/{RUNNER}\n+++ b/{RUNNER}\n" + hunk.format(18) + hunk.format(19)
     assert one(BASE, text)[:2] == (Outcome.CORRUPT, ["corrupt"])
 
 
 def test_a_hunk_that_deletes_all_of_another_text_is_a_conflict():
-    assert one("x\ny\n", f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +0,0 @@\n-a\n-b\n")[0] is Outcome.CONFLICT
+    assert (
+        one("x\ny\n", f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +0,0 @@\n-a\n-b\n")[0]
+        is Outcome.CONFLICT
+    )
 
 
 def test_overlay_lies_below_the_patches_and_shadows_nothing():
     new = "python/sglang/new.py"
     assert run(BASE, diff(new, "a\n", "b\n"), overlay={new: b"a\n"}).files == {new: b"b\n"}
     result = run(BASE, overlay={RUNNER: b"mine\n"})
-    assert [problem.name for problem in result.problems] == ["overlay-shadows-upstream"] and result.steps[0].outcome is Outcome.CONFLICT
+    assert [problem.name for problem in result.problems] == [
+        "overlay-shadows-upstream"
+    ] and result.steps[0].outcome is Outcome.CONFLICT
 
 
-LINES = st.lists(st.sampled_from([*"abcde", "", "    x = 1", "\f", "-- x", "++ y", "\\ z", "é"]), max_size=30)
+LINES = st.lists(
+    st.sampled_from([*"abcde", "", "    x = 1", "\f", "-- x", "++ y", "\\ z", "é"]), max_size=30
+)
 
 
 @st.composite
 def edits(draw) -> tuple[str, str]:
-    """A file and the same file after some lines were replaced, removed or put in; either may lack its last line end."""
+    """A file and the same file after some lines were replaced, removed or put in; either may lack
+    its last line end."""
     before = draw(LINES)
     after = list(before)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(after)))
-        after[at : at + draw(st.integers(0, 3))] = draw(st.lists(st.sampled_from(["new", "x", "a", ""]), max_size=3))
+        after[at : at + draw(st.integers(0, 3))] = draw(
+            st.lists(st.sampled_from(["new", "x", "a", ""]), max_size=3)
+        )
     ends = draw(st.sampled_from(["\n", ""])), draw(st.sampled_from(["\n", ""]))
     return "\n".join(before) + ends[0], "\n".join(after) + ends[1]
 
@@ -188,7 +256,8 @@ def edits(draw) -> tuple[str, str]:
 @given(edits())
 def test_replay_gives_the_edited_file(edit):
     before, after = edit
-    assume(before and after and before != after)  # a patch that fills or empties a file is refused by its form
+    # a patch that fills or empties a file is refused by its form
+    assume(before and after and before != after)
     result = run(before, diff(RUNNER, before, after))
     if at_one_place(before, after):
         assert result.problems == () and result.files == {RUNNER: after.encode()}
@@ -197,12 +266,15 @@ def test_replay_gives_the_edited_file(edit):
 
 
 def at_one_place(before: str, after: str) -> bool:
-    """Whether every hunk's lines are in the file once, behind those of the hunk before: looked for line by line."""
+    """Whether every hunk's lines are in the file once, behind those of the hunk before: looked for
+    line by line."""
     lines, done = before.split("\n"), 0
     for hunk in patchfile.parse_diff(diff(RUNNER, before, after))[0].hunks:
         wanted = "".join(hunk.old).split("\n")
         whole, end = (wanted[:-1], len(lines) - 1) if wanted[-1] == "" else (wanted, len(lines))
-        starts = [n for n in range(done, end - len(whole) + 1) if lines[n : n + len(whole)] == whole]
+        starts = [
+            n for n in range(done, end - len(whole) + 1) if lines[n : n + len(whole)] == whole
+        ]
         if wanted[-1] != "":  # no line end: the file's last lines
             starts = [n for n in starts if n + len(whole) == len(lines)]
         if len(starts) != 1:
@@ -226,7 +298,9 @@ def engine(quilt_home):
 
 
 @contextmanager
-def laid(engine: quilt.Quilt, files: dict[str, str], text: str) -> Iterator[tuple[Path, subprocess.CompletedProcess]]:
+def laid(
+    engine: quilt.Quilt, files: dict[str, str], text: str
+) -> Iterator[tuple[Path, subprocess.CompletedProcess]]:
     """A tree of these files after `quilt push` of one patch, and what quilt said."""
     with tempfile.TemporaryDirectory() as name:
         for path, content in files.items():
@@ -237,7 +311,9 @@ def laid(engine: quilt.Quilt, files: dict[str, str], text: str) -> Iterator[tupl
 
 
 # An empty file is none for quilt; such patches are refused by their form.
-REAL_EDITS = edits().filter(lambda edit: edit[0] and edit[1] and edit[0] != edit[1] and at_one_place(*edit))
+REAL_EDITS = edits().filter(
+    lambda edit: edit[0] and edit[1] and edit[0] != edit[1] and at_one_place(*edit)
+)
 
 
 @settings(max_examples=6)
@@ -252,7 +328,9 @@ def test_quilt_makes_the_same_bytes(engine, several):
         assert done.returncode == 0, done.stdout
         assert {path: (tree / path).read_bytes() for path in before} == after == replayed.files
         engine.run(tree, "pop", "-a")
-        assert {path: (tree / path).read_bytes() for path in before} == {path: old.encode() for path, old in before.items()}
+        assert {path: (tree / path).read_bytes() for path in before} == {
+            path: old.encode() for path, old in before.items()
+        }
 
 
 @settings(max_examples=5)
@@ -260,9 +338,16 @@ def test_quilt_makes_the_same_bytes(engine, several):
 def test_quilt_moves_a_hunk_where_replay_says_needs_refresh(engine, at, count):
     text = diff(RUNNER, BASE, BASE.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded = 1\n"))
     with laid(engine, {RUNNER: "quite new\n" * count + BASE}, text) as (tree, done):
-        assert done.returncode == 0 and f"offset {count} line" in done.stdout and "added = 1" in (tree / RUNNER).read_text()
+        assert (
+            done.returncode == 0
+            and f"offset {count} line" in done.stdout
+            and "added = 1" in (tree / RUNNER).read_text()
+        )
     outcome, _, problem = one("quite new\n" * count + BASE, text)
-    assert outcome is Outcome.NEEDS_REFRESH and f"{count} line{'s' if count > 1 else ''} later" in problem.what
+    assert (
+        outcome is Outcome.NEEDS_REFRESH
+        and f"{count} line{'s' if count > 1 else ''} later" in problem.what
+    )
 
 
 @settings(max_examples=5)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
 from patchqueue.queue import patchfile, series
 
 
@@ -18,7 +19,10 @@ def test_doctest():
 
 
 def test_parses_lines_in_order():
-    entries, problems = series.parse("# order\n\na/b-c.patch  # >=0.5.6,<0.5.10\na/b-c@0.5.10.patch # ==0.5.10.*\nx/y.patch # ~=0.5.9 \n")
+    entries, problems = series.parse(
+        "# order\n\na/b-c.patch  # >=0.5.6,<0.5.10\na/b-c@0.5.10.patch # ==0.5.10.*\nx/y.patch #"
+        " ~=0.5.9 \n"
+    )
     assert problems == []
     assert [(entry.name, entry.guard, entry.line, entry.base) for entry in entries] == [
         ("a/b-c.patch", SpecifierSet(">=0.5.6,<0.5.10"), 3, "a/b-c.patch"),
@@ -37,7 +41,10 @@ def test_parses_lines_in_order():
         ("a/b.patch  # =>0.5.9", "bad-guard"),
         ("a/b.patch  # >=0.5.9 <0.5.10", "bad-guard"),
         ("a/b.patch  # v0.5.9", "bad-guard"),
-        ("a/b.patch  # ===0.5.9", "bad-guard"),  # compares text: no range, and no telling whether two overlap
+        (
+            "a/b.patch  # ===0.5.9",
+            "bad-guard",
+        ),  # compares text: no range, and no telling whether two overlap
         ("b.patch  # >=0.5.9", "bad-path"),
         ("a/b.diff  # >=0.5.9", "bad-path"),
         ("../b.patch  # >=0.5.9", "bad-path"),
@@ -82,10 +89,16 @@ SAMPLE = sorted(
     for micro in (0, 7, 8, 9, 10, 11)
     for end in ("rc1", "", ".post1", ".post2", ".1")
 )
-VERSIONS = st.sampled_from(["0.5.8", "0.5.9", "0.5.9.post1", "0.5.10rc1", "0.5.10", "0.5.11", "0.6.0", "0.5", "0.5.0"])
+VERSIONS = st.sampled_from(
+    ["0.5.8", "0.5.9", "0.5.9.post1", "0.5.10rc1", "0.5.10", "0.5.11", "0.6.0", "0.5", "0.5.0"]
+)
 CLAUSES = st.one_of(
     st.builds("{}{}".format, st.sampled_from([">=", "<=", ">", "<", "==", "!="]), VERSIONS),
-    st.builds("{}{}.*".format, st.sampled_from(["==", "!="]), st.sampled_from(["0.5.8", "0.5.9", "0.5.10", "0.5"])),
+    st.builds(
+        "{}{}.*".format,
+        st.sampled_from(["==", "!="]),
+        st.sampled_from(["0.5.8", "0.5.9", "0.5.10", "0.5"]),
+    ),
     st.sampled_from(["~=0.5.9", "~=0.5.9.post1", "~=0.5"]),
 )
 GUARDS = st.lists(CLAUSES, min_size=1, max_size=3).map(",".join)
@@ -94,7 +107,9 @@ GUARDS = st.lists(CLAUSES, min_size=1, max_size=3).map(",".join)
 @settings(max_examples=200)
 @given(first=GUARDS, second=GUARDS)
 def test_overlap_is_found_exactly_where_there_is_one(first, second):
-    (a, b, _), problems = series.parse(f"a/b.patch # {first}\na/b@1.patch # {second}\nc/d.patch # {first}\n")
+    (a, b, _), problems = series.parse(
+        f"a/b.patch # {first}\na/b@1.patch # {second}\nc/d.patch # {first}\n"
+    )
     assert problems == []
     both = [version for version in SAMPLE if a.is_for(version) and b.is_for(version)]
     found = series.overlapping([a, b])
@@ -108,7 +123,8 @@ def test_overlap_is_found_exactly_where_there_is_one(first, second):
     [(">=0.5.9,!=0.5.9,<0.5.9.post2", "0.5.9.post1"), (">0.5.9.post2,<0.5.9.1", "0.5.9.post9")],
 )
 def test_an_overlap_in_post_releases_alone_is_found(guard, version):
-    """As 0.5.12 has one that is pinned and two that are not: no bound of these guards is in both."""
+    """As 0.5.12 has one that is pinned and two that are not: no bound of these guards is in
+    both."""
     (a, b), problems = series.parse(f"a/b.patch # {guard}\na/b@1.patch # {guard}\n")
     assert problems == [] and series.overlapping([a, b]) == [(a, b, Version(version))]
 
@@ -125,11 +141,18 @@ def test_no_text_makes_parsing_raise(text):
 
 
 def test_variant_shares_its_base_header_and_overlay(project):
-    project.write("series", "steps/count-once-more.patch  # <9.9.1\nsteps/count-once-more@9.9.1.patch  # >=9.9.1\nsteps/name-the-cut.patch  # ==9.9.1\n")
-    project.write("patches/steps/count-once-more@9.9.1.patch", "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1])
+    project.write(
+        "series",
+        "steps/count-once-more.patch  # <9.9.1\nsteps/count-once-more@9.9.1.patch  #"
+        " >=9.9.1\nsteps/name-the-cut.patch  # ==9.9.1\n",
+    )
+    project.write(
+        "patches/steps/count-once-more@9.9.1.patch",
+        "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1],
+    )
     queue, problems = series.read(project.root)
     assert problems == []
-    (variant, _) = queue.select(Version("9.9.1"))
+    variant, _ = queue.select(Version("9.9.1"))
     assert variant.name == "steps/count-once-more@9.9.1.patch"
     assert queue.header(variant.name).get("Subject") == "Count the steps once more"
     assert list(queue.overlay_for([variant])) == ["python/sglang/srt/steps/__init__.py"]
@@ -149,7 +172,10 @@ def test_variant_shares_its_base_header_and_overlay(project):
 )
 def test_a_named_file_brings_what_it_imports(project, line):
     folder = "overlay/python/sglang/srt/steps"
-    project.write("patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/count.py"))
+    project.write(
+        "patches/steps/count-once-more.patch",
+        patch_text(Overlay="python/sglang/srt/steps/count.py"),
+    )
     project.write(f"{folder}/count.py", f"{line}\n")
     project.write(f"{folder}/other.py", "from .deep.last import name\n")
     project.write(f"{folder}/deep/__init__.py", '"""A room."""\n')
@@ -157,13 +183,16 @@ def test_a_named_file_brings_what_it_imports(project, line):
     project.write(f"{folder}/deep/nobodys.py", "name = 1\n")
     queue, _ = series.read(project.root)
     names = ["__init__.py", "count.py", "deep/__init__.py", "deep/last.py", "other.py"]
-    assert list(queue.overlay_for(queue.select(Version("9.9.1")))) == [f"python/sglang/srt/steps/{name}" for name in names]
+    assert list(queue.overlay_for(queue.select(Version("9.9.1")))) == [
+        f"python/sglang/srt/steps/{name}" for name in names
+    ]
     assert queue.unnamed_overlay() == ["python/sglang/srt/steps/deep/nobodys.py"]
 
 
 def test_as_patch_makes_new_files():
     files = {"python/sglang/b.py": b"x\n", "python/sglang/a.py": b"1\n\f\n3\n"}
     parsed = patchfile.parse_diff(series.as_patch(files).decode())
-    assert [(file.path, file.is_new, "".join(line for hunk in file.hunks for line in hunk.new).encode()) for file in parsed] == [
-        (path, True, content) for path, content in sorted(files.items())
-    ]
+    assert [
+        (file.path, file.is_new, "".join(line for hunk in file.hunks for line in hunk.new).encode())
+        for file in parsed
+    ] == [(path, True, content) for path, content in sorted(files.items())]

@@ -1,4 +1,5 @@
-"""The pristine release: wheel or git, checked, cached, offline; and its tree hash, which sha256sum gives too."""
+"""The pristine release: wheel or git, checked, cached, offline; and its tree hash, which sha256sum
+gives too."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import fakes
 import forkedpip
 import pytest
 from fakes import RELEASE, TAG, git, quiet
+
 from patchqueue.commands import cli
 from patchqueue.files import tree
 from patchqueue.files.tree import hash_listing, list_folder
@@ -39,13 +41,24 @@ def cached(project):
 
 def test_tree_hash_is_what_sha256sum_says(applied):
     """The documented command line, run as it stands in tree.py."""
-    command = next(line.strip() for line in tree.__doc__.splitlines() if line.strip().startswith("find ")).replace("\\\\", "\\")
+    command = next(
+        line.strip() for line in tree.__doc__.splitlines() if line.strip().startswith("find ")
+    ).replace("\\\\", "\\")
     record = applied.apply().record["tree"]
     (applied.tree / "python/sglang/srt/__pycache__").mkdir()
-    (applied.tree / "python/sglang/srt/__pycache__/runner.cpython-311.pyc").write_text("byte code\n")  # as running the tree leaves it
+    # as running the tree leaves it
+    (applied.tree / "python/sglang/srt/__pycache__/runner.cpython-311.pyc").write_text(
+        "byte code\n"
+    )
     for expected in (record["after"], record["before"]):
-        done = subprocess.run(command, shell=True, cwd=applied.tree, capture_output=True, text=True, check=True)
-        assert "sha256:" + done.stdout.split()[0] == expected == hash_listing(list_folder(applied.tree))
+        done = subprocess.run(
+            command, shell=True, cwd=applied.tree, capture_output=True, text=True, check=True
+        )
+        assert (
+            "sha256:" + done.stdout.split()[0]
+            == expected
+            == hash_listing(list_folder(applied.tree))
+        )
         if expected == record["after"]:
             applied.unapply()
 
@@ -55,7 +68,11 @@ def test_tree_hash_sees_every_change(applied):
     runner = applied.tree / fakes.RUNNER
     text = runner.read_text()
     seen = {before}
-    for change in (lambda: runner.write_text(text + "\n"), lambda: runner.rename(runner.with_name("r.py")), lambda: runner.with_name("new.py").write_text("")):
+    for change in (
+        lambda: runner.write_text(text + "\n"),
+        lambda: runner.rename(runner.with_name("r.py")),
+        lambda: runner.with_name("new.py").write_text(""),
+    ):
         change()
         seen.add(hash_listing(list_folder(applied.tree)))
     assert len(seen) == 4
@@ -73,8 +90,14 @@ def test_compiled_parts_and_byte_code_do_not_count(applied):
 def test_reads_a_wheel_in_gits_layout(project):
     origin = source.fetch(project.pin, None, quiet)
     assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
-    assert origin.read("python/sglang/nothing.py") is None and origin.read("sglang/version.py") is None
-    expected = {f"python/{name}" for name in RELEASE if name.startswith("sglang/") and not name.endswith(".so")}
+    assert (
+        origin.read("python/sglang/nothing.py") is None and origin.read("sglang/version.py") is None
+    )
+    expected = {
+        f"python/{name}"
+        for name in RELEASE
+        if name.startswith("sglang/") and not name.endswith(".so")
+    }
     assert set(origin.listing()) == expected
     assert hash_listing(origin.listing()) == project.pin.tree
 
@@ -136,7 +159,10 @@ def test_an_index_that_cannot_be_reached_is_the_cause(project, offline, started_
     shutil.rmtree(project.cache / "archives")
     (project.wheels / WHEEL).unlink()
     name, text = refusal(source.fetch, project.pin, None, quiet)
-    assert name == "not-fetched" and "the package index cannot be reached: [Errno 111] Connection refused [not" in text
+    assert (
+        name == "not-fetched"
+        and "the package index cannot be reached: [Errno 111] Connection refused [not" in text
+    )
     (tmp_path / "space").mkdir()
     assert "cannot be reached: [Errno 111]" in refusal(source.published, tmp_path / "space")[1]
 
@@ -145,7 +171,10 @@ def test_an_index_that_cannot_be_reached_is_asked_once(project, offline):
     said: list[str] = []
     name, text = refusal(pin.add, project.root, "9.9.2", None, said.append)
     assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text and len(said) == 1
-    fakes.write_wheel(project.wheels / "sglang-9.9.3-cp311-cp311-manylinux_2_34_x86_64.whl", fakes.release_of("9.9.3"))
+    fakes.write_wheel(
+        project.wheels / "sglang-9.9.3-cp311-cp311-manylinux_2_34_x86_64.whl",
+        fakes.release_of("9.9.3"),
+    )
     assert pin.add(project.root, "9.9.3", None, quiet).tag == "v9.9.3"
 
 
@@ -153,14 +182,22 @@ def test_an_index_that_cannot_be_reached_is_asked_once(project, offline):
 def index(tmp_path, monkeypatch):
     """A package index on this host that has sglang 9.9.2, and counts how often it is asked."""
     asked: list[str] = []
-    wheel = fakes.write_wheel(tmp_path / "index/sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
+    wheel = fakes.write_wheel(
+        tmp_path / "index/sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2")
+    )
 
     class Index(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append(self.path)
-            body = wheel.read_bytes() if self.path.endswith(".whl") else f'<a href="/{wheel.name}">{wheel.name}</a>'.encode()
+            body = (
+                wheel.read_bytes()
+                if self.path.endswith(".whl")
+                else f'<a href="/{wheel.name}">{wheel.name}</a>'.encode()
+            )
             self.send_response(200)
-            self.send_header("Content-Type", "application/zip" if self.path.endswith(".whl") else "text/html")
+            self.send_header(
+                "Content-Type", "application/zip" if self.path.endswith(".whl") else "text/html"
+            )
             self.end_headers()
             self.wfile.write(body)
 
@@ -184,16 +221,24 @@ def test_a_release_that_the_index_lacks_is_asked_for_once(project, index):
     assert pin.add(project.root, "9.9.2", None, quiet).tag == "v9.9.2"
 
 
-def test_without_network_and_folders_the_cause_comes_at_once(project, offline, started_pip, monkeypatch):
+def test_without_network_and_folders_the_cause_comes_at_once(
+    project, offline, started_pip, monkeypatch
+):
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.delenv("PIP_RETRIES")
     asked: list[list[str]] = []
     run = source.subprocess.run
-    monkeypatch.setattr(source.subprocess, "run", lambda command, **how: asked.append(command) or run(command, **how))
+    monkeypatch.setattr(
+        source.subprocess,
+        "run",
+        lambda command, **how: asked.append(command) or run(command, **how),
+    )
     started = time.monotonic()
     name, text = refusal(pin.add, project.root, "9.9.2", None, quiet)
     assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text
-    assert len(asked) == 2 and time.monotonic() - started < 6, "pip's own five tries alone wait for 7.75 s"
+    assert len(asked) == 2 and time.monotonic() - started < 6, (
+        "pip's own five tries alone wait for 7.75 s"
+    )
 
 
 @pytest.mark.parametrize("version", ["9.9.1", "9.9.7"])
@@ -207,19 +252,39 @@ def test_a_fork_of_pip_answers_as_pip_does(project, started_pip, tmp_path, versi
             patch.setattr(source, "_pip", pip)
             done = source.download(version, f"sglang-{version}-py3-none-any.whl", folder)
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
-            answers.append((done.returncode, done.stdout, done.stderr, files, source.has_folders(folder)))
+            answers.append(
+                (done.returncode, done.stdout, done.stderr, files, source.has_folders(folder))
+            )
     assert answers[0] == answers[1] and (WHEEL in answers[0][3]) is (version == "9.9.1")
 
 
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        ("x: Failed to resolve 'pypi.org' ([Errno -3] Temporary failure in name resolution)\")': /simple", "[Errno -3] Temporary failure in name resolution"),
-        ("'ConnectTimeoutError(<x>, 'Connection to pypi.org timed out. (connect timeout=15)')': /simple", "Connection to pypi.org timed out"),
-        ("'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 403 Forbidden'))'", "Tunnel connection failed: 403 Forbidden"),
+        (
+            (
+                "x: Failed to resolve 'pypi.org' ([Errno -3] Temporary failure in name"
+                " resolution)\")': /simple"
+            ),
+            "[Errno -3] Temporary failure in name resolution",
+        ),
+        (
+            (
+                "'ConnectTimeoutError(<x>, 'Connection to pypi.org timed out. (connect"
+                " timeout=15)')': /simple"
+            ),
+            "Connection to pypi.org timed out",
+        ),
+        (
+            (
+                "'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 403"
+                " Forbidden'))'"
+            ),
+            "Tunnel connection failed: 403 Forbidden",
+        ),
         ("ERROR: No matching distribution found for sglang==9.9.2", ""),
     ],
-)  # fmt: skip
+)
 def test_causes(said, cause):
     found = source.unreachable(subprocess.CompletedProcess([], 1, "", said))
     assert found == (f"the package index cannot be reached: {cause}" if cause else "")
@@ -228,13 +293,17 @@ def test_causes(said, cause):
 def test_a_folder_with_wheels_of_another_release(project, tmp_path):
     fakes.write_wheel(tmp_path / "others/sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
     name, text = refusal(source.fetch, project.pin, str(tmp_path / "others"), quiet)
-    assert name == "not-fetched" and f"holds wheels, but none is {WHEEL}" in text and "git" not in text
+    assert (
+        name == "not-fetched" and f"holds wheels, but none is {WHEEL}" in text and "git" not in text
+    )
 
 
 @pytest.mark.parametrize("where", ["file", "folder"])
 def test_from_a_wheel(project, where):
     shutil.rmtree(project.cache / "archives")
-    origin = source.fetch(project.pin, str(project.wheels / WHEEL if where == "file" else project.wheels), quiet)
+    origin = source.fetch(
+        project.pin, str(project.wheels / WHEEL if where == "file" else project.wheels), quiet
+    )
     assert (origin.kind, origin.name, origin.archive) == ("wheel", WHEEL, cached(project))
     assert (project.wheels / WHEEL).is_file()  # copied, not taken
 
@@ -260,30 +329,64 @@ def link(name: str) -> zipfile.ZipInfo:
 
 @pytest.mark.parametrize(
     "member",
-    ["../evil.py", "sglang/../../evil.py", "sglang/./a.py", "/etc/evil.py", "sglang\\a.py", "..\\evil.py", "sglang//a.py", link("sglang/a.py"), link("other")],
+    [
+        "../evil.py",
+        "sglang/../../evil.py",
+        "sglang/./a.py",
+        "/etc/evil.py",
+        "sglang\\a.py",
+        "..\\evil.py",
+        "sglang//a.py",
+        link("sglang/a.py"),
+        link("other"),
+    ],
     ids=repr,
 )
 def test_members_that_are_refused(member):
-    name, text = refusal(source.members, archive_of(("sglang/ok.py", ""), (member, "x")), "wheel", WHEEL)
+    name, text = refusal(
+        source.members, archive_of(("sglang/ok.py", ""), (member, "x")), "wheel", WHEEL
+    )
     assert name == "bad-member" and WHEEL in text
 
 
 def test_a_name_with_a_null_byte_is_refused():
     """zipfile cuts the name there, so what is checked would not be what is in the archive."""
     held = archive_of(("sglang/a.py#.txt", "x")).fp.getvalue().replace(b"#", b"\0")
-    assert refusal(source.members, zipfile.ZipFile(io.BytesIO(held)), "wheel", WHEEL)[0] == "bad-member"
+    assert (
+        refusal(source.members, zipfile.ZipFile(io.BytesIO(held)), "wheel", WHEEL)[0]
+        == "bad-member"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_duplicate_members_are_refused():
-    assert refusal(source.members, archive_of(("sglang/a.py", "1"), ("sglang/a.py", "2")), "wheel", WHEEL)[0] == "bad-member"
+    assert (
+        refusal(
+            source.members, archive_of(("sglang/a.py", "1"), ("sglang/a.py", "2")), "wheel", WHEEL
+        )[0]
+        == "bad-member"
+    )
 
 
 def test_members_of_the_tree_only():
-    names = ["sglang/", "sglang/a.py", "sglang/a.so", "sglang/__pycache__/a.pyc", "sglang_other/a.py", "sglang-9.9.1.dist-info/RECORD", "test/a.py"]
-    assert list(source.members(archive_of(*((name, "") for name in names)), "wheel", WHEEL)) == ["python/sglang/a.py"]
+    names = [
+        "sglang/",
+        "sglang/a.py",
+        "sglang/a.so",
+        "sglang/__pycache__/a.pyc",
+        "sglang_other/a.py",
+        "sglang-9.9.1.dist-info/RECORD",
+        "test/a.py",
+    ]
+    assert list(source.members(archive_of(*((name, "") for name in names)), "wheel", WHEEL)) == [
+        "python/sglang/a.py"
+    ]
     git_names = ["python/sglang/a.py", "test/a.py", "setup.py", "python/pyproject.toml"]
-    found = source.members(archive_of(*((name, "") for name in git_names), (link("python/sglang/l"), "a.py")), "git", "x")
+    found = source.members(
+        archive_of(*((name, "") for name in git_names), (link("python/sglang/l"), "a.py")),
+        "git",
+        "x",
+    )
     assert list(found) == ["python/sglang/a.py", "test/a.py"]
 
 
@@ -293,7 +396,7 @@ def checkout(project, tmp_path):
 
 
 def pristine(origin) -> set[str]:
-    return {path for path in origin.listing()}
+    return set(origin.listing())
 
 
 @pytest.mark.parametrize("kind", ["checkout", "bare", "url", "inside"])
@@ -302,11 +405,23 @@ def test_from_git(project, checkout, tmp_path, kind):
     if kind in ("bare", "url"):
         git(tmp_path, "clone", "-q", "--bare", str(checkout), str(bare))
     (checkout / "python/sglang/version.py").write_text("edited, not committed\n")
-    given = {"checkout": checkout, "bare": bare, "url": bare.as_uri(), "inside": checkout / "python"}[kind]
+    given = {
+        "checkout": checkout,
+        "bare": bare,
+        "url": bare.as_uri(),
+        "inside": checkout / "python",
+    }[kind]
     origin = source.fetch(project.pin, str(given), quiet)
-    assert (origin.kind, origin.name) == ("git", git(checkout, "rev-parse", f"{TAG}^{{commit}}").strip())
+    assert (origin.kind, origin.name) == (
+        "git",
+        git(checkout, "rev-parse", f"{TAG}^{{commit}}").strip(),
+    )
     assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
-    assert pristine(origin) == {f"python/{name}" for name in RELEASE if name.startswith("sglang/") and not name.endswith((".so", "_version.py"))}
+    assert pristine(origin) == {
+        f"python/{name}"
+        for name in RELEASE
+        if name.startswith("sglang/") and not name.endswith((".so", "_version.py"))
+    }
 
 
 def test_from_git_brings_the_tests_and_leaves_links_out(project, tmp_path):
@@ -322,9 +437,14 @@ def test_from_git_brings_the_tests_and_leaves_links_out(project, tmp_path):
 
 
 def test_from_git_without_the_tag(project, tmp_path):
-    name, text = refusal(source.fetch, project.pin, str(project.checkout(tmp_path / "checkout", tag="v9.9.0")), quiet)
+    name, text = refusal(
+        source.fetch, project.pin, str(project.checkout(tmp_path / "checkout", tag="v9.9.0")), quiet
+    )
     assert name == "not-fetched" and f"it has no tag {TAG}" in text
-    assert refusal(source.fetch, project.pin, (tmp_path / "checkout").as_uri(), quiet)[0] == "not-fetched"
+    assert (
+        refusal(source.fetch, project.pin, (tmp_path / "checkout").as_uri(), quiet)[0]
+        == "not-fetched"
+    )
 
 
 def test_a_branch_called_like_the_tag_is_not_taken(project, tmp_path):
@@ -343,11 +463,15 @@ def test_a_tag_that_was_moved_is_refused(project, checkout):
     assert fakes.snapshot(project.cache / "archives") == before
 
 
-@pytest.mark.parametrize("given", ["nothing/there", "https://127.0.0.1:1/sglang.git", "--upload-pack=evil"])
+@pytest.mark.parametrize(
+    "given", ["nothing/there", "https://127.0.0.1:1/sglang.git", "--upload-pack=evil"]
+)
 def test_from_nowhere(project, given):
     said: list[str] = []
     name, text = refusal(source.fetch, project.pin, given, said.append)
-    assert name == "not-fetched" and (":" in given or ("is no file and no folder" in text and not said))
+    assert name == "not-fetched" and (
+        ":" in given or ("is no file and no folder" in text and not said)
+    )
 
 
 @pytest.fixture
@@ -414,14 +538,19 @@ def test_a_folder_that_is_no_repository(project, tmp_path):
 
 
 def test_git_is_asked_without_the_users_configuration(project, checkout, tmp_path, monkeypatch):
-    (tmp_path / "home/.gitconfig").write_text(f"[core]\n autocrlf = true\n eol = crlf\n attributesFile = {tmp_path}/attributes\n")
+    (tmp_path / "home/.gitconfig").write_text(
+        f"[core]\n autocrlf = true\n eol = crlf\n attributesFile = {tmp_path}/attributes\n"
+    )
     (tmp_path / "attributes").write_text("*.py export-ignore\n* text=auto eol=crlf\n")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.autocrlf")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "true")
-    assert source.fetch(project.pin, str(checkout), quiet).read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
+    assert (
+        source.fetch(project.pin, str(checkout), quiet).read("python/sglang/version.py")
+        == b'__version__ = "9.9.1"\n'
+    )
 
 
 def test_cache_folder(monkeypatch, tmp_path):
@@ -443,6 +572,13 @@ def test_unpack_refuses_another_tree(project, tmp_path):
 def test_this_machines_wheel_is_preferred(project):
     machine = os.uname().machine
     other = "aarch64" if machine == "x86_64" else "x86_64"
-    names = [f"sglang-9.9.1-{python}-{python}-manylinux_2_34_{name}.whl" for name in (other, machine) for python in ("cp310", "cp311")]
+    names = [
+        f"sglang-9.9.1-{python}-{python}-manylinux_2_34_{name}.whl"
+        for name in (other, machine)
+        for python in ("cp310", "cp311")
+    ]
     preferred = source._preferred(tuple(pins.Wheel(name, "0" * 64) for name in names))
-    assert [wheel.file for wheel in preferred][0] == f"sglang-9.9.1-cp311-cp311-manylinux_2_34_{machine}.whl"
+    assert (
+        next(wheel.file for wheel in preferred)
+        == f"sglang-9.9.1-cp311-cp311-manylinux_2_34_{machine}.whl"
+    )

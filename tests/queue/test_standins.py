@@ -9,6 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
+
 from patchqueue.environments import environment, lock, standins
 from patchqueue.environments.standins import Wants, missing_libraries, read_wants, shared_library
 
@@ -34,12 +35,27 @@ def test_a_stand_in_without_symbols_loads(tmp_path):
 
 def test_only_known_missing_libraries_are_stood_in_for():
     wants = Wants(
-        frozenset({"libcuda.so.1", "libcudart.so.12", "libcufile.so.0", "libc.so.6", "libavutil.so.60", "libcublas.so.12"}),
-        frozenset({
-            ("cuInit", None, None), ("cuFileRead", None, None), ("cudaMalloc", "libcudart.so.12", "libcudart.so.12"),
-            ("cublasCreate_v2", "libcublas.so.12", "libcublas.so.12"), ("printf", "libc.so.6", "GLIBC_2.2.5"), ("curious", None, None),
-        }),
-    )  # fmt: skip
+        frozenset(
+            {
+                "libcuda.so.1",
+                "libcudart.so.12",
+                "libcufile.so.0",
+                "libc.so.6",
+                "libavutil.so.60",
+                "libcublas.so.12",
+            }
+        ),
+        frozenset(
+            {
+                ("cuInit", None, None),
+                ("cuFileRead", None, None),
+                ("cudaMalloc", "libcudart.so.12", "libcudart.so.12"),
+                ("cublasCreate_v2", "libcublas.so.12", "libcublas.so.12"),
+                ("printf", "libc.so.6", "GLIBC_2.2.5"),
+                ("curious", None, None),
+            }
+        ),
+    )
     assert missing_libraries([wants], ["libcudart.so.12"]) == {
         "libcublas.so.12": {"cublasCreate_v2": "libcublas.so.12"},
         "libcuda.so.1": {"cuInit": None},
@@ -72,16 +88,24 @@ def test_a_lock_says_what_it_is_and_what_it_lacks():
 
 
 def test_the_day_counts_to_its_end(tmp_path):
-    command = lock.uv_command("uv", datetime.date(2026, 2, 28), tmp_path / "in", tmp_path / "ex", tmp_path / "pylock.toml")
+    command = lock.uv_command(
+        "uv", datetime.date(2026, 2, 28), tmp_path / "in", tmp_path / "ex", tmp_path / "pylock.toml"
+    )
     assert command[command.index("--exclude-newer") + 1] == "2026-03-01T00:00:00Z"
 
 
 def test_a_lock_holds_names_versions_and_hashes_only():
     wheel = {"url": "https://index.invalid/a.whl", "hashes": {"sha256": "a" * 64}}
-    assert lock.body({"packages": [{"name": "a", "version": "1", "wheels": [wheel]}]}) == f"a==1 \\\n    --hash=sha256:{'a' * 64}\n"
+    assert (
+        lock.body({"packages": [{"name": "a", "version": "1", "wheels": [wheel]}]})
+        == f"a==1 \\\n    --hash=sha256:{'a' * 64}\n"
+    )
 
 
-@pytest.mark.parametrize("package", [{"name": "a", "directory": {"path": "."}}, {"name": "a", "version": "1", "sdist": {}}])
+@pytest.mark.parametrize(
+    "package",
+    [{"name": "a", "directory": {"path": "."}}, {"name": "a", "version": "1", "sdist": {}}],
+)
 def test_a_package_without_a_hashed_wheel_is_refused(package):
     with pytest.raises(ValueError, match="a "):
         lock.body({"packages": [package]})
@@ -110,7 +134,11 @@ def test_byte_code_is_made_before_an_environment_is_in_its_place(tmp_path):
     made = environment._environment(folder)
     variables = os.environ | made.variables | {"PYTHONDONTWRITEBYTECODE": "1"}
     words = [str(made.python), "-c", "import torch; print(torch.__cached__)"]
-    kept = Path(subprocess.run(words, env=variables, text=True, capture_output=True, check=True).stdout.strip())
+    kept = Path(
+        subprocess.run(
+            words, env=variables, text=True, capture_output=True, check=True
+        ).stdout.strip()
+    )
     assert kept.is_file() and kept.is_relative_to(folder)
 
 

@@ -1,4 +1,5 @@
-"""The tests themselves: what `test` runs for which words, and how they are spread over processors."""
+"""The tests themselves: what `test` runs for which words, and how they are spread over
+processors."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import TAG, quiet
+
 from patchqueue.commands import cli
 from patchqueue.environments import testing
 
@@ -19,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def ran(project, monkeypatch, capsys):
-    """Run `test` with these words where tests do nothing: exit code, output, and what would have been tested."""
+    """Run `test` with these words where tests do nothing: exit code, output, and what would have
+    been tested."""
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
     monkeypatch.setattr(
@@ -30,7 +33,9 @@ def ran(project, monkeypatch, capsys):
     monkeypatch.setattr(
         cli,
         "prepare",
-        lambda root, pin, *_: testing.Prepared(pin, root, testing.environment.Environment(root, {}), False),
+        lambda root, pin, *_: testing.Prepared(
+            pin, root, testing.environment.Environment(root, {}), False
+        ),
     )
     monkeypatch.setattr(
         cli,
@@ -88,7 +93,8 @@ def test_an_environment_that_cannot_be_built_is_said(ran):
 
 @pytest.fixture
 def uv(tmp_path, monkeypatch):
-    """uv(line): a stand-in for uv that does this; "$9" is the folder to install into. It notes each call in calls."""
+    """uv(line): a stand-in for uv that does this; "$9" is the folder to install into. It notes each
+    call in calls."""
 
     def make(line: str) -> Path:
         calls = tmp_path / "calls"
@@ -103,11 +109,19 @@ def test_matplotlib_is_installed_once_for_each_lock(project, uv):
     calls = uv('mkdir -p "$9"; echo >"$9/matplotlib.py"')
     project.write("scripts/plots.txt", "matplotlib==1\n")
     folder = testing.matplotlib_folder(project.root, project.said.append)
-    assert folder and (folder / "matplotlib.py").is_file() and "once (about 140 MB)" in project.said[0]
+    assert (
+        folder and (folder / "matplotlib.py").is_file() and "once (about 140 MB)" in project.said[0]
+    )
     (folder / "old.py").touch()
-    assert testing.matplotlib_folder(project.root, project.said.append) == folder and len(calls.read_text().splitlines()) == 1
+    assert (
+        testing.matplotlib_folder(project.root, project.said.append) == folder
+        and len(calls.read_text().splitlines()) == 1
+    )
     project.write("scripts/plots.txt", "matplotlib==2\n")
-    assert testing.matplotlib_folder(project.root, project.said.append) == folder and len(calls.read_text().splitlines()) == 2
+    assert (
+        testing.matplotlib_folder(project.root, project.said.append) == folder
+        and len(calls.read_text().splitlines()) == 2
+    )
     assert not (folder / "old.py").exists() and "--require-hashes" in calls.read_text()
 
 
@@ -116,7 +130,10 @@ def test_without_matplotlib_the_reason_is_said(project, uv):
     project.write("scripts/plots.txt", "matplotlib==1\n")
     for _ in range(2):
         assert testing.matplotlib_folder(project.root, project.said.append) is None
-    assert project.said[-1] == "the tests of plots are skipped, matplotlib could not be installed: no network"
+    assert (
+        project.said[-1]
+        == "the tests of plots are skipped, matplotlib could not be installed: no network"
+    )
     assert len(calls.read_text().splitlines()) == 2, "nothing half-done is taken for it"
 
 
@@ -124,7 +141,13 @@ def test_the_tool_is_tested_with_matplotlib_and_byte_code(project, monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     ran = []
     monkeypatch.setattr(testing, "matplotlib_folder", lambda root, say: root / "plots")
-    monkeypatch.setattr(testing.subprocess, "run", lambda command, **options: ran.append(options["env"]) or subprocess.CompletedProcess(command, 0))
+    monkeypatch.setattr(
+        testing.subprocess,
+        "run",
+        lambda command, **options: (
+            ran.append(options["env"]) or subprocess.CompletedProcess(command, 0)
+        ),
+    )
     assert testing.test_tool(project.root, project.said.append) == 0
     assert ran[0]["PYTHONPATH"].split(os.pathsep)[0] == str(project.root / "plots")
     assert not ran[0]["PYTHONDONTWRITEBYTECODE"]
@@ -132,13 +155,16 @@ def test_the_tool_is_tested_with_matplotlib_and_byte_code(project, monkeypatch):
 
 @pytest.fixture
 def pythons(project, monkeypatch):
-    """pythons(line): the Python of every release does this, in place of its tests. Two processors."""
+    """pythons(line): the Python of every release does this, in place of its tests. Two
+    processors."""
     project.write("upstream/locks/9.9.1.txt", "")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
     def make(line: str) -> fakes.Project:
         python = fakes.program(project.root / "python", line)
-        monkeypatch.setattr(testing, "build_environment", lambda *_: testing.environment.Environment(python, {}))
+        monkeypatch.setattr(
+            testing, "build_environment", lambda *_: testing.environment.Environment(python, {})
+        )
         return project
 
     return make
@@ -155,9 +181,9 @@ def test_a_release_is_tested_with_one_thread_in_each_process(pythons):
 def test_releases_are_tested_side_by_side_and_told_one_after_the_other(pythons, capfd):
     """Each waits until the other has begun, and the first ends last."""
     project = pythons(
-        'touch "$PATCHQUEUE_REVISION.begun"; for n in $(seq 100); do [ -e 9.9.1.begun ] && [ -e 9.9.3.begun ] && break; sleep 0.1; done\n'
-        'if [ $PATCHQUEUE_REVISION = 9.9.1 ]; then sleep 0.5; else code=1; fi\n'
-        'echo "$PATCHQUEUE_REVISION: after $n"; exit ${code-0}'
+        'touch "$PATCHQUEUE_REVISION.begun"; for n in $(seq 100); do [ -e 9.9.1.begun ] && [ -e'
+        " 9.9.3.begun ] && break; sleep 0.1; done\nif [ $PATCHQUEUE_REVISION = 9.9.1 ]; then sleep"
+        ' 0.5; else code=1; fi\necho "$PATCHQUEUE_REVISION: after $n"; exit ${code-0}'
     )
     project.release("9.9.3")
     project.place()
@@ -166,13 +192,26 @@ def test_releases_are_tested_side_by_side_and_told_one_after_the_other(pythons, 
     said = capfd.readouterr().out
     *_, first, one, second, other, passed, failed = said.splitlines()
     assert (first.split()[0], second.split()[0]) == (TAG, "v9.9.3"), said
-    assert one.startswith("9.9.1: after ") and other.startswith("9.9.3: after ") and "after 100" not in said
+    assert (
+        one.startswith("9.9.1: after ")
+        and other.startswith("9.9.3: after ")
+        and "after 100" not in said
+    )
     assert (passed, failed) == (f"{TAG}: passed ", "v9.9.3: failed (pytest exit code 1) ")
 
 
 @pytest.mark.parametrize(
     ("revisions", "processors", "side_by_side", "workers"),
-    [(1, 1, 1, 1), (2, 1, 1, 1), (2, 2, 2, 1), (1, 2, 1, 2), (2, 8, 2, 4), (1, 64, 1, 4), (15, 2, 2, 1), (15, 64, 4, 4)],
+    [
+        (1, 1, 1, 1),
+        (2, 1, 1, 1),
+        (2, 2, 2, 1),
+        (1, 2, 1, 2),
+        (2, 8, 2, 4),
+        (1, 64, 1, 4),
+        (15, 2, 2, 1),
+        (15, 64, 4, 4),
+    ],
 )
 def test_processors_are_shared_by_releases_first(revisions, processors, side_by_side, workers):
     assert testing.share(revisions, processors) == testing.Share(side_by_side, workers)
@@ -205,7 +244,10 @@ def spread_run(folder: Path, *files: str, processes: int = 2) -> str:
     return done.stdout + done.stderr
 
 
-NOTED = "def test_one(): open(os.environ['PATCHQUEUE_TREE'] + '/pids', 'a').write(f'{os.getpid()}\\n')\n"
+NOTED = (
+    "def test_one(): open(os.environ['PATCHQUEUE_TREE'] + '/pids',"
+    " 'a').write(f'{os.getpid()}\\n')\n"
+)
 
 
 def test_files_are_spread_and_what_is_for_other_releases_is_still_listed(tmp_path):
@@ -227,9 +269,18 @@ def test_processes_share_the_one_that_interprets_kernels(tmp_path):
     """It imports for ten seconds before it runs anything."""
     (tmp_path / "tree/python").mkdir(parents=True)
     noted = "open(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
-    (tmp_path / "tree/python/aiohttp.py").write_text(f"import os\n{noted.format('imported', 'once')}")
-    (tmp_path / "tree/python/ran.py").write_text(f"import os, sys\n{noted.format('ran', 'twice')}sys.exit(7)\n")
-    called = "from host import interpreted\ndef test_one(): assert interpreted.call('ran').returncode == 7\n"
+    (tmp_path / "tree/python/aiohttp.py").write_text(
+        f"import os\n{noted.format('imported', 'once')}"
+    )
+    (tmp_path / "tree/python/ran.py").write_text(
+        f"import os, sys\n{noted.format('ran', 'twice')}sys.exit(7)\n"
+    )
+    called = (
+        "from host import interpreted\ndef test_one(): assert interpreted.call('ran').returncode"
+        " == 7\n"
+    )
     said = spread_run(tmp_path, called, called)
     assert "2 passed" in said, said
-    assert (tmp_path / "tree/imported").read_text() == "once " and (tmp_path / "tree/ran").read_text() == "twice twice "
+    assert (tmp_path / "tree/imported").read_text() == "once " and (
+        tmp_path / "tree/ran"
+    ).read_text() == "twice twice "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+
 from patchqueue.files.tree import hash_listing, list_package
 from patchqueue.wheels import build, untouched
 

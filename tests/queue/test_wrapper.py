@@ -41,14 +41,17 @@ def call(tmp_path):
         (("apply",), ("-s", "apply", "--")),
         (("apply", "v0.5.9"), ("-s", "apply", "--", "v0.5.9")),
         (("apply", "--", "v0.5.9"), ("-s", "apply", "--", "v0.5.9")),
-        (("install", "--site-packages", "a folder", "--verify"), ("-s", "install", "--", "--site-packages", "a folder", "--verify")),
+        (
+            ("install", "--site-packages", "a folder", "--verify"),
+            ("-s", "install", "--", "--site-packages", "a folder", "--verify"),
+        ),
         (("quilt", "v0.5.9", "header", "-e"), ("-s", "quilt", "--", "v0.5.9", "header", "-e")),
         (("rebase", "0.5.24", "--skip", ""), ("-s", "rebase", "--", "0.5.24", "--skip", "")),
         (("-s", "apply", "test", "--", "v0.5.9"), ("-s", "apply", "test", "--", "v0.5.9")),
         (("-l",), ("-l",)),
         ((), ()),
     ],
-)  # fmt: skip
+)
 def test_what_nox_gets(call, words, handed):
     done = call(*words)
     assert (done.returncode, done.stderr) == (0, "") and tuple(done.stdout.splitlines()) == tuple(
@@ -70,14 +73,18 @@ def test_a_clone_that_cannot_be_written_is_named(call, tmp_path):
     (tmp_path / "queue/.nox").write_text("")
     done = call("apply")
     assert done.returncode == 1 and done.stderr.splitlines() == [
-        f"{tmp_path}/queue/.nox cannot be written, and the tools are kept there: use a clone that can be written"
+        f"{tmp_path}/queue/.nox cannot be written, and the tools are kept there: use a clone that"
+        " can be written"
     ]
 
 
 def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypatch):
     (tmp_path / "queue/.nox/tools/made-from.txt").unlink()
     python = tmp_path / "python"
-    venv = 'mkdir -p "$4/bin"; printf "#!/bin/sh\\necho no network >&2; exit 1\\n" >"$4/bin/python"; chmod +x "$4/bin/python"'
+    venv = (
+        'mkdir -p "$4/bin"; printf "#!/bin/sh\\necho no network >&2; exit 1\\n" >"$4/bin/python";'
+        ' chmod +x "$4/bin/python"'
+    )
     python.write_text(f'#!/bin/sh\nif [ "$2" = venv ]; then {venv}; fi\n')
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON", str(python))

@@ -1,11 +1,13 @@
-"""Tests of one patched release, on a host without a GPU: `nox -s test` runs them in the release's own environment.
+"""Tests of one patched release, on a host without a GPU: `nox -s test` runs them in the release's
+own environment.
 
     @pytest.mark.revision(">=0.5.11,<0.5.13")      the releases a test is for; on others it is deselected, and listed
     def test_layers(build_model):
         model = build_model("nemotron_h")           the real class on the meta device; see host/models.py
 
-Import sglang inside tests and fixtures, not at the top: every module here is collected on every release.
-"""
+Import sglang inside tests and fixtures, not at the top: every module here is collected on every
+release.
+"""  # noqa: E501
 
 import functools
 import importlib.util
@@ -31,17 +33,23 @@ def _inside(file, folder):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "revision(SPECIFIERS): the releases of sglang that the test is for, as in series")
+    config.addinivalue_line(
+        "markers", "revision(SPECIFIERS): the releases of sglang that the test is for, as in series"
+    )
     config.stash[_NOT_FOR] = {}
-    missing = [name for name in ("PATCHQUEUE_TREE", "PATCHQUEUE_REVISION") if not os.environ.get(name)]
+    missing = [
+        name for name in ("PATCHQUEUE_TREE", "PATCHQUEUE_REVISION") if not os.environ.get(name)
+    ]
     if missing:
-        raise pytest.UsageError(f"{' and '.join(missing)} not set: run these tests with `nox -s test -- v0.5.9`")
+        raise pytest.UsageError(
+            f"{' and '.join(missing)} not set: run these tests with `nox -s test -- v0.5.9`"
+        )
     found = importlib.util.find_spec("sglang")
     origin = found and (found.origin or next(iter(found.submodule_search_locations or []), None))
     if not _inside(origin, _tree() / "python"):
         raise pytest.UsageError(
-            f"sglang would come from {origin}, not from the tree under test {_tree()}: put its python/ first on PYTHONPATH, "
-            "or use `nox -s test`"
+            f"sglang would come from {origin}, not from the tree under test {_tree()}: put its"
+            " python/ first on PYTHONPATH, or use `nox -s test`"
         )
     standin_packages.install()
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
@@ -80,7 +88,8 @@ def _starts_interpreter(file):
 
 
 def _is_quick(item):
-    """Kernels are interpreted for most of a minute in some files: spread over processes, these must not come last."""
+    """Kernels are interpreted for most of a minute in some files: spread over processes, these must
+    not come last."""
     return not _starts_interpreter(item.path)
 
 
@@ -110,7 +119,9 @@ def pytest_terminal_summary(terminalreporter, config):
     counts = config.stash[_NOT_FOR]
     if not counts:
         return
-    terminalreporter.section(f"not for {os.environ['PATCHQUEUE_REVISION']}: {sum(counts.values())} tests", sep="-")
+    terminalreporter.section(
+        f"not for {os.environ['PATCHQUEUE_REVISION']}: {sum(counts.values())} tests", sep="-"
+    )
     for (file, wanted), count in sorted(counts.items()):
         terminalreporter.write_line(f"{file}: {count} for {wanted}")
 
@@ -123,7 +134,8 @@ def tree():
 
 @pytest.fixture(scope="session")
 def revision():
-    """The release under test, as packaging.version.Version. Tests should rather look for features than compare it."""
+    """The release under test, as packaging.version.Version. Tests should rather look for features
+    than compare it."""
     return Version(os.environ["PATCHQUEUE_REVISION"])
 
 
@@ -134,7 +146,9 @@ def _only_the_tree():
     strays = {
         name: module.__file__
         for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "sglang" and getattr(module, "__file__", None) and not _inside(module.__file__, _tree())
+        if name.split(".")[0] == "sglang"
+        and getattr(module, "__file__", None)
+        and not _inside(module.__file__, _tree())
     }
     assert not strays, f"imported from outside of the tree under test: {strays}"
 
@@ -159,18 +173,24 @@ def default_server_args():
 def _pristine_package():
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     code = "import importlib.util as u; print(u.find_spec('sglang').origin)"
-    return Path(subprocess.check_output([sys.executable, "-c", code], env=variables, cwd="/", text=True).strip()).parent
+    return Path(
+        subprocess.check_output(
+            [sys.executable, "-c", code], env=variables, cwd="/", text=True
+        ).strip()
+    ).parent
 
 
 @pytest.fixture(scope="session")
 def pristine():
-    """Folder of the unpatched release's package, installed beside the tree: the control to compare source with."""
+    """Folder of the unpatched release's package, installed beside the tree: the control to compare
+    source with."""
     return _pristine_package()
 
 
 @pytest.fixture(scope="session")
 def run_pristine():
-    """run_pristine(code): what Python `code` prints when it runs on the unpatched release, with the same stand-ins.
+    """run_pristine(code): what Python `code` prints when it runs on the unpatched release, with the
+    same stand-ins.
 
     Raises subprocess.CalledProcessError, its stderr attached, when the code fails there.
     """
@@ -179,7 +199,12 @@ def run_pristine():
         variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
         preamble = "from host import standin_packages; standin_packages.install()\n"
         return subprocess.run(
-            [sys.executable, "-c", preamble + code], env=variables, cwd="/", text=True, capture_output=True, check=True
+            [sys.executable, "-c", preamble + code],
+            env=variables,
+            cwd="/",
+            text=True,
+            capture_output=True,
+            check=True,
         ).stdout
 
     return run

@@ -1,4 +1,5 @@
-"""Attention's op under the breakable graph, for every shape in which models hand it their queries."""
+"""Attention's op under the breakable graph, for every shape in which models hand it their
+queries."""
 
 import pytest
 
@@ -20,12 +21,18 @@ def layer(monkeypatch):
     from host import bodies, recorded
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    body = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).unified_attention_with_output
+    body = bodies.load_undecorated(
+        "sglang.srt.layers.radix_attention", monkeypatch
+    ).unified_attention_with_output
     with recorded.recording(monkeypatch, unified_attention_with_output=body):
         yield RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
 
 
-@pytest.mark.parametrize("shape", [(-1, HEADS * DIM), (-1, HEADS, DIM), (1, -1, HEADS, DIM)], ids=["rows", "heads", "a batch of one, as Gemma3"])
+@pytest.mark.parametrize(
+    "shape",
+    [(-1, HEADS * DIM), (-1, HEADS, DIM), (1, -1, HEADS, DIM)],
+    ids=["rows", "heads", "a batch of one, as Gemma3"],
+)
 def test_queries_are_cut_to_the_tokens_of_the_batch(layer, shape):
     import torch
     from host.served import batch_of, served
@@ -34,9 +41,8 @@ def test_queries_are_cut_to_the_tokens_of_the_batch(layer, shape):
     backend, own = Backend(), primitive()
     queries, keys = torch.zeros(8, HEADS * DIM), torch.zeros(8, HEADS, DIM)
     graph, placeholder = own.graph(), batch_of(8, backend)
-    with own.capturing(), served(placeholder, layer, backend):
-        with own.capture(graph, (0, 1), None):
-            output = layer((queries * 1).view(shape), keys * 1, keys * 1, placeholder) + 1
+    with own.capturing(), served(placeholder, layer, backend), own.capture(graph, (0, 1), None):
+        output = layer((queries * 1).view(shape), keys * 1, keys * 1, placeholder) + 1
     for tokens in (5, 8, 1):
         queries.copy_(torch.randn(8, HEADS * DIM))
         queries[tokens:] = float("nan")
@@ -45,4 +51,3 @@ def test_queries_are_cut_to_the_tokens_of_the_batch(layer, shape):
         found = output.view(8, HEADS * DIM)
         torch.testing.assert_close(found[:tokens], queries[:tokens] * 2 + 1)
         assert found[tokens:].eq(1).all()  # zero, before the captured addition
-

@@ -25,9 +25,13 @@ MODELS = {  # layer stack -> the name of its embeddings parameter
 
 def runner_class():
     try:
-        from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner as runner
+        from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import (
+            PrefillCudaGraphRunner as runner,
+        )
     except ModuleNotFoundError:  # 0.5.13
-        from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner as runner
+        from sglang.srt.model_executor.breakable_cuda_graph_runner import (
+            BreakableCudaGraphRunner as runner,
+        )
     return runner
 
 
@@ -49,7 +53,12 @@ def captured(model, input_embeds=None, **known):
 
     runner = object.__new__(runner_class())
     runner.layer_model = double(model)
-    runner.attention_layers, runner.moe_layers, runner.moe_fusions, runner.dsa_indexers = [], [], [], []
+    runner.attention_layers, runner.moe_layers, runner.moe_fusions, runner.dsa_indexers = (
+        [],
+        [],
+        [],
+        [],
+    )
     runner.quant_config = None
     runner.model_runner = SimpleNamespace(attn_backend=None, model=None)
     batch = SimpleNamespace(
@@ -96,7 +105,8 @@ def test_embeddings_arrive_under_the_name_the_model_uses(model, parameter):
 @pytest.mark.revision(">=0.5.15,<0.5.20")
 @pytest.mark.parametrize("model, parameter", MODELS.items())
 def test_a_replay_knows_where_the_model_hands_on_embeddings(model, parameter):
-    """It copies those of the request to where the graph reads them. The set-up of the releases only knows "input_embeds"."""
+    """It copies those of the request to where the graph reads them. The set-up of the releases only
+    knows "input_embeds"."""
     from host import prefill
 
     stack = double(model)

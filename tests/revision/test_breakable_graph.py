@@ -1,4 +1,5 @@
-"""The overlay's own graph with breaks, on a recorded graph: what a break returns, and in which order all of it runs."""
+"""The overlay's own graph with breaks, on a recorded graph: what a break returns, and in which
+order all of it runs."""
 
 import pytest
 
@@ -23,7 +24,8 @@ def captured(monkeypatch):
 
 
 def test_what_a_break_returns_reaches_the_next_segment(captured):
-    """A segment reads the tensor of the capture: without a copy it would go on with the capture's own batch."""
+    """A segment reads the tensor of the capture: without a copy it would go on with the capture's
+    own batch."""
     import torch
     from sglang.srt.prefill_graph.breakable.graph import break_at
 

@@ -1,4 +1,5 @@
-"""What the breakable graph keeps for its breaks: the release's own primitive on a stand-in for the GPU's allocator."""
+"""What the breakable graph keeps for its breaks: the release's own primitive on a stand-in for the
+GPU's allocator."""
 
 import importlib
 import itertools
@@ -43,17 +44,20 @@ def test_an_input_from_outside_is_not_overwritten_by_smaller_sizes(primitive, de
     graphs = {}
     for size in SIZES:
         outside = device.full(float(size), size)
-        graphs[size], _ = capture(primitive, lambda: look(outside))
+        graphs[size], _ = capture(primitive, lambda: look(outside))  # noqa: F821
         del outside
     assert device.in_use(DEFAULT_POOL) == len(SIZES)
     for order in itertools.permutations(SIZES):
         for size in order:
             graphs[size].replay()
-            assert torch.equal(seen[-1], torch.full((size,), float(size))), f"size {size} in {order}"
+            assert torch.equal(seen[-1], torch.full((size,), float(size))), (
+                f"size {size} in {order}"
+            )
 
 
 def test_an_input_that_was_in_the_pool_before_is_kept(primitive, device):
-    """A cache that an earlier capture filled and that forgets: later captures would be given its memory."""
+    """A cache that an earlier capture filled and that forgets: later captures would be given its
+    memory."""
     seen, cache = [], []
     look = primitive.eager_on_graph(True)(lambda x: seen.append(x.clone()))
     earlier, _ = capture(primitive, lambda: cache.append(device.full(1.0, 8)))
@@ -91,7 +95,9 @@ def test_an_input_of_an_own_segment_is_not_held(primitive, device):
 
 def test_without_a_shared_pool_everything_is_held(primitive, device):
     look = primitive.eager_on_graph(True)(lambda x: None)
-    graph, address = capture(primitive, lambda: look(x := device.full(1.0, 4)) or x.data_ptr(), pool=None)
+    _graph, address = capture(
+        primitive, lambda: look(x := device.full(1.0, 4)) or x.data_ptr(), pool=None
+    )
     assert address not in [free for pool in device.free.values() for free in pool]
 
 
@@ -131,7 +137,9 @@ def test_a_break_may_read_the_output_of_another(primitive, device):
 
 def test_containers_are_looked_into(primitive, device):
     seen = []
-    look = primitive.eager_on_graph(True)(lambda pair, *, named: seen.append([t.clone() for t in (*pair, *named["both"])]))
+    look = primitive.eager_on_graph(True)(
+        lambda pair, *, named: seen.append([t.clone() for t in (*pair, *named["both"])])
+    )
 
     def forward(outside):
         own = device.full(5.0, 4)
@@ -168,7 +176,9 @@ def test_what_is_own(lifetimes, device):
     own = lifetimes.OwnMemory(POOL)
     del freed
     assert not own.owns(before)
-    assert not own.owns(in_pool(device, 4)), "its block was taken when the capture began: not known to be a segment's"
+    assert not own.owns(in_pool(device, 4)), (
+        "its block was taken when the capture began: not known to be a segment's"
+    )
     assert not own.owns(outside) and not own.owns(torch.zeros(4)) and not own.owns(torch.empty(0))
     new = in_pool(device, 6, 2)
     assert own.owns(new) and own.owns(new[3:, 1]) and own.owns(new.t())
@@ -209,5 +219,7 @@ def test_hold(lifetimes, device):
     column, (same,), named, *rest = lifetimes.hold(value, own, weak_view)
     assert column.data_ptr() == mine[:, 1].data_ptr() and column.stride() == mine[:, 1].stride()
     assert same is other and rest == [thing, None, empty] and rest[2] is empty
-    assert type(named["pair"]) is Pair and named["pair"].left is not mine and named["pair"].right == 3
+    assert (
+        type(named["pair"]) is Pair and named["pair"].left is not mine and named["pair"].right == 3
+    )
     assert value[2]["pair"].left is mine, "the caller's own containers are not changed"

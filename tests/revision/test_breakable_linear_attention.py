@@ -14,7 +14,10 @@ class Backend:
         self.rows = []
 
     def forward(self, *, layer, forward_batch, mixed_qkv, a, b):
-        assert a.numel() // HEADS in (len(mixed_qkv), len(mixed_qkv) * DIM) and b.numel() // HEADS == len(mixed_qkv)
+        assert a.numel() // HEADS in (
+            len(mixed_qkv),
+            len(mixed_qkv) * DIM,
+        ) and b.numel() // HEADS == len(mixed_qkv)
         self.rows.append(len(mixed_qkv))
         return mixed_qkv.cumsum(0).view(1, -1, HEADS, DIM)
 
@@ -33,7 +36,8 @@ def layer(monkeypatch):
 
 @pytest.mark.parametrize("shapes", GATES.values(), ids=GATES)
 def test_a_replay_runs_it_on_the_batch_at_hand(layer, shapes):
-    """Captured, it would go on with the capture's own batch: the state slots and lengths of one request."""
+    """Captured, it would go on with the capture's own batch: the state slots and lengths of one
+    request."""
     import torch
     from host.served import batch_of, served
     from sglang.srt.prefill_graph.breakable.runner import primitive
@@ -42,9 +46,8 @@ def test_a_replay_runs_it_on_the_batch_at_hand(layer, shapes):
     qkv = torch.zeros(8, HEADS * DIM)
     a, b = (torch.zeros(8, *shape[shape.index(-1) + 1 :]).view(shape) for shape in shapes)
     graph, placeholder = own.graph(), batch_of(8, backend)
-    with own.capturing(), served(placeholder, layer, backend):
-        with own.capture(graph, (0, 1), None):
-            output = layer(placeholder, qkv * 1, a * 1, b * 1) + 1
+    with own.capturing(), served(placeholder, layer, backend), own.capture(graph, (0, 1), None):
+        output = layer(placeholder, qkv * 1, a * 1, b * 1) + 1
     for tokens in (5, 8, 1):
         qkv.copy_(torch.randn(8, HEADS * DIM))
         qkv[tokens:] = float("nan")
@@ -52,5 +55,7 @@ def test_a_replay_runs_it_on_the_batch_at_hand(layer, shapes):
         with own.replaying(), served(batch, layer, backend):
             graph.replay()
         assert backend.rows == [tokens]
-        torch.testing.assert_close(output[0, :tokens], qkv[:tokens].cumsum(0).view(-1, HEADS, DIM) + 1)
+        torch.testing.assert_close(
+            output[0, :tokens], qkv[:tokens].cumsum(0).view(-1, HEADS, DIM) + 1
+        )
         assert output[0, tokens:].eq(1).all()  # zero, before the captured addition

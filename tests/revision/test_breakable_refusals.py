@@ -1,4 +1,5 @@
-"""What the breakable graph refuses: models, with a reason and eager prefill; arguments, with an error at start."""
+"""What the breakable graph refuses: models, with a reason and eager prefill; arguments, with an
+error at start."""
 
 import argparse
 import logging
@@ -9,7 +10,8 @@ import pytest
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 OWN_FLAG = pytest.mark.revision("<0.5.11")  # releases that have the flag from the queue
 OPT_OUT = pytest.mark.revision(">=0.5.10")
-OWN_RULE = pytest.mark.revision(">=0.5.11")  # releases with a rule about arguments that the queue says nothing of
+# releases with a rule about arguments that the queue says nothing of
+OWN_RULE = pytest.mark.revision(">=0.5.11")
 
 
 def has_own_graph():
@@ -20,14 +22,19 @@ def has_own_graph():
 
 @pytest.fixture
 def decided(caplog, monkeypatch, tmp_path):
-    """decided(model, **runner fields): the model runner after its own decision, its warnings, and the report's verdict."""
+    """decided(model, **runner fields): the model runner after its own decision, its warnings, and
+    the report's verdict."""
     from host import runner as host
     from sglang.srt.prefill_graph.report import verdict
 
     def decide(model, **fields):
         caplog.clear()
         made = host.decide(model, enable_breakable_cuda_graph=True, **fields)
-        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()]
+        warnings = [
+            record.getMessage()
+            for record in caplog.records
+            if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()
+        ]
         return made, warnings, verdict.explain(made)
 
     with caplog.at_level(logging.INFO):
@@ -42,11 +49,20 @@ def test_models_whose_layers_break_are_captured(build_model, decided, kind):
 
 
 def test_a_mixer_beside_attention_is_refused_by_name(build_model, decided):
-    """Falcon-H1: its attention breaks the graph, its Mamba2 would be captured with one batch's state slots."""
+    """Falcon-H1: its attention breaks the graph, its Mamba2 would be captured with one batch's
+    state slots."""
     runner, [warning], verdict = decided(build_model("falcon_h1"))
     assert runner.piecewise_cuda_graph_runner is None
-    assert warning == "Prefill runs without a CUDA graph: layer 0 (FalconH1HybridAttentionDecoderLayer): calls a MambaMixer2 outside of every break"
-    assert verdict.offender == {"index": 0, "class": "FalconH1HybridAttentionDecoderLayer", "reason": "calls a MambaMixer2 outside of every break"}
+    assert (
+        warning
+        == "Prefill runs without a CUDA graph: layer 0 (FalconH1HybridAttentionDecoderLayer): calls"
+        " a MambaMixer2 outside of every break"
+    )
+    assert verdict.offender == {
+        "index": 0,
+        "class": "FalconH1HybridAttentionDecoderLayer",
+        "reason": "calls a MambaMixer2 outside of every break",
+    }
 
 
 def refused(model, in_order=False, **fields):
@@ -61,7 +77,10 @@ def test_mla_is_refused_unless_its_backend_prepares_the_graph(build_model):
     model = build_model("deepseek_v32")
     assert "MLA" in refused(model, use_mla_backend=True).reason
     backend = SimpleNamespace(use_captured_forward_metadata_for_breakable_cuda_graph=True)
-    assert breakable.refuse(SimpleNamespace(model=model, use_mla_backend=True, attn_backend=backend)) is None
+    assert (
+        breakable.refuse(SimpleNamespace(model=model, use_mla_backend=True, attn_backend=backend))
+        is None
+    )
 
 
 def test_multimodal_models_are_refused(build_model):
@@ -71,24 +90,34 @@ def test_multimodal_models_are_refused(build_model):
 
 @pytest.mark.parametrize("sees_images", [True, False])
 def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeypatch, sees_images):
-    """The release's own (0.5.12, 0.5.13) would capture one row of positions, and the embedding of ids that it never gets."""
+    """The release's own (0.5.12, 0.5.13) would capture one row of positions, and the embedding of
+    ids that it never gets."""
     from sglang.srt.prefill_graph.breakable import runner as breakable
 
     monkeypatch.setattr(breakable, "BreakableRunner", lambda runner: "the overlay's")
-    runner = SimpleNamespace(model=build_model("qwen3_5"), is_multimodal=sees_images, attn_backend=None)
-    assert breakable.make_runner(runner, lambda runner: "the release's") == "the overlay's" and runner.prefill_graph_refusal is None
+    runner = SimpleNamespace(
+        model=build_model("qwen3_5"), is_multimodal=sees_images, attn_backend=None
+    )
+    assert (
+        breakable.make_runner(runner, lambda runner: "the release's") == "the overlay's"
+        and runner.prefill_graph_refusal is None
+    )
 
 
 def test_every_layer_of_qwen3_5_breaks(build_model, decided):
     runner, warnings, verdict = decided(build_model("qwen3_5"), is_multimodal=True)
-    assert runner.piecewise_cuda_graph_runner is not None and not warnings and verdict.verdict == "on"
+    assert (
+        runner.piecewise_cuda_graph_runner is not None and not warnings and verdict.verdict == "on"
+    )
     kinds = [type(layer).__name__ for layer in runner.attention_layers]
     assert kinds == (["RadixLinearAttention"] * 3 + ["RadixAttention"]) * 2
 
 
 def test_a_model_without_layers_is_refused_with_what_was_probed():
     model = SimpleNamespace(language_model=SimpleNamespace(model=SimpleNamespace()))
-    assert refused(model).reason.startswith("no decoder layers in the model (SimpleNamespace), language_model (SimpleNamespace)")
+    assert refused(model).reason.startswith(
+        "no decoder layers in the model (SimpleNamespace), language_model (SimpleNamespace)"
+    )
 
 
 class Stack:
@@ -102,7 +131,11 @@ class Stack:
     ("forward", "by_name", "in_order"),
     [
         (lambda input_ids, positions, forward_batch, inputs_embeds=None: None, True, True),
-        (lambda input_ids, forward_batch, positions, inputs_embeds=None: None, True, False),  # Phi, Persimmon
+        (
+            lambda input_ids, forward_batch, positions, inputs_embeds=None: None,
+            True,
+            False,
+        ),  # Phi, Persimmon
         (lambda input_ids, positions, forward_batch, inputs_embeds: None, True, False),  # Phi3Small
         (lambda positions, hidden_states: None, False, False),
     ],
@@ -111,7 +144,9 @@ def test_a_stack_is_refused_that_a_runner_could_not_call(forward, by_name, in_or
     model = SimpleNamespace(model=Stack(forward))
     for given, good in ((False, by_name), (True, in_order)):
         found = refused(model, in_order=given)
-        assert (found is None) is good and (good or found.reason.startswith("Stack.forward takes ("))
+        assert (found is None) is good and (
+            good or found.reason.startswith("Stack.forward takes (")
+        )
 
 
 def test_a_list_of_attentions_is_refused():
@@ -122,7 +157,10 @@ def test_a_list_of_attentions_is_refused():
 
     model = SimpleNamespace(model=Stack(lambda input_ids, positions, forward_batch: None))
     model.model.layers = [Block()]
-    assert refused(model).reason == "layer 0 (Block): self_attn.attn is a list of attentions, of which an op would know one"
+    assert (
+        refused(model).reason
+        == "layer 0 (Block): self_attn.attn is a list of attentions, of which an op would know one"
+    )
 
 
 @pytest.mark.revision(">=0.5.12")
@@ -131,12 +169,20 @@ def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
     from sglang.srt.prefill_graph.breakable import runner as breakable
 
     runner = SimpleNamespace(
-        model=build_model("llama"), attn_backend=None, max_total_num_tokens=100, model_config=SimpleNamespace(context_len=40),
+        model=build_model("llama"),
+        attn_backend=None,
+        max_total_num_tokens=100,
+        model_config=SimpleNamespace(context_len=40),
         server_args=SimpleNamespace(piecewise_cuda_graph_tokens=[16, 32, 64, 128]),
-    )  # fmt: skip
-    assert breakable.make_runner(runner, lambda made: made.server_args.piecewise_cuda_graph_tokens) == [16, 32]
+    )
+    assert breakable.make_runner(
+        runner, lambda made: made.server_args.piecewise_cuda_graph_tokens
+    ) == [16, 32]
     runner.model_config.context_len = 8
-    assert breakable.make_runner(runner, lambda made: made) is None and "no capture size fits" in runner.prefill_graph_refusal.reason
+    assert (
+        breakable.make_runner(runner, lambda made: made) is None
+        and "no capture size fits" in runner.prefill_graph_refusal.reason
+    )
 
 
 def test_the_runner_is_the_releases_own_where_it_captures_the_stack_alone(revision):
@@ -153,12 +199,18 @@ def test_only_the_first_rank_warns(build_model, decided):
 
 
 def arguments(architecture="LlamaForCausalLM", is_multimodal=False, **changes):
-    """Server arguments as typed, after the release's own rules where it has them. A rule that reads the model finds llama."""
+    """Server arguments as typed, after the release's own rules where it has them. A rule that reads
+    the model finds llama."""
     from host import process
 
     args = process.default_server_args(**{"enable_breakable_cuda_graph": True, **changes})
     names = SimpleNamespace(architectures=[architecture])
-    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=is_multimodal, hf_config=names, hf_text_config=names)
+    args.model_config = SimpleNamespace(
+        is_piecewise_cuda_graph_disabled_model=False,
+        is_multimodal=is_multimodal,
+        hf_config=names,
+        hf_text_config=names,
+    )
     if hasattr(args, "_handle_piecewise_cuda_graph"):
         args._handle_piecewise_cuda_graph()
     return args
@@ -169,7 +221,10 @@ CONFLICTS = {
     "pp_size": ({"pp_size": 2}, "pipeline"),
     "enable_torch_compile": ({"enable_torch_compile": True}, "torch.compile"),
     "context parallelism": ({"attn_cp_size": 2}, "attn-cp-size|attn_cp_size"),
-    "the decoding server of a pair": ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode: other servers prefill"),
+    "the decoding server of a pair": (
+        {"disaggregation_mode": "decode"},
+        "--disaggregation-mode decode: other servers prefill",
+    ),
     "CPU offload": ({"cpu_offload_gb": 4}, "--cpu-offload-gb: what runs between"),
     "symmetric memory": ({"enable_symm_mem": True}, "--enable-symm-mem: what runs between"),
     "EPLB": ({"enable_eplb": True}, "padded rows would count"),
@@ -182,7 +237,9 @@ CONFLICTS = {
 def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes, named):
     from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
-    with pytest.raises(ValueError, match=f"(?i)--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
+    with pytest.raises(
+        ValueError, match=f"(?i)--enable-breakable-cuda-graph cannot be honoured: .*{named}"
+    ):
         check_breakable(arguments(**changes))
     check_breakable(arguments(enable_breakable_cuda_graph=False, **changes))
 
@@ -191,17 +248,29 @@ def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes,
 def test_the_switch_that_turns_the_graph_off_is_named():
     from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
-    with pytest.raises(ValueError, match="cannot be honoured: --disable-piecewise-cuda-graph is given"):
+    with pytest.raises(
+        ValueError, match="cannot be honoured: --disable-piecewise-cuda-graph is given"
+    ):
         check_breakable(arguments(disable_piecewise_cuda_graph=True))
 
 
 @pytest.mark.revision("<0.5.13")
-@pytest.mark.parametrize("changes, named", [({"enable_dp_attention": True}, "--enable-dp-attention"), ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend")])
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
+    ],
+)
 def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
     from sglang.srt.prefill_graph.breakable.arguments import check_breakable
     from sglang.srt.server_args import ServerArgs
 
-    enforced = {name: True for name in ("enforce_piecewise_cuda_graph",) if name in ServerArgs.__dataclass_fields__}
+    enforced = {
+        name: True
+        for name in ("enforce_piecewise_cuda_graph",)
+        if name in ServerArgs.__dataclass_fields__
+    }
     with pytest.raises(ValueError, match=named):
         check_breakable(arguments(**changes, **enforced))
 
@@ -226,22 +295,36 @@ TRACED = {  # what the release keeps from its graph because torch.compile cannot
 @OPT_OUT
 @pytest.mark.parametrize("changes", TRACED.values(), ids=TRACED)
 def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes):
-    """They were an error at start, and only --enforce-piecewise-cuda-graph lifted them, with all the others."""
+    """They were an error at start, and only --enforce-piecewise-cuda-graph lifted them, with all
+    the others."""
     from sglang.srt.prefill_graph.breakable.arguments import check_breakable
 
     args = arguments(**changes)
-    assert not args.disable_piecewise_cuda_graph and all(getattr(args, name) == value for name, value in changes.items())
+    assert not args.disable_piecewise_cuda_graph and all(
+        getattr(args, name) == value for name, value in changes.items()
+    )
     check_breakable(args)
-    assert arguments(enable_breakable_cuda_graph=False, **changes).disable_piecewise_cuda_graph  # the piecewise graph stays off
+    assert arguments(
+        enable_breakable_cuda_graph=False, **changes
+    ).disable_piecewise_cuda_graph  # the piecewise graph stays off
 
 
 @OPT_OUT
-@pytest.mark.parametrize("architecture", ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3VLForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+    ],
+)
 def test_the_rule_about_multimodal_models_does_not_see_qwen3_5(architecture):
     """Others still prefill eagerly, and so does the piecewise graph of all."""
     captured = architecture.startswith("Qwen3_5")
     assert arguments(architecture, is_multimodal=True).disable_piecewise_cuda_graph is not captured
-    assert arguments(architecture, is_multimodal=True, enable_breakable_cuda_graph=False).disable_piecewise_cuda_graph
+    assert arguments(
+        architecture, is_multimodal=True, enable_breakable_cuda_graph=False
+    ).disable_piecewise_cuda_graph
 
 
 @OPT_OUT
@@ -251,7 +334,9 @@ def test_a_gguf_file_does_not_turn_the_graph_off(tmp_path):
     file = tmp_path / "weights.gguf"
     file.write_bytes(b"GGUF" + bytes(60))
     check_breakable(arguments(model_path=str(file)))
-    assert arguments(enable_breakable_cuda_graph=False, model_path=str(file)).disable_piecewise_cuda_graph
+    assert arguments(
+        enable_breakable_cuda_graph=False, model_path=str(file)
+    ).disable_piecewise_cuda_graph
 
 
 @OPT_OUT
@@ -276,19 +361,34 @@ def test_a_memory_saver_that_pauses_graphs_is_no_error(monkeypatch):
     "changes, named",
     [
         pytest.param(dict(enable_lora=True, lora_paths=[]), "--enable-lora", id="typed"),
-        pytest.param(dict(enable_dp_attention=True, tp_size=2, dp_size=2), "enable.dp.attention", id="0.5.13: by a rule of the release", marks=OPT_OUT),
+        pytest.param(
+            dict(enable_dp_attention=True, tp_size=2, dp_size=2),
+            "enable.dp.attention",
+            id="0.5.13: by a rule of the release",
+            marks=OPT_OUT,
+        ),
     ],
 )
 def test_arguments_are_checked_at_start(changes, named, tmp_path):
-    """By ServerArgs itself, before anything is loaded, and once the release has applied its rules."""
+    """By ServerArgs itself, before anything is loaded, and once the release has applied its
+    rules."""
     import json
 
     from host.models import KINDS
     from sglang.srt.server_args import ServerArgs
 
     (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
-    with pytest.raises(ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"):
-        ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, enable_breakable_cuda_graph=True, mem_fraction_static=0.5, **changes)
+    with pytest.raises(
+        ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"
+    ):
+        ServerArgs(
+            model_path=str(tmp_path),
+            device="cuda",
+            skip_tokenizer_init=True,
+            enable_breakable_cuda_graph=True,
+            mem_fraction_static=0.5,
+            **changes,
+        )
 
 
 @OPT_OUT
@@ -301,9 +401,19 @@ def test_a_server_with_hicache_starts_with_the_graph_that_can_be_captured(asked,
     from sglang.srt.server_args import ServerArgs
 
     (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
-    given = dict(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, mem_fraction_static=0.5, attention_backend="triton")
+    given = dict(
+        model_path=str(tmp_path),
+        device="cuda",
+        skip_tokenizer_init=True,
+        mem_fraction_static=0.5,
+        attention_backend="triton",
+    )
     args = ServerArgs(**given, enable_breakable_cuda_graph=asked, enable_hierarchical_cache=True)
-    assert args.disable_piecewise_cuda_graph is not asked and args.enable_hierarchical_cache and args.load_format == "auto"
+    assert (
+        args.disable_piecewise_cuda_graph is not asked
+        and args.enable_hierarchical_cache
+        and args.load_format == "auto"
+    )
 
 
 @OPT_OUT
@@ -312,9 +422,20 @@ def test_arguments_that_the_release_sets_are_checked_too(monkeypatch):
     from sglang.srt.server_args import ServerArgs
 
     calls = []
-    monkeypatch.setattr("sglang.srt.prefill_graph.breakable.arguments.check_breakable", lambda args: calls.append("check"))
-    monkeypatch.setattr(ServerArgs, "_handle_other_validations", lambda self: calls.append("the release's last rules"))
-    for name in [name for name in vars(ServerArgs) if name.startswith("_handle_") and name != "_handle_other_validations"]:
+    monkeypatch.setattr(
+        "sglang.srt.prefill_graph.breakable.arguments.check_breakable",
+        lambda args: calls.append("check"),
+    )
+    monkeypatch.setattr(
+        ServerArgs,
+        "_handle_other_validations",
+        lambda self: calls.append("the release's last rules"),
+    )
+    for name in [
+        name
+        for name in vars(ServerArgs)
+        if name.startswith("_handle_") and name != "_handle_other_validations"
+    ]:
         monkeypatch.setattr(ServerArgs, name, lambda self, *_, **__: None)
     ServerArgs(model_path="/model", device="cuda", enable_breakable_cuda_graph=True)
     assert calls[-2:] == ["the release's last rules", "check"]
@@ -327,16 +448,25 @@ def test_the_flag_is_spelled_as_in_later_releases():
 
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    assert parser.parse_args(["--model-path", "x", "--enable-breakable-cuda-graph"]).enable_breakable_cuda_graph
+    assert parser.parse_args(
+        ["--model-path", "x", "--enable-breakable-cuda-graph"]
+    ).enable_breakable_cuda_graph
     args = arguments()
     check_breakable(args)
-    assert getattr(args, "enable_piecewise_cuda_graph", True)  # where the graph must be asked for, this asks
+    # where the graph must be asked for, this asks
+    assert getattr(args, "enable_piecewise_cuda_graph", True)
 
 
 @pytest.mark.revision(">=0.5.12,<0.5.13")
 @pytest.mark.parametrize(
     ("mode", "changes", "wanted"),
-    [("NULL", {}, True), ("FULL", {}, False), ("LAST", {}, False), ("FULL", {"enable_return_hidden_states": True}, True), ("NULL", {"enable_return_hidden_states": True}, True)],
+    [
+        ("NULL", {}, True),
+        ("FULL", {}, False),
+        ("LAST", {}, False),
+        ("FULL", {"enable_return_hidden_states": True}, True),
+        ("NULL", {"enable_return_hidden_states": True}, True),
+    ],
 )
 def test_a_batch_with_other_hidden_states_runs_eagerly(mode, changes, wanted):
     import torch
@@ -347,5 +477,7 @@ def test_a_batch_with_other_hidden_states_runs_eagerly(mode, changes, wanted):
     runner = object.__new__(breakable._upstream())
     runner.layer_model, runner.max_num_tokens = object(), 16
     runner.model_runner = SimpleNamespace(server_args=process.default_server_args(**changes))
-    batch = graph.prefill_batch(4, capture_hidden_mode=CaptureHiddenMode[mode], return_logprob=False)
+    batch = graph.prefill_batch(
+        4, capture_hidden_mode=CaptureHiddenMode[mode], return_logprob=False
+    )
     assert isinstance(batch.input_ids, torch.Tensor) and runner.can_run(batch) is wanted

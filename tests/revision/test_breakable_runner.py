@@ -1,4 +1,5 @@
-"""The overlay's breakable runner on a recorded graph: a real model's layer stack, and batches of any number of requests."""
+"""The overlay's breakable runner on a recorded graph: a real model's layer stack, and batches of
+any number of requests."""
 
 import contextlib
 import importlib
@@ -8,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from host.served import published
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")  # 0.5.12 and 0.5.13 have one of their own, for all but multimodal models
+# 0.5.12 and 0.5.13 have one of their own, for all but multimodal models
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 SIZES = [8, 16, 32]
 
 
@@ -25,13 +27,24 @@ class CausalAttention:
         import torch
 
         self.calls += 1
-        assert len(q) == len(k) == len(v) == sum(self.lengths), f"{len(q)} rows for requests of {self.lengths}"
+        assert len(q) == len(k) == len(v) == sum(self.lengths), (
+            f"{len(q)} rows for requests of {self.lengths}"
+        )
         out = []
         heads, group = layer.tp_q_head_num, layer.tp_q_head_num // layer.tp_k_head_num
         for a, b, c in zip(*(part.split(self.lengths) for part in (q, k, v))):
             a = a.view(len(a), heads, -1).transpose(0, 1)
-            b, c = (part.view(len(part), heads // group, -1).transpose(0, 1).repeat_interleave(group, 0) for part in (b, c))
-            out.append(torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True, scale=layer.scaling).transpose(0, 1).flatten(1))
+            b, c = (
+                part.view(len(part), heads // group, -1).transpose(0, 1).repeat_interleave(group, 0)
+                for part in (b, c)
+            )
+            out.append(
+                torch.nn.functional.scaled_dot_product_attention(
+                    a, b, c, is_causal=True, scale=layer.scaling
+                )
+                .transpose(0, 1)
+                .flatten(1)
+            )
         return torch.cat(out)
 
 
@@ -46,13 +59,26 @@ def batch_of(lengths, **fields):
     return graph.prefill_batch(
         tokens,
         **dict(
-            batch_size=len(lengths), input_ids=torch.randint(1, 200, (tokens,), generator=source), positions=torch.cat([torch.arange(n) for n in lengths]),
-            seq_lens=torch.tensor(lengths), seq_lens_cpu=torch.tensor(lengths), orig_seq_lens=torch.tensor(lengths), extend_seq_lens=torch.tensor(lengths),
-            extend_prefix_lens=torch.zeros(len(lengths), dtype=torch.int64), extend_start_loc=starts, extend_seq_lens_cpu=list(lengths),
-            extend_prefix_lens_cpu=[0] * len(lengths), extend_logprob_start_lens_cpu=list(lengths), out_cache_loc=torch.arange(1, tokens + 1),
-            req_pool_indices=torch.arange(len(lengths)), capture_hidden_mode=CaptureHiddenMode.NULL, num_token_non_padded_cpu=tokens, return_logprob=False, **fields,
+            batch_size=len(lengths),
+            input_ids=torch.randint(1, 200, (tokens,), generator=source),
+            positions=torch.cat([torch.arange(n) for n in lengths]),
+            seq_lens=torch.tensor(lengths),
+            seq_lens_cpu=torch.tensor(lengths),
+            orig_seq_lens=torch.tensor(lengths),
+            extend_seq_lens=torch.tensor(lengths),
+            extend_prefix_lens=torch.zeros(len(lengths), dtype=torch.int64),
+            extend_start_loc=starts,
+            extend_seq_lens_cpu=list(lengths),
+            extend_prefix_lens_cpu=[0] * len(lengths),
+            extend_logprob_start_lens_cpu=list(lengths),
+            out_cache_loc=torch.arange(1, tokens + 1),
+            req_pool_indices=torch.arange(len(lengths)),
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            num_token_non_padded_cpu=tokens,
+            return_logprob=False,
+            **fields,
         ),
-    )  # fmt: skip
+    )
 
 
 def model_runner(model, **changes):
@@ -61,20 +87,36 @@ def model_runner(model, **changes):
     from sglang.srt.prefill_graph.model import layers, stack
 
     table = layers.describe(stack.find(model).layers)
-    args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True)
+    args = process.default_server_args(
+        piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True
+    )
     made = SimpleNamespace(
-        model=model, device="cpu", server_args=args, model_config=SimpleNamespace(context_len=4096, num_hidden_layers=len(table.rows)),
-        max_total_num_tokens=4096, attn_backend=CausalAttention(), req_to_token_pool=None, token_to_kv_pool=None, is_multimodal=False,
-        use_mla_backend=False, tp_group=SimpleNamespace(barrier=lambda: None), tp_rank=0, pp_rank=0, attention_layers=table.attention_layers,
-        moe_layers=table.moe_layers, moe_fusions=table.moe_fusions, is_draft_worker=False,
-    )  # fmt: skip
+        model=model,
+        device="cpu",
+        server_args=args,
+        model_config=SimpleNamespace(context_len=4096, num_hidden_layers=len(table.rows)),
+        max_total_num_tokens=4096,
+        attn_backend=CausalAttention(),
+        req_to_token_pool=None,
+        token_to_kv_pool=None,
+        is_multimodal=False,
+        use_mla_backend=False,
+        tp_group=SimpleNamespace(barrier=lambda: None),
+        tp_rank=0,
+        pp_rank=0,
+        attention_layers=table.attention_layers,
+        moe_layers=table.moe_layers,
+        moe_fusions=table.moe_fusions,
+        is_draft_worker=False,
+    )
     vars(made).update(changes)
     return made
 
 
 @pytest.fixture
 def captured(build_model, monkeypatch):
-    """captured(): a model runner of a small Llama and its breakable runner, captured on a recorded graph."""
+    """captured(): a model runner of a small Llama and its breakable runner, captured on a recorded
+    graph."""
     import torch
     from host import segments
     from sglang.srt.prefill_graph.breakable import runner as breakable
@@ -96,7 +138,8 @@ def captured(build_model, monkeypatch):
 
 
 def eager(runner, batch):
-    batch.attn_backend = runner.attn_backend  # RadixAttention asks the batch for its backend up to 0.5.12
+    # RadixAttention asks the batch for its backend up to 0.5.12
+    batch.attn_backend = runner.attn_backend
     runner.attn_backend.init_forward_metadata(batch)
     with published(runner.attn_backend):
         return runner.model.forward(batch.input_ids, batch.positions, batch).next_token_logits
@@ -109,7 +152,17 @@ def replayed(runner, graph, batch):
         return graph.replay(batch).next_token_logits
 
 
-BATCHES = [[8], [5], [3, 4], [1, 1, 1, 1, 1, 1, 1, 1], [7, 2, 9], [16], [1] * 16, [11, 5, 1, 2, 8], [1]]
+BATCHES = [
+    [8],
+    [5],
+    [3, 4],
+    [1, 1, 1, 1, 1, 1, 1, 1],
+    [7, 2, 9],
+    [16],
+    [1] * 16,
+    [11, 5, 1, 2, 8],
+    [1],
+]
 
 
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
@@ -131,14 +184,22 @@ def test_every_size_stays_right_after_every_other(captured):
     for first in range(len(batches)):
         for second in range(len(batches)):
             for number in (first, second):
-                torch.testing.assert_close(replayed(runner, graph, batch_of(batches[number])), wanted[number], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(
+                    replayed(runner, graph, batch_of(batches[number])),
+                    wanted[number],
+                    rtol=1e-4,
+                    atol=1e-4,
+                )
 
 
 def test_every_attention_layer_breaks_and_nothing_else_runs_eagerly(captured):
     runner, graph = captured()
     layers = len(runner.attention_layers)
     one = graph.graphs[16]
-    segments, breaks = (getattr(one, name, None) or getattr(one, f"_{name if name == 'segments' else 'break_fns'}") for name in ("segments", "breaks"))
+    segments, breaks = (
+        getattr(one, name, None) or getattr(one, f"_{name if name == 'segments' else 'break_fns'}")
+        for name in ("segments", "breaks")
+    )
     assert (len(segments), len(breaks)) == (layers + 1, layers)
     before = runner.attn_backend.calls
     replayed(runner, graph, batch_of([9, 3]))
@@ -146,11 +207,18 @@ def test_every_attention_layer_breaks_and_nothing_else_runs_eagerly(captured):
 
 
 def test_padding_stays_inside(captured, monkeypatch):
-    """Nothing behind the stack sees padded rows, and what was only allocated (here NaN) does not stay in them."""
+    """Nothing behind the stack sees padded rows, and what was only allocated (here NaN) does not
+    stay in them."""
     runner, graph = captured()
     seen = []
     process = type(runner.model.logits_processor).forward
-    monkeypatch.setattr(type(runner.model.logits_processor), "forward", lambda self, ids, hidden, *rest, **more: seen.append(hidden) or process(self, ids, hidden, *rest, **more))
+    monkeypatch.setattr(
+        type(runner.model.logits_processor),
+        "forward",
+        lambda self, ids, hidden, *rest, **more: (
+            seen.append(hidden) or process(self, ids, hidden, *rest, **more)
+        ),
+    )
     replayed(runner, graph, batch_of([32]))
     replayed(runner, graph, batch_of([6, 3]))
     assert [len(hidden) for hidden in seen] == [32, 9]
@@ -158,14 +226,21 @@ def test_padding_stays_inside(captured, monkeypatch):
 
 
 def test_padded_rows_are_token_0_at_position_0_in_slot_0(captured):
-    """Left as they were, they would store keys in slots of an earlier batch, which are another request's by now."""
+    """Left as they were, they would store keys in slots of an earlier batch, which are another
+    request's by now."""
     runner, graph = captured()
     replayed(runner, graph, batch_of([32]))
     before = {name: rows.clone() for name, rows in graph.inputs.items()}
-    assert all(rows[9:].ne(0).any() for rows in before.values()), "nothing of the earlier batch could be seen"
+    assert all(rows[9:].ne(0).any() for rows in before.values()), (
+        "nothing of the earlier batch could be seen"
+    )
     replayed(runner, graph, batch_of([6, 3]))
-    assert {name: rows[9:16].tolist() for name, rows in graph.inputs.items()} == dict.fromkeys(("input_ids", "positions", "out_cache_loc"), [0] * 7)
-    assert all(rows[16:].equal(before[name][16:]) for name, rows in graph.inputs.items()), "a smaller size does not read these"
+    assert {name: rows[9:16].tolist() for name, rows in graph.inputs.items()} == dict.fromkeys(
+        ("input_ids", "positions", "out_cache_loc"), [0] * 7
+    )
+    assert all(rows[16:].equal(before[name][16:]) for name, rows in graph.inputs.items()), (
+        "a smaller size does not read these"
+    )
 
 
 def test_every_size_hands_on_rows_of_one_output(captured, monkeypatch):
@@ -173,10 +248,18 @@ def test_every_size_hands_on_rows_of_one_output(captured, monkeypatch):
     runner, graph = captured()
     seen = []
     process = type(runner.model.logits_processor).forward
-    monkeypatch.setattr(type(runner.model.logits_processor), "forward", lambda self, ids, hidden, *rest, **more: seen.append(hidden) or process(self, ids, hidden, *rest, **more))
+    monkeypatch.setattr(
+        type(runner.model.logits_processor),
+        "forward",
+        lambda self, ids, hidden, *rest, **more: (
+            seen.append(hidden) or process(self, ids, hidden, *rest, **more)
+        ),
+    )
     for lengths in ([32], [6, 3], [5]):
         replayed(runner, graph, batch_of(lengths))
-    assert {hidden.untyped_storage().data_ptr() for hidden in seen} == {graph.output.untyped_storage().data_ptr()}
+    assert {hidden.untyped_storage().data_ptr() for hidden in seen} == {
+        graph.output.untyped_storage().data_ptr()
+    }
     assert len(graph.output) == SIZES[-1]
 
 
@@ -187,7 +270,10 @@ def test_outputs_are_stored_leaf_by_leaf():
 
     room = breakable.room_for((torch.ones(4, 2), [torch.ones(4, 3), None]))
     for tokens in (4, 2):
-        made = (torch.full((tokens, 2), float(tokens)), [torch.full((tokens, 3), -float(tokens)), None])
+        made = (
+            torch.full((tokens, 2), float(tokens)),
+            [torch.full((tokens, 3), -float(tokens)), None],
+        )
         breakable.store(made, room)
         found = breakable.first_rows(room, tokens)
         assert type(found) is tuple and type(found[1]) is list and found[1][1] is None
@@ -205,12 +291,19 @@ def test_the_stack_is_as_it_was_after_a_replay_and_after_an_error(captured):
     with pytest.raises(AttributeError):
         graph.replay(batch)
     assert "forward" not in vars(runner.model.model)
-    from sglang.srt.compilation.piecewise_context_manager import get_forward_context, is_in_piecewise_cuda_graph
+    from sglang.srt.compilation.piecewise_context_manager import (
+        get_forward_context,
+        is_in_piecewise_cuda_graph,
+    )
 
     assert get_forward_context() is None and not is_in_piecewise_cuda_graph()
 
 
-@pytest.mark.parametrize("fields", [dict(forward_mode="TARGET_VERIFY"), dict(capture_hidden_mode="FULL"), dict(input_embeds=True)], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [dict(forward_mode="TARGET_VERIFY"), dict(capture_hidden_mode="FULL"), dict(input_embeds=True)],
+    ids=str,
+)
 def test_batches_that_are_not_as_captured_run_eagerly(captured, fields):
     import torch
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
@@ -218,7 +311,11 @@ def test_batches_that_are_not_as_captured_run_eagerly(captured, fields):
     _, graph = captured()
     batch = batch_of([4])
     assert graph.can_run(batch)
-    values = dict(forward_mode=ForwardMode.TARGET_VERIFY, capture_hidden_mode=CaptureHiddenMode.FULL, input_embeds=torch.zeros(4, 8))
+    values = dict(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        input_embeds=torch.zeros(4, 8),
+    )
     for name in fields:
         setattr(batch, name, values[name])
     assert not graph.can_run(batch) and graph.why_not(batch)
@@ -229,7 +326,14 @@ def test_a_batch_larger_than_every_size_runs_eagerly(captured):
     assert graph.can_run(batch_of([30, 2])) and not graph.can_run(batch_of([30, 3]))
 
 
-@pytest.mark.parametrize("limits, sizes", [(dict(max_total_num_tokens=20), [8, 16]), (dict(model_config=SimpleNamespace(context_len=8, num_hidden_layers=4)), [8])], ids=["cache", "context"])
+@pytest.mark.parametrize(
+    "limits, sizes",
+    [
+        (dict(max_total_num_tokens=20), [8, 16]),
+        (dict(model_config=SimpleNamespace(context_len=8, num_hidden_layers=4)), [8]),
+    ],
+    ids=["cache", "context"],
+)
 def test_sizes_beyond_the_servers_limits_are_not_captured(captured, limits, sizes):
     _, graph = captured(**limits)
     assert graph.capture_num_tokens == sizes
@@ -239,8 +343,14 @@ def test_no_size_that_fits_is_one_warning_and_eager_prefill(captured, caplog):
     with caplog.at_level(logging.WARNING):
         runner, graph = captured(max_total_num_tokens=4)
     assert graph is None
-    [message] = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
-    assert message == "Prefill runs without a CUDA graph: no capture size fits: asked for were [8, 16, 32], the context and the cache allow 4 tokens"
+    [message] = [
+        record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()
+    ]
+    assert (
+        message
+        == "Prefill runs without a CUDA graph: no capture size fits: asked for were [8, 16, 32],"
+        " the context and the cache allow 4 tokens"
+    )
     assert runner.prefill_graph_refusal.reason in message
 
 
@@ -268,7 +378,9 @@ def memory_for(monkeypatch):
 def test_the_largest_sizes_go_where_memory_is_too_small(captured, memory_for, tokens, sizes):
     memory_for(tokens)
     _, graph = captured()
-    assert graph.capture_num_tokens == sizes == sorted(graph.graphs) and len(graph.output) == sizes[-1]
+    assert (
+        graph.capture_num_tokens == sizes == sorted(graph.graphs) and len(graph.output) == sizes[-1]
+    )
 
 
 def test_too_little_memory_for_any_size_is_eager_prefill(captured, memory_for):
@@ -292,13 +404,21 @@ def test_a_stack_that_does_not_run_is_eager_prefill(captured, monkeypatch):
 
     monkeypatch.setattr(LlamaModel, "forward", broken)
     runner, graph = captured()
-    assert graph is None and runner.prefill_graph_refusal.reason == "a batch of 32 tokens does not run: TypeError: shared keys have no tensor"
+    assert (
+        graph is None
+        and runner.prefill_graph_refusal.reason
+        == "a batch of 32 tokens does not run: TypeError: shared keys have no tensor"
+    )
 
 
 def test_a_stack_whose_result_cannot_be_cut_is_eager_prefill(captured, monkeypatch):
     from sglang.srt.models.llama import LlamaModel
 
-    monkeypatch.setattr(LlamaModel, "forward", lambda self, input_ids, positions, forward_batch: {"hidden": input_ids})
+    monkeypatch.setattr(
+        LlamaModel,
+        "forward",
+        lambda self, input_ids, positions, forward_batch: {"hidden": input_ids},
+    )
     runner, graph = captured()
     assert graph is None and "returns a dict" in runner.prefill_graph_refusal.reason
 
@@ -310,7 +430,15 @@ def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch,
 
     forward, outer = LlamaModel.forward, LlamaForCausalLM.forward
 
-    def shifted(self, input_ids, positions, forward_batch, input_embeds=None, pp_proxy_tensors=None, shift=None):
+    def shifted(
+        self,
+        input_ids,
+        positions,
+        forward_batch,
+        input_embeds=None,
+        pp_proxy_tensors=None,
+        shift=None,
+    ):
         hidden = forward(self, input_ids, positions, forward_batch)
         return hidden if shift is None else hidden + shift
 
@@ -326,7 +454,9 @@ def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch,
         found = [replayed(runner, graph, batch_of([5])) for _ in range(2)]
     monkeypatch.setattr(LlamaForCausalLM, "forward", outer)
     assert not torch.allclose(found[0], plain) and torch.equal(*found)
-    assert [record.getMessage() for record in caplog.records] == ["Prefill replays no graph: the model hands its layer stack shift"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Prefill replays no graph: the model hands its layer stack shift"
+    ]
 
 
 @pytest.mark.revision("<0.5.13")  # later the attention backend's own metadata has them
@@ -335,24 +465,34 @@ def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkey
     from sglang.srt.prefill_graph.breakable import runner as breakable
 
     seen, forward = [], breakable.BreakableRunner._forward
-    monkeypatch.setattr(breakable.BreakableRunner, "_forward", lambda self, batch, size: seen.append(batch.out_cache_loc_swa) or forward(self, batch, size))
+    monkeypatch.setattr(
+        breakable.BreakableRunner,
+        "_forward",
+        lambda self, batch, size: (
+            seen.append(batch.out_cache_loc_swa) or forward(self, batch, size)
+        ),
+    )
     captured(is_hybrid_swa=True)
     assert {len(slots) for slots in seen} == set(SIZES) and not any(slots.any() for slots in seen)
 
 
 @pytest.fixture
 def with_images(captured, monkeypatch):
-    """with_images(): the same of a multimodal model. Qwen3-VL stands for Qwen3.5, whose wrapper it is: its layers run on a CPU."""
+    """with_images(): the same of a multimodal model. Qwen3-VL stands for Qwen3.5, whose wrapper it
+    is: its layers run on a CPU."""
     import torch
     from sglang.srt.prefill_graph.model import multimodal
 
     monkeypatch.setattr(multimodal, "KNOWN", ("Qwen3VLForConditionalGeneration",))
     config = SimpleNamespace(context_len=4096, num_hidden_layers=3, hidden_size=128)
-    return lambda: captured("qwen3_vl", is_multimodal=True, dtype=torch.float32, model_config=config)
+    return lambda: captured(
+        "qwen3_vl", is_multimodal=True, dtype=torch.float32, model_config=config
+    )
 
 
 def axes_of(lengths, steps=(1, 1, 1)):
-    """Positions of requests as the scheduler makes them of such a model: three rows. steps: how far each axis goes per token."""
+    """Positions of requests as the scheduler makes them of such a model: three rows. steps: how far
+    each axis goes per token."""
     import torch
 
     return torch.cat([torch.arange(n) for n in lengths]) * torch.tensor(steps)[:, None]
@@ -361,11 +501,15 @@ def axes_of(lengths, steps=(1, 1, 1)):
 @pytest.mark.parametrize("steps", [(1, 1, 1), (1, 2, 5)], ids=["text", "axes apart"])
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
 def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, lengths, steps):
-    """The model embeds the tokens, and hands its layers no ids: the replay fell back to eager prefill."""
+    """The model embeds the tokens, and hands its layers no ids: the replay fell back to eager
+    prefill."""
     import torch
 
     runner, graph = with_images()
-    wanted, found = (ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, steps))) for ask in (eager, lambda runner, batch: replayed(runner, graph, batch)))
+    wanted, found = (
+        ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, steps)))
+        for ask in (eager, lambda runner, batch: replayed(runner, graph, batch))
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -373,7 +517,9 @@ def test_text_of_a_multimodal_model_is_replayed(with_images, monkeypatch):
     runner, graph = with_images()
     sizes = []
     for size, one in graph.graphs.items():
-        monkeypatch.setattr(one, "replay", lambda size=size, replay=one.replay: sizes.append(size) or replay())
+        monkeypatch.setattr(
+            one, "replay", lambda size=size, replay=one.replay: sizes.append(size) or replay()
+        )
     for lengths in ([5], [7, 6], [8]):
         replayed(runner, graph, batch_of(lengths, mrope_positions=axes_of(lengths)))
     assert sizes == [8, 16, 8]
@@ -384,7 +530,10 @@ def test_padding_of_a_multimodal_model_is_zero(with_images):
     replayed(runner, graph, batch_of([32], mrope_positions=axes_of([32])))
     assert graph.inputs["positions"][:, 9:16].ne(0).all()
     replayed(runner, graph, batch_of([6, 3], mrope_positions=axes_of([6, 3])))
-    assert graph.inputs["positions"][:, 9:16].eq(0).all() and graph.inputs["out_cache_loc"][9:16].eq(0).all()
+    assert (
+        graph.inputs["positions"][:, 9:16].eq(0).all()
+        and graph.inputs["out_cache_loc"][9:16].eq(0).all()
+    )
 
 
 def test_batches_with_images_run_eagerly(with_images):
@@ -399,7 +548,8 @@ def test_batches_with_images_run_eagerly(with_images):
 
 @pytest.fixture
 def hybrid(captured, monkeypatch):
-    """hybrid(kind): the same of a hybrid model, and the batches that its recurrent layers were given."""
+    """hybrid(kind): the same of a hybrid model, and the batches that its recurrent layers were
+    given."""
     import torch
     from host import hybrids
 
@@ -407,17 +557,26 @@ def hybrid(captured, monkeypatch):
 
     def capture(kind):
         config = SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128)
-        changes = dict(is_multimodal=True, dtype=torch.float32, model_config=config) if kind == "qwen3_5" else {}
-        return *captured(kind, attn_backend=hybrids.recurrent(CausalAttention(), seen), **changes), seen
+        changes = (
+            dict(is_multimodal=True, dtype=torch.float32, model_config=config)
+            if kind == "qwen3_5"
+            else {}
+        )
+        return (
+            *captured(kind, attn_backend=hybrids.recurrent(CausalAttention(), seen), **changes),
+            seen,
+        )
 
     return capture
 
 
-@pytest.mark.revision(">=0.5.13")  # where layers ask the forward's context for the attention backend
+# where layers ask the forward's context for the attention backend
+@pytest.mark.revision(">=0.5.13")
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
 @pytest.mark.parametrize("kind", ["nemotron_h", "qwen3_5"])
 def test_hybrids_get_eager_prefills_logits(hybrid, kind, lengths):
-    """Their recurrent layers break with the batch itself: with what it says of the states that the prefix cache keeps."""
+    """Their recurrent layers break with the batch itself: with what it says of the states that the
+    prefix cache keeps."""
     import torch
 
     runner, graph, seen = hybrid(kind)
@@ -433,35 +592,53 @@ def test_hybrids_get_eager_prefills_logits(hybrid, kind, lengths):
 
 @pytest.mark.revision(">=0.5.13")
 def test_a_capture_publishes_the_attention_backend_and_a_replay_keeps_what_is_published(captured):
-    """A model runner publishes it around its forward alone, and a draft's worker may have published another."""
+    """A model runner publishes it around its forward alone, and a draft's worker may have published
+    another."""
     from sglang.srt.model_executor import forward_context
 
     runner, graph = captured()
     assert not forward_context.has_forward_context()
-    assert graph.replay(batch_of([5])).next_token_logits.isfinite().all() and not forward_context.has_forward_context()
+    assert (
+        graph.replay(batch_of([5])).next_token_logits.isfinite().all()
+        and not forward_context.has_forward_context()
+    )
     seen, forward = [], CausalAttention.forward
     other = CausalAttention()
-    other.forward = lambda *args, **kwargs: seen.append(1) or forward(runner.attn_backend, *args, **kwargs)
+    other.forward = lambda *args, **kwargs: (
+        seen.append(1) or forward(runner.attn_backend, *args, **kwargs)
+    )
     with published(other):
         graph.replay(batch_of([5]))
     assert len(seen) == len(runner.attention_layers)
 
 
-@pytest.mark.parametrize("changes, named", [(dict(is_draft_worker=True), "drafts"), (dict(enable_dp_attention=True), "other ranks"), (dict(moe_a2a_backend="deepep"), "other ranks")], ids=str)
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        (dict(is_draft_worker=True), "drafts"),
+        (dict(enable_dp_attention=True), "other ranks"),
+        (dict(moe_a2a_backend="deepep"), "other ranks"),
+    ],
+    ids=str,
+)
 def test_what_this_runner_does_not_hand_its_stack_is_refused(captured, changes, named):
-    """Arguments forbid it elsewhere; on 0.5.13 --enforce-piecewise-cuda-graph lifts that, and a draft's worker asks for a graph."""
+    """Arguments forbid it elsewhere; on 0.5.13 --enforce-piecewise-cuda-graph lifts that, and a
+    draft's worker asks for a graph."""
     from host import process
 
     fields = {name: value for name, value in changes.items() if name == "is_draft_worker"}
     arguments = {name: value for name, value in changes.items() if name not in fields}
-    args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True, **arguments)
+    args = process.default_server_args(
+        piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True, **arguments
+    )
     runner, graph = captured(**fields, server_args=args)
     assert graph is None and named in runner.prefill_graph_refusal.reason
 
 
 # --- layers with recurrent states inside the graph
 
-stood_in = pytest.mark.revision(">=0.5.10")  # before, a Mamba2 layer has no method of its own that could be
+# before, a Mamba2 layer has no method of its own that could be
+stood_in = pytest.mark.revision(">=0.5.10")
 
 
 def _sums_by_table(now, hidden_states, output, layer_id):
@@ -478,7 +655,8 @@ def _sums_by_table(now, hidden_states, output, layer_id):
 
 @pytest.fixture
 def captured_states(captured, monkeypatch):
-    """captured_states(): NemotronH whose Mamba2 layers are captured; their launches are stood in for."""
+    """captured_states(): NemotronH whose Mamba2 layers are captured; their launches are stood in
+    for."""
     import torch
     from host import hybrids
     from sglang.srt.prefill_graph.captured import layers
@@ -486,10 +664,19 @@ def captured_states(captured, monkeypatch):
     seen = hybrids.on_cpu(monkeypatch)
     monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: None)
     monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", _sums_by_table)
-    pool = SimpleNamespace(mamba2_layer_cache=lambda layer_id: None, get_mamba_indices=lambda requests: requests + 1)
+    pool = SimpleNamespace(
+        mamba2_layer_cache=lambda layer_id: None, get_mamba_indices=lambda requests: requests + 1
+    )
 
     def capture(**changes):
-        changes = dict(req_to_token_pool=pool, dtype=torch.float32, attn_backend=hybrids.recurrent(CausalAttention(), seen)) | changes
+        changes = (
+            dict(
+                req_to_token_pool=pool,
+                dtype=torch.float32,
+                attn_backend=hybrids.recurrent(CausalAttention(), seen),
+            )
+            | changes
+        )
         return *captured("nemotron_h", **changes), seen
 
     return capture
@@ -501,13 +688,16 @@ def test_captured_states_get_eager_prefills_logits(captured_states):
     import torch
 
     runner, graph, seen = captured_states()
-    fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]  # more have no place in these sizes
+    # more have no place in these sizes
+    fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]
     wanted = {str(lengths): eager(runner, batch_of(lengths)) for lengths in fitting}
     seen.clear()
     for first in fitting:
         for lengths in (first, *fitting[::3]):
             batch = batch_of(lengths)
-            torch.testing.assert_close(replayed(runner, graph, batch), wanted[str(lengths)], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                replayed(runner, graph, batch), wanted[str(lengths)], rtol=1e-4, atol=1e-4
+            )
     assert not seen, "a Mamba2 layer ran eagerly"
 
 
@@ -516,7 +706,9 @@ def test_attention_alone_breaks_where_states_are_captured(captured_states):
     runner, graph, _ = captured_states()
     one = graph.graphs[16]
     breaks = getattr(one, "breaks", None) or one._break_fns
-    attention = [layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"]
+    attention = [
+        layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"
+    ]
     assert len(breaks) == len(attention) < len(runner.attention_layers) and attention
 
 
@@ -529,7 +721,9 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(captured_states, mo
     runner, graph, _ = captured_states()
     batch = batch_of([2, 1, 3])
     assert graph._size_for(batch) == 16
-    torch.testing.assert_close(replayed(runner, graph, batch), eager(runner, batch_of([2, 1, 3])), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        replayed(runner, graph, batch), eager(runner, batch_of([2, 1, 3])), rtol=1e-4, atol=1e-4
+    )
     assert graph.why_not(batch_of([1] * 5)) == "5 requests; the tables of states have 4 places"
 
 
@@ -560,7 +754,6 @@ def test_batches_that_decode_or_leave_states_run_eagerly(captured_states):
     ],
 )
 def test_layers_break_as_before_and_say_why(captured_states, monkeypatch, how, reason):
-    import torch
     from sglang.srt.prefill_graph.captured import layers
 
     runner, graph, _ = captured_states()
@@ -579,10 +772,15 @@ def test_layers_break_as_before_and_say_why(captured_states, monkeypatch, how, r
 
 
 @stood_in
-def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(captured_states, monkeypatch, caplog):
+def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(
+    captured_states, monkeypatch, caplog
+):
     from sglang.srt.prefill_graph.captured import layers
 
-    told = "Layers with recurrent states run between the prefill graph's segments: SGLANG_PREFILL_GRAPH_STATES=break is set"
+    told = (
+        "Layers with recurrent states run between the prefill graph's segments:"
+        " SGLANG_PREFILL_GRAPH_STATES=break is set"
+    )
     with caplog.at_level(logging.INFO):
         _, graph, _ = captured_states()
         assert graph.captured and told not in caplog.messages
@@ -594,13 +792,18 @@ def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(captured_st
 
 @pytest.fixture
 def keeping_states(captured_states, monkeypatch):
-    """keeping_states(step): captured_states() on a server whose prefix cache keeps states behind each `step` tokens of a prefill."""
+    """keeping_states(step): captured_states() on a server whose prefix cache keeps states behind
+    each `step` tokens of a prefill."""
     from host import process
     from sglang.srt.prefill_graph.captured import layers
 
     def capture(step):
         monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
-        args = process.default_server_args(piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True, mamba_scheduler_strategy="extra_buffer")
+        args = process.default_server_args(
+            piecewise_cuda_graph_tokens=SIZES,
+            enable_breakable_cuda_graph=True,
+            mamba_scheduler_strategy="extra_buffer",
+        )
         return captured_states(server_args=args)
 
     return capture
@@ -622,12 +825,20 @@ def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monk
         ([7, 20], [-1, 9], [0, 8]),
         ([5, 25], None, []),
     ):
-        said = {} if wanted is None else dict(
-            mamba_track_mask=torch.tensor(wanted) > 0, mamba_track_seqlens=torch.tensor(wanted), mamba_track_indices=torch.arange(9, 9 + len(wanted))
-        )  # fmt: skip
+        said = (
+            {}
+            if wanted is None
+            else dict(
+                mamba_track_mask=torch.tensor(wanted) > 0,
+                mamba_track_seqlens=torch.tensor(wanted),
+                mamba_track_indices=torch.arange(9, 9 + len(wanted)),
+            )
+        )
         expected = eager(runner, batch_of(lengths))
         seen.clear()
-        torch.testing.assert_close(replayed(runner, graph, batch_of(lengths, **said)), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            replayed(runner, graph, batch_of(lengths, **said)), expected, rtol=1e-4, atol=1e-4
+        )
         assert not seen, "a Mamba2 layer ran eagerly"
         plan = graph.tables[32].plan
         assert plan.track_rows.tolist() == rows + [0] * (8 - len(rows))
@@ -640,7 +851,10 @@ def test_layers_break_where_states_are_kept_within_chunks(keeping_states):
 
     runner, graph, _ = keeping_states(192)
     assert graph is not None and not getattr(graph, "captured", None)
-    assert layers.of(runner) == "the prefix cache keeps states behind each 192 tokens, and chunks have 128"
+    assert (
+        layers.of(runner)
+        == "the prefix cache keeps states behind each 192 tokens, and chunks have 128"
+    )
 
 
 # --- sizes that nobody chose
@@ -658,18 +872,24 @@ def test_default_sizes_get_others_between_them_and_the_report_says_so(captured):
     """Those up to 640 tokens, as the release makes them where nobody chose any."""
     from host import process
 
-    args = process.default_server_args(piecewise_cuda_graph_max_tokens=640, enable_breakable_cuda_graph=True)
+    args = process.default_server_args(
+        piecewise_cuda_graph_max_tokens=640, enable_breakable_cuda_graph=True
+    )
     args.piecewise_cuda_graph_tokens = args._generate_piecewise_cuda_graph_tokens()
     runner, graph = captured(server_args=args)
     assert graph.capture_num_tokens[-5:] == [512, 544, 576, 608, 640]
-    assert told_of(runner, graph) == (
-        f"captured {len(graph.capture_num_tokens)} sizes, 4 to 640 tokens: the release's default ones, and more between them "
-        "so that batches of 512 tokens or more are padded by less than 10 %"
+    assert (
+        told_of(runner, graph)
+        == f"captured {len(graph.capture_num_tokens)} sizes, 4 to 640 tokens: the release's default"
+        " ones, and more between them so that batches of 512 tokens or more are padded by less"
+        " than 10 %"
     )
 
 
 def test_sizes_that_were_asked_for_stay_and_the_report_says_so(captured):
     assert told_of(*captured()) == "captured 3 sizes, 8 to 32 tokens: those that were asked for"
+
+
 # --- gated delta nets inside the graph
 
 
@@ -678,13 +898,21 @@ def _gated_sums_by_table(now, mixed_qkv, a, b, output, layer_id):
     from sglang.srt.prefill_graph.compat import ops
 
     layer = ops.forward_context().attention_layers[layer_id]
-    values = mixed_qkv[:, layer.q_dim + layer.k_dim :].unflatten(-1, (layer.num_v_heads, layer.head_v_dim))
-    _sums_by_table(now, (values * a.sigmoid()[..., None] * b.sigmoid()[..., None]).flatten(1), output[0].flatten(1), layer_id)
+    values = mixed_qkv[:, layer.q_dim + layer.k_dim :].unflatten(
+        -1, (layer.num_v_heads, layer.head_v_dim)
+    )
+    _sums_by_table(
+        now,
+        (values * a.sigmoid()[..., None] * b.sigmoid()[..., None]).flatten(1),
+        output[0].flatten(1),
+        layer_id,
+    )
 
 
 @pytest.fixture
 def captured_nets(captured, monkeypatch):
-    """captured_nets(): Qwen3.5, which mixes gated delta nets with attention; the nets are captured, their launches stood in for."""
+    """captured_nets(): Qwen3.5, which mixes gated delta nets with attention; the nets are captured,
+    their launches stood in for."""
     import torch
     from host import hybrids
     from sglang.srt.prefill_graph.captured import layers
@@ -694,9 +922,17 @@ def captured_nets(captured, monkeypatch):
     monkeypatch.setattr(layers.gdn, "why_not", lambda *_: None)
     monkeypatch.setattr(layers.delta_rule, "other_kernels", lambda runner: None)
     monkeypatch.setitem(layers.RUN, "unified_linear_attention_with_output", _gated_sums_by_table)
-    pool = SimpleNamespace(mamba2_layer_cache=lambda layer_id: None, get_mamba_indices=lambda requests: requests + 1)
+    pool = SimpleNamespace(
+        mamba2_layer_cache=lambda layer_id: None, get_mamba_indices=lambda requests: requests + 1
+    )
     config = SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128)
-    changes = dict(req_to_token_pool=pool, dtype=torch.float32, attn_backend=hybrids.recurrent(CausalAttention(), seen), is_multimodal=True, model_config=config)
+    changes = dict(
+        req_to_token_pool=pool,
+        dtype=torch.float32,
+        attn_backend=hybrids.recurrent(CausalAttention(), seen),
+        is_multimodal=True,
+        model_config=config,
+    )
     return lambda: (*captured("qwen3_5", **changes), seen)
 
 
@@ -708,7 +944,9 @@ def test_captured_nets_get_eager_prefills_logits(captured_nets):
     runner, graph, seen = captured_nets()
     one = graph.graphs[16]
     breaks = getattr(one, "breaks", None) or one._break_fns
-    attention = [layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"]
+    attention = [
+        layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"
+    ]
     assert len(breaks) == len(attention) < len(runner.attention_layers) and attention
     fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]
     make = lambda lengths: batch_of(lengths, mrope_positions=axes_of(lengths))  # noqa: E731
@@ -716,5 +954,7 @@ def test_captured_nets_get_eager_prefills_logits(captured_nets):
     seen.clear()
     for first in fitting:
         for lengths in (first, *fitting[::3]):
-            torch.testing.assert_close(replayed(runner, graph, make(lengths)), wanted[str(lengths)], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                replayed(runner, graph, make(lengths)), wanted[str(lengths)], rtol=1e-4, atol=1e-4
+            )
     assert not seen, "a gated delta net ran eagerly"

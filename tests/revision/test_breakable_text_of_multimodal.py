@@ -1,4 +1,5 @@
-"""Text of a multimodal model through the release's own breakable prefill runner, captured on a recorded graph."""
+"""Text of a multimodal model through the release's own breakable prefill runner, captured on a
+recorded graph."""
 
 import contextlib
 import importlib
@@ -15,7 +16,8 @@ PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 
 @pytest.fixture
 def captured(build_model, monkeypatch):
-    """captured(): a small Qwen3.5 on the CPU, the release's runner that captured it, and its model runner."""
+    """captured(): a small Qwen3.5 on the CPU, the release's runner that captured it, and its model
+    runner."""
     import torch
     from host import hybrids, segments
 
@@ -57,13 +59,33 @@ def model_runner(model, attention):
     process.use_server_args(args)
     attention.use_captured_forward_metadata_for_breakable_cuda_graph = False
     return SimpleNamespace(
-        server_args=args, spec_algorithm=SpeculativeAlgorithm.from_string(None), model=model, attn_backend=attention, device="cpu",
-        dtype=torch.float32, gpu_id=0, tp_size=1, dp_size=1, pp_size=1, tp_group=SimpleNamespace(barrier=lambda: None),
-        model_config=SimpleNamespace(hidden_size=128, is_multimodal=True, vocab_size=256, is_encoder_decoder=False),
-        req_to_token_pool=SimpleNamespace(size=32), token_to_kv_pool=None, pp_group=SimpleNamespace(is_last_rank=True),
-        is_multimodal=True, is_generation=True, is_draft_worker=False, is_hybrid_swa=False, graph_shared_output=None,
-        attention_layers=table.attention_layers, moe_layers=table.moe_layers, moe_fusions=table.moe_fusions, dsa_indexers=[],
-    )  # fmt: skip
+        server_args=args,
+        spec_algorithm=SpeculativeAlgorithm.from_string(None),
+        model=model,
+        attn_backend=attention,
+        device="cpu",
+        dtype=torch.float32,
+        gpu_id=0,
+        tp_size=1,
+        dp_size=1,
+        pp_size=1,
+        tp_group=SimpleNamespace(barrier=lambda: None),
+        model_config=SimpleNamespace(
+            hidden_size=128, is_multimodal=True, vocab_size=256, is_encoder_decoder=False
+        ),
+        req_to_token_pool=SimpleNamespace(size=32),
+        token_to_kv_pool=None,
+        pp_group=SimpleNamespace(is_last_rank=True),
+        is_multimodal=True,
+        is_generation=True,
+        is_draft_worker=False,
+        is_hybrid_swa=False,
+        graph_shared_output=None,
+        attention_layers=table.attention_layers,
+        moe_layers=table.moe_layers,
+        moe_fusions=table.moe_fusions,
+        dsa_indexers=[],
+    )
 
 
 def eager(runner, batch):
@@ -86,7 +108,8 @@ def test_text_gets_eager_prefills_logits(captured, lengths):
 
 
 def test_positions_of_each_axis_reach_the_layers(captured):
-    """One row was captured for all three. Attention turns by how far tokens are apart: the axes differ in that here."""
+    """One row was captured for all three. Attention turns by how far tokens are apart: the axes
+    differ in that here."""
     import torch
 
     runner, graph = captured

@@ -1,4 +1,5 @@
-"""What the set-up of the prefill graph returns where it captures nothing, and which layers it captures."""
+"""What the set-up of the prefill graph returns where it captures nothing, and which layers it
+captures."""
 
 import logging
 
@@ -9,39 +10,61 @@ GATE = pytest.mark.revision(">=0.5.19")  # where the set-up counts layers that h
 
 
 def warned(caplog):
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith(("sglang.srt.model_executor", "sglang.srt.prefill_graph"))]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING
+        and record.name.startswith(("sglang.srt.model_executor", "sglang.srt.prefill_graph"))
+    ]
 
 
 def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
-    """It read `.runner` off an eager runner, and the server died at start: a short context, few requests, large sizes."""
+    """It read `.runner` off an eager runner, and the server died at start: a short context, few
+    requests, large sizes."""
     from host import prefill
 
     eager = object()
-    found = prefill.capture(build_model("llama"), sizes=[64, 128], context_len=8, requests=2, eager_runner=eager)
+    found = prefill.capture(
+        build_model("llama"), sizes=[64, 128], context_len=8, requests=2, eager_runner=eager
+    )
     assert found.runner is eager and (found.memory_usage_gb, found.capture_time) == (0, 0)
     [text] = warned(caplog)
     assert "no configured capture size fits" in text
 
 
 @GATE
-@pytest.mark.parametrize("sm120", [False, True], ids=["any GPU", "SM120, which 0.5.23 lets MoE layers in for"])
+@pytest.mark.parametrize(
+    "sm120", [False, True], ids=["any GPU", "SM120, which 0.5.23 lets MoE layers in for"]
+)
 @pytest.mark.parametrize("pattern", ["M-M*M-", "MEM*EM", "M*-E"])
 def test_mlp_and_moe_layers_need_no_break(build_model, caplog, monkeypatch, pattern, sm120):
-    """NemotronH ran without a graph and without a word: its MLP and MoE layers, which keep no state, were counted as lacking attention."""
+    """NemotronH ran without a graph and without a word: its MLP and MoE layers, which keep no
+    state, were counted as lacking attention."""
     from host import prefill
 
     monkeypatch.setattr("sglang.srt.models.nemotron_h.is_sm120", lambda: sm120, raising=False)
     model = build_model(
-        "nemotron_h", hybrid_override_pattern=pattern, num_hidden_layers=len(pattern), n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=64,
-        moe_shared_expert_intermediate_size=64, num_experts_per_tok=2, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0,
-    )  # fmt: skip
+        "nemotron_h",
+        hybrid_override_pattern=pattern,
+        num_hidden_layers=len(pattern),
+        n_routed_experts=4,
+        n_shared_experts=1,
+        moe_intermediate_size=64,
+        moe_shared_expert_intermediate_size=64,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.0,
+    )
     assert prefill.capture(model, layers=len(pattern)).runner is not None
     assert warned(caplog) == []
 
 
 @GATE
 def test_other_backends_keep_out_what_they_kept_out(build_model, caplog):
-    """The full graph would capture the Mamba2 layers too; the compiled one cannot trace the experts of these releases."""
+    """The full graph would capture the Mamba2 layers too; the compiled one cannot trace the experts
+    of these releases."""
     from host import prefill
 
     assert prefill.capture(build_model("nemotron_h"), "full", layers=6).runner is None

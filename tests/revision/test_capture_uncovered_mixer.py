@@ -1,4 +1,5 @@
-"""Layers that hold a Mamba2 mixer: with a break around it they are captured, without one prefill stays eager."""
+"""Layers that hold a Mamba2 mixer: with a break around it they are captured, without one prefill
+stays eager."""
 
 import importlib
 import logging
@@ -11,31 +12,70 @@ FULL = pytest.mark.revision(">=0.5.16")
 WITH_MIXER = {"falcon_h1.py", "granitemoehybrid.py", "mamba2.py", "nemotron_h.py"}
 
 SMALL = dict(
-    hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=256, max_position_embeddings=512,
-    bos_token_id=1, eos_token_id=2, pad_token_id=0, torch_dtype="bfloat16", num_hidden_layers=2,
-)  # fmt: skip
+    hidden_size=128,
+    intermediate_size=256,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=256,
+    max_position_embeddings=512,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    torch_dtype="bfloat16",
+    num_hidden_layers=2,
+)
 GRANITE = dict(
-    layer_types=["attention", "mamba"], num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=64, mamba_n_heads=16, mamba_d_head=16,
-    mamba_expand=2, mamba_n_groups=1, mamba_d_state=16, attention_multiplier=1.0, embedding_multiplier=1.0, residual_multiplier=1.0,
-    logits_scaling=1.0, rope_theta=1e4, position_embedding_type="rope",
-)  # fmt: skip
-LFM2 = dict(layer_types=["conv", "full_attention"], block_ff_dim=256, block_dim=128, conv_L_cache=3, rope_theta=1e4)
-OTHERS = {  # a class of sglang.srt.models -> its configuration's module, class and values beside SMALL
-    "granitemoehybrid.GraniteMoeHybridForCausalLM": ("sglang.srt.configs.granitemoehybrid", "GraniteMoeHybridConfig", GRANITE),
+    layer_types=["attention", "mamba"],
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    shared_intermediate_size=64,
+    mamba_n_heads=16,
+    mamba_d_head=16,
+    mamba_expand=2,
+    mamba_n_groups=1,
+    mamba_d_state=16,
+    attention_multiplier=1.0,
+    embedding_multiplier=1.0,
+    residual_multiplier=1.0,
+    logits_scaling=1.0,
+    rope_theta=1e4,
+    position_embedding_type="rope",
+)
+LFM2 = dict(
+    layer_types=["conv", "full_attention"],
+    block_ff_dim=256,
+    block_dim=128,
+    conv_L_cache=3,
+    rope_theta=1e4,
+)
+# a class of sglang.srt.models -> its configuration's module, class and values beside SMALL
+OTHERS = {
+    "granitemoehybrid.GraniteMoeHybridForCausalLM": (
+        "sglang.srt.configs.granitemoehybrid",
+        "GraniteMoeHybridConfig",
+        GRANITE,
+    ),
     "lfm2.Lfm2ForCausalLM": ("sglang.srt.configs.lfm2", "Lfm2Config", LFM2),
 }
 
 
 @pytest.fixture
 def set_up(caplog):
-    """set_up(model, …): whether the release's own set-up captures `model`, and what it warned of."""
+    """set_up(model, …): whether the release's own set-up captures `model`, and what it warned
+    of."""
     from host import prefill
 
     def run(model, *words, layers, **more):
         caplog.clear()
         found = prefill.capture(model, *words, layers=layers, **more)
         captured = getattr(found, "runner", found) is not None
-        return captured, [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith(("sglang.srt.model_executor", "sglang.srt.prefill_graph"))]
+        return captured, [
+            record.getMessage()
+            for record in caplog.records
+            if record.levelno >= logging.WARNING
+            and record.name.startswith(("sglang.srt.model_executor", "sglang.srt.prefill_graph"))
+        ]
 
     return run
 
@@ -47,27 +87,43 @@ def other(name):
     module, _, cls = name.partition(".")
     where, config, values = OTHERS[name]
     made = getattr(importlib.import_module(where), config)(**SMALL, **values)
-    return models.construct(getattr(importlib.import_module(f"sglang.srt.models.{module}"), cls), made)
+    return models.construct(
+        getattr(importlib.import_module(f"sglang.srt.models.{module}"), cls), made
+    )
 
 
 @pytest.mark.parametrize("backend", ["breakable", pytest.param("full", marks=FULL)])
 def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backend):
-    """Falcon-H1: the set-up saw its attention, and captured its Mamba2 with the state slots of the dummy batch."""
+    """Falcon-H1: the set-up saw its attention, and captured its Mamba2 with the state slots of the
+    dummy batch."""
     captured, [text] = set_up(build_model("falcon_h1"), backend, layers=2)
     assert not captured
-    assert text.startswith("Disable prefill CUDA graph because decoder layer 0 (FalconH1HybridAttentionDecoderLayer) runs a Mamba2 mixer outside of every graph break")
+    assert text.startswith(
+        "Disable prefill CUDA graph because decoder layer 0 (FalconH1HybridAttentionDecoderLayer)"
+        " runs a Mamba2 mixer outside of every graph break"
+    )
 
 
 def test_a_mixer_beside_attention_would_be_captured(build_model, monkeypatch):
-    """What the refusal is for: at a replay only attention is asked about the batch at hand; NemotronH's mixers are asked too."""
+    """What the refusal is for: at a replay only attention is asked about the batch at hand;
+    NemotronH's mixers are asked too."""
     from host import segments
 
-    own_rope = dict(max_position_embeddings=2048)  # releases keep those they make, on the device of the first model that asks
-    at_capture, at_replay = segments.of(build_model("falcon_h1", device="cpu", **own_rope), monkeypatch)
+    # releases keep those they make, on the device of the first model that asks
+    own_rope = dict(max_position_embeddings=2048)
+    at_capture, at_replay = segments.of(
+        build_model("falcon_h1", device="cpu", **own_rope), monkeypatch
+    )
     assert at_capture == [("attention", segments.BREAK), ("mixer", segments.CAPTURED)] * 2
     assert at_replay == [("attention", segments.BREAK)] * 2
-    at_capture, at_replay = segments.of(build_model("nemotron_h", device="cpu", hybrid_override_pattern="M-M*M-"), monkeypatch)
-    assert at_capture == at_replay == [(what, segments.BREAK) for what in ("mixer", "mixer", "attention", "mixer")]
+    at_capture, at_replay = segments.of(
+        build_model("nemotron_h", device="cpu", hybrid_override_pattern="M-M*M-"), monkeypatch
+    )
+    assert (
+        at_capture
+        == at_replay
+        == [(what, segments.BREAK) for what in ("mixer", "mixer", "attention", "mixer")]
+    )
 
 
 def test_only_the_first_rank_warns(build_model, set_up):
@@ -77,7 +133,10 @@ def test_only_the_first_rank_warns(build_model, set_up):
 def test_a_mixer_without_attention_is_told_in_the_same_words(set_up):
     """Granite's layers were refused before, at INFO and without a name."""
     captured, [text] = set_up(other("granitemoehybrid.GraniteMoeHybridForCausalLM"), layers=2)
-    assert not captured and "decoder layer 1 (GraniteMoeHybridMambaDecoderLayer) runs a Mamba2 mixer" in text
+    assert (
+        not captured
+        and "decoder layer 1 (GraniteMoeHybridMambaDecoderLayer) runs a Mamba2 mixer" in text
+    )
 
 
 @pytest.mark.parametrize("kind, layers", [("nemotron_h", 6), ("qwen3_next", 8), ("llama", 4)])
@@ -96,8 +155,13 @@ def test_state_of_another_kind_is_judged_as_before(set_up, monkeypatch):
 
 
 def test_no_model_has_a_mixer_that_is_not_looked_at_here(tree):
-    """Every other model is captured or not as it was: only a layer with a MambaMixer2 is refused."""
-    found = {file.name for file in (tree / "python/sglang/srt/models").rglob("*.py") if "MambaMixer2(" in file.read_text("utf-8")}
+    """Every other model is captured or not as it was: only a layer with a MambaMixer2 is
+    refused."""
+    found = {
+        file.name
+        for file in (tree / "python/sglang/srt/models").rglob("*.py")
+        if "MambaMixer2(" in file.read_text("utf-8")
+    }
     assert {"falcon_h1.py", "granitemoehybrid.py", "nemotron_h.py"} <= found <= WITH_MIXER
 
 
@@ -117,4 +181,6 @@ def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model, c
 
 def runner(breaks):
     """A model runner whose release makes its breaks for `breaks`."""
-    return SimpleNamespace(tp_rank=0, attention_layers=breaks, get_cuda_graph_layers=lambda owner: (breaks,))
+    return SimpleNamespace(
+        tp_rank=0, attention_layers=breaks, get_cuda_graph_layers=lambda owner: (breaks,)
+    )

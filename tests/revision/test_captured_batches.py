@@ -1,4 +1,5 @@
-"""Captured Mamba2 layers in any company: alone or among others, in any size, at once or in parts; and their tables' columns."""
+"""Captured Mamba2 layers in any company: alone or among others, in any size, at once or in parts;
+and their tables' columns."""
 
 import random
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ CASES = {
 }
 
 
-ONE = pytest.mark.revision("<0.5.11")  # the kernels are this package's: 17 s of interpreting them on two releases are enough
+# the kernels are this package's: 17 s of interpreting them on two releases are enough
+ONE = pytest.mark.revision("<0.5.11")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,8 @@ def test_nothing_comes_from_where_nan_stands_and_no_other_slot_changes(case, com
 
 
 def drawn(seed):
-    """A batch of long and short requests: lengths up to 5000, who goes on, and how many rows the size has."""
+    """A batch of long and short requests: lengths up to 5000, who goes on, and how many rows the
+    size has."""
     source = random.Random(seed)
     longest = source.choice([1, 40, 300, 5000])
     lengths = [source.randint(1, longest) for _ in range(source.randint(1, 12))]
@@ -79,7 +82,8 @@ def test_chunks_of_300_batches_cover_their_rows_in_order():
 
 @pytest.mark.revision(">=0.5.13")  # the first that keeps states of Mamba2 prefills
 def test_states_of_300_batches_are_kept_behind_the_rows_that_eager_prefill_keeps_them_behind():
-    """What the metadata of an eager prefill says, asked as the scheduler asks: of a last whole step, or of where requests branch."""
+    """What the metadata of an eager prefill says, asked as the scheduler asks: of a last whole
+    step, or of where requests branch."""
     import torch
     from sglang.srt.prefill_graph.captured import layers
     from sglang.srt.prefill_graph.kernels import tracked_states
@@ -92,10 +96,13 @@ def test_states_of_300_batches_are_kept_behind_the_rows_that_eager_prefill_keeps
         asked = [wanted(source, length, step) for length in lengths]
         batch = SimpleNamespace(
             mamba_track_mask=torch.tensor([one > 0 for one in asked]),
-            mamba_track_seqlens=torch.tensor([one + prefix if one > 0 else -1 for one, prefix in zip(asked, prefixes)]),
+            mamba_track_seqlens=torch.tensor(
+                [one + prefix if one > 0 else -1 for one, prefix in zip(asked, prefixes)]
+            ),
             mamba_track_indices=torch.arange(7, 7 + len(lengths)),
-            extend_prefix_lens=torch.tensor(prefixes), extend_seq_lens=torch.tensor(lengths),
-        )  # fmt: skip
+            extend_prefix_lens=torch.tensor(prefixes),
+            extend_seq_lens=torch.tensor(lengths),
+        )
         metadata = SimpleNamespace(
             track_ssm_h_src=torch.zeros(1), mixed_metadata=SimpleNamespace(chunk_size=128)
         )
@@ -115,8 +122,8 @@ def test_states_of_300_batches_are_kept_behind_the_rows_that_eager_prefill_keeps
 
 
 def wanted(source, length, step):
-    """What the scheduler asks for a request of `length` new tokens: behind how many, and one more where more follow that belong
-    to whole steps; -1: none."""
+    """What the scheduler asks for a request of `length` new tokens: behind how many, and one more
+    where more follow that belong to whole steps; -1: none."""
     if length < step:
         return -1
     steps = length // step

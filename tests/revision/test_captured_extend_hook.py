@@ -1,4 +1,5 @@
-"""Mamba2 layers inside the prefill graph of 0.5.23, through upstream's own hook for linear attention, where asked for."""
+"""Mamba2 layers inside the prefill graph of 0.5.23, through upstream's own hook for linear
+attention, where asked for."""
 
 import logging
 from types import SimpleNamespace
@@ -79,9 +80,13 @@ def hybrid(backend, monkeypatch):
 
     monkeypatch.setattr(module, "check_cuda_graph_backend", lambda phase, wanted: True)
     full = SimpleNamespace(
-        token_to_kv_pool=None, req_to_token_pool=None, kv_index_translator=None, needs_cpu_seq_lens=False,
-        use_captured_forward_metadata_for_breakable_cuda_graph=False, init_forward_metadata=lambda batch: None,
-    )  # fmt: skip
+        token_to_kv_pool=None,
+        req_to_token_pool=None,
+        kv_index_translator=None,
+        needs_cpu_seq_lens=False,
+        use_captured_forward_metadata_for_breakable_cuda_graph=False,
+        init_forward_metadata=lambda batch: None,
+    )
     return module.HybridLinearAttnBackend(full, backend, [])
 
 
@@ -144,7 +149,8 @@ def test_an_eager_prefill_knows_of_no_tables(runner, monkeypatch):
 
 @pytest.mark.parametrize("how", ["captured", "break", "decode"])
 def test_layers_ask(model, monkeypatch, how):
-    """Mixers are captured where the backend has tables; a captured call's Python does not run at a replay."""
+    """Mixers are captured where the backend has tables; a captured call's Python does not run at a
+    replay."""
     from host import segments
     from sglang.srt.prefill_graph.captured import extend_hook
 

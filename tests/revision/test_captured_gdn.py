@@ -1,4 +1,5 @@
-"""Gated delta nets inside the breakable graph: what their launches are told, what they compute, and what is refused."""
+"""Gated delta nets inside the breakable graph: what their launches are told, what they compute, and
+what is refused."""
 
 from types import SimpleNamespace
 
@@ -13,9 +14,7 @@ CASES = {
     "single tokens": dict(
         batches=[([1, 1, 1, 1], [0, 9, 0, 1]), ([2, 1], [2, 1])], rows=8, places=4
     ),
-    "one batch after the other": dict(
-        batches=[WARM, ([1], [3])], rows=96, places=8
-    ),
+    "one batch after the other": dict(batches=[WARM, ([1], [3])], rows=96, places=8),
 }
 FAR = 1 << 20
 BEGUN = {
@@ -105,13 +104,31 @@ def net(**changes):
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 
     given = dict(
-        layer_id=0, num_q_heads=2, num_k_heads=2, num_v_heads=4, head_q_dim=16, head_k_dim=16, head_v_dim=16,
-        conv_weights=torch.zeros(128, 4), bias=None, activation="silu", A_log=torch.zeros(4), dt_bias=torch.zeros(4),
-    )  # fmt: skip
+        layer_id=0,
+        num_q_heads=2,
+        num_k_heads=2,
+        num_v_heads=4,
+        head_q_dim=16,
+        head_k_dim=16,
+        head_v_dim=16,
+        conv_weights=torch.zeros(128, 4),
+        bias=None,
+        activation="silu",
+        A_log=torch.zeros(4),
+        dt_bias=torch.zeros(4),
+    )
     return RadixLinearAttention(**given | changes)
 
 
-def runner(monkeypatch, switch="all", kernel="TritonGDNKernel", backend="GDNAttnBackend", states=None, net=net, **changes):  # fmt: skip
+def runner(
+    monkeypatch,
+    switch="all",
+    kernel="TritonGDNKernel",
+    backend="GDNAttnBackend",
+    states=None,
+    net=net,
+    **changes,
+):
     """A ModelRunner with a gated delta net and a layer of attention, as far as it is looked at."""
     import torch
     from host import process
@@ -126,10 +143,12 @@ def runner(monkeypatch, switch="all", kernel="TritonGDNKernel", backend="GDNAttn
     linear = type(backend, (), {"kernel_dispatcher": dispatcher})()
     arguments = {name: changes.pop(name) for name in ("speculative_algorithm",) if name in changes}
     given = dict(
-        attention_layers=[net(), object()], req_to_token_pool=SimpleNamespace(mamba2_layer_cache=lambda layer_id: kept),
-        attn_backend=SimpleNamespace(linear_attn_backend=linear), dtype=torch.bfloat16,
+        attention_layers=[net(), object()],
+        req_to_token_pool=SimpleNamespace(mamba2_layer_cache=lambda layer_id: kept),
+        attn_backend=SimpleNamespace(linear_attn_backend=linear),
+        dtype=torch.bfloat16,
         server_args=process.default_server_args(),
-    )  # fmt: skip
+    )
     for name, value in arguments.items():
         setattr(given["server_args"], name, value)
     return SimpleNamespace(**given | changes)
@@ -261,7 +280,8 @@ MODEL = {
 
 @pytest.mark.revision(">=0.5.13")  # one of those that run it: half a minute of interpreted kernels
 def test_a_model_gets_eager_prefills_logits_and_states():
-    """Launches are in the recorded graph. Tokens of padding are in its rows, and in nobody's state."""
+    """Launches are in the recorded graph. Tokens of padding are in its rows, and in nobody's
+    state."""
     from host import interpreted
 
     [found] = interpreted.run("host.references.compare_captured_model", MODEL).values()

@@ -1,4 +1,5 @@
-"""Mamba2 layers inside the breakable graph: their tables, their launches, and the runner that fills the tables."""
+"""Mamba2 layers inside the breakable graph: their tables, their launches, and the runner that fills
+the tables."""
 
 import random
 from types import SimpleNamespace
@@ -78,8 +79,8 @@ def test_the_last_projection_sums_over_the_ranks_unless_the_next_norm_does(compa
 
 
 def test_every_row_is_in_one_chunk():
-    """300 random batches. A row's chunk is of its own request, or, behind the batch, of the rows to zero. Chunks and places
-    left over have no rows."""
+    """300 random batches. A row's chunk is of its own request, or, behind the batch, of the rows to
+    zero. Chunks and places left over have no rows."""
     for seed in range(300):
         source = random.Random(seed)
         chunk, places = source.choice([16, 64, 128]), source.randint(1, 12)
@@ -127,7 +128,8 @@ def test_a_batch_that_does_not_fit_is_an_error():
 
 
 def test_the_next_batch_leaves_alone_what_is_still_being_copied():
-    """With the overlap schedule, two forwards are under way: the host prepares one while the other's copy may wait."""
+    """With the overlap schedule, two forwards are under way: the host prepares one while the
+    other's copy may wait."""
     import torch
     from sglang.srt.prefill_graph.captured import tables
 

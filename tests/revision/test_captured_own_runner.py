@@ -1,4 +1,5 @@
-"""Mamba2 layers inside the graph of the release's own prefill runner, captured on a recorded graph, where they are asked for."""
+"""Mamba2 layers inside the graph of the release's own prefill runner, captured on a recorded graph,
+where they are asked for."""
 
 import contextlib
 import importlib
@@ -17,7 +18,8 @@ FITTING = [lengths for lengths in BATCHES if len(lengths) <= 8]  # more have no 
 
 
 class Attention(CausalAttention):
-    """A hybrid backend as the runner sees one. planned: the batches that its linear half prepared."""
+    """A hybrid backend as the runner sees one. planned: the batches that its linear half
+    prepared."""
 
     use_captured_forward_metadata_for_breakable_cuda_graph = False
 
@@ -35,7 +37,8 @@ class Attention(CausalAttention):
 
 
 class Pool:
-    """As far as the runner and captured layers look at a HybridReqToTokenPool. Slots have other names outside of it."""
+    """As far as the runner and captured layers look at a HybridReqToTokenPool. Slots have other
+    names outside of it."""
 
     size = 32
     layer_transfer_counter = None
@@ -74,20 +77,50 @@ def model_runner(model, attention, **changes):
     )
     process.use_server_args(args)
     return SimpleNamespace(
-        server_args=args, spec_algorithm=SpeculativeAlgorithm.from_string(None), model=model, attn_backend=attention, device="cpu",
-        dtype=torch.float32, gpu_id=0, tp_size=1, dp_size=1, pp_size=1, tp_group=SimpleNamespace(barrier=lambda: None),
-        model_config=SimpleNamespace(hidden_size=128, is_multimodal=False, vocab_size=256, is_encoder_decoder=False, context_len=4096),
-        req_to_token_pool=Pool(), token_to_kv_pool=None, pp_group=SimpleNamespace(is_last_rank=True), lora_manager=None,
-        is_multimodal=False, is_generation=True, is_draft_worker=False, is_hybrid_swa=False, graph_shared_output=None,
-        attention_layers=table.attention_layers, moe_layers=table.moe_layers, moe_fusions=table.moe_fusions, dsa_indexers=[],
-        mha_companion_layers=[None] * len(table.attention_layers), tp_rank=0, pp_rank=0, dp_rank=None, moe_ep_rank=0,
-    )  # fmt: skip
+        server_args=args,
+        spec_algorithm=SpeculativeAlgorithm.from_string(None),
+        model=model,
+        attn_backend=attention,
+        device="cpu",
+        dtype=torch.float32,
+        gpu_id=0,
+        tp_size=1,
+        dp_size=1,
+        pp_size=1,
+        tp_group=SimpleNamespace(barrier=lambda: None),
+        model_config=SimpleNamespace(
+            hidden_size=128,
+            is_multimodal=False,
+            vocab_size=256,
+            is_encoder_decoder=False,
+            context_len=4096,
+        ),
+        req_to_token_pool=Pool(),
+        token_to_kv_pool=None,
+        pp_group=SimpleNamespace(is_last_rank=True),
+        lora_manager=None,
+        is_multimodal=False,
+        is_generation=True,
+        is_draft_worker=False,
+        is_hybrid_swa=False,
+        graph_shared_output=None,
+        attention_layers=table.attention_layers,
+        moe_layers=table.moe_layers,
+        moe_fusions=table.moe_fusions,
+        dsa_indexers=[],
+        mha_companion_layers=[None] * len(table.attention_layers),
+        tp_rank=0,
+        pp_rank=0,
+        dp_rank=None,
+        moe_ep_rank=0,
+    )
 
 
 @pytest.fixture
 def captured(build_model, monkeypatch):
-    """captured(): the model runner of a small NemotronH, the release's runner that captured it, and the batches that
-    Mamba2 layers were given eagerly. Their captured launches are stood in for by the sums that their breaks make."""
+    """captured(): the model runner of a small NemotronH, the release's runner that captured it, and
+    the batches that Mamba2 layers were given eagerly. Their captured launches are stood in for by
+    the sums that their breaks make."""
     import torch
     from host import hybrids, segments
     from sglang.srt.prefill_graph.captured import layers
@@ -201,8 +234,9 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(captured, monkeypat
         assert own_runner.padded(graph, batch, 2) == size
         wanted = eager(runner, batch_of(lengths))
         torch.testing.assert_close(replayed(graph, batch), wanted, rtol=1e-4, atol=1e-4)
-    assert own_runner.why_not(graph, batch_of([2] * 5)) == (
-        "5 requests; the tables of states have 4 places"
+    assert (
+        own_runner.why_not(graph, batch_of([2] * 5))
+        == "5 requests; the tables of states have 4 places"
     )
 
 
@@ -258,7 +292,8 @@ def test_layers_break_and_the_log_says_why(captured, monkeypatch, caplog, change
 
 
 def tracked(lengths, prefixes, wanted):
-    """A batch that leaves a state behind so many new tokens of each request, in slots from 20 on; -1: none."""
+    """A batch that leaves a state behind so many new tokens of each request, in slots from 20 on;
+    -1: none."""
     import torch
 
     batch = batch_of(lengths)
@@ -281,7 +316,8 @@ def keeps_states(monkeypatch):
 
 
 def test_states_for_the_prefix_cache_are_left_in_the_graph(captured, keeps_states):
-    """Behind the last whole chunk, in the slots by their names inside of the pool; behind it other batches leave none."""
+    """Behind the last whole chunk, in the slots by their names inside of the pool; behind it other
+    batches leave none."""
     import torch
 
     runner, graph, seen = captured(**keeps_states)
@@ -298,7 +334,8 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(captured, keeps_state
 
 
 def test_a_capture_leaves_no_state_for_the_prefix_cache(captured, keeps_states):
-    """It comes behind requests too, where weights were updated: their slots may be in the cache by then."""
+    """It comes behind requests too, where weights were updated: their slots may be in the cache by
+    then."""
     _, graph, _ = captured(**keeps_states)
     replayed(graph, tracked([9, 3], [0, 0], [9, -1]))
     made = graph.captured_states.tables[16]

@@ -1,7 +1,8 @@
-"""The states that a prefill through the breakable graph leaves for the prefix cache, where Mamba2 layers are captured.
+"""The states that a prefill through the breakable graph leaves for the prefix cache, where Mamba2
+layers are captured.
 
-0.5.13 is the first release that keeps states of Mamba2 prefills (extra_buffer). From 0.5.15 to 0.5.18 the release's own runner
-fills the tables, where it is asked to.
+0.5.13 is the first release that keeps states of Mamba2 prefills (extra_buffer). From 0.5.15 to
+0.5.18 the release's own runner fills the tables, where it is asked to.
 """
 
 from types import SimpleNamespace

@@ -16,7 +16,8 @@ def fresh_compiler(tmp_path, monkeypatch):
         monkeypatch.setenv(variable, str(tmp_path))  # the adaptor moves them: put them back after
     from torch._inductor import config
 
-    # Inductor would compile and load a trial for each vector instruction set of this processor. Plain C++ does here.
+    # Inductor would compile and load a trial for each vector instruction set of this processor.
+    # Plain C++ does here.
     monkeypatch.setattr(config.cpp, "vec_isa_ok", False)
     torch._dynamo.reset()
     yield
@@ -28,7 +29,8 @@ def gated(x, weight):
 
 
 def test_the_adaptor_compiles_a_graph_for_any_size(tmp_path):
-    """`--piecewise-cuda-graph-compiler inductor` died at start-up: no attribute 'var_to_hint_override'."""
+    """`--piecewise-cuda-graph-compiler inductor` died at start-up: no attribute
+    'var_to_hint_override'."""
     from sglang.srt.compilation.compiler_interface import InductorAdaptor
 
     adaptor = InductorAdaptor()
@@ -50,7 +52,8 @@ def test_the_adaptor_compiles_a_graph_for_any_size(tmp_path):
 
 
 def test_the_adaptor_compiles_a_graph_for_one_size_outside_of_dynamo(tmp_path):
-    """A captured size is compiled after tracing, with real tensors and no shape environment but sglang's own."""
+    """A captured size is compiled after tracing, with real tensors and no shape environment but
+    sglang's own."""
     from sglang.srt.compilation.compiler_interface import InductorAdaptor
 
     adaptor = InductorAdaptor()
@@ -66,7 +69,8 @@ def test_the_adaptor_compiles_a_graph_for_one_size_outside_of_dynamo(tmp_path):
 
 def test_the_whole_backend_compiles_a_split_graph(monkeypatch):
     """As at start-up: split at an op, then every part through the adaptor."""
-    weak_refs = SimpleNamespace(weak_ref_tensors=lambda tensors: tensors)  # cannot be imported without a GPU
+    # cannot be imported without a GPU
+    weak_refs = SimpleNamespace(weak_ref_tensors=lambda tensors: tensors)
     monkeypatch.setitem(sys.modules, "sglang.srt.compilation.weak_ref_tensor", weak_refs)
     from sglang.srt.compilation.backend import SGLangBackend
     from sglang.srt.compilation.compilation_config import CompilationConfig

@@ -1,4 +1,5 @@
-"""The Mamba2 states that decoding leaves for the prefix cache, in a graph for fewer requests than the largest."""
+"""The Mamba2 states that decoding leaves for the prefix cache, in a graph for fewer requests than
+the largest."""
 
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ LARGEST, SLOTS = 8, 40
 
 @pytest.fixture
 def attention(monkeypatch):
-    """The release's Mamba2 backend, its buffers made for graphs of up to LARGEST requests; a state is one number."""
+    """The release's Mamba2 backend, its buffers made for graphs of up to LARGEST requests; a state
+    is one number."""
     import torch
     from host import process
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
@@ -45,7 +47,8 @@ def copy_states(conv, ssm, sources, mask, targets, count, **_):
 
 
 def decode(attention, requests, slots, tracked):
-    """One step in the graph for so many requests; `tracked` of them leave the state that they have now in their slot."""
+    """One step in the graph for so many requests; `tracked` of them leave the state that they have
+    now in their slot."""
     import torch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 

@@ -1,5 +1,7 @@
-"""Which sizes the overlay's runner of the breakable graph captures, and what the report says of them."""
+"""Which sizes the overlay's runner of the breakable graph captures, and what the report says of
+them."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,8 @@ LARGEST = [512, 640, 1024, 2048, 4096, 6000, 8192, 16384]
 
 
 def args_of(largest, tokens=None):
-    """The release's server arguments behind its own choice of sizes up to `largest`, or those that a user gave."""
+    """The release's server arguments behind its own choice of sizes up to `largest`, or those that
+    a user gave."""
     from host import process
 
     args = process.default_server_args(
@@ -26,8 +29,9 @@ def chosen(args, fitting=None):
 
 
 def most_padding(sizes, first=512):
-    """Percent of a batch's tokens that padding adds at most, for batches of `first` tokens or more."""
-    pairs = [(low + 1, high) for low, high in zip(sizes, sizes[1:]) if low >= first]
+    """Percent of a batch's tokens that padding adds at most, for batches of `first` tokens or
+    more."""
+    pairs = [(low + 1, high) for low, high in itertools.pairwise(sizes) if low >= first]
     return max((100 * (high - tokens) / tokens for tokens, high in pairs), default=0)
 
 

@@ -23,8 +23,9 @@ class Pool:
 
 
 def prepare(kind, mode, requests, draft_tokens=1, through=None):
-    """The pool behind the release's own preparation of a batch. The prefill behind which it comes began with request 1 at
-    the cached state of slot 7, and with request 2 at none. through(backend, batch): what prepares it in place of the backend."""
+    """The pool behind the release's own preparation of a batch. The prefill behind which it comes
+    began with request 1 at the cached state of slot 7, and with request 2 at none. through(backend,
+    batch): what prepares it in place of the backend."""
     import torch
     from host import graph
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
@@ -71,9 +72,11 @@ def test_what_drafts_say_is_verified_on_the_requests_own_state():
     assert prepare("mamba2", "TARGET_VERIFY", 2, draft_tokens=3) == [10, 20]
 
 
-@pytest.mark.revision("<0.5.14")  # whose graph is this package's where it captures layers with states
+# whose graph is this package's where it captures layers with states
+@pytest.mark.revision("<0.5.14")
 def test_a_replay_with_captured_layers_begins_at_the_cached_state():
-    """The plan of the linear attention is left out then: no layer asks for it. What it copies first is not."""
+    """The plan of the linear attention is left out then: no layer asks for it. What it copies first
+    is not."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
     from sglang.srt.prefill_graph.compat import capture
 

@@ -36,7 +36,8 @@ def compared():
 
 @pytest.mark.parametrize("case", KERNEL)
 def test_the_kernel_norms_each_group(case, compared):
-    """Never in PyTorch, and as near as one rounding to the dtype: in 16 bits PyTorch's nine kernels are not."""
+    """Never in PyTorch, and as near as one rounding to the dtype: in 16 bits PyTorch's nine kernels
+    are not."""
     found = compared[case]
     assert found["native"] == 0
     assert found["error"] < 1.1, found
@@ -61,9 +62,17 @@ def test_the_kernel_spills_nothing_at_nemotron_h_s_size(capability):
     strides = {"stride_x_row": "i32", "stride_y_row": "i32", "stride_z_row": "i32"}
     signature = {**tensors, **strides, "M": "i32", "N": "i32", "eps": "fp32"}
     settings = dict(
-        B=None, Mean=None, N=1280, BLOCK_N=2048, ROWS_PER_BLOCK=4, HAS_BIAS=False, HAS_Z=True,
-        NORM_BEFORE_GATE=False, IS_RMS_NORM=True, ACTIVATION="swish",
-    )  # fmt: skip
+        B=None,
+        Mean=None,
+        N=1280,
+        BLOCK_N=2048,
+        ROWS_PER_BLOCK=4,
+        HAS_BIAS=False,
+        HAS_Z=True,
+        NORM_BEFORE_GATE=False,
+        IS_RMS_NORM=True,
+        ACTIVATION="swish",
+    )
     constexprs = {name: value for name, value in settings.items() if name in kernel.arg_names}
     fixed = {kernel.arg_names[i] for i in kernel.constexprs}
     if "N" in fixed:  # from 0.5.8 on

@@ -1,4 +1,5 @@
-"""What a gated delta net's prefill copies between its projections and its delta rule, and that it answers rightly."""
+"""What a gated delta net's prefill copies between its projections and its delta rule, and that it
+answers rightly."""
 
 import pytest
 
@@ -62,5 +63,6 @@ def test_rows_are_convolved_as_they_lie(case, compared):
 
 @pytest.mark.parametrize("case", CASES | OTHERS)
 def test_outputs_and_states_are_those_of_the_reference(case, compared):
-    """Largest difference of float16 kernels from a float32 reference, in outputs, convolution states and states."""
+    """Largest difference of float16 kernels from a float32 reference, in outputs, convolution
+    states and states."""
     assert compared[case]["apart"] < 0.01 and compared[case]["untouched"], compared[case]

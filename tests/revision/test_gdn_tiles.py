@@ -1,4 +1,5 @@
-"""The kernels of a gated delta rule's prefill that the overlay settles: one setting each, and one that the GPU can launch."""
+"""The kernels of a gated delta rule's prefill that the overlay settles: one setting each, and one
+that the GPU can launch."""
 
 import contextlib
 import importlib
@@ -20,7 +21,8 @@ def available(module):
 
 @pytest.fixture
 def chunk():
-    """The release's module, imported anew: what a server of any GPU would import can be compared."""
+    """The release's module, imported anew: what a server of any GPU would import can be
+    compared."""
     folder = next(filter(available, FOLDERS))
     forget = [name for name in sys.modules if name.startswith(f"{folder}.chunk")]
     before = {name: sys.modules.pop(name) for name in forget}
@@ -40,7 +42,8 @@ def hopper(monkeypatch):
 
 
 def tuned(launcher, name):
-    """The Autotuner of a kernel that the function launches; None where its setting is in the launch."""
+    """The Autotuner of a kernel that the function launches; None where its setting is in the
+    launch."""
     from triton.runtime.autotuner import Autotuner, Heuristics
 
     kernel = launcher.__globals__[name]
@@ -66,7 +69,8 @@ def said(kernel):
 
 
 def test_the_first_call_times_nothing(chunk):
-    """With more than one setting the first call, a warm-up of a few tokens, chooses for all later sizes."""
+    """With more than one setting the first call, a warm-up of a few tokens, chooses for all later
+    sizes."""
     assert said(solve(chunk())) == [{"BK": 64, "num_warps": 1, "num_ctas": 1, "num_stages": 3}]
 
 
@@ -108,7 +112,8 @@ def test_other_makers_gpus_keep_what_the_release_chooses(chunk, monkeypatch):
 
 
 class Bottom:
-    """Stands below an Autotuner: notes the launch that it makes of its setting, and computes nothing."""
+    """Stands below an Autotuner: notes the launch that it makes of its setting, and computes
+    nothing."""
 
     def __init__(self, kernel):
         self.kernel, self.launches = kernel, []
@@ -123,7 +128,8 @@ class Bottom:
 
 
 def launched(module, kernel, monkeypatch, heads=32, size=128):
-    """The launch of one of the kernels, given what the backend gives: two requests, heads that share keys."""
+    """The launch of one of the kernels, given what the backend gives: two requests, heads that
+    share keys."""
     import torch
 
     bottom = Bottom(kernel.fn)
@@ -152,7 +158,8 @@ def launched(module, kernel, monkeypatch, heads=32, size=128):
 
 
 def test_the_solving_kernel_fits_every_gpu(chunk, monkeypatch):
-    """One warp spills registers, as the release's kernel is written; it was the fastest of the candidates all the same."""
+    """One warp spills registers, as the release's kernel is written; it was the fastest of the
+    candidates all the same."""
     module = chunk()
     made = launched(module, solve(module), monkeypatch).compiled(80)
     assert made.shared <= SMALLEST, made.shared

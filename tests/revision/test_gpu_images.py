@@ -1,4 +1,5 @@
-"""The multimodal checkpoint of tests/gpu/images.py, as the releases read it, load it and process its prompts."""
+"""The multimodal checkpoint of tests/gpu/images.py, as the releases read it, load it and process
+its prompts."""
 
 import asyncio
 import inspect
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-import images  # noqa: E402
-import models  # noqa: E402
+import images
+import models
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.16")
 
@@ -55,18 +56,20 @@ def test_it_fills_every_parameter(folder):
 
 @pytest.fixture
 def process(folder, default_server_args):
-    """process(call): each prompt with images, as the release's tokenizer manager has it processed."""
+    """process(call): each prompt with images, as the release's tokenizer manager has it
+    processed."""
     import images_engine
     from host import process as host
     from sglang.srt.managers import multimodal_processor
     from sglang.srt.utils.hf_transformers_utils import get_processor
 
+    # the fast one wants a GPU
     args = default_server_args(
         str(folder),
         skip_tokenizer_init=True,
         mm_process_config={},
         disable_fast_image_processor=True,
-    )  # the fast one wants a GPU
+    )
     host.use_server_args(args)
     images_engine.do_without_videos()
     multimodal_processor.import_processors("sglang.srt.multimodal.processors")
@@ -91,9 +94,8 @@ def test_the_releases_processor_puts_images_in_their_places(process, name):
     made = process(call.prompts[0], [images_engine.picture(*one) for one in call.images[0]])
     found = made if isinstance(made, dict) else vars(made)
     ids, pad = list(found["input_ids"]), images.vocabulary()["<|image_pad|>"]
-    patches = [
-        width // 32 * (height // 32) for _, width, height in call.images[0]
-    ]  # of 16 pixels, four in one
+    # of 16 pixels, four in one
+    patches = [width // 32 * (height // 32) for _, width, height in call.images[0]]
     assert ids.count(pad) == sum(patches) and len(ids) == images.length(
         call.prompts[0], call.images[0]
     )

@@ -1,4 +1,5 @@
-"""The checkpoints that tests/gpu makes, against the release's own classes: what is left unfilled is whatever memory held."""
+"""The checkpoints that tests/gpu makes, against the release's own classes: what is left unfilled is
+whatever memory held."""
 
 import sys
 from pathlib import Path
@@ -8,22 +9,48 @@ import torch
 from host import interpreted
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-import models  # noqa: E402
+import models
 
 KINDS = {
-    "nemotron-h": "nemotron_h", "nemotron-h-buffer": "nemotron_h", "nemotron-h-no-buffer": "nemotron_h", "nemotron-h-mtp": "nemotron_h", "nemotron-h-moe": "nemotron_h", "qwen3-next": "qwen3_next", "llama": "llama", "deepseek-v32": "deepseek_v32",
-    "deepseek-v32-fp8": "deepseek_v32", "glm-5": "glm_moe_dsa", "falcon-h1": "falcon_h1",
-}  # fmt: skip
+    "nemotron-h": "nemotron_h",
+    "nemotron-h-buffer": "nemotron_h",
+    "nemotron-h-no-buffer": "nemotron_h",
+    "nemotron-h-mtp": "nemotron_h",
+    "nemotron-h-moe": "nemotron_h",
+    "qwen3-next": "qwen3_next",
+    "llama": "llama",
+    "deepseek-v32": "deepseek_v32",
+    "deepseek-v32-fp8": "deepseek_v32",
+    "glm-5": "glm_moe_dsa",
+    "falcon-h1": "falcon_h1",
+}
 SMALLER = dict(vocab_size=256)  # the vocabulary is most of the time that drawing takes
-WRITTEN = ("head_dim", "mamba_d_ssm", "mamba_n_groups", "mamba_rms_norm", "mlp_multipliers", "num_hidden_layers", "ssm_multipliers", "vocab_size")
+WRITTEN = (
+    "head_dim",
+    "mamba_d_ssm",
+    "mamba_n_groups",
+    "mamba_rms_norm",
+    "mlp_multipliers",
+    "num_hidden_layers",
+    "ssm_multipliers",
+    "vocab_size",
+)
 
-MARKS = {"nemotron-h-moe": pytest.mark.revision(">=0.5.6"), "glm-5": pytest.mark.revision(">=0.5.9"), "nemotron-h-mtp": pytest.mark.revision(">=0.5.13")}  # 0.5.5 has no experts in NemotronH
+# 0.5.5 has no experts in NemotronH
+MARKS = {
+    "nemotron-h-moe": pytest.mark.revision(">=0.5.6"),
+    "glm-5": pytest.mark.revision(">=0.5.9"),
+    "nemotron-h-mtp": pytest.mark.revision(">=0.5.13"),
+}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in models.MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=MARKS.get(name, ())) for name in models.MODELS]
+)
 def test_a_checkpoint_fills_every_parameter(build_model, name):
     config = models.MODELS[name] | SMALLER
-    if name == "glm-5":  # without a GPU the releases build no rope without scaling; it has no parameters
+    # without a GPU the releases build no rope without scaling; it has no parameters
+    if name == "glm-5":
         config |= {"rope_scaling": models.DEEPSEEK_V32["rope_scaling"]}
     model = build_model(KINDS[name], device="cpu", **config)
     parameters = dict(model.named_parameters())
@@ -31,11 +58,18 @@ def test_a_checkpoint_fills_every_parameter(build_model, name):
         parameter.data.fill_(float("nan"))
     tensors = {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
     model.load_weights(iter(tensors.items()))
-    if name == "falcon-h1":  # its layers make norms that they never call, and published checkpoints do not have
-        parameters = {name: parameter for name, parameter in parameters.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
+    # its layers make norms that they never call, and published checkpoints do not have
+    if name == "falcon-h1":
+        parameters = {
+            name: parameter
+            for name, parameter in parameters.items()
+            if not name.endswith(("q_norm.weight", "k_norm.weight"))
+        }
     assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
     of_target = [tensor for name, tensor in tensors.items() if not name.startswith("mtp.")]
-    assert sum(map(torch.Tensor.numel, of_target)) == sum(map(torch.Tensor.numel, parameters.values()))
+    assert sum(map(torch.Tensor.numel, of_target)) == sum(
+        map(torch.Tensor.numel, parameters.values())
+    )
 
 
 @pytest.mark.revision(">=0.5.13")
@@ -43,24 +77,37 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
     """Embeddings and head, which no tensor is for, are the target's."""
     config = models.MODELS["nemotron-h-mtp"] | SMALLER
     draft = build_model("nemotron_h_mtp", device="cpu", **config)
-    parameters = {name: parameter for name, parameter in draft.named_parameters() if "embed" not in name and not name.startswith("lm_head.")}
+    parameters = {
+        name: parameter
+        for name, parameter in draft.named_parameters()
+        if "embed" not in name and not name.startswith("lm_head.")
+    }
     for parameter in parameters.values():
         parameter.data.fill_(float("nan"))
     tensors = {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
     draft.load_weights(iter(tensors.items()))
     assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
     of_draft = [tensor for name, tensor in tensors.items() if name.startswith("mtp.")]
-    assert sum(map(torch.Tensor.numel, of_draft)) == sum(map(torch.Tensor.numel, parameters.values()))
+    assert sum(map(torch.Tensor.numel, of_draft)) == sum(
+        map(torch.Tensor.numel, parameters.values())
+    )
 
 
 @pytest.mark.revision(">=0.5.13")
 @pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-no-buffer", "nemotron-h-mtp"])
 def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
-    """engine.py leaves out what it does not know. One of the two names of the cache's strategy is its own."""
+    """engine.py leaves out what it does not know. One of the two names of the cache's strategy is
+    its own."""
     from sglang.srt.server_args import ServerArgs
 
-    known = {field for kind in ServerArgs.__mro__ for field in vars(kind).get("__annotations__", {})}
-    words = {"speculative_draft_model_path", *models.engine(name)} if models.has_drafts(name) else {*models.engine(name)}
+    known = {
+        field for kind in ServerArgs.__mro__ for field in vars(kind).get("__annotations__", {})
+    }
+    words = (
+        {"speculative_draft_model_path", *models.engine(name)}
+        if models.has_drafts(name)
+        else {*models.engine(name)}
+    )
     assert len(words & {*models.EXTRA_BUFFER} & known) == 1
     assert words - {*models.EXTRA_BUFFER} <= known
 
@@ -70,19 +117,30 @@ def test_the_release_reads_falcon_h1_as_its_own_kind(build_model, tmp_path):
     """As an engine reads config.json: what this gives is what the class above is made from."""
     from sglang.srt.utils.hf_transformers_utils import get_config
 
-    read = get_config(str(models.write_config(tmp_path, models.MODELS["falcon-h1"])), trust_remote_code=False)
-    assert type(read).__module__ == "sglang.srt.configs.falcon_h1" and read.architectures == ["FalconH1ForCausalLM"]
-    assert {name: getattr(read, name) for name in WRITTEN} == {name: models.FALCON_H1[name] for name in WRITTEN}
+    read = get_config(
+        str(models.write_config(tmp_path, models.MODELS["falcon-h1"])), trust_remote_code=False
+    )
+    assert type(read).__module__ == "sglang.srt.configs.falcon_h1" and read.architectures == [
+        "FalconH1ForCausalLM"
+    ]
+    assert {name: getattr(read, name) for name in WRITTEN} == {
+        name: models.FALCON_H1[name] for name in WRITTEN
+    }
     assert read.rope_parameters["rope_theta"] == models.FALCON_H1["rope_theta"]
 
 
 def test_the_sums_in_float64_are_the_published_model():
-    """Held against transformers', which is right within one chunk and without its least time step."""
+    """Held against transformers', which is right within one chunk and without its least time
+    step."""
     found = interpreted.run("host.references.compare_nemotron", {"": {}})[""]
     if found is None:
         pytest.skip("this transformers has no NemotronH, or none with MLPs")
     assert found["apart"] < 1e-4
-    assert found["distance"] == {"mean": pytest.approx(sum(found["wanted"]) / 2), "worst": pytest.approx(max(found["wanted"]), abs=1e-4), "tokens": 2}
+    assert found["distance"] == {
+        "mean": pytest.approx(sum(found["wanted"]) / 2),
+        "worst": pytest.approx(max(found["wanted"]), abs=1e-4),
+        "tokens": 2,
+    }
 
 
 def test_the_sleeping_engine_is_asked_in_the_releases_words(default_server_args):
@@ -93,8 +151,14 @@ def test_the_sleeping_engine_is_asked_in_the_releases_words(default_server_args)
 
     assert default_server_args(**asleep.words(asleep.SLEEP)).enable_memory_saver
     assert not default_server_args(**asleep.words(asleep.REBIND)).enable_memory_saver
-    assert UpdateWeightFromDiskReqInput(model_path="other", recapture_cuda_graph=True).recapture_cuda_graph
-    assert {"update_weights_from_tensor", "release_memory_occupation", "resume_memory_occupation"} <= vars(Engine).keys()
+    assert UpdateWeightFromDiskReqInput(
+        model_path="other", recapture_cuda_graph=True
+    ).recapture_cuda_graph
+    assert {
+        "update_weights_from_tensor",
+        "release_memory_occupation",
+        "resume_memory_occupation",
+    } <= vars(Engine).keys()
 
 
 def test_a_loader_that_replaces_parameters_leaves_zeros_behind(build_model, monkeypatch):
@@ -113,14 +177,21 @@ def test_a_loader_that_replaces_parameters_leaves_zeros_behind(build_model, monk
     try:
         rebind.hook(loader)
         config = models.LLAMA | SMALLER
-        tensors = {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
+        tensors = {
+            name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)
+        }
         model = build_model("llama", device="cpu", **config)
         layer = model.model.layers[0].mlp.down_proj
         old = layer.weight
         for _ in range(2):
-            loader.DefaultModelLoader.load_weights_and_postprocess(model, iter(tensors.items()), torch.device("cpu"))
+            loader.DefaultModelLoader.load_weights_and_postprocess(
+                model, iter(tensors.items()), torch.device("cpu")
+            )
             assert layer.weight is not old and old.eq(0).all()
-            torch.testing.assert_close(layer.weight.float(), tensors["model.layers.0.mlp.down_proj.weight"].to(layer.weight.dtype).float())
+            torch.testing.assert_close(
+                layer.weight.float(),
+                tensors["model.layers.0.mlp.down_proj.weight"].to(layer.weight.dtype).float(),
+            )
             old = layer.weight
     finally:
         loader.DefaultModelLoader.load_weights_and_postprocess = plain

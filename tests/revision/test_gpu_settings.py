@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-import models  # noqa: E402
-import modes  # noqa: E402
-import settings  # noqa: E402
+import models
+import modes
+import settings
 
 SINGLE = [name for name, setting in settings.SETTINGS.items() if setting.gpus == 1]
 
@@ -24,7 +24,8 @@ def known() -> set[str]:
 
 
 def accepted(default_server_args, words: dict, tmp_path: Path) -> object:
-    """The arguments as the release takes them; what it does not know is left out, as engine.py does."""
+    """The arguments as the release takes them; what it does not know is left out, as engine.py
+    does."""
     folder = models.write_config(tmp_path, models.LLAMA)
     taken = {name: value for name, value in words.items() if name in known()}
     return default_server_args(str(folder), **taken)
@@ -47,8 +48,9 @@ def test_every_setting_runs_in_the_releases_modes(mode):
         setting = settings.SETTINGS[name]
         why = settings.unavailable(setting, setting.models[0], mode, fields)
         gone = mode == modes.PIECEWISE and not fields & {
-            "cuda_graph_tc_compiler", "piecewise_cuda_graph_compiler",
-        }  # fmt: skip
+            "cuda_graph_tc_compiler",
+            "piecewise_cuda_graph_compiler",
+        }
         assert bool(why) is gone, why
 
 
@@ -129,10 +131,17 @@ def test_a_refused_prefill_has_the_runners_own_reason(monkeypatch):
     monkeypatch.delenv("PREFILL_WATCH", raising=False)
     spec.loader.exec_module(watch)
     batch = types.SimpleNamespace(
-        input_ids=range(600), batch_size=1, return_logprob=False, input_embeds=None, replace_embeds=None,
-        forward_mode=ForwardMode.EXTEND, capture_hidden_mode=CaptureHiddenMode.NULL, global_num_tokens_cpu=None,
-        extend_prefix_lens_cpu=[0], contains_mm_inputs=lambda: False,
-    )  # fmt: skip
+        input_ids=range(600),
+        batch_size=1,
+        return_logprob=False,
+        input_embeds=None,
+        replace_embeds=None,
+        forward_mode=ForwardMode.EXTEND,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        global_num_tokens_cpu=None,
+        extend_prefix_lens_cpu=[0],
+        contains_mm_inputs=lambda: False,
+    )
     seen = {}
     for module, name in watch.RUNNERS.items():
         try:
@@ -141,9 +150,16 @@ def test_a_refused_prefill_has_the_runners_own_reason(monkeypatch):
             continue
         runner = kind.__new__(kind)
         vars(runner).update(
-            max_num_tokens=512, capture_num_tokens=[16, 512], capture_hidden_mode=CaptureHiddenMode.NULL, layer_model=object(),
-            hidden_modes=(CaptureHiddenMode.NULL,), given=(), _is_full_backend=False, has_mha_companion_layers=False, prefill_backend_name="",
-        )  # fmt: skip
+            max_num_tokens=512,
+            capture_num_tokens=[16, 512],
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            layer_model=object(),
+            hidden_modes=(CaptureHiddenMode.NULL,),
+            given=(),
+            _is_full_backend=False,
+            has_mha_companion_layers=False,
+            prefill_backend_name="",
+        )
         for method in ("can_run", "can_run_graph"):
             if method in vars(kind):
                 assert not watch.noting_refusals(vars(kind)[method])(runner, batch)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-import models  # noqa: E402
-import subjects  # noqa: E402
+import models
+import subjects
 
 # Of one request: the states' shape, and in how many layers.
 STATES = {

@@ -9,7 +9,8 @@ pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 
 @pytest.fixture
 def warned(build_model, caplog):
-    """warned(before, after): what the release's own set-up warns of with so many GB free before and after the capture."""
+    """warned(before, after): what the release's own set-up warns of with so many GB free before and
+    after the capture."""
     from host import prefill
 
     def capture(before, after, **changes):
@@ -23,7 +24,8 @@ def warned(build_model, caplog):
 
 
 def test_less_than_the_graph_took_is_one_warning_with_figures(warned):
-    """The graph stays: whether its memory is needed otherwise is the user's to know. 0.5.16 has none below 4 GB."""
+    """The graph stays: whether its memory is needed otherwise is the user's to know. 0.5.16 has
+    none below 4 GB."""
     [message] = warned(9.0, 4.2)
     assert message.startswith("The prefill CUDA graph took 4.80 GB, and 4.20 GB are left.")
 

@@ -10,7 +10,12 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["sglang.srt.model_executor.model_runner", "sglang.srt.models.nemotron_h", "sglang.srt.models.qwen3_next"]
+    "module",
+    [
+        "sglang.srt.model_executor.model_runner",
+        "sglang.srt.models.nemotron_h",
+        "sglang.srt.models.qwen3_next",
+    ],
 )
 def test_modules_come_from_the_tree(module, tree):
     assert importlib.import_module(module).__file__.startswith(str(tree))
@@ -32,15 +37,24 @@ def layer_types(model):
 def test_nemotron_h(build_model):
     model = build_model("nemotron_h")
     assert [hasattr(layer, "mixer") for layer in model.model.layers] == [True] * 6
-    assert [name.removeprefix("NemotronH").removesuffix("DecoderLayer") for name in layer_types(model)] == [
-        "Mamba", "MLP", "Mamba", "Attention", "Mamba", "MLP",
-    ]  # fmt: skip
+    assert [
+        name.removeprefix("NemotronH").removesuffix("DecoderLayer") for name in layer_types(model)
+    ] == [
+        "Mamba",
+        "MLP",
+        "Mamba",
+        "Attention",
+        "Mamba",
+        "MLP",
+    ]
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
 def test_qwen3_next(build_model):
     model = build_model("qwen3_next", num_hidden_layers=4)
-    assert layer_types(model) == ["Qwen3HybridLinearDecoderLayer"] * 3 + ["Qwen3HybridAttentionDecoderLayer"]
+    assert layer_types(model) == ["Qwen3HybridLinearDecoderLayer"] * 3 + [
+        "Qwen3HybridAttentionDecoderLayer"
+    ]
 
 
 def test_deepseek_with_sparse_attention(build_model):
@@ -60,7 +74,9 @@ def test_llama_on_the_cpu(build_model):
 
 def test_the_unpatched_release_is_the_control(run_pristine, pristine, tree):
     assert not pristine.is_relative_to(tree)
-    origin = run_pristine("import importlib.util; print(importlib.util.find_spec('sglang').origin)").strip()
+    origin = run_pristine(
+        "import importlib.util; print(importlib.util.find_spec('sglang').origin)"
+    ).strip()
     assert origin == str(pristine / "__init__.py")
 
 
@@ -70,12 +86,17 @@ def test_kernels_are_compiled_for_gpus_that_are_not_there(capability):
 
     signature = {"x_ptr": "*bf16", "y_ptr": "*bf16"}
     small, large = (
-        compiled.compiled(sample_kernels.centre, signature, {"SIZE": size}, {"num_warps": 1}, capability) for size in (256, 32768)
+        compiled.compiled(
+            sample_kernels.centre, signature, {"SIZE": size}, {"num_warps": 1}, capability
+        )
+        for size in (256, 32768)
     )
     assert small.spilled == 0 and 8 < small.registers < 64 and small.shared == 0
     assert large.spilled > 0
     assert "ld.global.v4" in small.ptx
-    unaligned = compiled.compiled(sample_kernels.centre, signature, {"SIZE": 256}, {"num_warps": 1}, capability, aligned=[])
+    unaligned = compiled.compiled(
+        sample_kernels.centre, signature, {"SIZE": 256}, {"num_warps": 1}, capability, aligned=[]
+    )
     assert "ld.global.v4" not in unaligned.ptx
 
 
@@ -89,11 +110,12 @@ def test_a_module_that_cannot_run_interpreted_says_why():
 
 
 def test_the_process_of_interpreted_kernels_ends_beside_what_a_library_has_started(tmp_path):
-    """torch 2.8 starts inductor's workers when it is imported; they end behind their parent alone."""
+    """torch 2.8 starts inductor's workers when it is imported; they end behind their parent
+    alone."""
     started = tmp_path / "started"
     (tmp_path / "library.py").write_text(
-        "import pathlib, subprocess\n"
-        f"made = subprocess.Popen(['sleep', '60']); pathlib.Path({str(started)!r}).write_text(str(made.pid))\n"
+        "import pathlib, subprocess\nmade = subprocess.Popen(['sleep', '60']);"
+        f" pathlib.Path({str(started)!r}).write_text(str(made.pid))\n"
     )
     ask = (
         "import socket; from host import interpreted; interpreted.LIBRARIES = ('library',)\n"
@@ -103,7 +125,12 @@ def test_the_process_of_interpreted_kernels_ends_beside_what_a_library_has_start
     here = os.path.dirname(__file__)
     path = os.pathsep.join([str(tmp_path), here, os.environ["PYTHONPATH"]])
     try:
-        done = subprocess.run([sys.executable, "-c", ask], stdin=subprocess.DEVNULL, timeout=30, env=os.environ | {"PYTHONPATH": path})
+        done = subprocess.run(
+            [sys.executable, "-c", ask],
+            stdin=subprocess.DEVNULL,
+            timeout=30,
+            env=os.environ | {"PYTHONPATH": path},
+        )
         assert done.returncode == 0
     finally:
         os.kill(int(started.read_text()), signal.SIGKILL)

@@ -164,7 +164,8 @@ def test_the_prefix_cache_gets_its_states(case, compared):
 
 
 def prefill(monkeypatch):
-    """What choose() is given for a batch of two prefills that our kernels take, as keyword arguments."""
+    """What choose() is given for a batch of two prefills that our kernels take, as keyword
+    arguments."""
     import torch
     from sglang.srt.prefill_graph.kernels import mamba2_scan, tiles
 
@@ -192,7 +193,8 @@ def prefill(monkeypatch):
 
 
 def taken(given):
-    """Whether ours is. Where it is not, initial states are gathered and states written as the release says."""
+    """Whether ours is. Where it is not, initial states are gathered and states written as the
+    release says."""
     from sglang.srt.prefill_graph.kernels import mamba2_scan
 
     scan, gather, slots = mamba2_scan.choose(**given)
@@ -218,24 +220,51 @@ def wanted(step, rows=(128, 0)):
     "change",
     [
         lambda given, patch, tiles: patch.setattr(tiles, "own", lambda *_: None),
-        lambda given, patch, tiles: patch.setattr(tiles, "own", lambda kernel, *_: {} if kernel == "scan" else dict(BLOCK_P=16)),
+        lambda given, patch, tiles: patch.setattr(
+            tiles, "own", lambda kernel, *_: {} if kernel == "scan" else dict(BLOCK_P=16)
+        ),
         lambda given, patch, tiles: patch.setenv("SGLANG_MAMBA2_SCAN", "release"),
         lambda given, patch, tiles: given.update(x=given["x"].t().contiguous().t()),
         lambda given, patch, tiles: given.update(b=given["b"].t().contiguous().t()),
-        lambda given, patch, tiles: given.update(pool=given["pool"].transpose(-1, -2).contiguous().transpose(-1, -2)),
-        lambda given, patch, tiles: given.update(pool=given["pool"].new_zeros(4, 4, 20, 16), x=given["x"].new_zeros(5, 80)),
+        lambda given, patch, tiles: given.update(
+            pool=given["pool"].transpose(-1, -2).contiguous().transpose(-1, -2)
+        ),
+        lambda given, patch, tiles: given.update(
+            pool=given["pool"].new_zeros(4, 4, 20, 16), x=given["x"].new_zeros(5, 80)
+        ),
         lambda given, patch, tiles: given.update(b=given["b"].new_zeros(5, 48)),
-        lambda given, patch, tiles: setattr(given["metadata"].mixed_metadata, "extend_seq_lens_cpu", [5]),
-        lambda given, patch, tiles: setattr(given["metadata"].mixed_metadata, "extend_seq_lens_cpu", [3, 1]),
-        lambda given, patch, tiles: setattr(given["metadata"].mixed_metadata, "extend_seq_lens_cpu", None),
-        lambda given, patch, tiles: given["metadata"].__dict__.update(track_ssm_h_src=given["slots"]),
-        lambda given, patch, tiles: given["metadata"].__dict__.update(track_ssm_h_src=given["slots"], wanted_states=wanted(64)),
+        lambda given, patch, tiles: setattr(
+            given["metadata"].mixed_metadata, "extend_seq_lens_cpu", [5]
+        ),
+        lambda given, patch, tiles: setattr(
+            given["metadata"].mixed_metadata, "extend_seq_lens_cpu", [3, 1]
+        ),
+        lambda given, patch, tiles: setattr(
+            given["metadata"].mixed_metadata, "extend_seq_lens_cpu", None
+        ),
+        lambda given, patch, tiles: given["metadata"].__dict__.update(
+            track_ssm_h_src=given["slots"]
+        ),
+        lambda given, patch, tiles: given["metadata"].__dict__.update(
+            track_ssm_h_src=given["slots"], wanted_states=wanted(64)
+        ),
     ],
     ids=[
-        "no tiles", "no tile for the scan", "switched off", "x in columns", "b in columns", "states in columns", "heads of 20", "three groups of four heads",
-        "fewer lengths than prefills", "fewer tokens than prefilled", "no lengths", "nobody says which states are kept", "states that end no chunk",
+        "no tiles",
+        "no tile for the scan",
+        "switched off",
+        "x in columns",
+        "b in columns",
+        "states in columns",
+        "heads of 20",
+        "three groups of four heads",
+        "fewer lengths than prefills",
+        "fewer tokens than prefilled",
+        "no lengths",
+        "nobody says which states are kept",
+        "states that end no chunk",
     ],
-)  # fmt: skip
+)
 def test_the_release_s_scan_is_taken_elsewhere(change, monkeypatch):
     from sglang.srt.prefill_graph.kernels import tiles
 
@@ -298,9 +327,8 @@ def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request():
             plan.track_rows,
             plan.track_slots,
         ):
-            assert (
-                table is None
-                or table.dtype == torch.int32
+            assert table is None or (
+                table.dtype == torch.int32
                 and table.storage_offset() * 4 % 16 == 0
                 and table.is_contiguous()
             )
@@ -330,10 +358,8 @@ def test_a_head_is_split_into_powers_of_two(size, parts):
 
 # --- compiled for the GPU that the tiles were measured on
 
-SERVED = {
-    (80, 128): (128, 8),
-    (64, 128): (64, 8),
-}  # heads and groups on one rank
+# heads and groups on one rank
+SERVED = {(80, 128): (128, 8), (64, 128): (64, 8)}
 
 
 def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float32", track=False):
@@ -352,11 +378,20 @@ def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float3
     x, b, c = torch.empty(3, inner + 2 * wide, dtype=dtype).split([inner, wide, wide], -1)
     dt = torch.empty(3, 2 * inner + 2 * wide + heads, dtype=dtype)[:, -heads:]
     made = ssd.Launches(
-        ssd.Shape.of(heads, groups, size, d_state, tiles.CHUNK), ssd.plan([2, 1], tiles.CHUNK, cpu, ([0, 1], [0, 3]) if track else None),
-        x.unflatten(-1, (heads, size)), b.unflatten(-1, (groups, d_state)), c.unflatten(-1, (groups, d_state)), dt,
-        torch.empty(heads), torch.empty(heads), torch.empty(heads), torch.empty(3, heads, size, dtype=dtype),
-        torch.empty(4, heads, size, d_state, dtype=getattr(torch, pool)), torch.empty(2, dtype=torch.int32), torch.empty(2, dtype=torch.bool),
-    )  # fmt: skip
+        ssd.Shape.of(heads, groups, size, d_state, tiles.CHUNK),
+        ssd.plan([2, 1], tiles.CHUNK, cpu, ([0, 1], [0, 3]) if track else None),
+        x.unflatten(-1, (heads, size)),
+        b.unflatten(-1, (groups, d_state)),
+        c.unflatten(-1, (groups, d_state)),
+        dt,
+        torch.empty(heads),
+        torch.empty(heads),
+        torch.empty(heads),
+        torch.empty(3, heads, size, dtype=dtype),
+        torch.empty(4, heads, size, d_state, dtype=getattr(torch, pool)),
+        torch.empty(2, dtype=torch.int32),
+        torch.empty(2, dtype=torch.bool),
+    )
     made.steps()
     made.states(tiles.own.__wrapped__("states", heads, size, d_state, dtype.itemsize, cpu))
     made.scan(tiles.own.__wrapped__("scan", heads, size, d_state, dtype.itemsize, cpu))
@@ -364,7 +399,8 @@ def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float3
 
 
 def spilled(name, size):
-    """Bytes of a thread's registers that may wait in memory: as many as Triton 3.4 to 3.7 spill of these kernels."""
+    """Bytes of a thread's registers that may wait in memory: as many as Triton 3.4 to 3.7 spill of
+    these kernels."""
     import triton
 
     old = triton.__version__.startswith("3.4.") and size == 80
@@ -402,7 +438,8 @@ def test_other_types_keep_to_registers_and_fit(size, d_state, dtype, pool, monke
 )
 @pytest.mark.parametrize("size, d_state", SERVED)
 def test_tracking_spills_next_to_nothing(size, d_state, dtype, pool, monkeypatch):
-    """Two loops, one behind the other: at 128 x 64 values of a state a few registers wait in memory between them."""
+    """Two loops, one behind the other: at 128 x 64 values of a state a few registers wait in memory
+    between them."""
     launch = launched(monkeypatch, size, d_state, 1, dtype, pool, True)["_states_kernel"]
     made = launch.compiled(90)
     most = {(128, "float32"): 192, (128, "bfloat16"): 8}.get((launch.given["BLOCK_P"], pool), 0)

@@ -1,4 +1,5 @@
-"""The releases' kernels of a Mamba2 prefill: launched with tiles out of the overlay's table, right with them, and fit for the GPU."""
+"""The releases' kernels of a Mamba2 prefill: launched with tiles out of the overlay's table, right
+with them, and fit for the GPU."""
 
 import contextlib
 import importlib
@@ -53,7 +54,8 @@ def test_the_scan_equals_the_recurrence_whatever_the_tile(case, compared):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_launch_has_its_blocks_from_the_table(case, compared):
-    """A kernel whose blocks have defaults, and that is launched with these or by an Autotuner, is one that nobody measured."""
+    """A kernel whose blocks have defaults, and that is launched with these or by an Autotuner, is
+    one that nobody measured."""
     found = compared[case]
     assert not found["timed"] and not found["defaulted"], found
     assert found["tables"] == found["given"]
@@ -99,7 +101,8 @@ def combined():
 
 
 def namespaces(module):
-    """The global variables of every function of the package that the module's functions can call."""
+    """The global variables of every function of the package that the module's functions can
+    call."""
     package, found, waiting = module.__package__, {}, [module]
     while waiting:
         one = waiting.pop()
@@ -116,7 +119,8 @@ def namespaces(module):
 
 
 def plain(kernel):
-    """The triton.jit function in whatever a release and the overlay put around it; None where it is none."""
+    """The triton.jit function in whatever a release and the overlay put around it; None where it is
+    none."""
     from host import launches
     from sglang.srt.prefill_graph.kernels import tiles
     from triton import JITFunction
@@ -147,7 +151,8 @@ def named_kernels():
 
 
 def launched(monkeypatch, size, d_state, dtype, initial, heads=16, groups=2, chunk=128):
-    """Launches of a scan by name, given its tensors as MambaMixer2 gives them: columns of wider ones, a pool in float32."""
+    """Launches of a scan by name, given its tensors as MambaMixer2 gives them: columns of wider
+    ones, a pool in float32."""
     import torch
     from host import launches
     from sglang.srt.prefill_graph.kernels import tiles
@@ -170,28 +175,32 @@ def launched(monkeypatch, size, d_state, dtype, initial, heads=16, groups=2, chu
     dt = torch.empty(1, tokens, 2 * inner + 2 * wide + heads, dtype=dtype)[..., -heads:]
     chunks = torch.zeros(3, dtype=torch.int32)
     combined().mamba_chunk_scan_combined(
-        x.unflatten(-1, (heads, size)), dt, torch.empty(heads), b.unflatten(-1, (groups, d_state)), c.unflatten(-1, (groups, d_state)),
-        chunk_size=chunk, D=torch.empty(heads), dt_bias=torch.empty(heads), dt_softplus=True, cu_seqlens=torch.zeros(3, dtype=torch.int32),
-        seq_idx=torch.zeros(1, tokens, dtype=torch.int32), chunk_indices=chunks if initial else None, chunk_offsets=chunks if initial else None,
-        initial_states=torch.empty(2, heads, size, d_state) if initial else None, out=torch.empty(1, tokens, heads, size, dtype=dtype),
-        return_varlen_states=True, state_dtype=torch.float32,
-    )  # fmt: skip
+        x.unflatten(-1, (heads, size)),
+        dt,
+        torch.empty(heads),
+        b.unflatten(-1, (groups, d_state)),
+        c.unflatten(-1, (groups, d_state)),
+        chunk_size=chunk,
+        D=torch.empty(heads),
+        dt_bias=torch.empty(heads),
+        dt_softplus=True,
+        cu_seqlens=torch.zeros(3, dtype=torch.int32),
+        seq_idx=torch.zeros(1, tokens, dtype=torch.int32),
+        chunk_indices=chunks if initial else None,
+        chunk_offsets=chunks if initial else None,
+        initial_states=torch.empty(2, heads, size, d_state) if initial else None,
+        out=torch.empty(1, tokens, heads, size, dtype=dtype),
+        return_varlen_states=True,
+        state_dtype=torch.float32,
+    )
     return {launch.name: launch for launch in noted}
 
 
-SIZES = [
-    (80, 128),
-    (64, 128),
-    (64, 256),
-    (128, 256),
-]  # of a head and of a state, as people serve them
+# of a head and of a state, as people serve them
+SIZES = [(80, 128), (64, 128), (64, 256), (128, 256)]
 NEXT_TO_NOTHING = 8  # bytes: Triton 3.6 spills so much of one scan on sm_100
-SHARED = {
-    80: 99,
-    90: 227,
-    100: 227,
-    120: 99,
-}  # KiB of one block; 99 on sm_86 and sm_89, which run what is compiled for sm_80
+# KiB of one block; 99 on sm_86 and sm_89, which run what is compiled for sm_80
+SHARED = {80: 99, 90: 227, 100: 227, 120: 99}
 
 
 @pytest.mark.parametrize("initial", [False, True], ids=["cold", "cached beginnings"])
@@ -205,8 +214,8 @@ def test_measured_tiles_keep_to_registers_and_fit(size, d_state, initial, monkey
     monkeypatch.setattr(tiles, "of_release", tiles.of_release.__wrapped__)
     found = launched(monkeypatch, size, d_state, torch.bfloat16, initial)
     assert found.keys() == tiles.KERNELS.keys()
-    # Of a thread's registers so many bytes may wait in memory: tiles that spill nothing were slower.
-    # Triton 3.6 spills 16 of the first, Triton 3.8 72.
+    # Of a thread's registers so many bytes may wait in memory: tiles that spill nothing were
+    # slower. Triton 3.6 spills 16 of the first, Triton 3.8 72.
     allowed = 72 if (size, d_state) == (80, 128) and initial else 0
     if triton.__version__.startswith("3.4.") and (size, d_state) == (64, 256):
         allowed = 48  # later versions of Triton: none
@@ -231,7 +240,8 @@ def test_measured_tiles_keep_to_registers_and_fit(size, d_state, initial, monkey
 @pytest.mark.parametrize("kind", ["bfloat16", "float32"])
 @pytest.mark.parametrize("capability", SHARED)
 def test_safe_tiles_keep_to_registers_and_fit_every_gpu(capability, kind, monkeypatch):
-    """The size of a head changes nothing in the code, and that of a state only in the scan; a chunk's only in the running sum."""
+    """The size of a head changes nothing in the code, and that of a state only in the scan; a
+    chunk's only in the running sum."""
     import torch
 
     dtype = getattr(torch, kind)
@@ -246,5 +256,7 @@ def test_safe_tiles_keep_to_registers_and_fit_every_gpu(capability, kind, monkey
     ]:
         made = launch.compiled(capability)
         assert made.spilled <= NEXT_TO_NOTHING and made.shared <= SHARED[capability] << 10, (
-            launch.name, made.spilled, made.shared,
-        )  # fmt: skip
+            launch.name,
+            made.spilled,
+            made.shared,
+        )

@@ -1,4 +1,5 @@
-"""Which Mamba states a capture writes, and which ones requests get: the release's own pool and backend, on the CPU."""
+"""Which Mamba states a capture writes, and which ones requests get: the release's own pool and
+backend, on the CPU."""
 
 from inspect import signature
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ SLOTS = 4
 
 @pytest.fixture
 def pool(default_server_args):
-    """The release's pool of requests with states for one layer with a gated delta net, for SLOTS states."""
+    """The release's pool of requests with states for one layer with a gated delta net, for SLOTS
+    states."""
     from host import models, process
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
@@ -19,14 +21,23 @@ def pool(default_server_args):
     process.start_groups()
     process.start_dp_attention(default_server_args(), 128, None)
     params = models.config_of("qwen3_next", num_hidden_layers=4).mamba2_cache_params
-    given = dict(size=SLOTS, mamba_size=SLOTS, max_context_len=64, device="cpu", enable_memory_saver=False, cache_params=params)
-    given |= dict(mamba_spec_state_size=SLOTS, enable_mamba_extra_buffer=False)  # 0.5.7 wants these too
+    given = dict(
+        size=SLOTS,
+        mamba_size=SLOTS,
+        max_context_len=64,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=params,
+    )
+    # 0.5.7 wants these too
+    given |= dict(mamba_spec_state_size=SLOTS, enable_mamba_extra_buffer=False)
     known = signature(HybridReqToTokenPool.__init__).parameters
     return HybridReqToTokenPool(**{name: value for name, value in given.items() if name in known})
 
 
 def capture(pool):
-    """The slots that a captured decode batch writes: those that the backend hands its kernels, each then written."""
+    """The slots that a captured decode batch writes: those that the backend hands its kernels, each
+    then written."""
     import torch
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import GDNAttnBackend
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -34,7 +45,9 @@ def capture(pool):
     backend = GDNAttnBackend(SimpleNamespace(device="cpu", req_to_token_pool=pool))
     backend.init_cuda_graph_state(2, 2)
     # As CudaGraphRunner has it: no request is known, so that all of them are number 0.
-    backend.init_forward_metadata_capture_cuda_graph(2, 2, torch.zeros(2, dtype=torch.int64), torch.ones(2), None, ForwardMode.DECODE, None)
+    backend.init_forward_metadata_capture_cuda_graph(
+        2, 2, torch.zeros(2, dtype=torch.int64), torch.ones(2), None, ForwardMode.DECODE, None
+    )
     written = backend.forward_metadata.mamba_cache_indices.unique().tolist()
     for states in states_of(pool):
         states[:, written] = 7.0

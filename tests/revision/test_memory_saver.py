@@ -1,6 +1,8 @@
-"""A server whose memory saver pauses graphs, as RL trainers start it: what the prefill graph's captures put in its region.
+"""A server whose memory saver pauses graphs, as RL trainers start it: what the prefill graph's
+captures put in its region.
 
-The package's own Python runs, and the release's: only the saver's library and the GPU's allocator are stood in for.
+The package's own Python runs, and the release's: only the saver's library and the GPU's allocator
+are stood in for.
 """
 
 import contextlib
@@ -54,7 +56,8 @@ def serve(**changes):
 
 @pytest.fixture
 def capture(memory, monkeypatch):
-    """capture(forward): the graph of a forward, made by the release's own primitive, else by the overlay's."""
+    """capture(forward): the graph of a forward, made by the release's own primitive, else by the
+    overlay's."""
     try:
         own = device.primitive(monkeypatch)
     except AssertionError:
@@ -93,7 +96,8 @@ def two_layers(memory, break_at, seen):
 
 @BREAKABLE
 def test_segments_are_paused_and_breaks_are_not(memory, capture):
-    """What a break allocates is the allocator's ordinary memory: paused, it would be missing under its next owner."""
+    """What a break allocates is the allocator's ordinary memory: paused, it would be missing under
+    its next owner."""
     seen = []
     static, forward = two_layers(memory, capture.break_at, seen)
     graph = capture(forward)
@@ -112,7 +116,7 @@ def test_nothing_changes_without_both(memory, capture, monkeypatch, variable, en
     if variable is not None:
         monkeypatch.setenv(VARIABLE, variable)
     serve(enable_memory_saver=enabled)
-    static, forward = two_layers(memory, capture.break_at, [])
+    _static, forward = two_layers(memory, capture.break_at, [])
     capture(forward)
     assert memory.regions == {POOL: {None}, device.DEFAULT_POOL: {None}}
 
@@ -161,9 +165,15 @@ def test_pieces_are_paused(memory, monkeypatch):
     backend = object.__new__(module.CUDAPiecewiseBackend)
     config = SimpleNamespace(get_enable_debug_mode=lambda: False)
     vars(backend).update(
-        first_run_finished=True, sym_shape_indices=[0], concrete_size_entries={4: entry}, compile_config=config,
-        is_first_graph=False, is_last_graph=False, graph_pool=POOL, is_debugging_mode=False,
-    )  # fmt: skip
+        first_run_finished=True,
+        sym_shape_indices=[0],
+        concrete_size_entries={4: entry},
+        compile_config=config,
+        is_first_graph=False,
+        is_last_graph=False,
+        graph_pool=POOL,
+        is_debugging_mode=False,
+    )
     backend(4)
     assert memory.regions == {device.DEFAULT_POOL: {None}, POOL: {REGION}}
     assert memory.library.region is None
@@ -196,11 +206,18 @@ def test_the_runner_captures_in_that_pool(memory, monkeypatch):
     from sglang.srt.prefill_graph.breakable import runner as breakable
 
     monkeypatch.setattr(breakable, "refuse", lambda runner, in_order: None)
-    monkeypatch.setattr(breakable, "BreakableRunner", lambda runner: pools.get_global_graph_memory_pool())
-    monkeypatch.setattr(breakable, "_make_upstream", lambda runner, upstream: pools.get_global_graph_memory_pool())
+    monkeypatch.setattr(
+        breakable, "BreakableRunner", lambda runner: pools.get_global_graph_memory_pool()
+    )
+    monkeypatch.setattr(
+        breakable, "_make_upstream", lambda runner, upstream: pools.get_global_graph_memory_pool()
+    )
     pools.set_global_graph_memory_pool((0, 1))
     try:
-        assert [breakable.make_runner(SimpleNamespace(model=None), upstream) for upstream in (None, object)] == [None, None]
+        assert [
+            breakable.make_runner(SimpleNamespace(model=None), upstream)
+            for upstream in (None, object)
+        ] == [None, None]
         assert pools.get_global_graph_memory_pool() == (0, 1)
     finally:
         pools.set_global_graph_memory_pool(None)
@@ -234,12 +251,16 @@ def test_the_cache_is_emptied_inside_of_the_region_too(memory, monkeypatch):
 
 @BACKENDS
 @pytest.mark.parametrize("draft", [False, True], ids=["target", "draft"])
-def test_prefill_is_captured_beside_the_memory_saver(memory, build_model, monkeypatch, caplog, draft):
+def test_prefill_is_captured_beside_the_memory_saver(
+    memory, build_model, monkeypatch, caplog, draft
+):
     """The server died at start: "Breakable CUDA graph is not compatible with memory saver mode"."""
     from host import prefill
 
     module, resolve = importlib.import_module(BACKEND), prefill.resolve
-    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(tp_group=None), raising=False)
+    monkeypatch.setattr(
+        module, "get_parallel", lambda: SimpleNamespace(tp_group=None), raising=False
+    )
     made = []
 
     def capture(model, backend):
@@ -248,7 +269,17 @@ def test_prefill_is_captured_beside_the_memory_saver(memory, build_model, monkey
         return resolve(model, backend)
 
     monkeypatch.setattr(prefill, "resolve", capture)
-    found = prefill.capture(build_model("llama"), "breakable", layers=4, arguments=dict(enable_memory_saver=True), draft=draft)
+    found = prefill.capture(
+        build_model("llama"),
+        "breakable",
+        layers=4,
+        arguments=dict(enable_memory_saver=True),
+        draft=draft,
+    )
     assert getattr(found, "runner", found) is not None
     assert made[0]._memory_saver_adapter.enabled
-    assert not [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING and "prefill_graph" in one.name]
+    assert not [
+        one.getMessage()
+        for one in caplog.records
+        if one.levelno >= logging.WARNING and "prefill_graph" in one.name
+    ]

@@ -40,7 +40,8 @@ GPT_OSS = dict(
 
 @pytest.fixture
 def resolve(tmp_path):
-    """Real server arguments, resolved as at start-up, for a model of which there is only a config."""
+    """Real server arguments, resolved as at start-up, for a model of which there is only a
+    config."""
 
     def build(config=QWEN3_MOE, **options):
         from sglang.srt.server_args import ServerArgs
@@ -82,11 +83,15 @@ def warnings(caplog, backend):
     return [
         record.getMessage()
         for record in caplog.records
-        if record.levelno == logging.WARNING and backend in record.getMessage() and "top-k" in record.getMessage()
+        if record.levelno == logging.WARNING
+        and backend in record.getMessage()
+        and "top-k" in record.getMessage()
     ]
 
 
-@pytest.mark.parametrize("backend", ["flashinfer_trtllm", "flashinfer_mxfp4", "experimental_sgl_trtllm"])
+@pytest.mark.parametrize(
+    "backend", ["flashinfer_trtllm", "flashinfer_mxfp4", "experimental_sgl_trtllm"]
+)
 def test_a_bypassing_backend_turns_the_piecewise_graph_off(resolve, caplog, backend):
     """On B200 the server died at start-up, in the capture around such a kernel."""
     with caplog.at_level(logging.WARNING):

@@ -10,17 +10,23 @@ pytestmark = pytest.mark.revision(">=0.5.7,<0.5.15")
 
 
 class InPlace:
-    """Experts that write their result into their input, as the triton runner does with inplace=True."""
+    """Experts that write their result into their input, as the triton runner does with
+    inplace=True."""
 
     def forward_impl(self, hidden_states, topk_output):
         return hidden_states.mul_(2)
 
 
 def test_the_input_stays_and_the_result_is_another_tensor(monkeypatch):
-    """With inductor, Qwen3-Next answered otherwise than in eager prefill: the input was read after it was overwritten."""
+    """With inductor, Qwen3-Next answered otherwise than in eager prefill: the input was read after
+    it was overwritten."""
     layer = load_undecorated("sglang.srt.layers.moe.fused_moe_triton.layer", monkeypatch)
     context = SimpleNamespace(moe_layers=[InPlace()])
-    getter = next(name for name in ("get_forward_context", "get_tc_piecewise_forward_context") if hasattr(layer, name))
+    getter = next(
+        name
+        for name in ("get_forward_context", "get_tc_piecewise_forward_context")
+        if hasattr(layer, name)
+    )
     monkeypatch.setattr(layer, getter, lambda: context)
     hidden_states = torch.ones(4, 8)
     weights, ids, logits = torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int32), torch.ones(4, 2)

@@ -17,7 +17,8 @@ def op(monkeypatch):
 
 
 def run_op(op, padded_to, prefill_tokens, decodes=0, draft_tokens=0):
-    """The op with a layer that adds one, on an output full of NaN, as an allocator may hand it out."""
+    """The op with a layer that adds one, on an output full of NaN, as an allocator may hand it
+    out."""
     from sglang.srt.compilation.piecewise_context_manager import set_forward_context
 
     metadata = SimpleNamespace(
@@ -27,9 +28,7 @@ def run_op(op, padded_to, prefill_tokens, decodes=0, draft_tokens=0):
         is_target_verify=bool(draft_tokens),
     )
     batch = SimpleNamespace(
-        attn_backend=SimpleNamespace(
-            linear_attn_backend=SimpleNamespace(forward_metadata=metadata)
-        )
+        attn_backend=SimpleNamespace(linear_attn_backend=SimpleNamespace(forward_metadata=metadata))
     )
     layer = SimpleNamespace(_forward_mamba=lambda hidden_states, _: hidden_states + 1)
     hidden_states = torch.arange(padded_to * HIDDEN, dtype=torch.float32)
@@ -50,7 +49,8 @@ def run_op(op, padded_to, prefill_tokens, decodes=0, draft_tokens=0):
     ids=["prefill", "mixed", "target-verify"],
 )
 def test_padded_rows_are_zero(op, counts, real):
-    """Padded rows kept what the allocator left there, NaN included, and the layers behind the op read them."""
+    """Padded rows kept what the allocator left there, NaN included, and the layers behind the op
+    read them."""
     hidden_states, output = run_op(op, padded_to=8, **counts)
     torch.testing.assert_close(output[:real], hidden_states[:real] + 1)
     assert output[real:].eq(0).all(), output[real:]

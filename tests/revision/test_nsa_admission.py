@@ -1,4 +1,5 @@
-"""Which models with sparse attention the piecewise graph is open to, and what is said where it is not."""
+"""Which models with sparse attention the piecewise graph is open to, and what is said where it is
+not."""
 
 import json
 import logging
@@ -9,33 +10,98 @@ from unittest.mock import patch
 import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")
-LISTED = pytest.mark.revision(">=0.5.10")  # earlier the graph must be asked for, and no model is kept from it
+# earlier the graph must be asked for, and no model is kept from it
+LISTED = pytest.mark.revision(">=0.5.10")
 
-ENDS = dict(torch_dtype="bfloat16", vocab_size=256, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=4096, rms_norm_eps=1e-6)
+ENDS = dict(
+    torch_dtype="bfloat16",
+    vocab_size=256,
+    hidden_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-6,
+)
 DEEPSEEK_V3 = dict(
-    ENDS, architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", num_key_value_heads=4, intermediate_size=256, moe_intermediate_size=64,
-    n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1, moe_layer_freq=1, n_group=2, topk_group=1, norm_topk_prob=True,
-    scoring_func="sigmoid", topk_method="noaux_tc", routed_scaling_factor=2.5, kv_lora_rank=512, q_lora_rank=64, qk_nope_head_dim=128, qk_rope_head_dim=64,
-    v_head_dim=128, num_nextn_predict_layers=1, rope_theta=10000, hidden_act="silu",
-)  # fmt: skip
+    ENDS,
+    architectures=["DeepseekV3ForCausalLM"],
+    model_type="deepseek_v3",
+    num_key_value_heads=4,
+    intermediate_size=256,
+    moe_intermediate_size=64,
+    n_routed_experts=8,
+    n_shared_experts=1,
+    num_experts_per_tok=2,
+    first_k_dense_replace=1,
+    moe_layer_freq=1,
+    n_group=2,
+    topk_group=1,
+    norm_topk_prob=True,
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+    routed_scaling_factor=2.5,
+    kv_lora_rank=512,
+    q_lora_rank=64,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    num_nextn_predict_layers=1,
+    rope_theta=10000,
+    hidden_act="silu",
+)
 INDEXER = dict(index_topk=2048, index_n_heads=64, index_head_dim=128)
 CONFIGS = {
     "DeepSeek-V3.2": DEEPSEEK_V3 | INDEXER | dict(architectures=["DeepseekV32ForCausalLM"]),
-    "GLM-5": DEEPSEEK_V3 | INDEXER | dict(architectures=["GlmMoeDsaForCausalLM"], index_n_heads=32, qk_nope_head_dim=192, v_head_dim=256, n_group=1),
+    "GLM-5": (
+        DEEPSEEK_V3
+        | INDEXER
+        | dict(
+            architectures=["GlmMoeDsaForCausalLM"],
+            index_n_heads=32,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            n_group=1,
+        )
+    ),
     "DeepSeek-V3": DEEPSEEK_V3,
-    "Kimi-K2": DEEPSEEK_V3 | dict(n_routed_experts=16, n_group=1, num_nextn_predict_layers=0),  # the same architecture
-    "GptOss": dict(ENDS, architectures=["GptOssForCausalLM"], model_type="gpt_oss", num_key_value_heads=2, head_dim=32, intermediate_size=64, num_local_experts=4,
-                   num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"]),
-    "Qwen3-Next": dict(ENDS, architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", num_key_value_heads=2, head_dim=32, intermediate_size=256,
-                       linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=32, linear_value_head_dim=32, full_attention_interval=2,
-                       num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64),
-}  # fmt: skip
+    # the same architecture
+    "Kimi-K2": DEEPSEEK_V3 | dict(n_routed_experts=16, n_group=1, num_nextn_predict_layers=0),
+    "GptOss": dict(
+        ENDS,
+        architectures=["GptOssForCausalLM"],
+        model_type="gpt_oss",
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "Qwen3-Next": dict(
+        ENDS,
+        architectures=["Qwen3NextForCausalLM"],
+        model_type="qwen3_next",
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=256,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        full_attention_interval=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+    ),
+}
 SPARSE = ("DeepSeek-V3.2", "GLM-5")
 
 
 @pytest.fixture
 def resolve(tmp_path, monkeypatch):
-    """resolve(name, **options): real server arguments for a model of which there is only a config, as at start-up on a Hopper GPU."""
+    """resolve(name, **options): real server arguments for a model of which there is only a config,
+    as at start-up on a Hopper GPU."""
     import torch
     from sglang.srt.prefill_graph.compat import features
 
@@ -53,7 +119,17 @@ def resolve(tmp_path, monkeypatch):
 
 
 @LISTED
-@pytest.mark.parametrize("name, on", [("DeepSeek-V3.2", True), ("GLM-5", True), ("DeepSeek-V3", True), ("Kimi-K2", True), ("GptOss", True), ("Qwen3-Next", False)])
+@pytest.mark.parametrize(
+    "name, on",
+    [
+        ("DeepSeek-V3.2", True),
+        ("GLM-5", True),
+        ("DeepSeek-V3", True),
+        ("Kimi-K2", True),
+        ("GptOss", True),
+        ("Qwen3-Next", False),
+    ],
+)
 def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on):
     from sglang.srt.prefill_graph.compat import features
 
@@ -66,8 +142,14 @@ def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"piecewise_cuda_graph_compiler": "inductor"}, "--piecewise-cuda-graph-compiler is inductor"),
-        ({"prefill_attention_backend": "flashinfer", "decode_attention_backend": "nsa"}, "--prefill-attention-backend is flashinfer, not nsa"),
+        (
+            {"piecewise_cuda_graph_compiler": "inductor"},
+            "--piecewise-cuda-graph-compiler is inductor",
+        ),
+        (
+            {"prefill_attention_backend": "flashinfer", "decode_attention_backend": "nsa"},
+            "--prefill-attention-backend is flashinfer, not nsa",
+        ),
         ({"attention_backend": "fa3"}, "--attention-backend is fa3, not nsa"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap is given"),
     ],
@@ -80,11 +162,22 @@ def test_anything_unproven_stays_eager_and_the_report_says_why(resolve, name, op
     args = resolve(name, **options)
     assert args.disable_piecewise_cuda_graph
     verdict = explain(SimpleNamespace(server_args=args, model_config=args.get_model_config()))
-    assert verdict.verdict == "off" and said in verdict.reason and "the release keeps such models from the graph" in verdict.reason
+    assert (
+        verdict.verdict == "off"
+        and said in verdict.reason
+        and "the release keeps such models from the graph" in verdict.reason
+    )
 
 
 def arguments_with(**options):
-    return SimpleNamespace(**{"piecewise_cuda_graph_compiler": "eager", "attention_backend": "nsa", "piecewise_cuda_graph_tokens": [64, 1024], **options})
+    return SimpleNamespace(
+        **{
+            "piecewise_cuda_graph_compiler": "eager",
+            "attention_backend": "nsa",
+            "piecewise_cuda_graph_tokens": [64, 1024],
+            **options,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,8 +187,14 @@ def arguments_with(**options):
         ({"attention_backend": None}, None),
         ({"attention_backend": "flashinfer"}, "--attention-backend is flashinfer, not nsa"),
         ({"decode_attention_backend": "fa3"}, "--decode-attention-backend is fa3, not nsa"),
-        ({"piecewise_cuda_graph_compiler": "inductor"}, "--piecewise-cuda-graph-compiler is inductor: it swaps the indexer's kernels"),
-        ({"enable_nsa_prefill_context_parallel": True}, "--enable-nsa-prefill-context-parallel is given"),
+        (
+            {"piecewise_cuda_graph_compiler": "inductor"},
+            "--piecewise-cuda-graph-compiler is inductor: it swaps the indexer's kernels",
+        ),
+        (
+            {"enable_nsa_prefill_context_parallel": True},
+            "--enable-nsa-prefill-context-parallel is given",
+        ),
         ({"enable_prefill_context_parallel": True}, "--enable-prefill-context-parallel is given"),
         ({"attn_cp_size": 2}, "--attention-context-parallel-size is 2"),
         ({"enable_hisparse": True}, "--enable-hisparse is given"),
@@ -106,8 +205,14 @@ def arguments_with(**options):
         ({"nsa_decode_backend": "trtllm"}, "--nsa-decode-backend is trtllm"),
         ({"speculative_algorithm": "EAGLE"}, None),
         ({"enable_mixed_chunk": True}, None),
-        ({"enable_piecewise_cuda_graph": True, "speculative_algorithm": "EAGLE"}, "--speculative-algorithm is given"),
-        ({"enable_piecewise_cuda_graph": True, "enable_mixed_chunk": True}, "--enable-mixed-chunk is given"),
+        (
+            {"enable_piecewise_cuda_graph": True, "speculative_algorithm": "EAGLE"},
+            "--speculative-algorithm is given",
+        ),
+        (
+            {"enable_piecewise_cuda_graph": True, "enable_mixed_chunk": True},
+            "--enable-mixed-chunk is given",
+        ),
     ],
     ids=str,
 )
@@ -137,7 +242,8 @@ class FlashInferMLAAttnBackend:
 
 @pytest.fixture
 def runner(build_model, monkeypatch):
-    """runner(**changes): what admit_sparse_attention asks of a ModelRunner with a small DeepSeek-V3.2."""
+    """runner(**changes): what admit_sparse_attention asks of a ModelRunner with a small
+    DeepSeek-V3.2."""
     from sglang.srt.prefill_graph.compat import features
 
     monkeypatch.setattr(features, "on_cuda", lambda: True)
@@ -145,7 +251,13 @@ def runner(build_model, monkeypatch):
 
     def make(**changes):
         config = SimpleNamespace(hf_text_config=model.config, context_len=1024)
-        given = {"model": model, "model_config": config, "server_args": arguments_with(), "attn_backend": NativeSparseAttnBackend(), "tp_rank": 0}
+        given = {
+            "model": model,
+            "model_config": config,
+            "server_args": arguments_with(),
+            "attn_backend": NativeSparseAttnBackend(),
+            "tp_rank": 0,
+        }
         return SimpleNamespace(**{**given, "max_total_num_tokens": 4096, **changes})
 
     return make
@@ -156,7 +268,9 @@ def admit(runner, caplog):
 
     with caplog.at_level(logging.WARNING):
         admitted = nsa.admit_sparse_attention(runner)
-    return admitted, [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    return admitted, [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
 
 
 def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, caplog):
@@ -166,16 +280,26 @@ def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, c
     assert admit(given, caplog) == (True, [])
     for layer in given.model.model.layers:
         assert nsa._indexers[layer.self_attn.attn_mqa] is layer.self_attn.indexer
-        assert layer.self_attn.attn_mha.kv_b_proj is layer.self_attn.kv_b_proj, "the traced forward would have to set it"
+        assert layer.self_attn.attn_mha.kv_b_proj is layer.self_attn.kv_b_proj, (
+            "the traced forward would have to set it"
+        )
 
 
 def test_sizes_beyond_the_context_are_not_captured(runner, caplog):
-    """Upstream clamps them from 0.5.13 on; before, a placeholder of 2048 tokens read past a page table for 1024."""
+    """Upstream clamps them from 0.5.13 on; before, a placeholder of 2048 tokens read past a page
+    table for 1024."""
     given = runner(server_args=arguments_with(piecewise_cuda_graph_tokens=[64, 1024, 2048]))
-    assert admit(given, caplog) == (True, []) and given.server_args.piecewise_cuda_graph_tokens == [64, 1024]
+    assert admit(given, caplog) == (True, []) and given.server_args.piecewise_cuda_graph_tokens == [
+        64,
+        1024,
+    ]
     none = runner(server_args=arguments_with(piecewise_cuda_graph_tokens=[2048]))
     admitted, warnings = admit(none, caplog)
-    assert not admitted and "no capture size fits: asked for were [2048], the context and the cache allow 1024 tokens" in warnings[0]
+    assert (
+        not admitted
+        and "no capture size fits: asked for were [2048], the context and the cache allow 1024 tokens"  # noqa: E501
+        in warnings[0]
+    )
 
 
 def test_a_drafts_indexers_do_not_replace_the_targets(runner, build_model, caplog):
@@ -191,21 +315,37 @@ def test_a_drafts_indexers_do_not_replace_the_targets(runner, build_model, caplo
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"attn_backend": FlashInferMLAAttnBackend()}, "attention runs on FlashInferMLAAttnBackend, which keeps nothing for the indexer"),
-        ({"server_args": arguments_with(piecewise_cuda_graph_compiler="inductor")}, "--piecewise-cuda-graph-compiler is inductor"),
+        (
+            {"attn_backend": FlashInferMLAAttnBackend()},
+            "attention runs on FlashInferMLAAttnBackend, which keeps nothing for the indexer",
+        ),
+        (
+            {"server_args": arguments_with(piecewise_cuda_graph_compiler="inductor")},
+            "--piecewise-cuda-graph-compiler is inductor",
+        ),
     ],
     ids=["another backend", "inductor"],
 )
 def test_a_graph_that_was_enforced_is_refused_with_one_warning(runner, caplog, changes, said):
-    """--enforce-piecewise-cuda-graph skips the rules about arguments; so does 0.5.9, which has none."""
+    """--enforce-piecewise-cuda-graph skips the rules about arguments; so does 0.5.9, which has
+    none."""
     given = runner(**changes)
     admitted, warnings = admit(given, caplog)
     assert not admitted and len(warnings) == 1
     assert said in warnings[0] and said in given.prefill_graph_refusal.reason
 
 
-def test_models_without_sparse_attention_and_the_breakable_graph_decide_for_themselves(runner, build_model, caplog):
+def test_models_without_sparse_attention_and_the_breakable_graph_decide_for_themselves(
+    runner, build_model, caplog
+):
     other = build_model("llama")
-    plain = runner(model=other, model_config=SimpleNamespace(hf_text_config=other.config), attn_backend=FlashInferMLAAttnBackend())
-    breakable = runner(server_args=arguments_with(enable_breakable_cuda_graph=True), attn_backend=FlashInferMLAAttnBackend())
+    plain = runner(
+        model=other,
+        model_config=SimpleNamespace(hf_text_config=other.config),
+        attn_backend=FlashInferMLAAttnBackend(),
+    )
+    breakable = runner(
+        server_args=arguments_with(enable_breakable_cuda_graph=True),
+        attn_backend=FlashInferMLAAttnBackend(),
+    )
     assert admit(plain, caplog) == admit(breakable, caplog) == (True, [])

@@ -1,4 +1,5 @@
-"""The two split ops of sparse attention: their promises, their errors, and the release's own indexer inside of one."""
+"""The two split ops of sparse attention: their promises, their errors, and the release's own
+indexer inside of one."""
 
 import contextlib
 import math
@@ -11,7 +12,8 @@ ROWS, TOKENS, TOPK, HEADS, RANK, ROPE = 8, 5, 4, 2, 6, 2
 
 
 class Indexer:
-    """Stands in for the release's: selects the position of each token it is given, and keeps what that was."""
+    """Stands in for the release's: selects the position of each token it is given, and keeps what
+    that was."""
 
     index_topk = TOPK
 
@@ -37,7 +39,8 @@ def layer():
 
 @pytest.fixture
 def context(layer):
-    """context(indexer, batch): the forward context of a graph whose layer 1 is `layer`, with that indexer."""
+    """context(indexer, batch): the forward context of a graph whose layer 1 is `layer`, with that
+    indexer."""
     from host import graph
     from sglang.srt.prefill_graph.piecewise import nsa
 
@@ -54,7 +57,9 @@ def context(layer):
 def batch(tokens=TOKENS, **more):
     import torch
 
-    return SimpleNamespace(**{"extend_num_tokens": tokens, "out_cache_loc": torch.arange(ROWS) + 100, **more})
+    return SimpleNamespace(
+        **{"extend_num_tokens": tokens, "out_cache_loc": torch.arange(ROWS) + 100, **more}
+    )
 
 
 def hidden(width=3, dtype=None):
@@ -70,7 +75,13 @@ def select(indexer, x=None, q_lora=None):
     import torch
     from sglang.srt.prefill_graph.piecewise import nsa
 
-    return nsa.select(indexer, hidden() if x is None else x, hidden() if q_lora is None else q_lora, torch.arange(ROWS), 1)
+    return nsa.select(
+        indexer,
+        hidden() if x is None else x,
+        hidden() if q_lora is None else q_lora,
+        torch.arange(ROWS),
+        1,
+    )
 
 
 # The indexer's op
@@ -91,7 +102,8 @@ def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(co
 
 
 def test_keys_are_stored_in_the_slots_of_the_real_tokens(context):
-    """One slot per key: with the padded slots the release's fused store refused 6 keys for 8 slots."""
+    """One slot per key: with the padded slots the release's fused store refused 6 keys for 8
+    slots."""
     indexer, given = Indexer(), batch()
     padded = given.out_cache_loc
     with context(indexer, given):
@@ -113,7 +125,8 @@ def test_the_padded_slots_come_back_when_the_indexer_fails(context):
 
 
 def test_quantised_activations_arrive_as_they_came(context):
-    """(fp8, scales) and (fp8, scales, original) are tuples for the indexer, and tensors on their way through the op."""
+    """(fp8, scales) and (fp8, scales, original) are tuples for the indexer, and tensors on their
+    way through the op."""
     import torch
 
     indexer = Indexer()
@@ -121,14 +134,21 @@ def test_quantised_activations_arrive_as_they_came(context):
     with context(indexer, batch()):
         select(indexer, (fp8, scales), (fp8, one_scale))
         select(indexer, (fp8, scales, hidden(7)))
-    (pair, triple) = (words["x"] for words in indexer.given)
-    assert [tuple(part.shape) for part in pair] == [(TOKENS, 3), (TOKENS, 1)] and pair[0].dtype == torch.float8_e4m3fn
+    pair, triple = (words["x"] for words in indexer.given)
+    assert [tuple(part.shape) for part in pair] == [(TOKENS, 3), (TOKENS, 1)] and pair[
+        0
+    ].dtype == torch.float8_e4m3fn
     assert [tuple(part.shape) for part in triple] == [(TOKENS, 3), (TOKENS, 1), (TOKENS, 7)]
-    assert [tuple(part.shape) for part in indexer.given[0]["q_lora"]] == [(TOKENS, 3), (1,)], "a scale for all has no rows to cut"
+    assert [tuple(part.shape) for part in indexer.given[0]["q_lora"]] == [
+        (TOKENS, 3),
+        (1,),
+    ], "a scale for all has no rows to cut"
     assert isinstance(indexer.given[1]["q_lora"], torch.Tensor)
 
 
-@pytest.mark.parametrize("tokens, calls", [(TOKENS, 1), (0, 0)], ids=["the backend has no metadata", "no tokens"])
+@pytest.mark.parametrize(
+    "tokens, calls", [(TOKENS, 1), (0, 0)], ids=["the backend has no metadata", "no tokens"]
+)
 def test_where_nothing_is_selected_every_row_says_so(context, tokens, calls):
     """Upstream's op died there: its indexer unpacked None (sglang#28644)."""
     indexer = Indexer(selects=False)
@@ -138,7 +158,8 @@ def test_where_nothing_is_selected_every_row_says_so(context, tokens, calls):
 
 
 def test_a_batch_that_is_padded_itself_has_fewer_selections_than_rows(context):
-    """Tensor parallel dense layers pad a batch before the graph does; the release's indexer answers for requests' tokens alone."""
+    """Tensor parallel dense layers pad a batch before the graph does; the release's indexer answers
+    for requests' tokens alone."""
 
     class Fewer(Indexer):
         def __call__(self, **words):
@@ -168,20 +189,48 @@ def test_errors_name_the_layer(context, layer):
         def __call__(self, **words):
             return torch.zeros(TOKENS + 1, TOPK, dtype=torch.int32)
 
-    with context(None, batch()), pytest.raises(RuntimeError, match="no indexer is known for layer_id 1"):
+    with (
+        context(None, batch()),
+        pytest.raises(RuntimeError, match="no indexer is known for layer_id 1"),
+    ):
         select(Indexer())
     long = Long()
-    with context(long, batch()), pytest.raises(ValueError, match=r"layer 1: selected \(6, 4\) for 5 tokens, 4 positions each"):
+    with (
+        context(long, batch()),
+        pytest.raises(
+            ValueError, match=r"layer 1: selected \(6, 4\) for 5 tokens, 4 positions each"
+        ),
+    ):
         select(long)
     wide = Wide()
-    with context(wide, batch()), pytest.raises(ValueError, match=r"layer 1: selected \(5, 4\) for 5 tokens, 5 positions each"):
+    with (
+        context(wide, batch()),
+        pytest.raises(
+            ValueError, match=r"layer 1: selected \(5, 4\) for 5 tokens, 5 positions each"
+        ),
+    ):
         select(wide)
-    with context(wide, batch(ROWS + 1)), pytest.raises(ValueError, match="layer 1: 9 tokens in 8 rows"):
+    with (
+        context(wide, batch(ROWS + 1)),
+        pytest.raises(ValueError, match="layer 1: 9 tokens in 8 rows"),
+    ):
         select(wide)
     with pytest.raises(RuntimeError, match="no forward context"):
         select(wide)
-    with context(wide, batch()), pytest.raises(RuntimeError, match="no layer is listed under layer_id 0"):
-        torch.ops.sglang.nsa_topk_with_output(hidden(), None, None, hidden(), None, torch.arange(ROWS), torch.zeros(ROWS, TOPK, dtype=torch.int32), 0)
+    with (
+        context(wide, batch()),
+        pytest.raises(RuntimeError, match="no layer is listed under layer_id 0"),
+    ):
+        torch.ops.sglang.nsa_topk_with_output(
+            hidden(),
+            None,
+            None,
+            hidden(),
+            None,
+            torch.arange(ROWS),
+            torch.zeros(ROWS, TOPK, dtype=torch.int32),
+            0,
+        )
 
 
 # The attention's op
@@ -192,13 +241,17 @@ def attend(layer, save=True, **more):
     from sglang.srt.prefill_graph.piecewise import nsa
 
     query, key = hidden(HEADS * RANK).view(ROWS, HEADS, RANK), hidden(RANK).view(ROWS, 1, RANK)
-    rope = {"q_rope": hidden(HEADS * ROPE).view(ROWS, HEADS, ROPE), "k_rope": hidden(ROPE).view(ROWS, 1, ROPE)}
+    rope = {
+        "q_rope": hidden(HEADS * ROPE).view(ROWS, HEADS, ROPE),
+        "k_rope": hidden(ROPE).view(ROWS, 1, ROPE),
+    }
     topk = torch.arange(ROWS, dtype=torch.int32)[:, None].repeat(1, TOPK)
     return nsa.attend(layer, query, key, key, save, topk, **{**rope, **more})
 
 
 class Backend:
-    """Stands in for the attention backend: twice the queries, in a shape of its own; keeps what it was given."""
+    """Stands in for the attention backend: twice the queries, in a shape of its own; keeps what it
+    was given."""
 
     def __init__(self, shape):
         self.shape, self.given = shape, []
@@ -208,20 +261,35 @@ class Backend:
         return (2 * q).reshape(self.shape)
 
 
-@pytest.mark.parametrize("shape", [(TOKENS, HEADS, RANK), (TOKENS, HEADS * RANK), (1, TOKENS, HEADS, RANK), (TOKENS, 1, HEADS, RANK)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (TOKENS, HEADS, RANK),
+        (TOKENS, HEADS * RANK),
+        (1, TOKENS, HEADS, RANK),
+        (TOKENS, 1, HEADS, RANK),
+    ],
+    ids=str,
+)
 def test_attention_works_on_the_real_tokens_and_zeroes_the_others(context, layer, shape):
-    """Whatever shape a kernel returns: those made for decoding have an axis for requests, or one for their tokens."""
+    """Whatever shape a kernel returns: those made for decoding have an axis for requests, or one
+    for their tokens."""
     import torch
 
     backend = Backend(shape)
     with context(None, batch(attn_backend=backend)):
         output = attend(layer)
     assert output.shape == (ROWS, HEADS * RANK)
-    torch.testing.assert_close(output[:TOKENS], 2 * torch.arange(TOKENS, dtype=torch.float32)[:, None].expand(-1, HEADS * RANK))
+    torch.testing.assert_close(
+        output[:TOKENS],
+        2 * torch.arange(TOKENS, dtype=torch.float32)[:, None].expand(-1, HEADS * RANK),
+    )
     assert output[TOKENS:].eq(0).all()
     ((q, k, v, given, save, words, slots),) = backend.given
     assert given is layer and save is True and slots.tolist() == [100, 101, 102, 103, 104]
-    assert {part.shape[0] for part in (q, k, v, *words.values())} == {TOKENS} and words["topk_indices"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert {part.shape[0] for part in (q, k, v, *words.values())} == {TOKENS} and words[
+        "topk_indices"
+    ][:, 0].tolist() == [0, 1, 2, 3, 4]
     assert sorted(words) == ["k_rope", "q_rope", "topk_indices"]
 
 
@@ -231,25 +299,42 @@ def test_keys_that_are_stored_already_stay_away(context, layer):
 
     backend = Backend((TOKENS, HEADS * RANK))
     with context(None, batch(attn_backend=backend)):
-        nsa.attend(layer, hidden(HEADS * RANK).view(ROWS, HEADS, RANK), None, None, False, torch.zeros(ROWS, TOPK, dtype=torch.int32))
+        nsa.attend(
+            layer,
+            hidden(HEADS * RANK).view(ROWS, HEADS, RANK),
+            None,
+            None,
+            False,
+            torch.zeros(ROWS, TOPK, dtype=torch.int32),
+        )
     ((_, k, v, _, save, words, _),) = backend.given
     assert k is v is None and save is False and list(words) == ["topk_indices"]
 
 
 @pytest.mark.parametrize("save", [True, False])
 def test_the_releases_attention_hands_on_whether_keys_are_to_be_stored(context, save):
-    """Stored a second time, keys that a fused kernel has stored already would be those without their rotation."""
+    """Stored a second time, keys that a fused kernel has stored already would be those without
+    their rotation."""
     import torch
     from host import graph
     from sglang.srt.layers.radix_attention import RadixAttention
-    from sglang.srt.prefill_graph.piecewise import nsa
 
-    attention, backend = RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1), Backend((TOKENS, HEADS * RANK))
+    attention, backend = (
+        RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1),
+        Backend((TOKENS, HEADS * RANK)),
+    )
     given = graph.prefill_batch(ROWS, extend_num_tokens=TOKENS, out_cache_loc=torch.arange(ROWS))
     given.attn_backend = backend
     query, key = hidden(HEADS * RANK), hidden(RANK)
     with graph.forward_context(given, [None, attention]):
-        attention(query, key, key, given, save_kv_cache=save, topk_indices=torch.zeros(ROWS, TOPK, dtype=torch.int32))
+        attention(
+            query,
+            key,
+            key,
+            given,
+            save_kv_cache=save,
+            topk_indices=torch.zeros(ROWS, TOPK, dtype=torch.int32),
+        )
     assert [call[4] for call in backend.given] == [save]
 
 
@@ -268,21 +353,28 @@ def test_schemas_and_where_the_graph_is_split():
     from host import graph
     from sglang.srt.prefill_graph.piecewise import nsa  # noqa: F401
 
-    schemas = {name: str(getattr(torch.ops.sglang, name).default._schema) for name in ("nsa_topk_with_output", "nsa_attention_with_output")}
-    assert schemas["nsa_topk_with_output"] == (
-        "sglang::nsa_topk_with_output(Tensor x, Tensor? x_scale, Tensor? x_plain, Tensor q_lora, Tensor? q_scale, Tensor positions, "
-        "Tensor(a6!) topk_indices, SymInt layer_id) -> ()"
+    schemas = {
+        name: str(getattr(torch.ops.sglang, name).default._schema)
+        for name in ("nsa_topk_with_output", "nsa_attention_with_output")
+    }
+    assert (
+        schemas["nsa_topk_with_output"]
+        == "sglang::nsa_topk_with_output(Tensor x, Tensor? x_scale, Tensor? x_plain, Tensor q_lora,"
+        " Tensor? q_scale, Tensor positions, Tensor(a6!) topk_indices, SymInt layer_id) -> ()"
     )
-    assert schemas["nsa_attention_with_output"] == (
-        "sglang::nsa_attention_with_output(Tensor query, Tensor? key, Tensor? value, Tensor(a3!) output, Tensor topk_indices, "
-        "bool save_kv_cache, SymInt layer_id, *, Tensor? q_rope=None, Tensor? k_rope=None) -> ()"
+    assert (
+        schemas["nsa_attention_with_output"]
+        == "sglang::nsa_attention_with_output(Tensor query, Tensor? key, Tensor? value, Tensor(a3!)"
+        " output, Tensor topk_indices, bool save_kv_cache, SymInt layer_id, *, Tensor?"
+        " q_rope=None, Tensor? k_rope=None) -> ()"
     )
     assert {f"sglang.{name}" for name in schemas} <= set(graph.split_ops())
 
 
 @pytest.fixture
 def traced(context, layer):
-    """traced(rows): both ops in one forward, compiled whole with a symbolic number of rows, against what they do eagerly."""
+    """traced(rows): both ops in one forward, compiled whole with a symbolic number of rows, against
+    what they do eagerly."""
     import torch
     from host import graph
     from sglang.srt.prefill_graph.piecewise import nsa
@@ -296,7 +388,9 @@ def traced(context, layer):
     def forward(indexer, x, positions):
         topk = nsa.select(indexer, x, x * 2, positions, 1)
         query = x[:, None].expand(-1, HEADS, -1).contiguous()
-        return topk, nsa.attend(layer, query, x[:, None], x[:, None], True, topk, q_rope=query, k_rope=x[:, None])
+        return topk, nsa.attend(
+            layer, query, x[:, None], x[:, None], True, topk, q_rope=query, k_rope=x[:, None]
+        )
 
     indexer, backend = Indexer(), Backend((TOKENS, HEADS * RANK))
     torch._dynamo.reset()
@@ -306,7 +400,10 @@ def traced(context, layer):
         x, positions = hidden(RANK)[:1].repeat(rows, 1), torch.arange(rows)
         torch._dynamo.mark_dynamic(x, 0)
         torch._dynamo.mark_dynamic(positions, 0)
-        with context(indexer, batch(attn_backend=backend)), graph.context_module().enable_piecewise_cuda_graph():
+        with (
+            context(indexer, batch(attn_backend=backend)),
+            graph.context_module().enable_piecewise_cuda_graph(),
+        ):
             return compiled(indexer, x, positions), forward(indexer, x, positions)
 
     run.graphs = seen
@@ -343,13 +440,24 @@ def own(build_model, context):
 
 
 def ask(own, context, metadata, parts, rows):
-    """The op on a batch of these (x, q_lora), padded with NaN to `rows`, as the release's own indexer answers."""
+    """The op on a batch of these (x, q_lora), padded with NaN to `rows`, as the release's own
+    indexer answers."""
     import torch
     from host import sparse
     from sglang.srt.prefill_graph.piecewise import nsa
 
     indexer, pool = own
-    x, q_lora = (torch.cat([torch.cat(column), torch.full((rows - len(metadata.slots), column[0].shape[1]), math.nan, dtype=torch.bfloat16)]) for column in zip(*parts))
+    x, q_lora = (
+        torch.cat(
+            [
+                torch.cat(column),
+                torch.full(
+                    (rows - len(metadata.slots), column[0].shape[1]), math.nan, dtype=torch.bfloat16
+                ),
+            ]
+        )
+        for column in zip(*parts)
+    )
     positions = torch.zeros(rows, dtype=torch.int64)
     positions[: len(metadata.slots)] = metadata.positions
     with context(indexer, sparse.batch_of(metadata, pool, rows)):
@@ -360,7 +468,13 @@ def prompts(lengths, indexer):
     import torch
 
     source = torch.Generator().manual_seed(5)
-    return [tuple(torch.randn(length, width, generator=source).to(torch.bfloat16) for width in (indexer.hidden_size, indexer.q_lora_rank)) for length in lengths]
+    return [
+        tuple(
+            torch.randn(length, width, generator=source).to(torch.bfloat16)
+            for width in (indexer.hidden_size, indexer.q_lora_rank)
+        )
+        for length in lengths
+    ]
 
 
 def sets(topk):
@@ -369,7 +483,8 @@ def sets(topk):
 
 @pytest.mark.parametrize("rows", [40, 64], ids=["full", "padded"])
 def test_the_releases_own_indexer_selects_what_the_definition_says(own, context, rows):
-    """Three requests: one shorter than index_topk, one longer, one behind a cached prefix that an earlier batch stored."""
+    """Three requests: one shorter than index_topk, one longer, one behind a cached prefix that an
+    earlier batch stored."""
     from host import sparse
 
     indexer, _ = own
@@ -378,7 +493,9 @@ def test_the_releases_own_indexer_selects_what_the_definition_says(own, context,
     first = sparse.Metadata([0], [cached], [4])
     ask(own, context, first, [tuple(part[:cached] for part in whole[2])], cached + 3)
     metadata = sparse.Metadata([0, 0, cached], [5, 30, 5], [1, 2, 4])
-    topk = ask(own, context, metadata, [*whole[:2], tuple(part[cached:] for part in whole[2])], rows)
+    topk = ask(
+        own, context, metadata, [*whole[:2], tuple(part[cached:] for part in whole[2])], rows
+    )
     plain = sparse.selected_plainly(indexer, whole)
     wanted = [*plain[:35], *plain[35 + cached :]]
     assert sets(topk[:40]) == wanted
@@ -407,6 +524,11 @@ def test_traced_in_the_graph_the_indexer_is_the_op_and_eager_it_is_itself(own, m
     monkeypatch.setattr(nsa, "select", lambda *given: given)
     x, q_lora = prompts((3,), indexer)[0]
     given = indexer.forward_cuda(x, q_lora, "positions", "batch", 7)
-    assert given[0] is indexer and given[1] is x and given[2] is q_lora and given[3:] == ("positions", 7)
+    assert (
+        given[0] is indexer
+        and given[1] is x
+        and given[2] is q_lora
+        and given[3:] == ("positions", 7)
+    )
     monkeypatch.undo()
     assert not nsa.is_traced()

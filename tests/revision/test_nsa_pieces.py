@@ -1,4 +1,5 @@
-"""Where the release's own compiler splits a DeepSeek-V3.2's forward, and what its backend decides meanwhile."""
+"""Where the release's own compiler splits a DeepSeek-V3.2's forward, and what its backend decides
+meanwhile."""
 
 import contextlib
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ TOPK, ATTENTION = "sglang.nsa_topk_with_output", "sglang.nsa_attention_with_outp
 
 
 class NativeSparseAttnBackend:
-    """Stands in for the release's: every token attends to the mean of all, so that padding would spread."""
+    """Stands in for the release's: every token attends to the mean of all, so that padding would
+    spread."""
 
     use_mha = False
 
@@ -22,16 +24,29 @@ class NativeSparseAttnBackend:
         return None
 
     def forward(self, q, k, v, layer, forward_batch, save_kv_cache, **words):
-        self.given.append((layer.layer_id, {name: tuple(part.shape) for name, part in (("q", q), ("k", k), *words.items())}))
+        self.given.append(
+            (
+                layer.layer_id,
+                {name: tuple(part.shape) for name, part in (("q", q), ("k", k), *words.items())},
+            )
+        )
         return (q + k).mean(0, keepdim=True) + q
 
 
 @pytest.fixture
 def model(build_model):
-    """Three layers, the first dense and two with experts; absorbed weights as loading a checkpoint leaves them."""
+    """Three layers, the first dense and two with experts; absorbed weights as loading a checkpoint
+    leaves them."""
     import torch
 
-    made = build_model("deepseek_v32", device="cpu", dtype=torch.float32, server_args={"prefill_attention_backend": "nsa"}, num_hidden_layers=LAYERS, initializer_range=0.1)
+    made = build_model(
+        "deepseek_v32",
+        device="cpu",
+        dtype=torch.float32,
+        server_args={"prefill_attention_backend": "nsa"},
+        num_hidden_layers=LAYERS,
+        initializer_range=0.1,
+    )
     for layer in made.model.layers:
         layer.self_attn.indexer._forward_method = layer.self_attn.indexer.forward_cuda
     made.post_load_weights()
@@ -40,17 +55,29 @@ def model(build_model):
 
 @pytest.fixture
 def traced(model, monkeypatch):
-    """The model compiled, split and run by the release, its experts left out; and the backend that its attention ran on."""
+    """The model compiled, split and run by the release, its experts left out; and the backend that
+    its attention ran on."""
     from host import graph
     from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
     from sglang.srt.prefill_graph.piecewise import nsa
 
-    monkeypatch.setattr(DeepseekV2MoE, "forward", lambda self, hidden_states, *_, **__: hidden_states * 0.5)
+    monkeypatch.setattr(
+        DeepseekV2MoE, "forward", lambda self, hidden_states, *_, **__: hidden_states * 0.5
+    )
     backend = NativeSparseAttnBackend()
     batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
     batch.attn_backend, batch.out_cache_loc = backend, batch.input_ids
-    config, args = SimpleNamespace(hf_text_config=model.config, context_len=4096), SimpleNamespace(piecewise_cuda_graph_tokens=[TOKENS])
-    runner = SimpleNamespace(model=model, model_config=config, server_args=args, attn_backend=backend, max_total_num_tokens=4096)
+    config, args = (
+        SimpleNamespace(hf_text_config=model.config, context_len=4096),
+        SimpleNamespace(piecewise_cuda_graph_tokens=[TOKENS]),
+    )
+    runner = SimpleNamespace(
+        model=model,
+        model_config=config,
+        server_args=args,
+        attn_backend=backend,
+        max_total_num_tokens=4096,
+    )
     monkeypatch.setattr(nsa.sparse, "against_sparse", lambda args: [])
     assert nsa.admit_sparse_attention(runner)
     attention = [layer.self_attn.attn_mqa for layer in model.model.layers]
@@ -59,14 +86,23 @@ def traced(model, monkeypatch):
 
 def test_split_at_the_indexer_and_at_the_attention_of_every_layer(traced):
     result, _ = traced
-    assert [piece.op for piece in result.pieces] == ["", *(op for _ in range(LAYERS) for op in (TOPK, "", ATTENTION, ""))]
+    assert [piece.op for piece in result.pieces] == [
+        "",
+        *(op for _ in range(LAYERS) for op in (TOPK, "", ATTENTION, "")),
+    ]
 
 
 def test_attention_gets_the_real_tokens_and_what_was_selected(traced, model):
     result, backend = traced
     config = model.config
     heads, rank, rope = config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
-    shapes = {"q": (REAL, heads, rank), "k": (REAL, 1, rank), "topk_indices": (REAL, config.index_topk), "q_rope": (REAL, heads, rope), "k_rope": (REAL, 1, rope)}
+    shapes = {
+        "q": (REAL, heads, rank),
+        "k": (REAL, 1, rank),
+        "topk_indices": (REAL, config.index_topk),
+        "q_rope": (REAL, heads, rope),
+        "k_rope": (REAL, 1, rope),
+    }
     assert backend.given[:LAYERS] == [(number, shapes) for number in range(LAYERS)]
     assert all(output.isfinite().all() for output in result.outputs)
 
@@ -76,13 +112,20 @@ def decide(monkeypatch):
     """decide(): use_mha, as the release's backend sets it for a short prompt on a Hopper GPU."""
     import torch
     from host import graph
-    from sglang.srt.layers.attention.nsa_backend import NativeSparseAttnBackend as Backend
     from sglang.srt import utils
+    from sglang.srt.layers.attention.nsa_backend import NativeSparseAttnBackend as Backend
 
     monkeypatch.setattr(utils, "get_device_sm", lambda: 90)
-    batch = graph.prefill_batch(4, seq_lens_cpu=torch.tensor([4]), token_to_kv_pool=SimpleNamespace(dtype=torch.bfloat16))
+    batch = graph.prefill_batch(
+        4, seq_lens_cpu=torch.tensor([4]), token_to_kv_pool=SimpleNamespace(dtype=torch.bfloat16)
+    )
     batch.get_max_chunk_capacity = lambda: 1 << 16
-    backend = SimpleNamespace(enable_auto_select_prefill_impl=False, nsa_prefill_impl="flashmla_sparse", nsa_index_topk=2048, _force_attn_forward_mla=False)
+    backend = SimpleNamespace(
+        enable_auto_select_prefill_impl=False,
+        nsa_prefill_impl="flashmla_sparse",
+        nsa_index_topk=2048,
+        _force_attn_forward_mla=False,
+    )
 
     def ask():
         Backend.set_nsa_prefill_impl(backend, batch)
@@ -92,10 +135,14 @@ def decide(monkeypatch):
 
 
 def test_the_dense_branch_for_short_prompts_is_off_in_the_graph_only(decide):
-    """A replay knows the branch that was captured: a backend that prepares the other one would leave it without metadata."""
+    """A replay knows the branch that was captured: a backend that prepares the other one would
+    leave it without metadata."""
     from host import graph
 
     assert decide() is True
-    with contextlib.suppress(ZeroDivisionError), graph.context_module().enable_piecewise_cuda_graph():
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        graph.context_module().enable_piecewise_cuda_graph(),
+    ):
         assert decide() is False
     assert decide() is True

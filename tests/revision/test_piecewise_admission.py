@@ -1,4 +1,5 @@
-"""What the piecewise graph refuses by name before it is captured: drafts that would never replay it, and Mamba2 mixers outside of split ops."""
+"""What the piecewise graph refuses by name before it is captured: drafts that would never replay
+it, and Mamba2 mixers outside of split ops."""
 
 import logging
 
@@ -6,38 +7,50 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
 WITH_REPORT = pytest.mark.revision(">=0.5.9")
-COMPARES_MODES = pytest.mark.revision(">=0.5.11")  # releases whose graph replays only what wants the hidden states of its capture
+# releases whose graph replays only what wants the hidden states of its capture
+COMPARES_MODES = pytest.mark.revision(">=0.5.11")
 
 
 @pytest.fixture
 def decided(caplog):
-    """decided(model, **what host.runner.decide takes): the model runner after the release's own decision, and its warnings."""
+    """decided(model, **what host.runner.decide takes): the model runner after the release's own
+    decision, and its warnings."""
     from host import runner
 
     def decide(model, **changes):
         caplog.clear()
         made = runner.decide(model, **changes)
-        return made, [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()]
+        return made, [
+            record.getMessage()
+            for record in caplog.records
+            if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()
+        ]
 
     return decide
 
 
 def wanted_of_the_target(algorithm):
-    """The CaptureHiddenMode of a target's prefill, as the release's own worker for drafts sets it."""
+    """The CaptureHiddenMode of a target's prefill, as the release's own worker for drafts sets
+    it."""
     import inspect
 
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
     from sglang.srt.speculative import eagle_worker_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    source = inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation).partition("# Draft prefill")[0]
-    spares = "is_standalone()" in source and SpeculativeAlgorithm.from_string(algorithm).is_standalone()
+    source = inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation).partition(
+        "# Draft prefill"
+    )[0]
+    spares = (
+        "is_standalone()" in source and SpeculativeAlgorithm.from_string(algorithm).is_standalone()
+    )
     assert "CaptureHiddenMode.FULL" in source
     return CaptureHiddenMode.NULL if spares else CaptureHiddenMode.FULL
 
 
 def replays(mode):
-    """Whether the release's own runner of the piecewise graph, captured without hidden states, takes a prefill that wants `mode`."""
+    """Whether the release's own runner of the piecewise graph, captured without hidden states,
+    takes a prefill that wants `mode`."""
     from host import graph
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
     from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
@@ -48,15 +61,23 @@ def replays(mode):
 
 
 @COMPARES_MODES
-@pytest.mark.parametrize("changes", [{}, {"enable_return_hidden_states": True}], ids=["", "--enable-return-hidden-states"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"enable_return_hidden_states": True}],
+    ids=["", "--enable-return-hidden-states"],
+)
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"])
-def test_a_graph_that_no_prefill_would_replay_is_not_captured(build_model, decided, algorithm, changes):
+def test_a_graph_that_no_prefill_would_replay_is_not_captured(
+    build_model, decided, algorithm, changes
+):
     """It was captured for minutes, never ran, and the report said "on"."""
     from sglang.srt.prefill_graph.report import verdict
 
     known = "EAGLE" if algorithm == "NEXTN" else algorithm  # what the server arguments make of it
     alive = bool(changes) or replays(wanted_of_the_target(known))
-    runner, warnings = decided(build_model("llama"), speculative=known, speculative_algorithm=known, **changes)
+    runner, warnings = decided(
+        build_model("llama"), speculative=known, speculative_algorithm=known, **changes
+    )
     found = verdict.explain(runner)
     assert (runner.piecewise_cuda_graph_runner is not None) is alive
     assert found.verdict == ("on" if alive else "off")
@@ -66,7 +87,9 @@ def test_a_graph_that_no_prefill_would_replay_is_not_captured(build_model, decid
 
 @COMPARES_MODES
 def test_the_breakable_graph_still_serves_drafts(build_model, decided):
-    runner, warnings = decided(build_model("llama"), speculative="EAGLE", enable_breakable_cuda_graph=True)
+    runner, warnings = decided(
+        build_model("llama"), speculative="EAGLE", enable_breakable_cuda_graph=True
+    )
     assert runner.piecewise_cuda_graph_runner is not None and not warnings
 
 
@@ -76,14 +99,19 @@ def test_without_drafts_it_is_captured(build_model, decided):
         assert runner.piecewise_cuda_graph_runner is not None and not warnings
 
 
-FALCON = "layer 0 (FalconH1HybridAttentionDecoderLayer): runs a Mamba2 mixer outside of every split op"
+FALCON = (
+    "layer 0 (FalconH1HybridAttentionDecoderLayer): runs a Mamba2 mixer outside of every split op"
+)
 
 
 def test_a_mixer_outside_of_split_ops_is_refused_by_name(build_model, decided):
-    """Falcon-H1: its attention is a split op, and its mixer would be traced with one batch's state slots. 0.5.5 never listed its layers."""
+    """Falcon-H1: its attention is a split op, and its mixer would be traced with one batch's state
+    slots. 0.5.5 never listed its layers."""
     runner, warnings = decided(build_model("falcon_h1"))
     assert runner.piecewise_cuda_graph_runner is None
-    assert not hasattr(runner, "prefill_graph_refusal") or warnings[-1].startswith(f"Prefill runs without a CUDA graph: {FALCON}")
+    assert not hasattr(runner, "prefill_graph_refusal") or warnings[-1].startswith(
+        f"Prefill runs without a CUDA graph: {FALCON}"
+    )
 
 
 @WITH_REPORT
@@ -92,8 +120,15 @@ def test_the_report_names_the_layer(build_model, decided):
 
     runner, [warning] = decided(build_model("falcon_h1"))
     found = verdict.explain(runner)
-    assert found.verdict == "off" and found.reason.startswith(FALCON) and warning.endswith(found.reason)
-    assert (found.offender["index"], found.offender["class"]) == (0, "FalconH1HybridAttentionDecoderLayer")
+    assert (
+        found.verdict == "off"
+        and found.reason.startswith(FALCON)
+        and warning.endswith(found.reason)
+    )
+    assert (found.offender["index"], found.offender["class"]) == (
+        0,
+        "FalconH1HybridAttentionDecoderLayer",
+    )
 
 
 def test_only_the_first_rank_warns(build_model, decided):

@@ -40,7 +40,8 @@ def run_op(module, real, padded_to, monkeypatch):
 
 @pytest.mark.parametrize("real", [1, 5, 7])
 def test_padded_rows_are_zero(module, real, monkeypatch):
-    """A NaN in them reached real rows in the next attention layer, and the server answered token 0."""
+    """A NaN in them reached real rows in the next attention layer, and the server answered token
+    0."""
     query, output = run_op(module, real, 8, monkeypatch)
     torch.testing.assert_close(output[:real], query[:real] + 1)
     assert output[real:].eq(0).all(), output[real:]
@@ -62,7 +63,8 @@ GATES = {"as GDN": [(-1, HEADS)] * 2, "as KDA": [(1, -1, HEADS, DIM), (1, -1, HE
 
 
 class LinearBackend:
-    """Computes the real tokens; the rows behind them come from the allocator. Gates and queries go row by row."""
+    """Computes the real tokens; the rows behind them come from the allocator. Gates and queries go
+    row by row."""
 
     def __init__(self, real):
         self.real = real
@@ -77,9 +79,12 @@ class LinearBackend:
 
 @pytest.mark.revision(">=0.5.9,<0.5.11")
 @pytest.mark.parametrize("shapes", GATES.values(), ids=GATES)
-@pytest.mark.parametrize("real, counted", [(1, 1), (5, 5), (8, 8), (8, None)], ids=["one", "padded", "full", "drafts"])
+@pytest.mark.parametrize(
+    "real, counted", [(1, 1), (5, 5), (8, 8), (8, None)], ids=["one", "padded", "full", "drafts"]
+)
 def test_linear_attention_leaves_zero(monkeypatch, real, counted, shapes):
-    """Kimi-Linear's rows come from an allocation that nothing fills; the NaN in them went on as attention's did."""
+    """Kimi-Linear's rows come from an allocation that nothing fills; the NaN in them went on as
+    attention's did."""
     linear = load_undecorated("sglang.srt.layers.radix_linear_attention", monkeypatch)
     batch = SimpleNamespace(attn_backend=LinearBackend(real), extend_num_tokens=counted)
     context = SimpleNamespace(forward_batch=batch, attention_layers=["the layer"])

@@ -26,7 +26,9 @@ def planned():
             use_sliding_window_kv_pool=False,
             prefill_split_tile_size=None,
             prefill_wrappers_paged=[],
-            indices_updater_prefill=SimpleNamespace(update=update, attn_backend=SimpleNamespace(num_wrappers=1)),
+            indices_updater_prefill=SimpleNamespace(
+                update=update, attn_backend=SimpleNamespace(num_wrappers=1)
+            ),
         )
         vars(backend).update(words | settings)
         backend.init_forward_metadata(_batch(prefixes))
@@ -44,7 +46,8 @@ def _batch(prefixes: list[int]) -> SimpleNamespace:
         **dict.fromkeys(names.split()) | dict(seq_lens=prefixes),
         forward_mode=mode,
         extend_prefix_lens=prefixes,
-        extend_prefix_lens_cpu=prefixes, extend_seq_lens_cpu=None,
+        extend_prefix_lens_cpu=prefixes,
+        extend_seq_lens_cpu=None,
         cross_attention_custom_mask=None,
         out_cache_loc=None,
         spec_info=None,

@@ -16,10 +16,10 @@ def context():
 
 
 def test_the_flag_goes_down_when_the_body_raises(context):
-    """After one failed prefill, every eager forward still took the graph's split ops and failed without a context."""
-    with pytest.raises(RuntimeError, match="body"):
-        with context.enable_piecewise_cuda_graph():
-            raise RuntimeError("body")
+    """After one failed prefill, every eager forward still took the graph's split ops and failed
+    without a context."""
+    with pytest.raises(RuntimeError, match="body"), context.enable_piecewise_cuda_graph():
+        raise RuntimeError("body")
     assert not context.is_in_piecewise_cuda_graph()
 
 

@@ -1,6 +1,7 @@
 """Batches of --enable-mixed-chunk in the piecewise graph: nothing is traced anew for them.
 
-The release's own runner makes the batch that traced code reads; no graph is behind it (host/replayed.py).
+The release's own runner makes the batch that traced code reads; no graph is behind it
+(host/replayed.py).
 """
 
 import pytest

@@ -11,7 +11,8 @@ CAPTURED = 8
 
 
 def prepare(num_tokens, hidden_size):
-    """The real replay_prepare on a runner without a GPU; returns its buffer of embeddings, full of ones before."""
+    """The real replay_prepare on a runner without a GPU; returns its buffer of embeddings, full of
+    ones before."""
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
     from sglang.srt.model_executor.piecewise_cuda_graph_runner import (
         PiecewiseCudaGraphRunner,
@@ -50,7 +51,8 @@ def prepare(num_tokens, hidden_size):
 
 @pytest.mark.parametrize("hidden_size", [4, 16], ids=["narrow", "wide"])
 def test_rows_behind_the_real_tokens_are_zero(hidden_size):
-    """A shorter multimodal prefill ran with the embeddings of an earlier batch in its padded rows."""
+    """A shorter multimodal prefill ran with the embeddings of an earlier batch in its padded
+    rows."""
     embeds = prepare(num_tokens=5, hidden_size=hidden_size)
     assert embeds[5:].eq(0).all()
 

@@ -1,4 +1,5 @@
-"""Qwen3-Next's gated delta net as a split op: against a plain reference, on padded rows, and with one stream."""
+"""Qwen3-Next's gated delta net as a split op: against a plain reference, on padded rows, and with
+one stream."""
 
 from types import SimpleNamespace
 
@@ -24,9 +25,14 @@ def compared():
 
 @pytest.mark.parametrize("case", [name for name, case in CASES.items() if case])
 def test_op_equals_the_reference_and_padding_is_zero(case, compared):
-    """Largest differences of float16 kernels from a float32 reference, on outputs of the size given."""
+    """Largest differences of float16 kernels from a float32 reference, on outputs of the size
+    given."""
     found = compared[case]
-    assert found["output"] < 0.01 * max(1, found["size"]) and found["conv"] < 0.01 and found["state"] < 0.01, found
+    assert (
+        found["output"] < 0.01 * max(1, found["size"])
+        and found["conv"] < 0.01
+        and found["state"] < 0.01
+    ), found
     assert found["padding"] == 0.0
     assert found["others_untouched"]
 
@@ -39,7 +45,12 @@ def test_rows_that_no_sequence_covers_are_zero(compared):
     "batch, real",
     [
         (SimpleNamespace(extend_num_tokens=5), 5),
-        (SimpleNamespace(extend_num_tokens=None, batch_size=2, spec_info=SimpleNamespace(draft_token_num=3)), 6),
+        (
+            SimpleNamespace(
+                extend_num_tokens=None, batch_size=2, spec_info=SimpleNamespace(draft_token_num=3)
+            ),
+            6,
+        ),
     ],
     ids=["prefill", "verify drafts"],
 )
@@ -58,7 +69,9 @@ def test_projections_use_the_second_stream_outside_of_the_graph_only(build_model
     made = build_model("qwen3_next", device="cpu", num_hidden_layers=4).model.layers[0].linear_attn
     used = []
     made.alt_stream = SimpleNamespace(wait_stream=used.append)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=used.append))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=used.append)
+    )
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     hidden_states = torch.randn(8, 128, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -71,11 +84,15 @@ def test_projections_use_the_second_stream_outside_of_the_graph_only(build_model
 
 
 def test_the_state_pool_counts_all_of_its_memory_without_a_patch():
-    """sglang#13081 also changed this; in 0.5.5 as released the fields of the frozen dataclass are all counted."""
+    """sglang#13081 also changed this; in 0.5.5 as released the fields of the frozen dataclass are
+    all counted."""
     import torch
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
     conv, temporal = torch.zeros(2, 3, 4, dtype=torch.bfloat16), torch.zeros(2, 5)
     assert MambaPool.State(conv=conv, temporal=temporal).mem_usage_bytes() == 48 + 40
     more = dict(intermediate_ssm=torch.zeros(7), intermediate_conv_window=torch.zeros(3))
-    assert MambaPool.SpeculativeState(conv=[conv, conv], temporal=temporal, **more).mem_usage_bytes() == 96 + 40 + 28 + 12
+    assert (
+        MambaPool.SpeculativeState(conv=[conv, conv], temporal=temporal, **more).mem_usage_bytes()
+        == 96 + 40 + 28 + 12
+    )

@@ -1,4 +1,5 @@
-"""The table of decoder layers, against the models themselves and against what the unpatched release collects."""
+"""The table of decoder layers, against the models themselves and against what the unpatched release
+collects."""
 
 import json
 import logging
@@ -27,9 +28,16 @@ def nemotron(pattern):
 
 
 MOE_CONFIG = dict(
-    n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=64, moe_shared_expert_intermediate_size=64,
-    num_experts_per_tok=2, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0,
-)  # fmt: skip
+    n_routed_experts=4,
+    n_shared_experts=1,
+    moe_intermediate_size=64,
+    moe_shared_expert_intermediate_size=64,
+    num_experts_per_tok=2,
+    n_group=1,
+    topk_group=1,
+    norm_topk_prob=True,
+    routed_scaling_factor=1.0,
+)
 
 
 def entries(model, table):
@@ -60,7 +68,12 @@ def test_nemotron_h_with_experts(table_of):
         ("ATTENTION", "model.layers.2.mixer.attn", None),
         ("MOE", None, "model.layers.3.mixer.experts"),
     ]
-    assert [row.block for row in table.rows] == [None, model.model.layers[1].mixer, None, model.model.layers[3].mixer]
+    assert [row.block for row in table.rows] == [
+        None,
+        model.model.layers[1].mixer,
+        None,
+        model.model.layers[3].mixer,
+    ]
 
 
 def test_qwen3_next(table_of):
@@ -71,14 +84,20 @@ def test_qwen3_next(table_of):
 
 def test_llama(table_of):
     model, table = table_of("llama")
-    assert entries(model, table) == [("ATTENTION", f"model.layers.{i}.self_attn.attn", None) for i in range(4)]
+    assert entries(model, table) == [
+        ("ATTENTION", f"model.layers.{i}.self_attn.attn", None) for i in range(4)
+    ]
 
 
 def test_deepseek_with_sparse_attention(table_of):
     model, table = table_of("deepseek_v32")
     assert [row.kind.name for row in table.rows] == ["INDEXER"] * 3
-    assert [row.split_object for row in table.rows] == [layer.self_attn.attn_mqa for layer in model.model.layers]
-    assert [row.indexer for row in table.rows] == [layer.self_attn.indexer for layer in model.model.layers]
+    assert [row.split_object for row in table.rows] == [
+        layer.self_attn.attn_mqa for layer in model.model.layers
+    ]
+    assert [row.indexer for row in table.rows] == [
+        layer.self_attn.indexer for layer in model.model.layers
+    ]
     assert [row.experts is not None for row in table.rows] == [False, True, True]
 
 
@@ -87,7 +106,8 @@ KINDS_WITHOUT_MIXER = ("qwen3_next", "llama", "deepseek_v32")
 
 @pytest.fixture(scope="module")
 def unpatched(run_pristine):
-    """What the unpatched release's own loop collects, by kind of model, and its verdict on NemotronH."""
+    """What the unpatched release's own loop collects, by kind of model, and its verdict on
+    NemotronH."""
     code = f"""
 import json
 from host import models, runner
@@ -103,16 +123,21 @@ print("COLLECTED", json.dumps(collected))
 GDN_KNOWN = pytest.mark.revision(">=0.5.6")  # by the release itself
 
 
-@pytest.mark.parametrize("kind", [pytest.param("qwen3_next", marks=GDN_KNOWN), "llama", "deepseek_v32"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("qwen3_next", marks=GDN_KNOWN), "llama", "deepseek_v32"]
+)
 def test_models_without_a_mixer_get_what_the_unpatched_release_makes(kind, table_of, unpatched):
-    """The runner's lists after the patched decision, and the table itself, against the unpatched release's loop."""
+    """The runner's lists after the patched decision, and the table itself, against the unpatched
+    release's loop."""
     from host import runner
 
     model, table = table_of(kind)
     decided = runner.decide(model)
     assert runner.lists(decided) == unpatched[kind]
     assert decided.piecewise_cuda_graph_runner.attention_layers == table.attention_layers
-    assert {name: runner.names(model, getattr(table, name)) for name in unpatched[kind]} == unpatched[kind]
+    assert {
+        name: runner.names(model, getattr(table, name)) for name in unpatched[kind]
+    } == unpatched[kind]
 
 
 @pytest.mark.revision("<0.5.6")
@@ -176,7 +201,10 @@ def test_a_layer_that_hides_state_is_unknown(table_of, caplog):
 def test_without_attention_the_graph_stays_off(table_of, caplog):
     model, _ = table_of("nemotron_h", **nemotron("M-M-"))
     [message] = refusals(caplog, model)
-    assert "no attention layer among 4" in message and "layer 0 (NemotronHMambaDecoderLayer)" in message
+    assert (
+        "no attention layer among 4" in message
+        and "layer 0 (NemotronHMambaDecoderLayer)" in message
+    )
 
 
 def test_a_layer_in_the_wrong_place_keeps_the_graph_off(table_of, caplog):
@@ -198,11 +226,17 @@ def test_a_stack_is_found_or_what_was_probed_is_said():
 
     decoder = SimpleNamespace(layers=["a", "b"])
     assert stack.find(SimpleNamespace(model=decoder)) == stack.Stack(decoder, "model")
-    assert stack.find(SimpleNamespace(model=None, language_model=SimpleNamespace(model=decoder))).path == "language_model.model"
+    assert (
+        stack.find(SimpleNamespace(model=None, language_model=SimpleNamespace(model=decoder))).path
+        == "language_model.model"
+    )
     assert stack.find(SimpleNamespace(get_layer_stack=lambda: decoder)).layers == ("a", "b")
     endless = SimpleNamespace()
     endless.model = SimpleNamespace(model=endless, layers=[])
-    with pytest.raises(stack.NoStack, match=r"no decoder layers in the model \(SimpleNamespace\), model \(SimpleNamespace\)"):
+    with pytest.raises(
+        stack.NoStack,
+        match=r"no decoder layers in the model \(SimpleNamespace\), model \(SimpleNamespace\)",
+    ):
         stack.find(endless)
     with pytest.raises(stack.NoStack, match="get_layer_stack"):
         stack.find(SimpleNamespace(get_layer_stack=lambda: None, model=decoder))

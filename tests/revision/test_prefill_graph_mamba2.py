@@ -1,4 +1,5 @@
-"""NemotronH's Mamba2 split op: against a plain reference, on padded rows, and for every way tokens are counted."""
+"""NemotronH's Mamba2 split op: against a plain reference, on padded rows, and for every way tokens
+are counted."""
 
 import math
 from types import SimpleNamespace
@@ -33,13 +34,24 @@ def test_op_equals_the_reference_and_padding_is_zero(case, compared):
 
 
 def metadata(**counts):
-    return SimpleNamespace(linear_attn_backend=SimpleNamespace(forward_metadata=SimpleNamespace(**counts)))
+    return SimpleNamespace(
+        linear_attn_backend=SimpleNamespace(forward_metadata=SimpleNamespace(**counts))
+    )
 
 
 COUNTS = {
-    "prefill": (dict(num_prefill_tokens=5, num_decodes=0, is_target_verify=False, draft_token_num=1), 5),
-    "prefill and decode": (dict(num_prefill_tokens=3, num_decodes=2, is_target_verify=False, draft_token_num=4), 5),
-    "verify drafts": (dict(num_prefill_tokens=0, num_decodes=2, is_target_verify=True, draft_token_num=3), 6),
+    "prefill": (
+        dict(num_prefill_tokens=5, num_decodes=0, is_target_verify=False, draft_token_num=1),
+        5,
+    ),
+    "prefill and decode": (
+        dict(num_prefill_tokens=3, num_decodes=2, is_target_verify=False, draft_token_num=4),
+        5,
+    ),
+    "verify drafts": (
+        dict(num_prefill_tokens=0, num_decodes=2, is_target_verify=True, draft_token_num=3),
+        6,
+    ),
     "metadata of 0.5.5": (dict(num_prefill_tokens=4, num_decodes=2), 6),
     "no tokens": (dict(num_prefill_tokens=0, num_decodes=0), 0),
 }
@@ -83,12 +95,18 @@ def test_eager_forwards_do_not_use_the_op(build_model, monkeypatch):
     rows = []
     backend = SimpleNamespace(
         forward_metadata=SimpleNamespace(num_prefill_tokens=5, num_decodes=0),
-        forward=lambda *, hidden_states, output, **_: (rows.append(len(hidden_states)), output.zero_()),
+        forward=lambda *, hidden_states, output, **_: (
+            rows.append(len(hidden_states)),
+            output.zero_(),
+        ),
     )
     batch = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=backend))
     hidden_states = torch.randn(8, 128)
     with torch.no_grad():
         layer(hidden_states=hidden_states, residual=None, forward_batch=batch)
-        with graph.context_module().enable_piecewise_cuda_graph(), graph.forward_context(batch, [layer]):
+        with (
+            graph.context_module().enable_piecewise_cuda_graph(),
+            graph.forward_context(batch, [layer]),
+        ):
             layer(hidden_states=hidden_states, residual=None, forward_batch=batch)
     assert rows == [8, 5]

@@ -1,4 +1,5 @@
-"""Where the release's own compiler splits a real model's forward, and that the pieces compute what eager does."""
+"""Where the release's own compiler splits a real model's forward, and that the pieces compute what
+eager does."""
 
 import contextlib
 from types import SimpleNamespace
@@ -9,21 +10,27 @@ pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 DENSE, MOE = "M-M*M-", "ME*E"
 WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 TOKENS, REAL = 8, 5
-MAMBA2, GDN, ATTENTION = (f"sglang.{name}_with_output" for name in ("nemotron_mamba2", "gdn", "unified_attention"))
+MAMBA2, GDN, ATTENTION = (
+    f"sglang.{name}_with_output" for name in ("nemotron_mamba2", "gdn", "unified_attention")
+)
 PATTERN_OPS = {"M": MAMBA2, "*": ATTENTION}
 
 
 def mean_of_all(hidden_states):
-    """A layer in place of Mamba2 and attention: every token depends on every other, so that padding would spread."""
+    """A layer in place of Mamba2 and attention: every token depends on every other, so that padding
+    would spread."""
     return hidden_states + hidden_states.mean(0, keepdim=True)
 
 
-def attention(query, key, value, output, save_kv_cache, layer_id, *, q_rope=None, k_rope=None, sinks=None):
+def attention(
+    query, key, value, output, save_kv_cache, layer_id, *, q_rope=None, k_rope=None, sinks=None
+):
     output.copy_(query)
 
 
 class Backend:
-    """Stands in for the linear attention backend: metadata for REAL tokens, and what each call of a layer was given."""
+    """Stands in for the linear attention backend: metadata for REAL tokens, and what each call of a
+    layer was given."""
 
     def __init__(self):
         self.forward_metadata = SimpleNamespace(num_prefill_tokens=REAL, num_decodes=0)
@@ -40,17 +47,29 @@ def nemotron(build_model):
 
     def build(pattern):
         return build_model(
-            "nemotron_h", device="cpu", dtype=torch.float32, hybrid_override_pattern=pattern, num_hidden_layers=len(pattern),
-            n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=64, moe_shared_expert_intermediate_size=64,
-            num_experts_per_tok=2, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0,
-        )  # fmt: skip
+            "nemotron_h",
+            device="cpu",
+            dtype=torch.float32,
+            hybrid_override_pattern=pattern,
+            num_hidden_layers=len(pattern),
+            n_routed_experts=4,
+            n_shared_experts=1,
+            moe_intermediate_size=64,
+            moe_shared_expert_intermediate_size=64,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.0,
+        )
 
     return build
 
 
 @pytest.fixture
 def traced(monkeypatch):
-    """traced(model): the model compiled, split and run by the release, with CPU kernels where it has GPU ones only."""
+    """traced(model): the model compiled, split and run by the release, with CPU kernels where it
+    has GPU ones only."""
     import torch
     from host import graph
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
@@ -64,13 +83,22 @@ def traced(monkeypatch):
         batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
         batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
         table = layers.describe(stack.find(model).layers)
-        lists = dict(attention_layers=table.attention_layers, moe_layers=table.moe_layers, moe_fusions=table.moe_fusions)
+        lists = dict(
+            attention_layers=table.attention_layers,
+            moe_layers=table.moe_layers,
+            moe_fusions=table.moe_fusions,
+        )
         with contextlib.ExitStack() as kernels:
             kernels.enter_context(graph.cpu_kernel("unified_attention_with_output", attention))
             if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
-                kernels.enter_context(graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve))
-            else:  # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
-                monkeypatch.setattr(FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states))
+                kernels.enter_context(
+                    graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve)
+                )
+            # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
+            else:
+                monkeypatch.setattr(
+                    FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states)
+                )
             return graph.traced_forward(model, batch, lists, TOKENS), backend
 
     return run
@@ -78,7 +106,8 @@ def traced(monkeypatch):
 
 @pytest.mark.parametrize("pattern", [DENSE, pytest.param(MOE, marks=WITH_EXPERTS)])
 def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, traced):
-    """Pieces alternate: captured, split op, captured, … with one split op for each M and * of the pattern, in order."""
+    """Pieces alternate: captured, split op, captured, … with one split op for each M and * of the
+    pattern, in order."""
     result, backend = traced(nemotron(pattern))
     ops = [PATTERN_OPS[layer] for layer in pattern if layer in PATTERN_OPS]
     assert [piece.op for piece in result.pieces] == ["", *(name for op in ops for name in (op, ""))]
@@ -87,7 +116,8 @@ def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, tra
 
 
 def test_every_captured_piece_knows_the_number_of_tokens(nemotron, traced):
-    """The release's runner captures a piece per number of tokens, which it reads from a symbolic size among the inputs."""
+    """The release's runner captures a piece per number of tokens, which it reads from a symbolic
+    size among the inputs."""
     result, _ = traced(nemotron(DENSE))
     assert [piece.has_size for piece in result.pieces if not piece.op] == [True] * 5
 
@@ -128,18 +158,24 @@ def test_qwen3_next_is_split_at_its_gated_delta_nets_too(build_model, traced, mo
     monkeypatch.setattr(Qwen3GatedDeltaNet.forward, "__wrapped__", eager)
     model = build_model("qwen3_next", device="cpu", dtype=torch.float32, num_hidden_layers=4)
     result, _ = traced(model)
-    assert [piece.op for piece in result.pieces] == ["", *(op for op in [GDN] * 3 + [ATTENTION] for op in (op, ""))]
+    assert [piece.op for piece in result.pieces] == [
+        "",
+        *(op for op in [GDN] * 3 + [ATTENTION] for op in (op, "")),
+    ]
     assert rows == 3 * [(i, REAL) for i in range(3)]
     assert all(output.isfinite().all() for output in result.outputs)
 
 
 @pytest.fixture
 def streams(monkeypatch):
-    """NemotronH's MoE with both of its ways stood in for, on what it takes for CUDA: which one is asked for."""
+    """NemotronH's MoE with both of its ways stood in for, on what it takes for CUDA: which one is
+    asked for."""
     from sglang.srt.models import nemotron_h
 
     monkeypatch.setattr(nemotron_h, "_is_cuda", True)
-    moe = SimpleNamespace(_forward_core_shared_routed_overlap=lambda _: "two", _forward_core_normal=lambda _: "one")
+    moe = SimpleNamespace(
+        _forward_core_shared_routed_overlap=lambda _: "two", _forward_core_normal=lambda _: "one"
+    )
     return lambda: nemotron_h.NemotronHMoE._forward_core(moe, None)
 
 
@@ -152,4 +188,9 @@ def test_experts_leave_the_second_stream_alone_in_the_graph_only(streams):
     with graph.context_module().enable_piecewise_cuda_graph():
         assert streams() == "one"
     assert streams() == "two"
-    assert torch.compile(lambda x: x + (streams() == "one"), backend="eager", fullgraph=True)(torch.zeros(())) == 1
+    assert (
+        torch.compile(lambda x: x + (streams() == "one"), backend="eager", fullgraph=True)(
+            torch.zeros(())
+        )
+        == 1
+    )

@@ -1,4 +1,5 @@
-"""The record of why a prefill graph is on or off: its causes, its one line, its file and its command."""
+"""The record of why a prefill graph is on or off: its causes, its one line, its file and its
+command."""
 
 import dataclasses
 import json
@@ -42,11 +43,16 @@ def opt_in():
 
 
 def resolved(**changes):
-    """Server arguments after the release's own rule, as changes to the defaults. A rule that reads the model finds llama."""
+    """Server arguments after the release's own rule, as changes to the defaults. A rule that reads
+    the model finds llama."""
     from host import process
 
     args = process.default_server_args(**changes)
-    args.model_config = SimpleNamespace(is_piecewise_cuda_graph_disabled_model=False, is_multimodal=False, hf_text_config=SimpleNamespace(architectures=["LlamaForCausalLM"]))
+    args.model_config = SimpleNamespace(
+        is_piecewise_cuda_graph_disabled_model=False,
+        is_multimodal=False,
+        hf_text_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
+    )
     args._handle_piecewise_cuda_graph()
     return {**changes, "disable_piecewise_cuda_graph": args.disable_piecewise_cuda_graph}
 
@@ -57,10 +63,18 @@ def test_captured(explained, llama):
 
 
 def test_the_flag(explained, llama):
-    flag = {"enable_piecewise_cuda_graph": False} if opt_in() else {"disable_piecewise_cuda_graph": True}
+    flag = (
+        {"enable_piecewise_cuda_graph": False}
+        if opt_in()
+        else {"disable_piecewise_cuda_graph": True}
+    )
     verdict = explained(llama, **flag)
     assert verdict.verdict == "off"
-    expected = "--enable-piecewise-cuda-graph is not given" if opt_in() else "turned off by --disable-piecewise-cuda-graph"
+    expected = (
+        "--enable-piecewise-cuda-graph is not given"
+        if opt_in()
+        else "turned off by --disable-piecewise-cuda-graph"
+    )
     assert verdict.reason.startswith(expected), verdict.reason
 
 
@@ -104,7 +118,11 @@ def test_a_layer_without_attention_is_named(explained, llama):
     del llama.model.layers[2].self_attn
     verdict = explained(llama)
     assert verdict.verdict == "off"
-    assert verdict.offender == {"index": 2, "class": "LlamaDecoderLayer", "reason": "is an MLP and keeps no state"}
+    assert verdict.offender == {
+        "index": 2,
+        "class": "LlamaDecoderLayer",
+        "reason": "is an MLP and keeps no state",
+    }
 
 
 def test_an_unknown_layer_is_named(explained, llama):
@@ -113,25 +131,37 @@ def test_an_unknown_layer_is_named(explained, llama):
     llama.model.layers[1].self_attn = torch.nn.Linear(2, 2)
     verdict = explained(llama)
     assert (verdict.verdict, verdict.offender["index"]) == ("off", 1)
-    assert "layer 1 (LlamaDecoderLayer): self_attn (Linear) has neither attn nor attn_mqa" in verdict.reason
+    assert (
+        "layer 1 (LlamaDecoderLayer): self_attn (Linear) has neither attn nor attn_mqa"
+        in verdict.reason
+    )
 
 
 @pytest.mark.revision(">=0.5.10")
 def test_no_layers_at_all(explained):
     verdict = explained(SimpleNamespace(model=SimpleNamespace()))
-    assert verdict.verdict == "off" and "no decoder layers in the model (SimpleNamespace)" in verdict.reason
+    assert (
+        verdict.verdict == "off"
+        and "no decoder layers in the model (SimpleNamespace)" in verdict.reason
+    )
 
 
 @pytest.mark.revision(">=0.5.12")
 def test_a_breakable_graph_that_never_runs_is_off():
     from sglang.srt.prefill_graph.report import verdict
 
-    runner = SimpleNamespace(piecewise_cuda_graph_runner=SimpleNamespace(layer_model=None, capture_num_tokens=[64]))
+    runner = SimpleNamespace(
+        piecewise_cuda_graph_runner=SimpleNamespace(layer_model=None, capture_num_tokens=[64])
+    )
     assert verdict.explain(runner).verdict == "off"
 
 
 def lines_of(caplog):
-    return [record.getMessage() for record in caplog.records if record.name.startswith("sglang.srt.prefill_graph")]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("sglang.srt.prefill_graph")
+    ]
 
 
 def test_one_line_from_the_first_rank(llama, caplog):
@@ -146,7 +176,9 @@ def test_one_line_from_the_first_rank(llama, caplog):
         draft.is_draft_worker = True
         assert verdict.report_prefill_graph(draft) is None
     assert lines_of(caplog) == [line]
-    assert line.startswith(f"Prefill graph on ({record.feature}): captured 2 sizes, 64 to 128 tokens. Tree: sglang ")
+    assert line.startswith(
+        f"Prefill graph on ({record.feature}): captured 2 sizes, 64 to 128 tokens. Tree: sglang "
+    )
 
 
 def test_the_runner_reports_after_it_has_decided():
@@ -155,7 +187,9 @@ def test_the_runner_reports_after_it_has_decided():
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     source = inspect.getsource(ModelRunner)
-    assert source.count("self.init_piecewise_cuda_graphs()\n        report_prefill_graph(self)\n") == 1
+    assert (
+        source.count("self.init_piecewise_cuda_graphs()\n        report_prefill_graph(self)\n") == 1
+    )
 
 
 def test_a_report_that_fails_harms_nothing(caplog):
@@ -172,8 +206,22 @@ def record():
     from sglang.srt.prefill_graph.report import records
 
     pid = os.getpid()
-    values = dict(feature="a graph", verdict="off", reason="a reason", offender={"index": 3, "class": "Layer", "reason": "why"})
-    return records.Record(**values, model="a/model", version="1", release="2", queue="sha256:3", patches=("a/b",), pid=pid, started=records.started_at(pid))
+    values = dict(
+        feature="a graph",
+        verdict="off",
+        reason="a reason",
+        offender={"index": 3, "class": "Layer", "reason": "why"},
+    )
+    return records.Record(
+        **values,
+        model="a/model",
+        version="1",
+        release="2",
+        queue="sha256:3",
+        patches=("a/b",),
+        pid=pid,
+        started=records.started_at(pid),
+    )
 
 
 def test_the_record_is_kept_for_its_owner(record, runtime):
@@ -191,7 +239,8 @@ def test_records_of_gone_processes_are_ignored_and_removed(record):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     left = records.write(dataclasses.replace(record, pid=gone.pid, started=None))
-    reused = records.write(dataclasses.replace(record, started=1))  # this pid, but an earlier process
+    # this pid, but an earlier process
+    reused = records.write(dataclasses.replace(record, started=1))
     assert records.read_all() == []
     assert records.write(dataclasses.replace(record)) == reused and not left.exists()
     (reused.parent / "1.json").write_text("not a record")
@@ -203,7 +252,9 @@ def test_a_folder_that_is_not_ours_is_left_alone(record, runtime, tmp_path_facto
 
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     records.folder().symlink_to(elsewhere)
-    assert records.write(record) is None and records.read_all() == [] and not list(elsewhere.iterdir())
+    assert (
+        records.write(record) is None and records.read_all() == [] and not list(elsewhere.iterdir())
+    )
     records.folder().unlink()
     records.folder().mkdir(mode=0o777)
     records.folder().chmod(0o777)
@@ -227,10 +278,17 @@ def test_the_command_prints_the_tree_and_every_server(record, tree, revision, ru
     records.write(record)
     provenance = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
     text = command(runtime).splitlines()
-    assert text[0] == f"this tree: sglang {revision}, queue release {provenance['release']}, {len(provenance['patches'])} patches"
+    assert (
+        text[0] == f"this tree: sglang {revision}, queue release {provenance['release']},"
+        f" {len(provenance['patches'])} patches"
+    )
     assert "  prefill-graph/report-verdict" in "\n".join(text[1:])
     block = text[text.index(f"server process {record.pid}: a/model") :]
-    assert block[1:4] == ["  prefill graph  off (a graph)", "  reason         a reason", "  first layer    3 (Layer)"]
+    assert block[1:4] == [
+        "  prefill graph  off (a graph)",
+        "  reason         a reason",
+        "  first layer    3 (Layer)",
+    ]
     printed = json.loads(command(runtime, "--json"))
     assert printed["servers"] == [json.loads(json.dumps(dataclasses.asdict(record)))]
     assert printed["tree"]["queue"] == provenance["queue"]
@@ -248,10 +306,15 @@ for name, folder in {above}.items():
 before = set(sys.modules)
 import sglang.srt.prefill_graph.__main__
 print(json.dumps([name for name in set(sys.modules) - before if name.split(".")[0] in ("torch", "triton", "numpy", "transformers", "sglang")]))
-"""
-    heavy = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
+"""  # noqa: E501
+    heavy = subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, check=True
+    ).stdout
     names = ["__main__", "report", "report.provenance", "report.records"]
-    assert set(json.loads(heavy)) == {"sglang.srt.prefill_graph", *(f"sglang.srt.prefill_graph.{name}" for name in names)}
+    assert set(json.loads(heavy)) == {
+        "sglang.srt.prefill_graph",
+        *(f"sglang.srt.prefill_graph.{name}" for name in names),
+    }
 
 
 def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
@@ -262,4 +325,7 @@ def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
         if content is not None:
             file.write_text(content)
         monkeypatch.setattr(provenance, "RECORD", file)
-        assert str(provenance.read()) == "sglang unknown, queue release unknown (not built by the queue), 0 patches"
+        assert (
+            str(provenance.read())
+            == "sglang unknown, queue release unknown (not built by the queue), 0 patches"
+        )

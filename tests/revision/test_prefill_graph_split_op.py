@@ -20,7 +20,9 @@ def op():
     from sglang.srt.prefill_graph.piecewise.split_op import split_op
 
     name = f"prefill_graph_test_{next(NUMBERS)}"
-    return SimpleNamespace(name=name, call=split_op(name, tokens=lambda batch: batch.tokens)(add_one))
+    return SimpleNamespace(
+        name=name, call=split_op(name, tokens=lambda batch: batch.tokens)(add_one)
+    )
 
 
 def run(op, rows, tokens, layers, layer_id=1, output=None):
@@ -38,7 +40,9 @@ def run(op, rows, tokens, layers, layer_id=1, output=None):
 LAYERS = [None, SimpleNamespace(step=1), SimpleNamespace(step=2)]
 
 
-@pytest.mark.parametrize("rows, tokens", [(8, 5), (8, 8), (8, 1), (8, 0)], ids=["padded", "full", "one", "none"])
+@pytest.mark.parametrize(
+    "rows, tokens", [(8, 5), (8, 8), (8, 1), (8, 0)], ids=["padded", "full", "one", "none"]
+)
 def test_real_rows_are_the_layers_and_the_rest_is_zero(op, rows, tokens):
     import torch
 
@@ -74,15 +78,21 @@ def test_schema_fake_and_every_device(op):
     import torch
 
     overload = getattr(torch.ops.sglang, op.name).default
-    assert str(overload._schema) == f"sglang::{op.name}(Tensor hidden_states, Tensor(a1!) output, SymInt layer_id) -> ()"
+    assert (
+        str(overload._schema)
+        == f"sglang::{op.name}(Tensor hidden_states, Tensor(a1!) output, SymInt layer_id) -> ()"
+    )
     for device in ("CPU", "CUDA", "Meta"):
-        assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"sglang::{op.name}", device), device
+        assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(
+            f"sglang::{op.name}", device
+        ), device
     meta = torch.zeros(8, 4, device="meta")
     assert op.call(meta, torch.empty_like(meta), 1) is None
 
 
 def test_what_the_compiler_traces_is_what_the_release_splits_at(op):
-    """One node named sglang.<op> in the traced graph, and the same name in the configuration made for the compiler."""
+    """One node named sglang.<op> in the traced graph, and the same name in the configuration made
+    for the compiler."""
     import torch
     from host import graph
 
@@ -117,12 +127,18 @@ def test_registering_twice_changes_nothing(op):
 @pytest.mark.parametrize(
     "name, module, theirs",
     [
-        pytest.param("nemotron_mamba2_with_output", "mamba2", "nemotron_h", marks=pytest.mark.revision("<0.5.10")),
+        pytest.param(
+            "nemotron_mamba2_with_output",
+            "mamba2",
+            "nemotron_h",
+            marks=pytest.mark.revision("<0.5.10"),
+        ),
         pytest.param("gdn_with_output", "gdn", "qwen3_next", marks=pytest.mark.revision("<0.5.6")),
     ],
 )
 def test_an_op_is_ours_where_the_release_has_none(name, module, theirs):
-    """Also behind the release's own module of that model, which would define it where it had one."""
+    """Also behind the release's own module of that model, which would define it where it had
+    one."""
     import importlib
 
     import torch

@@ -1,4 +1,5 @@
-"""A prefill is prepared without waiting for the GPU: the release's own code on tensors without values, whose copy fails."""
+"""A prefill is prepared without waiting for the GPU: the release's own code on tensors without
+values, whose copy fails."""
 
 import random
 from types import SimpleNamespace
@@ -7,7 +8,11 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
 
-BATCHES = {"cold": ([0, 0, 0], [5, 1, 9]), "behind cached beginnings": ([16, 0, 3], [4, 7, 1]), "alone": ([0], [33])}
+BATCHES = {
+    "cold": ([0, 0, 0], [5, 1, 9]),
+    "behind cached beginnings": ([16, 0, 3], [4, 7, 1]),
+    "alone": ([0], [33]),
+}
 
 
 class Batch(SimpleNamespace):
@@ -27,10 +32,19 @@ def batch_of(prefixes, lengths):
 
     whole = [before + new for before, new in zip(prefixes, lengths)]
     return Batch(
-        forward_mode=ForwardMode.EXTEND, logical_forward_mode=ForwardMode.EXTEND, batch_size=len(whole), req_pool_indices=there(range(len(whole)), torch.int64),
-        seq_lens=there(whole, torch.int64), seq_lens_cpu=torch.tensor(whole), seq_lens_sum=sum(whole), extend_prefix_lens=there(prefixes),
-        extend_seq_lens=there(lengths), extend_prefix_lens_cpu=list(prefixes), extend_seq_lens_cpu=list(lengths), extend_num_tokens=sum(lengths),
-    )  # fmt: skip
+        forward_mode=ForwardMode.EXTEND,
+        logical_forward_mode=ForwardMode.EXTEND,
+        batch_size=len(whole),
+        req_pool_indices=there(range(len(whole)), torch.int64),
+        seq_lens=there(whole, torch.int64),
+        seq_lens_cpu=torch.tensor(whole),
+        seq_lens_sum=sum(whole),
+        extend_prefix_lens=there(prefixes),
+        extend_seq_lens=there(lengths),
+        extend_prefix_lens_cpu=list(prefixes),
+        extend_seq_lens_cpu=list(lengths),
+        extend_num_tokens=sum(lengths),
+    )
 
 
 class Wrapper:
@@ -43,14 +57,16 @@ class Wrapper:
         import torch
 
         self.planned = [tensor.to("cpu").tolist() for tensor in given[:2]]
-        pages = [one for one in given[2:] if isinstance(one, torch.Tensor)][1:]  # behind the pages' own indices
+        # behind the pages' own indices
+        pages = [one for one in given[2:] if isinstance(one, torch.Tensor)][1:]
         self.pages = [tensor.to("cpu").tolist() for tensor in pages]
         assert all(tensor.to("meta").device.type == "meta" for tensor in given[:2])
 
 
 @pytest.fixture
 def backend(monkeypatch):
-    """The release's FlashInfer backend and what updates its indices, without the memory of either."""
+    """The release's FlashInfer backend and what updates its indices, without the memory of
+    either."""
     import torch
     from sglang.srt.layers.attention import flashinfer_backend as module
 
@@ -59,19 +75,47 @@ def backend(monkeypatch):
             return lambda *_: None
 
     monkeypatch.setattr(module, "create_flashinfer_kv_indices_triton", Ignored(), raising=False)
-    made, updater = (object.__new__(getattr(module, name)) for name in ("FlashInferAttnBackend", "FlashInferIndicesUpdaterPrefill"))
+    made, updater = (
+        object.__new__(getattr(module, name))
+        for name in ("FlashInferAttnBackend", "FlashInferIndicesUpdaterPrefill")
+    )
     vars(made).update(
-        is_multimodal=False, enable_mis=False, multi_item_scoring_delimiter=None, enable_deterministic=False, use_paged=False,
-        prefill_split_tile_size=None, prefill_wrappers_paged=[Wrapper()], prefill_wrapper_ragged=Wrapper(), indices_updater_prefill=updater,
-        dispatch_reason=None, num_wrappers=1, use_sliding_window_kv_pool=False, _swa_kv_pool=None, dq_paged_kernel_lens=None,
-        _prepare_dequant_workspace_metadata_for_extend=lambda *_: None, unified_swa_loc=None, kv_indices_translator=None, dq_page_table=None,
-    )  # fmt: skip
+        is_multimodal=False,
+        enable_mis=False,
+        multi_item_scoring_delimiter=None,
+        enable_deterministic=False,
+        use_paged=False,
+        prefill_split_tile_size=None,
+        prefill_wrappers_paged=[Wrapper()],
+        prefill_wrapper_ragged=Wrapper(),
+        indices_updater_prefill=updater,
+        dispatch_reason=None,
+        num_wrappers=1,
+        use_sliding_window_kv_pool=False,
+        _swa_kv_pool=None,
+        dq_paged_kernel_lens=None,
+        _prepare_dequant_workspace_metadata_for_extend=lambda *_: None,
+        unified_swa_loc=None,
+        kv_indices_translator=None,
+        dq_page_table=None,
+    )
     vars(updater).update(
-        attn_backend=made, num_qo_heads=4, num_kv_heads=2, head_dim=16, q_data_type=torch.float16, data_type=torch.float16, sliding_window_size=None,
-        kv_indptr=[torch.zeros(9, dtype=torch.int32, device="meta")], qo_indptr=[torch.zeros(9, dtype=torch.int32, device="meta")],
-        kv_last_page_len=torch.ones(8, dtype=torch.int32, device="meta"), req_to_token=torch.zeros(8, 64, dtype=torch.int32, device="meta"),
-        prefill_wrapper_ragged=made.prefill_wrapper_ragged, _swa_kv_pool=None, token_to_kv_pool_allocator=None, update=updater.update_single_wrapper,
-    )  # fmt: skip
+        attn_backend=made,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        q_data_type=torch.float16,
+        data_type=torch.float16,
+        sliding_window_size=None,
+        kv_indptr=[torch.zeros(9, dtype=torch.int32, device="meta")],
+        qo_indptr=[torch.zeros(9, dtype=torch.int32, device="meta")],
+        kv_last_page_len=torch.ones(8, dtype=torch.int32, device="meta"),
+        req_to_token=torch.zeros(8, 64, dtype=torch.int32, device="meta"),
+        prefill_wrapper_ragged=made.prefill_wrapper_ragged,
+        _swa_kv_pool=None,
+        token_to_kv_pool_allocator=None,
+        update=updater.update_single_wrapper,
+    )
     return made
 
 
@@ -95,7 +139,9 @@ def test_flashinfer_plans_from_the_hosts_lengths(backend, case, ragged):
 
 
 @pytest.mark.revision("<0.5.20")
-@pytest.mark.parametrize("case", ["several wrappers", "another batch", "lengths of padded requests", "the switch"])
+@pytest.mark.parametrize(
+    "case", ["several wrappers", "another batch", "lengths of padded requests", "the switch"]
+)
 def test_what_the_host_does_not_know_is_asked(backend, case, monkeypatch):
     """A copy fails here: an answer that is not this batch's would be worse."""
     batch = batch_of(*BATCHES["cold"])
@@ -113,7 +159,9 @@ def test_what_the_host_does_not_know_is_asked(backend, case, monkeypatch):
         given = backend.indices_updater_prefill
         there = [tensor[:4] for tensor in (given.qo_indptr[0], given.kv_indptr[0])]
         other = batch_of([1], [2])
-        assert attention_plans.offsets(given, [], other.seq_lens, other.seq_lens, *there) == tuple(there)
+        assert attention_plans.offsets(given, [], other.seq_lens, other.seq_lens, *there) == tuple(
+            there
+        )
         return
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
         backend.init_forward_metadata(batch)
@@ -125,8 +173,14 @@ def test_a_known_tensor_is_an_ordinary_one_in_all_else():
     from sglang.srt.prefill_graph.preparation.known import Known
 
     host = torch.tensor([3, 4], dtype=torch.int32)
-    known = Known.of(torch.zeros(2, dtype=torch.int32), host)  # other values: so the answers show where they are from
-    assert known.sum() == 7 and known.cpu() is host and known.to("cpu") is host and known[:1].to(torch.device("cpu")).tolist() == [3]
+    # other values: so the answers show where they are from
+    known = Known.of(torch.zeros(2, dtype=torch.int32), host)
+    assert (
+        known.sum() == 7
+        and known.cpu() is host
+        and known.to("cpu") is host
+        and known[:1].to(torch.device("cpu")).tolist() == [3]
+    )
     assert known.sum(dim=0) == 0 and not (known + 1 - 1).any() and known[1] == 0
     assert type(known + 1) is torch.Tensor and type(known.to(torch.int64)) is torch.Tensor
     with pytest.raises(ValueError):
@@ -135,7 +189,8 @@ def test_a_known_tensor_is_an_ordinary_one_in_all_else():
 
 @pytest.mark.revision("<0.5.20")
 def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeypatch):
-    """The host may be one batch ahead: pinned buffers take turns, and each waits for its own copy."""
+    """The host may be one batch ahead: pinned buffers take turns, and each waits for its own
+    copy."""
     from sglang.srt.prefill_graph.preparation import attention_plans
 
     said = []
@@ -154,7 +209,11 @@ def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeyp
         def is_pinned(self):
             return True
 
-    monkeypatch.setattr(attention_plans, "torch", SimpleNamespace(cuda=SimpleNamespace(Event=Event), empty_like=lambda *_, **__: Buffer()))
+    monkeypatch.setattr(
+        attention_plans,
+        "torch",
+        SimpleNamespace(cuda=SimpleNamespace(Event=Event), empty_like=lambda *_, **__: Buffer()),
+    )
     first = Buffer()
     wrapper = SimpleNamespace(**{attention_plans.PINNED: first})
     used = []
@@ -162,7 +221,15 @@ def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeyp
         attention_plans._turn(wrapper)
         used.append(getattr(wrapper, attention_plans.PINNED))
     assert used[0] is not first and used[1] is first and used[2] is used[0] and used[3] is first
-    assert said == [("record", 0), ("record", 1), ("wait", 0), ("record", 2), ("wait", 1), ("record", 3), ("wait", 2)]
+    assert said == [
+        ("record", 0),
+        ("record", 1),
+        ("wait", 0),
+        ("record", 2),
+        ("wait", 1),
+        ("record", 3),
+        ("wait", 2),
+    ]
 
 
 def mamba_metadata(batch, chunk):
@@ -192,7 +259,10 @@ def test_chunks_are_the_releases():
 
     source, release = random.Random(3), Mamba2Metadata._query_start_loc_to_chunk_indices_offsets
     for _ in range(200):
-        lengths, chunk = [source.randint(1, 40) for _ in range(source.randint(1, 6))], source.choice([4, 8, 16])
+        lengths, chunk = (
+            [source.randint(1, 40) for _ in range(source.randint(1, 6))],
+            source.choice([4, 8, 16]),
+        )
         starts = torch.tensor(sums(lengths), dtype=torch.int32)
         batch = SimpleNamespace(extend_seq_lens_cpu=lengths)
         found = mamba2_chunks.cut(batch, None, starts, chunk, sum(lengths))
@@ -206,7 +276,10 @@ def test_a_batch_whose_lengths_the_host_does_not_know_is_cut_by_the_release():
     import torch
     from sglang.srt.prefill_graph.preparation import mamba2_chunks
 
-    batch, starts = SimpleNamespace(extend_seq_lens_cpu=None, extend_prefix_lens_cpu=None), torch.tensor([0, 3, 9])
+    batch, starts = (
+        SimpleNamespace(extend_seq_lens_cpu=None, extend_prefix_lens_cpu=None),
+        torch.tensor([0, 3, 9]),
+    )
     assert mamba2_chunks.cut(batch, lambda *given: given, starts, 4, 9) == (starts, 4, 9)
     assert mamba2_chunks.goes_on(batch, torch.tensor([False, True]))
     assert not mamba2_chunks.goes_on(batch, torch.tensor([False, False]))

@@ -1,4 +1,5 @@
-"""What a patched tree says about itself: one line at a server's start, and a comparison with what the queue made."""
+"""What a patched tree says about itself: one line at a server's start, and a comparison with what
+the queue made."""
 
 import inspect
 import json
@@ -15,7 +16,12 @@ import pytest
 @pytest.fixture
 def copy(tree, tmp_path):
     """The tree under test under another name, its files linked: write() replaces one."""
-    shutil.copytree(tree / "python/sglang", tmp_path / "sglang", copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        tree / "python/sglang",
+        tmp_path / "sglang",
+        copy_function=os.link,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     return tmp_path
 
 
@@ -52,12 +58,19 @@ def started(monkeypatch):
         called.append("_set_envs_and_config")
         raise Stop
 
-    monkeypatch.setattr(engine, "configure_logger", lambda *_, **__: called.append("configure_logger"))
+    monkeypatch.setattr(
+        engine, "configure_logger", lambda *_, **__: called.append("configure_logger")
+    )
     monkeypatch.setattr(engine, "_set_envs_and_config", stop)
     launch = getattr(engine, "_launch_subprocesses", None) or engine.Engine._launch_subprocesses
-    needed = [one.name for one in inspect.signature(launch).parameters.values() if one.default is one.empty]
+    needed = [
+        one.name
+        for one in inspect.signature(launch).parameters.values()
+        if one.default is one.empty
+    ]
     with pytest.raises(Stop):
-        launch(**dict.fromkeys(needed) | {"server_args": MagicMock()})  # which checks itself in between, up to 0.5.9
+        # which checks itself in between, up to 0.5.9
+        launch(**dict.fromkeys(needed) | {"server_args": MagicMock()})
     return called
 
 
@@ -73,18 +86,26 @@ def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog
         engine._set_envs_and_config(Arguments())
     record = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
     [line] = [line for line in caplog.messages if line.startswith("Patched by")]
-    assert line.startswith(f"Patched by the prefill graph queue: sglang {revision}, queue release {record['release']}, {len(record['patches'])} patches, tree sha256:")
+    assert line.startswith(
+        f"Patched by the prefill graph queue: sglang {revision}, queue release {record['release']},"
+        f" {len(record['patches'])} patches, tree sha256:"
+    )
 
 
 def test_the_listing_is_the_tree_that_the_tool_recorded(tree):
     from sglang.srt.prefill_graph.report import provenance
 
-    assert provenance.tree_hash() == json.loads((tree / "provenance.json").read_text())["tree"]["listing"]
+    assert (
+        provenance.tree_hash()
+        == json.loads((tree / "provenance.json").read_text())["tree"]["listing"]
+    )
 
 
 def test_a_tree_as_it_was_made_verifies(copy):
     done = verify(copy)
-    assert done.returncode == 0 and "files are as the queue made them" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "files are as the queue made them" in done.stdout, (
+        done.stdout + done.stderr
+    )
     found = json.loads(verify(copy, "--json").stdout)["verification"]
     assert found["intact"] and found["files"] > 1000 and found["tree"].startswith("sha256:")
 
@@ -95,16 +116,25 @@ def test_every_file_that_differs_is_named(copy):
     (copy / "sglang/srt/prefill_graph/model/stack.py").unlink()
     done = verify(copy)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-3:] == ["  changed  sglang/srt/entrypoints/engine.py", "  missing  sglang/srt/prefill_graph/model/stack.py", "  added    sglang/srt/utils/left_behind.py"]
+    assert done.stdout.splitlines()[-3:] == [
+        "  changed  sglang/srt/entrypoints/engine.py",
+        "  missing  sglang/srt/prefill_graph/model/stack.py",
+        "  added    sglang/srt/utils/left_behind.py",
+    ]
 
 
 def test_the_folder_verifies_where_the_libraries_are_missing(copy):
-    """`sglang` itself imports numpy, torch and more; -I and -S leave an interpreter with the standard library alone."""
+    """`sglang` itself imports numpy, torch and more; -I and -S leave an interpreter with the
+    standard library alone."""
     command = [sys.executable, "-I", "-S", copy / "sglang/srt/prefill_graph", "--verify"]
     assert subprocess.run([*command[:3], "-c", "import numpy"], capture_output=True).returncode == 1
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and "files are as the queue made them" in done.stdout, done.stdout + done.stderr
-    assert "servers" in json.loads(subprocess.run([*command[:-1], "--json"], capture_output=True, text=True).stdout)
+    assert done.returncode == 0 and "files are as the queue made them" in done.stdout, (
+        done.stdout + done.stderr
+    )
+    assert "servers" in json.loads(
+        subprocess.run([*command[:-1], "--json"], capture_output=True, text=True).stdout
+    )
 
 
 @pytest.mark.parametrize("text", [None, "no listing\n"])

@@ -1,6 +1,8 @@
-"""update_weights_from_disk(recapture_cuda_graph=True): the release's own update, on a loader that replaces the parameter.
+"""update_weights_from_disk(recapture_cuda_graph=True): the release's own update, on a loader that
+replaces the parameter.
 
-Captures are stood in for. What they leave behind is the release's own: its backends, its compiled stack, its pools.
+Captures are stood in for. What they leave behind is the release's own: its backends, its compiled
+stack, its pools.
 """
 
 import contextlib
@@ -65,7 +67,8 @@ def device(monkeypatch):
 
 @pytest.fixture
 def server(device, monkeypatch):
-    """server(…): a ModelRunner with both graphs captured. `captures` notes each further capture, and which old graphs live."""
+    """server(…): a ModelRunner with both graphs captured. `captures` notes each further capture,
+    and which old graphs live."""
 
     def make(draft=False, speculative=False):
         module = importlib.import_module(MODEL_RUNNER)
@@ -73,10 +76,17 @@ def server(device, monkeypatch):
         if issubclass(module.ModelRunner, torch.nn.Module):
             torch.nn.Module.__init__(runner)
         vars(runner).update(
-            model=Model(), device="cuda", gpu_id=0, is_draft_worker=draft, captures=[], server_args=process.default_server_args(),
-            model_config=SimpleNamespace(dtype=torch.float32), spec_algorithm=SimpleNamespace(is_none=lambda: not speculative),
-            ps=SimpleNamespace(tp_rank=0), eager_runner=None,
-        )  # fmt: skip
+            model=Model(),
+            device="cuda",
+            gpu_id=0,
+            is_draft_worker=draft,
+            captures=[],
+            server_args=process.default_server_args(),
+            model_config=SimpleNamespace(dtype=torch.float32),
+            spec_algorithm=SimpleNamespace(is_none=lambda: not speculative),
+            ps=SimpleNamespace(tp_rank=0),
+            eager_runner=None,
+        )
         vars(runner)["update_model_fields"] = lambda model, **_: setattr(runner, "model", model)
         decode, prefill = (
             ("decode_cuda_graph_runner", "prefill_cuda_graph_runner")
@@ -131,7 +141,8 @@ def _graphs(runner):
 
 
 def update(runner, monkeypatch, recapture=True):
-    """The release's own update; the loader binds a new parameter, as packing a quantised layer does."""
+    """The release's own update; the loader binds a new parameter, as packing a quantised layer
+    does."""
     module = importlib.import_module(
         UPDATER if _has(UPDATER.rpartition(".")[0]) and _has(UPDATER) else MODEL_RUNNER
     )
@@ -227,7 +238,8 @@ def test_drafts_keep_what_their_worker_captured(server, monkeypatch):
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["alone", "with drafts"])
 def test_a_pool_is_named_again_only_where_drafts_hold_it(server, monkeypatch, speculative):
-    """torch ends the process where a capture begins in a pool that no graph holds, and some tensor still does."""
+    """torch ends the process where a capture begins in a pool that no graph holds, and some tensor
+    still does."""
     there = [
         importlib.import_module(f"sglang.srt.model_executor.{name}")
         for name in POOLS

@@ -1,4 +1,5 @@
-"""Routed experts that a server returns, where the MoE layer appends shared ones: the release's own buffer and layer."""
+"""Routed experts that a server returns, where the MoE layer appends shared ones: the release's own
+buffer and layer."""
 
 import pytest
 
@@ -9,7 +10,9 @@ def test_a_routers_choice_fits_a_buffer_with_room_for_shared_experts():
     import torch
     from sglang.srt.state_capturer.base import BaseDeviceCache
 
-    cache = BaseDeviceCache(max_batch_size=4, num_layers=2, topk_size=3, device="cpu", name="routed_experts")
+    cache = BaseDeviceCache(
+        max_batch_size=4, num_layers=2, topk_size=3, device="cpu", name="routed_experts"
+    )
     chosen = torch.tensor([[5, 1], [0, 7]], dtype=torch.int32)
     cache.capture(1, chosen)
     assert cache.buffer[:2, 1, :2].equal(chosen)

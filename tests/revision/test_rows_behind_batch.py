@@ -1,4 +1,5 @@
-"""What attention's ops leave in the rows behind the batch, on the releases whose prefill graph is breakable by default."""
+"""What attention's ops leave in the rows behind the batch, on the releases whose prefill graph is
+breakable by default."""
 
 import contextlib
 import inspect
@@ -14,13 +15,27 @@ GATES = {"as GDN": [(-1, HEADS)] * 2, "as KDA": [(1, -1, HEADS, DIM), (1, -1, HE
 class Backend:
     """Gives every row times two; refuses more of them than the batch has tokens."""
 
-    def forward(self, q=None, k=None, v=None, layer=None, forward_batch=None, save_kv_cache=True, mixed_qkv=None, **kwargs):
+    def forward(
+        self,
+        q=None,
+        k=None,
+        v=None,
+        layer=None,
+        forward_batch=None,
+        save_kv_cache=True,
+        mixed_qkv=None,
+        **kwargs,
+    ):
         import torch
 
         query = mixed_qkv if q is None else q
-        assert query.numel() == forward_batch.num_token_non_padded_cpu * HEADS * DIM, f"{tuple(query.shape)} for {forward_batch.num_token_non_padded_cpu} tokens"
+        assert query.numel() == forward_batch.num_token_non_padded_cpu * HEADS * DIM, (
+            f"{tuple(query.shape)} for {forward_batch.num_token_non_padded_cpu} tokens"
+        )
         for gate, size in ((kwargs.get("a"), (HEADS, HEADS * DIM)), (kwargs.get("b"), (HEADS,))):
-            assert gate is None or gate.numel() / forward_batch.num_token_non_padded_cpu in size, tuple(gate.shape)
+            assert gate is None or gate.numel() / forward_batch.num_token_non_padded_cpu in size, (
+                tuple(gate.shape)
+            )
         result = torch.empty_like(query).copy_(query * 2)
         return result.view(1, -1, HEADS, DIM) if q is None else result
 
@@ -34,21 +49,35 @@ class BackendWithLse(Backend):
 
 @contextlib.contextmanager
 def served(tokens, handed=None, backend=Backend):
-    """The release's own contexts around a replay of ROWS rows for a batch of `tokens`; handed: how many it was padded to
-    before the runner had it, where another rank has more."""
+    """The release's own contexts around a replay of ROWS rows for a batch of `tokens`; handed: how
+    many it was padded to before the runner had it, where another rank has more."""
     import torch
     from host import graph
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
     from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
 
-    batch = graph.prefill_batch(tokens, out_cache_loc=torch.arange(ROWS), positions=torch.arange(ROWS))
-    batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = tokens  # the latter from 0.5.20
+    batch = graph.prefill_batch(
+        tokens, out_cache_loc=torch.arange(ROWS), positions=torch.arange(ROWS)
+    )
+    batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = (
+        tokens  # the latter from 0.5.20
+    )
     layer = RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
-    values = dict(forward_batch=batch, attention_layers=[layer], quant_config=None, moe_layers=[], moe_fusions=[], num_tokens=ROWS, raw_num_tokens=handed or tokens)
+    values = dict(
+        forward_batch=batch,
+        attention_layers=[layer],
+        quant_config=None,
+        moe_layers=[],
+        moe_fusions=[],
+        num_tokens=ROWS,
+        raw_num_tokens=handed or tokens,
+    )
     known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
     with forward_context(ForwardContext(attn_backend=backend())):
-        with pieces.set_tc_piecewise_forward_context(**{name: value for name, value in values.items() if name in known}):
+        with pieces.set_tc_piecewise_forward_context(
+            **{name: value for name, value in values.items() if name in known}
+        ):
             yield batch
 
 
@@ -71,12 +100,18 @@ def check(output, given, tokens):
 
 @ops
 @pytest.mark.parametrize("tokens", [5, 1, ROWS])
-@pytest.mark.parametrize("shape", [(-1, HEADS * DIM), (-1, HEADS, DIM), (1, -1, HEADS, DIM)], ids=["rows", "heads", "a batch of one, as Gemma3"])
+@pytest.mark.parametrize(
+    "shape",
+    [(-1, HEADS * DIM), (-1, HEADS, DIM), (1, -1, HEADS, DIM)],
+    ids=["rows", "heads", "a batch of one, as Gemma3"],
+)
 def test_attention_leaves_zero(monkeypatch, shape, tokens):
     import torch
     from host import bodies
 
-    op = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).unified_attention_with_output
+    op = bodies.load_undecorated(
+        "sglang.srt.layers.radix_attention", monkeypatch
+    ).unified_attention_with_output
     given, keys = rows(tokens), torch.zeros(ROWS, HEADS, DIM)
     output = torch.full_like(given.view(shape), float("nan"))
     with served(tokens):
@@ -91,7 +126,9 @@ def test_linear_attention_leaves_zero(monkeypatch, shapes, tokens):
     import torch
     from host import bodies
 
-    op = bodies.load_undecorated("sglang.srt.layers.radix_linear_attention", monkeypatch).unified_linear_attention_with_output
+    op = bodies.load_undecorated(
+        "sglang.srt.layers.radix_linear_attention", monkeypatch
+    ).unified_linear_attention_with_output
     given, output = rows(tokens), torch.full((1, ROWS, HEADS, DIM), float("nan"))
     a, b = (torch.zeros(ROWS, *shape[shape.index(-1) + 1 :]).view(shape) for shape in shapes)
     with served(tokens):
@@ -104,7 +141,9 @@ def test_deepseek_v4_leaves_zero(monkeypatch, tokens):
     import torch
     from host import bodies
 
-    op = bodies.load_undecorated("sglang.srt.models.deepseek_v4", monkeypatch).deepseek_v4_attention_with_output
+    op = bodies.load_undecorated(
+        "sglang.srt.models.deepseek_v4", monkeypatch
+    ).deepseek_v4_attention_with_output
     given, output = rows(tokens), torch.full((ROWS, HEADS, DIM), float("nan"))
     with served(tokens):
         op(given, torch.zeros(ROWS, DIM), output, 0, 4, torch.zeros(HEADS), False)
@@ -117,8 +156,14 @@ def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypat
     import torch
     from host import bodies
 
-    op = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).unified_attention_with_output
-    given, keys, output = rows(3), torch.zeros(ROWS, HEADS, DIM), torch.full((ROWS, HEADS * DIM), float("nan"))
+    op = bodies.load_undecorated(
+        "sglang.srt.layers.radix_attention", monkeypatch
+    ).unified_attention_with_output
+    given, keys, output = (
+        rows(3),
+        torch.zeros(ROWS, HEADS, DIM),
+        torch.full((ROWS, HEADS * DIM), float("nan")),
+    )
     with served(3, handed=6):
         op(given, keys, keys, output, True, 0)
     check(output, given, 3)
@@ -130,8 +175,14 @@ def test_attention_that_gives_its_lse_leaves_zero(monkeypatch):
     import torch
     from host import bodies
 
-    op = bodies.load_undecorated("sglang.srt.layers.radix_attention", monkeypatch).unified_attention_with_output_and_lse
-    given, keys, output = rows(3), torch.zeros(ROWS, HEADS, DIM), torch.full((ROWS, HEADS, DIM), float("nan"))
+    op = bodies.load_undecorated(
+        "sglang.srt.layers.radix_attention", monkeypatch
+    ).unified_attention_with_output_and_lse
+    given, keys, output = (
+        rows(3),
+        torch.zeros(ROWS, HEADS, DIM),
+        torch.full((ROWS, HEADS, DIM), float("nan")),
+    )
     with served(3, handed=6, backend=BackendWithLse):
         lse = op(given.view(ROWS, HEADS, DIM), keys, keys, output, True, 0)
     check(output, given, 3)
@@ -145,8 +196,14 @@ def test_attention_as_a_method_leaves_zero(monkeypatch, tokens, handed):
     from sglang.srt.layers import radix_attention
     from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope
 
-    given, keys, output = rows(tokens), torch.zeros(ROWS, HEADS, DIM), torch.full((ROWS, HEADS * DIM), float("nan"))
+    given, keys, output = (
+        rows(tokens),
+        torch.zeros(ROWS, HEADS, DIM),
+        torch.full((ROWS, HEADS * DIM), float("nan")),
+    )
     with served(tokens) as batch, prefill_graph_scope(full_graph=False, raw_num_tokens=handed):
         monkeypatch.setattr(radix_attention, "get_forward_batch", lambda: batch)
-        radix_attention.RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)._eager_attention(given, keys, keys, output)
+        radix_attention.RadixAttention(
+            HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0
+        )._eager_attention(given, keys, keys, output)
     check(output, given, tokens)

@@ -16,7 +16,8 @@ CONTEXT = 2048
 
 @pytest.fixture
 def served(tmp_path):
-    """served(flag): the release's own sizes and context for a llama, from --context-length or from config.json."""
+    """served(flag): the release's own sizes and context for a llama, from --context-length or from
+    config.json."""
     from host.models import KINDS
 
     def resolve(flag):
@@ -24,12 +25,29 @@ def served(tmp_path):
         from sglang.srt.server_args import ServerArgs
 
         longest = 65536 if flag else CONTEXT
-        (tmp_path / "config.json").write_text(json.dumps({**KINDS["llama"].values, "max_position_embeddings": longest}))
-        asked = {name: True for name in ("enable_piecewise_cuda_graph",) if name in getattr(ServerArgs, "__dataclass_fields__", {})}
+        (tmp_path / "config.json").write_text(
+            json.dumps({**KINDS["llama"].values, "max_position_embeddings": longest})
+        )
+        asked = {
+            name: True
+            for name in ("enable_piecewise_cuda_graph",)
+            if name in getattr(ServerArgs, "__dataclass_fields__", {})
+        }
         if flag:
             asked["context_length"] = CONTEXT
-        args = ServerArgs(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, mem_fraction_static=0.5, chunked_prefill_size=8192, **asked)
-        sizes = args.cuda_graph_config.prefill.bs if hasattr(args, "cuda_graph_config") else args.piecewise_cuda_graph_tokens
+        args = ServerArgs(
+            model_path=str(tmp_path),
+            device="cuda",
+            skip_tokenizer_init=True,
+            mem_fraction_static=0.5,
+            chunked_prefill_size=8192,
+            **asked,
+        )
+        sizes = (
+            args.cuda_graph_config.prefill.bs
+            if hasattr(args, "cuda_graph_config")
+            else args.piecewise_cuda_graph_tokens
+        )
         return list(sizes), ModelConfig.from_server_args(args).context_len
 
     with mock.patch.dict(os.environ):  # resolving sets some variables
@@ -38,17 +56,24 @@ def served(tmp_path):
 
 @pytest.fixture
 def captured(build_model, caplog, revision):
-    """captured(sizes, context): what the release's own set-up captures for these, or None, and what it warned of."""
+    """captured(sizes, context): what the release's own set-up captures for these, or None, and what
+    it warned of."""
     from host import prefill, runner
 
     def decide(sizes, context):
         caplog.clear()
         model = build_model("llama")
         if revision < Version("0.5.14"):
-            made = runner.decide(model, context_len=context, piecewise_cuda_graph_tokens=sizes).piecewise_cuda_graph_runner
+            made = runner.decide(
+                model, context_len=context, piecewise_cuda_graph_tokens=sizes
+            ).piecewise_cuda_graph_runner
         else:
             made = prefill.capture(model, layers=4, sizes=sizes, context_len=context, requests=1)
-        warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and "CUDA graph" in record.getMessage()]
+        warned = [
+            record.getMessage()
+            for record in caplog.records
+            if record.levelno >= logging.WARNING and "CUDA graph" in record.getMessage()
+        ]
         return made and made.capture_num_tokens, warned
 
     return decide
@@ -60,7 +85,11 @@ def test_no_size_is_larger_than_the_context(served, captured, flag):
     sizes, context = served(flag)
     assert context == CONTEXT
     made, warned = captured(sizes, context)
-    assert made == sorted(size for size in sizes if size <= CONTEXT) and made[-1] == CONTEXT and not warned
+    assert (
+        made == sorted(size for size in sizes if size <= CONTEXT)
+        and made[-1] == CONTEXT
+        and not warned
+    )
 
 
 def test_sizes_that_fit_are_left_as_they_are(captured):

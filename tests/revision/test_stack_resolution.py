@@ -1,4 +1,5 @@
-"""Where the decoder layers of a model are, on every release with a prefill graph, and what follows where there are none."""
+"""Where the decoder layers of a model are, on every release with a prefill graph, and what follows
+where there are none."""
 
 import importlib
 import logging
@@ -11,11 +12,28 @@ pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
 SET_UP = pytest.mark.revision(">=0.5.14")
 
 SMALL = dict(
-    hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    vocab_size=256, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0, torch_dtype="bfloat16",
-)  # fmt: skip
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=256,
+    max_position_embeddings=512,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    torch_dtype="bfloat16",
+)
 EXPERTS = dict(moe_intermediate_size=64, shared_expert_intermediate_size=64, num_experts=4)
-VISION = dict(hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, image_size=56, patch_size=14)
+VISION = dict(
+    hidden_size=64,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    image_size=56,
+    patch_size=14,
+)
 GEMMA3 = dict(  # some releases read the factor without a default
     rope_parameters=dict(
         full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
@@ -23,11 +41,20 @@ GEMMA3 = dict(  # some releases read the factor without a default
     )
 )
 WHISPER = dict(
-    d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-    encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=256, pad_token_id=0,
-)  # fmt: skip
+    d_model=64,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=128,
+    decoder_ffn_dim=128,
+    vocab_size=256,
+    pad_token_id=0,
+)
 
-TEXT = {  # a class of sglang.srt.models -> the transformers class of its configuration, and what it wants beside SMALL
+# a class of sglang.srt.models -> the transformers class of its configuration, and what it wants
+# beside SMALL
+TEXT = {
     "llama.LlamaForCausalLM": ("LlamaConfig", {}),
     "qwen2.Qwen2ForCausalLM": ("Qwen2Config", {}),
     "qwen2_moe.Qwen2MoeForCausalLM": ("Qwen2MoeConfig", EXPERTS),
@@ -46,7 +73,10 @@ TEXT = {  # a class of sglang.srt.models -> the transformers class of its config
     "llama_reward.LlamaForSequenceClassification": ("LlamaConfig", {}),
 }
 WRAPPERS = {
-    "gemma3_mm.Gemma3ForConditionalGeneration": ("Gemma3Config", dict(text_config=dict(SMALL, **GEMMA3), vision_config=VISION)),
+    "gemma3_mm.Gemma3ForConditionalGeneration": (
+        "Gemma3Config",
+        dict(text_config=dict(SMALL, **GEMMA3), vision_config=VISION),
+    ),
     "mllama4.Llama4ForConditionalGeneration": (
         "Llama4Config",
         dict(
@@ -59,7 +89,14 @@ WITHOUT = {  # no layers where they are looked for
     "whisper.WhisperForConditionalGeneration": ("WhisperConfig", WHISPER),
     "opt.OPTForCausalLM": (
         "OPTConfig",
-        dict(hidden_size=128, num_hidden_layers=2, ffn_dim=256, num_attention_heads=4, vocab_size=256, word_embed_proj_dim=128),
+        dict(
+            hidden_size=128,
+            num_hidden_layers=2,
+            ffn_dim=256,
+            num_attention_heads=4,
+            vocab_size=256,
+            word_embed_proj_dim=128,
+        ),
     ),
 }
 
@@ -85,7 +122,8 @@ def real_class(name):
 
 
 def shell(name, **parts):
-    """A real class without what its __init__ builds, towers above all, and with `parts` where it keeps the language model."""
+    """A real class without what its __init__ builds, towers above all, and with `parts` where it
+    keeps the language model."""
     model = real_class(name).__new__(real_class(name))
     torch.nn.Module.__init__(model)
     for part, module in parts.items():
@@ -107,7 +145,9 @@ NESTED = {  # a wrapper as its class makes it, around a language model
     "internvl.InternVLChatModel": lambda lm: dict(language_model=lm, model=lm.model),
     "kimi_vl.KimiVLForConditionalGeneration": lambda lm: dict(language_model=lm),
     "gemma4_mm.Gemma4ForConditionalGeneration": lambda lm: dict(language_model=lm.model),
-    "qwen3_omni_moe.Qwen3OmniMoeForConditionalGeneration": lambda lm: dict(thinker=Holder(model=lm.model)),
+    "qwen3_omni_moe.Qwen3OmniMoeForConditionalGeneration": lambda lm: dict(
+        thinker=Holder(model=lm.model)
+    ),
 }
 
 
@@ -150,7 +190,9 @@ def test_a_model_without_layers(name):
     from sglang.srt.prefill_graph.model import stack
 
     model = build(name)
-    with pytest.raises(stack.NoStack, match=rf"^no decoder layers in the model \({type(model).__name__}\)"):
+    with pytest.raises(
+        stack.NoStack, match=rf"^no decoder layers in the model \({type(model).__name__}\)"
+    ):
         stack.find(model)
 
 
@@ -185,7 +227,8 @@ def test_a_loop_with_layers(llama):
 
 
 def test_the_language_model_is_tried_before_other_layers(llama):
-    """A wrapper's `model` can be its vision tower, and a talker's layers stand beside those of its thinker."""
+    """A wrapper's `model` can be its vision tower, and a talker's layers stand beside those of its
+    thinker."""
     tower = SimpleNamespace(layers=[1])
     one = SimpleNamespace(model=tower, thinker=tower, language_model=llama.model)
     assert (found(one).owner, found(one).path) == (llama.model, "language_model")
@@ -217,7 +260,11 @@ def test_what_the_model_says_is_no_stack(says, reason, llama):
 def warned(caplog):
     """The warnings of the set-up and the overlay; building a model may bring others."""
     ours = ("sglang.srt.model_executor", "sglang.srt.prefill_graph")
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith(ours)]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and record.name.startswith(ours)
+    ]
 
 
 @SET_UP
@@ -237,7 +284,8 @@ def test_the_stack_of_the_unpatched_release(name, backend, pristine):
 @SET_UP
 @pytest.mark.parametrize("name", NESTED)
 def test_the_stack_of_a_wrapper_in_the_unpatched_release(name, llama, pristine):
-    """Or none: 0.5.14 to 0.5.16 raised where it was deeper than language_model.model, or was the language_model."""
+    """Or none: 0.5.14 to 0.5.16 raised where it was deeper than language_model.model, or was the
+    language_model."""
     from host import prefill
 
     model = shell(name, **NESTED[name](llama))
@@ -280,8 +328,14 @@ def test_one_warning_lists_what_was_probed(name, caplog):
     model = build(name)
     assert prefill.set_up(model) is None
     [text] = warned(caplog)
-    probed = f"the model ({type(model).__name__})" + (f", model ({type(model.model).__name__})" if hasattr(model, "model") else "")
-    assert text == f"Prefill runs eagerly, without a CUDA graph: {type(model).__name__}: no decoder layers in {probed}"
+    probed = f"the model ({type(model).__name__})" + (
+        f", model ({type(model.model).__name__})" if hasattr(model, "model") else ""
+    )
+    assert (
+        text
+        == f"Prefill runs eagerly, without a CUDA graph: {type(model).__name__}: no decoder layers"
+        f" in {probed}"
+    )
 
 
 @SET_UP
@@ -296,12 +350,15 @@ def test_what_the_model_says_wrong_is_warned_about(says, llama, caplog):
 
 @SET_UP
 def test_a_model_that_is_its_own_stack_stays_eager(llama, caplog):
-    """A draft or an embedding model without a head: as before, there is nothing around the stack to run eagerly."""
+    """A draft or an embedding model without a head: as before, there is nothing around the stack to
+    run eagerly."""
     from host import prefill
 
     assert prefill.set_up(llama.model) is None
     [text] = warned(caplog)
-    assert text.endswith("LlamaModel: LlamaModel has the layers itself, and no language model inside")
+    assert text.endswith(
+        "LlamaModel: LlamaModel has the layers itself, and no language model inside"
+    )
 
 
 @SET_UP
@@ -331,7 +388,9 @@ def test_these_releases_leave_a_wrapper_without_model_eager(name, caplog):
     model = build(name)
     assert prefill.set_up(model) is None
     [text] = warned(caplog)
-    assert text.endswith(f"{type(model).__name__}: this release captures no wrapper that has no `model`")
+    assert text.endswith(
+        f"{type(model).__name__}: this release captures no wrapper that has no `model`"
+    )
 
 
 @pytest.mark.revision(">=0.5.14,<0.5.16")
@@ -342,4 +401,6 @@ def test_their_piecewise_backend_keeps_to_what_it_compiles(llama, caplog):
     assert warned(caplog) == []
     assert prefill.set_up(Holder(model=llama), "tc_piecewise") is None
     [text] = warned(caplog)
-    assert text.endswith("Holder: the tc_piecewise backend of this release only compiles language_model.model")
+    assert text.endswith(
+        "Holder: the tc_piecewise backend of this release only compiles language_model.model"
+    )

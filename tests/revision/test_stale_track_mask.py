@@ -7,7 +7,8 @@ pytestmark = pytest.mark.revision(">=0.5.7,<0.5.10")
 
 @pytest.fixture
 def verified(monkeypatch):
-    """Two requests behind a prefill that left a state of each; their drafts are about to be verified."""
+    """Two requests behind a prefill that left a state of each; their drafts are about to be
+    verified."""
     import torch
     from host import process
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -48,10 +49,8 @@ class Pool:
 
 
 def test_the_prefills_own_mask_is_gone(verified):
-    assert verified.mamba_track_indices.tolist() == [
-        6,
-        6,
-    ]  # where states go behind the verification
+    # where states go behind the verification
+    assert verified.mamba_track_indices.tolist() == [6, 6]
     assert verified.mamba_track_mask is None and verified.mamba_track_seqlens is None
 
 

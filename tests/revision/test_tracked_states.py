@@ -1,4 +1,5 @@
-"""Mamba2 behind a cached beginning: what a prefill starts from, and which states it leaves for the prefix cache."""
+"""Mamba2 behind a cached beginning: what a prefill starts from, and which states it leaves for the
+prefix cache."""
 
 import pytest
 
@@ -13,7 +14,9 @@ CASES = {
     "a few tokens behind a cached beginning": dict(lengths=[3], prefixes=[16]),
     "whole chunks, and too short ones": dict(lengths=[3, 48, 15, 33], prefixes=[0, 0, 16, 0]),
     "larger pages than chunks": dict(lengths=[7, 70, 50], prefixes=[0, 0, 0], step=32),
-    "another prompt branches off before the end": dict(lengths=[9, 55, 50], prefixes=[0, 0, 0], branching={"1": 32, "2": 16}),
+    "another prompt branches off before the end": dict(
+        lengths=[9, 55, 50], prefixes=[0, 0, 0], branching={"1": 32, "2": 16}
+    ),
     "more requests than are made at once": dict(lengths=[3] + [17] * 9, prefixes=[0] * 10),
 }
 
@@ -30,8 +33,12 @@ def test_every_tracked_state_is_that_of_the_requests_own_tokens(case, compared):
     """Largest differences in float32; states are of order 10."""
     found = compared[case]
     assert found["others"] == 0
-    assert len(found["left"]) == sum(length >= CASES[case].get("step", 16) for length in CASES[case]["lengths"])
-    assert not {request for request, (conv, ssm, _) in found["left"].items() if conv > 1e-5 or ssm > 1e-3}, found
+    assert len(found["left"]) == sum(
+        length >= CASES[case].get("step", 16) for length in CASES[case]["lengths"]
+    )
+    assert not {
+        request for request, (conv, ssm, _) in found["left"].items() if conv > 1e-5 or ssm > 1e-3
+    }, found
 
 
 @pytest.mark.parametrize("case", CASES)

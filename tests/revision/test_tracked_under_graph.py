@@ -1,6 +1,7 @@
 """Which states a prefill leaves for the prefix cache through a graph: those that it leaves eagerly.
 
-The release's own runners make the batch that breaks read; no graph is behind them (host/replayed.py).
+The release's own runners make the batch that breaks read; no graph is behind them
+(host/replayed.py).
 """
 
 import pytest
@@ -21,15 +22,20 @@ class Attention:
 
 
 def batch_of(lengths, tracked):
-    """A prefill of requests with so many new tokens; `tracked`: which of them leave a state, None for a batch that says nothing."""
+    """A prefill of requests with so many new tokens; `tracked`: which of them leave a state, None
+    for a batch that says nothing."""
     import torch
     from host import graph
 
-    said = dict(
-        mamba_track_mask=torch.tensor(tracked),
-        mamba_track_indices=torch.arange(10, 10 + len(lengths)),
-        mamba_track_seqlens=torch.tensor(lengths),
-    ) if tracked else {}  # fmt: skip
+    said = (
+        dict(
+            mamba_track_mask=torch.tensor(tracked),
+            mamba_track_indices=torch.arange(10, 10 + len(lengths)),
+            mamba_track_seqlens=torch.tensor(lengths),
+        )
+        if tracked
+        else {}
+    )
     tokens = sum(lengths)
     return graph.prefill_batch(
         tokens,
@@ -66,7 +72,8 @@ def test_breaks_know_which_states_to_leave(kind, drafts):
 
 
 class Translating:
-    """Prepares a batch as the backends do from 0.5.15 on, over a pool whose slots have other names."""
+    """Prepares a batch as the backends do from 0.5.15 on, over a pool whose slots have other
+    names."""
 
     def init_forward_metadata(self, batch):
         batch.mamba_track_indices = batch.mamba_track_indices + 100

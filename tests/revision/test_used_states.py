@@ -1,4 +1,5 @@
-"""Which Mamba states the release's own prefix cache gives up first. Pools are counters: no state is computed here."""
+"""Which Mamba states the release's own prefix cache gives up first. Pools are counters: no state is
+computed here."""
 
 import random
 from array import array
@@ -8,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.16")
-HICACHE = pytest.mark.revision(">=0.5.10")  # where HiCache has a cache of such models, with lists of its own
+# where HiCache has a cache of such models, with lists of its own
+HICACHE = pytest.mark.revision(">=0.5.10")
 
 TURN = 8  # tokens
 
@@ -34,9 +36,13 @@ class Cache:
         self.states, self.count = States(), 0
         pools = SimpleNamespace(mamba_pool=self.states, mamba_allocator=self.states)
         given = dict(
-            disable=False, req_to_token_pool=pools, page_size=1,
-            token_to_kv_pool_allocator=TokenToKVPoolAllocator(64, torch.float16, "cpu", None, False),
-        )  # fmt: skip
+            disable=False,
+            req_to_token_pool=pools,
+            page_size=1,
+            token_to_kv_pool_allocator=TokenToKVPoolAllocator(
+                64, torch.float16, "cpu", None, False
+            ),
+        )
         kind = kind or mamba_radix_cache.MambaRadixCache
         if "params" in signature(kind.__init__).parameters:
             from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -45,7 +51,8 @@ class Cache:
         self.real = kind(**given)
 
     def insert(self, tokens):
-        """The state behind `tokens` is offered to the cache: its name, or None where the cache had one there."""
+        """The state behind `tokens` is offered to the cache: its name, or None where the cache had
+        one there."""
         import torch
 
         self.count += 1
@@ -54,7 +61,8 @@ class Cache:
         return None if known[1] else self.count
 
     def match(self, tokens):
-        """A request with these tokens comes: how many it need not compute, and the node with the state that it starts from."""
+        """A request with these tokens comes: how many it need not compute, and the node with the
+        state that it starts from."""
         found = self._call("match_prefix", "MatchPrefixParams", key=self._key(tokens))
         return len(found.device_indices), found.last_device_node
 
@@ -87,8 +95,16 @@ def build(monkeypatch):
     """build(): an empty cache."""
     from sglang.srt.mem_cache import mamba_radix_cache
 
-    monkeypatch.setattr(mamba_radix_cache, "get_global_server_args", lambda: SimpleNamespace(mamba_cache_chunk_size=64), raising=False)
-    monkeypatch.setattr(mamba_radix_cache, "get_tensor_model_parallel_rank", lambda: 0, raising=False)  # of its check
+    monkeypatch.setattr(
+        mamba_radix_cache,
+        "get_global_server_args",
+        lambda: SimpleNamespace(mamba_cache_chunk_size=64),
+        raising=False,
+    )
+    # of its check
+    monkeypatch.setattr(
+        mamba_radix_cache, "get_tensor_model_parallel_rank", lambda: 0, raising=False
+    )
     return Cache
 
 
@@ -112,16 +128,20 @@ def session(name, turns):
 
 
 def ask(cache, name, turn):
-    """One turn: what of its prompt is cached, and the states that it leaves behind the prompt and the answer."""
+    """One turn: what of its prompt is cached, and the states that it leaves behind the prompt and
+    the answer."""
     cached, _ = cache.match(session(name, turn))
     cache.insert(session(name, turn))
     return cached
 
 
 def test_an_idle_session_keeps_its_last_state(build):
-    """The states that another session has behind it went last: a request comes back, and starts anew."""
+    """The states that another session has behind it went last: a request comes back, and starts
+    anew."""
     cache = build()
-    idle, busy = zip(*[[cache.insert(session(name, turn)) for name in (1, 2)] for turn in (1, 2, 3)])
+    idle, busy = zip(
+        *[[cache.insert(session(name, turn)) for name in (1, 2)] for turn in (1, 2, 3)]
+    )
     assert cache.match(session(2, 3))[0] == 4 * TURN
     cache.real.evict_mamba(4)
     assert set(cache.states.freed) == {*idle[:2], *busy[:2]}
@@ -132,7 +152,7 @@ def test_a_request_refreshes_the_state_it_starts_from_and_no_other(build):
     cache = build()
     first, second, third = [cache.insert(session(1, turn)) for turn in (1, 2, 3)]
     other = cache.insert(session(2, 1))
-    assert cache.match(session(1, 2) + [7])[1].mamba_value.tolist() == [second]
+    assert cache.match([*session(1, 2), 7])[1].mamba_value.tolist() == [second]
     assert cache.order() == [first, third, other, second]
 
 
@@ -156,7 +176,8 @@ def test_the_tokens_are_refreshed_as_before(build):
 
 
 def test_a_split_moves_no_state(build):
-    """A prompt that branches off cuts a node in two. Its state is behind the second half, and nobody has used it."""
+    """A prompt that branches off cuts a node in two. Its state is behind the second half, and
+    nobody has used it."""
     cache = build()
     split = cache.insert([1] * 10)
     later = cache.insert([2] * 10)
@@ -169,7 +190,8 @@ def test_a_split_moves_no_state(build):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_state_that_is_unused_for_longest_goes_first(build, seed):
-    """Requests that share beginnings, at random, beside a list that a reader can follow; and the release's check of an idle server."""
+    """Requests that share beginnings, at random, beside a list that a reader can follow; and the
+    release's check of an idle server."""
     draw, cache, unused = random.Random(seed), build(), []
     for _ in range(150):
         tokens = [draw.randrange(2) for _ in range(draw.randrange(1, 9))]
@@ -205,7 +227,9 @@ def test_a_locked_state_stays(build):
         cache.real.sanity_check()
 
 
-@pytest.mark.parametrize("damage", ["lost from the list", "lost from the tree", "one direction", "size"])
+@pytest.mark.parametrize(
+    "damage", ["lost from the list", "lost from the tree", "one direction", "size"]
+)
 def test_a_damaged_list_is_found(build, damage):
     cache = build()
     for turn in (1, 2, 3):
@@ -225,7 +249,8 @@ def test_a_damaged_list_is_found(build, damage):
 
 
 def hits(cache, most, sessions=16, turns=12):
-    """What share of all prompt tokens a cache with `most` states gives back, where sessions come in any order."""
+    """What share of all prompt tokens a cache with `most` states gives back, where sessions come in
+    any order."""
     cached = total = 0
     coming = [name for name in range(1, sessions + 1) for _ in range(turns)]
     random.Random(0).shuffle(coming)
@@ -238,7 +263,8 @@ def hits(cache, most, sessions=16, turns=12):
 
 
 def test_sessions_in_any_order_find_more(build, of_release):
-    """With two states for each session, most find the one of their last turn; the release gives sessions up as a whole."""
+    """With two states for each session, most find the one of their last turn; the release gives
+    sessions up as a whole."""
     ours, before = hits(build(), most=32), hits(of_release(), most=32)
     print(f"hit rate {before:.2f} with the release's list, {ours:.2f} with this one")
     assert ours > before + 0.05

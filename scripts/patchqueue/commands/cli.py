@@ -1,4 +1,5 @@
-"""The command line: its words, the commands about queue and work trees, and the exit codes. The other modules here are hooked in."""
+"""The command line: its words, the commands about queue and work trees, and the exit codes. The
+other modules here are hooked in."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.padding import Padding
@@ -22,7 +23,18 @@ from rich.text import Text
 
 from ..environments.environment import SIZE
 from ..environments.lock import LockFailed, compile_lock
-from ..environments.testing import Result, build_environment, has_environment, is_built, lock_file, matplotlib_folder, prepare, share, test_revision, test_tool
+from ..environments.testing import (
+    Result,
+    build_environment,
+    has_environment,
+    is_built,
+    lock_file,
+    matplotlib_folder,
+    prepare,
+    share,
+    test_revision,
+    test_tool,
+)
 from ..files import disk
 from ..files.gitrun import GitFailed
 from ..hint import counted, to_type
@@ -67,14 +79,27 @@ EXAMPLES = {  # by command: what a user types behind it
     "uninstall": ["--site-packages /sgl-workspace/sglang/python"],
 }
 WORDS = {  # by command: what its words are, where they are not releases that are pinned
-    "new": ("WORD", "the patch's name, as nsa/skip-pointer-check; before it a release, where the default is not meant"),
+    "new": (
+        "WORD",
+        (
+            "the patch's name, as nsa/skip-pointer-check; before it a release, where the default is"
+            " not meant"
+        ),
+    ),
     "pin": ("VERSION", "a release that is not pinned yet, as 0.5.24"),
 }
 TEST = "apply, build the release's environment, run tests/revision in it"
 OUTPUTS = ("out", "mails", "onto", "site")  # options that name a folder to write to
-COLOURS = {Outcome.APPLIED: "green", Outcome.ALREADY_APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.EMPTY: "yellow"}
+COLOURS = {
+    Outcome.APPLIED: "green",
+    Outcome.ALREADY_APPLIED: "green",
+    Outcome.MERGED_UPSTREAM: "cyan",
+    Outcome.NOT_SELECTED: "dim",
+    Outcome.EMPTY: "yellow",
+}
 TOOL_MINUTES, RELEASE_MINUTES = 4, 1.5
-OUT = Console(highlight=False, soft_wrap=False, markup=False)  # text of the queue may hold [brackets]
+# text of the queue may hold [brackets]
+OUT = Console(highlight=False, soft_wrap=False, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -89,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show_problems(refusal.problems)
         return 1
     except GitFailed as failure:
-        step = disk.said(str(failure)) or "see what git says of that repository; nothing but the branches named above was made"
+        step = (
+            disk.said(str(failure))
+            or "see what git says of that repository; nothing but the branches named above was made"
+        )
         _show_problems([Problem("git-failed", "git", str(failure), step)])
         return 1
     except OSError as error:
@@ -105,11 +133,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _places(options: argparse.Namespace) -> list[disk.Place]:
     """Where a command writes, and what a user can do where that is impossible."""
-    cache = disk.Place(cache_folder(), "name another cache: PATCHQUEUE_CACHE=FOLDER", "all in it is fetched again when it is needed")
+    cache = disk.Place(
+        cache_folder(),
+        "name another cache: PATCHQUEUE_CACHE=FOLDER",
+        "all in it is fetched again when it is needed",
+    )
     root = disk.Place(options.root, "use another clone of the queue")
-    named = [disk.Place(Path(vars(options)[name]), "name another folder") for name in OUTPUTS if vars(options).get(name)]
+    named = [
+        disk.Place(Path(vars(options)[name]), "name another folder")
+        for name in OUTPUTS
+        if vars(options).get(name)
+    ]
     try:
-        return [root, cache, disk.Place(Path(tempfile.gettempdir()), "name another folder: TMPDIR=FOLDER"), *named]
+        return [
+            root,
+            cache,
+            disk.Place(Path(tempfile.gettempdir()), "name another folder: TMPDIR=FOLDER"),
+            *named,
+        ]
     except OSError:  # there is none that can be written
         return [root, cache, *named]
 
@@ -119,66 +160,169 @@ class _Parser(argparse.ArgumentParser):
 
     _words: Sequence[str] = ()
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         options = [option for action in self._actions for option in action.option_strings]
-        given = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
-        unknown = next((word for word in given if not any(option.startswith(word) for option in options)), "")
+        given = [
+            word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"
+        ]
+        unknown = next(
+            (word for word in given if not any(option.startswith(word) for option in options)), ""
+        )
         if unknown:
             alike = difflib.get_close_matches(unknown, options, 1)
-            message = f"there is no option {unknown}" + (f"; did you mean {alike[0]}?" if alike else "")
+            message = f"there is no option {unknown}" + (
+                f"; did you mean {alike[0]}?" if alike else ""
+            )
         super().error(message)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="scripts/nox", description="Lay the patch queue on pinned sglang releases.")
-    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the project's folder (default: this one)")
+    parser = _Parser(
+        prog="scripts/nox", description="Lay the patch queue on pinned sglang releases."
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path.cwd(), help="the project's folder (default: this one)"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run, text: str, default: str, *takes: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Any, text: str, default: str, *takes: str
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text)
         added.set_defaults(run=run)
         metavar, meant = WORDS.get(name, ("VERSION", "v0.5.9 or 0.5.9"))
-        added.add_argument("words", nargs="*", metavar=metavar, help=f"{meant} (default: {default})" if default else meant)
+        added.add_argument(
+            "words",
+            nargs="*",
+            metavar=metavar,
+            help=f"{meant} (default: {default})" if default else meant,
+        )
         if "--all" in takes:
             added.add_argument("--all", action="store_true", help="every pinned release")
         if "--from" in takes:
-            added.add_argument("--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM)
+            added.add_argument(
+                "--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM
+            )
         return added
 
-    applied = command("apply", _apply, "lay the queue on a release, in work/TAG/", paths.DEFAULT, "--all", "--from")
-    applied.add_argument("--discard", action="store_true", help="throw away edits of the work tree that no patch holds")
-    applied.add_argument("--verbose", action="store_true", help="list all patches of the queue, and say why one is not for the release")
-    command("unapply", _unapply, "take every patch off work/TAG/ again, back to the pristine release", paths.DEFAULT, "--all")
-    checked = command("check", _check, "lint the queue, and replay it in memory on each release", "every pinned release", "--from")
-    checked.add_argument("--write", action="store_true", help="pin the lines and trees that the queue has now, in upstream/placed.toml, for a change that is meant")
-    checked.add_argument("--gaps", action="store_true", help="also list the patches that a release does not need, and why")
-    tested = command("test", _test, TEST, "the tool, and the releases that upstream/pins.toml calls tested", "--all", "--from")
-    tested.add_argument("--tool", action="store_true", help="test the tool itself: check, and tests/queue; without a release nothing else")
+    applied = command(
+        "apply",
+        _apply,
+        "lay the queue on a release, in work/TAG/",
+        paths.DEFAULT,
+        "--all",
+        "--from",
+    )
+    applied.add_argument(
+        "--discard",
+        action="store_true",
+        help="throw away edits of the work tree that no patch holds",
+    )
+    applied.add_argument(
+        "--verbose",
+        action="store_true",
+        help="list all patches of the queue, and say why one is not for the release",
+    )
+    command(
+        "unapply",
+        _unapply,
+        "take every patch off work/TAG/ again, back to the pristine release",
+        paths.DEFAULT,
+        "--all",
+    )
+    checked = command(
+        "check",
+        _check,
+        "lint the queue, and replay it in memory on each release",
+        "every pinned release",
+        "--from",
+    )
+    checked.add_argument(
+        "--write",
+        action="store_true",
+        help=(
+            "pin the lines and trees that the queue has now, in upstream/placed.toml, for a change"
+            " that is meant"
+        ),
+    )
+    checked.add_argument(
+        "--gaps",
+        action="store_true",
+        help="also list the patches that a release does not need, and why",
+    )
+    tested = command(
+        "test",
+        _test,
+        TEST,
+        "the tool, and the releases that upstream/pins.toml calls tested",
+        "--all",
+        "--from",
+    )
+    tested.add_argument(
+        "--tool",
+        action="store_true",
+        help="test the tool itself: check, and tests/queue; without a release nothing else",
+    )
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
-    tested.add_argument("--plan", action="store_true", help="run nothing: say which releases would be tested")
-    command("refresh", _refresh, "write the edits of work/TAG/ back to patches/, series and overlay/", paths.DEFAULT, "--all").add_argument("--add", action="store_true", help="put edits of files that are in no patch into the top one")
+    tested.add_argument(
+        "--plan", action="store_true", help="run nothing: say which releases would be tested"
+    )
+    command(
+        "refresh",
+        _refresh,
+        "write the edits of work/TAG/ back to patches/, series and overlay/",
+        paths.DEFAULT,
+        "--all",
+    ).add_argument(
+        "--add",
+        action="store_true",
+        help="put edits of files that are in no patch into the top one",
+    )
     command("new", _new, "start an empty patch on top of work/TAG/; name it topic/verb-object", "")
     added = command("pin", _pin, "add a release to upstream/pins.toml", "")
-    added.add_argument("--from", dest="origin", type=paths.place, metavar="FOLDER", help="a folder that holds all wheels of the release")
-    command("lock", _lock, "resolve a release's test environment as of its release day", paths.DEFAULT, "--all")
+    added.add_argument(
+        "--from",
+        dest="origin",
+        type=paths.place,
+        metavar="FOLDER",
+        help="a folder that holds all wheels of the release",
+    )
+    command(
+        "lock",
+        _lock,
+        "resolve a release's test environment as of its release day",
+        paths.DEFAULT,
+        "--all",
+    )
     gpu.add(commands)
     handover.add(commands)
     install.add(commands)
-    own = commands.add_parser("quilt", help="run quilt in work/TAG/, with the quilt that apply uses")
+    own = commands.add_parser(
+        "quilt", help="run quilt in work/TAG/, with the quilt that apply uses"
+    )
     own.set_defaults(run=_quilt)
     own.add_argument("revision", metavar="VERSION", help="v0.5.9 or 0.5.9")
-    own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="QUILT COMMAND …", help="what quilt is to do, and its options")
+    own.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="QUILT COMMAND …",
+        help="what quilt is to do, and its options",
+    )
     rebase.add(commands)
-    commands.add_parser("fields", help="print the patch header's fields as a Markdown table").set_defaults(run=_fields)
+    commands.add_parser(
+        "fields", help="print the patch header's fields as a Markdown table"
+    ).set_defaults(run=_fields)
     texts = {action.dest: action.help or "" for action in commands._choices_actions}
     for name, each in commands.choices.items():
         each.set_defaults(parser=each)
         each.description = each.description or sentence(texts[name])
-        each.epilog = f"Example: {to_type(name, *EXAMPLES[name]).strip('`')}" if name in EXAMPLES else None
+        each.epilog = (
+            f"Example: {to_type(name, *EXAMPLES[name]).strip('`')}" if name in EXAMPLES else None
+        )
     return parser
 
 
@@ -190,7 +334,11 @@ def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> 
     every = getattr(options, "all", False)
     if every and options.words:
         step = f"name {options.words[0]} alone, or --all alone"
-        raise Refused(Problem("bad-words", "--all", f"means every release, {options.words[0]} means one", step))
+        raise Refused(
+            Problem(
+                "bad-words", "--all", f"means every release, {options.words[0]} means one", step
+            )
+        )
     if every:
         return list(pins.all)
     return [pins.find(name) for name in options.words] or list(default)
@@ -212,7 +360,10 @@ def _apply(options: argparse.Namespace) -> int:
         else:
             _show_summary(report, options.root, seconds)
     if len(chosen) > 1:
-        OUT.print(f"next: {to_type('build', (chosen[0] if options.words else pins.default).tag)} makes the wheel of one")
+        OUT.print(
+            f"next: {to_type('build', (chosen[0] if options.words else pins.default).tag)} makes"
+            " the wheel of one"
+        )
     return 0
 
 
@@ -220,7 +371,11 @@ def _unapply(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
         report = unapply(options.root, pin, _say)
-        done = "was pristine already" if report.outcome is Outcome.ALREADY_APPLIED else "is pristine again"
+        done = (
+            "was pristine already"
+            if report.outcome is Outcome.ALREADY_APPLIED
+            else "is pristine again"
+        )
         OUT.print(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}", soft_wrap=True)
         OUT.print(f"next: {to_type('apply', pin.tag)} lays the queue on it again")
     return 0
@@ -230,13 +385,19 @@ def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
     chosen = _chosen(options, pins, pins.all)
-    for change in pinned.write(options.root, pins, chosen, options.origin, _say) if options.write else ():
+    for change in (
+        pinned.write(options.root, pins, chosen, options.origin, _say) if options.write else ()
+    ):
         OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
     report = check(options.root, chosen, options.origin, _say, pins.all)
     _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
     if not report.all_problems:
-        OUT.print(f"next: {to_type('test', *(pin.tag for pin in chosen if options.words))} runs the tests", soft_wrap=True)
+        OUT.print(
+            f"next: {to_type('test', *(pin.tag for pin in chosen if options.words))} runs the"
+            " tests",
+            soft_wrap=True,
+        )
     return 1 if report.all_problems else 0
 
 
@@ -244,10 +405,22 @@ def _test(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     narrowed = options.words or options.all or options.expression or options.origin
     tool = options.tool or not narrowed
-    chosen = _chosen(options, pins, [] if options.tool and not narrowed else pins.tested or [pins.default])
+    chosen = _chosen(
+        options, pins, [] if options.tool and not narrowed else pins.tested or [pins.default]
+    )
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
-        raise Refused([Problem("no-environment", pin.tag, "has no lock in upstream/locks/", f"{to_type('lock', pin.tag)} makes one") for pin in without])
+        raise Refused(
+            [
+                Problem(
+                    "no-environment",
+                    pin.tag,
+                    "has no lock in upstream/locks/",
+                    f"{to_type('lock', pin.tag)} makes one",
+                )
+                for pin in without
+            ]
+        )
     chosen = [pin for pin in chosen if pin not in without]
     _show_plan(options.root, tool, chosen)
     if options.plan:
@@ -256,8 +429,16 @@ def _test(options: argparse.Namespace) -> int:
         return 1
     results = _test_releases(options, chosen)
     for result in results:
-        verdict = Text("passed", "green") if result.passed else Text(f"failed (pytest exit code {result.exit_code})", "red")
-        OUT.print(f"{result.pin.tag}:", verdict, "(the tree has edits of yours)" if result.as_it_stands else "")
+        verdict = (
+            Text("passed", "green")
+            if result.passed
+            else Text(f"failed (pytest exit code {result.exit_code})", "red")
+        )
+        OUT.print(
+            f"{result.pin.tag}:",
+            verdict,
+            "(the tree has edits of yours)" if result.as_it_stands else "",
+        )
     for pin in without:
         OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
     return 0 if all(result.passed for result in results) else 1
@@ -292,13 +473,17 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
 
 
 def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[Result]:
-    """Test releases side by side. The first one's output comes as it is written, that of the others when they have ended."""
+    """Test releases side by side. The first one's output comes as it is written, that of the others
+    when they have ended."""
     prepared = [prepare(options.root, pin, options.origin, _say) for pin in chosen]
     narrowed = ["-k", options.expression] if options.expression else []
     words = [*narrowed, *(["--color=yes"] if OUT.is_terminal and not OUT.no_color else [])]
     shared = share(len(chosen), os.cpu_count() or 1)
     workers = 1 if narrowed else shared.workers
-    with tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space, ThreadPoolExecutor(shared.revisions) as beside:
+    with (
+        tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space,
+        ThreadPoolExecutor(shared.revisions) as beside,
+    ):
         logs = [None, *(Path(space, pin.tag) for pin in chosen[1:])]
         runs = []
         try:
@@ -329,10 +514,16 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
     """What is tested, and about how long that takes on two processors."""
     names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
     minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
-    OUT.print(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)", soft_wrap=True)
+    OUT.print(
+        f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)",
+        soft_wrap=True,
+    )
     lacking = [pin.tag for pin in chosen if not is_built(root, pin)]
     if lacking:
-        OUT.print(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)", soft_wrap=True)
+        OUT.print(
+            f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)",
+            soft_wrap=True,
+        )
     OUT.file.flush()
 
 
@@ -345,7 +536,14 @@ def _refresh(options: argparse.Namespace) -> int:
         if not written:
             OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
         if report is None:
-            raise Refused(Problem("unfinished", "the queue", "was written, but is not complete yet (see above)", f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again"))
+            raise Refused(
+                Problem(
+                    "unfinished",
+                    "the queue",
+                    "was written, but is not complete yet (see above)",
+                    f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again",
+                )
+            )
     OUT.print(f"next: {to_type('check')} replays the queue on every release")
     return 0
 
@@ -354,14 +552,26 @@ def _new(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     names = [word for word in options.words if "/" in word]
     if len(names) != 1 or len(options.words) > 2:
-        raise Refused(Problem("bad-words", "new", "takes one name with a slash, and at most one revision", to_type("new", "v0.5.9 topic/verb-object")))
+        raise Refused(
+            Problem(
+                "bad-words",
+                "new",
+                "takes one name with a slash, and at most one revision",
+                to_type("new", "v0.5.9 topic/verb-object"),
+            )
+        )
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
     file = new(options.root, revisions[0], names[0], _say)
     tree = f"work/{revisions[0].tag}"
     own = shutil.which("quilt")
-    OUT.print(f"{_relative(file, options.root)} is the top patch now{f'; in {tree}:' if own else ':'}")
+    OUT.print(
+        f"{_relative(file, options.root)} is the top patch now{f'; in {tree}:' if own else ':'}"
+    )
     quilt = "quilt" if own else to_type("quilt", revisions[0].tag).strip("`")
-    for words, why in (("add python/sglang/…", "before you edit a file"), ("header -e", "to fill in its header")):
+    for words, why in (
+        ("add python/sglang/…", "before you edit a file"),
+        ("header -e", "to fill in its header"),
+    ):
         OUT.print(f"  {f'{quilt} {words}':<{len(quilt) + 20}}  {why}")
     OUT.print(f"next: {to_type('refresh', revisions[0].tag)} then writes it to patches/ and series")
     return 0
@@ -374,7 +584,11 @@ def _pin(options: argparse.Namespace) -> int:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin, _say)
-        OUT.print(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released {pin.released}", soft_wrap=True)
+        OUT.print(
+            f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released"
+            f" {pin.released}",
+            soft_wrap=True,
+        )
         OUT.print(f"next: {to_type('rebase', pin.version)} carries the queue to it")
     return 0
 
@@ -389,7 +603,9 @@ def _lock(options: argparse.Namespace) -> int:
         except LockFailed as failure:
             raise Refused(Problem("no-lock", pin.tag, failure.what, failure.next_step)) from None
         OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
-        OUT.print(f"next: {to_type('test', pin.tag)} builds the environment and runs the tests in it")
+        OUT.print(
+            f"next: {to_type('test', pin.tag)} builds the environment and runs the tests in it"
+        )
     return 0
 
 
@@ -397,10 +613,21 @@ def _quilt(options: argparse.Namespace) -> int:
     pin = pinning.load(options.root).find(options.revision)
     tree = WorkTree(options.root, pin.tag)
     if tree.inspect().state is State.ABSENT:
-        raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"{to_type('apply', pin.tag)} makes it"))
+        raise Refused(
+            Problem(
+                "no-tree",
+                f"work/{pin.tag}",
+                "there is no such tree",
+                f"{to_type('apply', pin.tag)} makes it",
+            )
+        )
     engine = quilts.find(cache_folder(), _say)
     with tree.locked(_say):
-        return subprocess.run([engine.command, *(options.arguments or ["--help"])], cwd=tree.path, env=engine.environment()).returncode
+        return subprocess.run(
+            [engine.command, *(options.arguments or ["--help"])],
+            cwd=tree.path,
+            env=engine.environment(),
+        ).returncode
 
 
 def _fields(options: argparse.Namespace) -> int:
@@ -414,7 +641,11 @@ def _show_rows(report: Report) -> None:
     for name in ("patch", "outcome", "why"):
         table.add_column(name, no_wrap=name != "why", overflow="fold")
     for row in report.rows:
-        table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), row.why)
+        table.add_row(
+            row.patch.removesuffix(".patch"),
+            Text(str(row.outcome), COLOURS.get(row.outcome, "red")),
+            row.why,
+        )
     OUT.print(table)
 
 
@@ -439,14 +670,20 @@ def _show_apply(report: Report, root: Path, seconds: float) -> None:
     _show_summary(report, root, seconds)
     record = report.record
     OUT.print(f"from {record['source']['name']}", soft_wrap=True)
-    OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after", soft_wrap=True)
+    OUT.print(
+        f"tree {record['tree']['before']} before\n     {record['tree']['after']} after",
+        soft_wrap=True,
+    )
     OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
 
 
 def _show_summary(report: Report, root: Path, seconds: float) -> None:
     record = report.record
     again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
-    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches, {counted(len(record['overlay']), 'overlay file')}"
+    counts = (
+        f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches,"
+        f" {counted(len(record['overlay']), 'overlay file')}"
+    )
     OUT.print(f"{_relative(report.path, root)}: {again}{counts}, {seconds:.1f} s", soft_wrap=True)
 
 
@@ -459,26 +696,48 @@ def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> Non
     for pin in report.pins:
         kinds = [finding.outcome for finding in pin.findings]
         gaps = sum(finding.is_gap for finding in pin.findings)
-        counts = (len(pin.steps), kinds.count(Outcome.MERGED_UPSTREAM), kinds.count(Outcome.NOT_SELECTED) - gaps, gaps)
-        table.add_row(pin.pin.tag, Text(str(pin.outcome), COLOURS.get(pin.outcome, "red")), *map(str, counts))
+        counts = (
+            len(pin.steps),
+            kinds.count(Outcome.MERGED_UPSTREAM),
+            kinds.count(Outcome.NOT_SELECTED) - gaps,
+            gaps,
+        )
+        table.add_row(
+            pin.pin.tag, Text(str(pin.outcome), COLOURS.get(pin.outcome, "red")), *map(str, counts)
+        )
     OUT.print(table)
     findings = [finding for pin in report.pins for finding in pin.findings]
-    _show_gaps("Gaps: releases that lack a change and do not get the patch", [found for found in findings if found.is_gap])
+    _show_gaps(
+        "Gaps: releases that lack a change and do not get the patch",
+        [found for found in findings if found.is_gap],
+    )
     if with_needless:
-        left_out = [found for found in findings if found.outcome is Outcome.NOT_SELECTED and not found.is_gap]
+        left_out = [
+            found
+            for found in findings
+            if found.outcome is Outcome.NOT_SELECTED and not found.is_gap
+        ]
         _show_gaps("Not needed: releases that do without a change", left_out)
-    OUT.print(f"\n{counted(len(report.pins), 'release')}, {counted(len(report.all_problems), 'problem')}, {seconds:.1f} s")
+    OUT.print(
+        f"\n{counted(len(report.pins), 'release')}, {counted(len(report.all_problems), 'problem')},"
+        f" {seconds:.1f} s"
+    )
 
 
 def _show_gaps(title: str, findings: Sequence[Finding]) -> None:
     """Each patch's gaps, joined by reason."""
     gaps: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
-        gaps.setdefault((finding.patch, finding.reason or "no reason given"), []).append(finding.pin.tag)
+        gaps.setdefault((finding.patch, finding.reason or "no reason given"), []).append(
+            finding.pin.tag
+        )
     if gaps:
         OUT.print(f"\n{title}", style="bold")
     for (patch, reason), tags in gaps.items():
-        OUT.print(f"{patch.removesuffix('.patch')}: {tags[0]}{f' … {tags[-1]} ({len(tags)})' if len(tags) > 1 else ''}")
+        OUT.print(
+            f"{patch.removesuffix('.patch')}:"
+            f" {tags[0]}{f' … {tags[-1]} ({len(tags)})' if len(tags) > 1 else ''}"
+        )
         OUT.print(Padding(Text(reason.removeprefix(NOT_NEEDED)), (0, 0, 0, 2), expand=False))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -21,27 +22,89 @@ ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 OUTPUT = Path("dist/pull-requests")
 
 
-def add(commands) -> None:
+def add(commands: Any) -> None:
     """Add this module's commands to the parser's."""
-    made = _command(commands, "backport", _backport, "make a release branch in a git checkout of sglang, with a commit for each patch")
-    made.add_argument("branch", metavar="BRANCH", help="the new branch's name, as release/0.5.9-graphs; an existing branch is never moved")
-    made.add_argument("--mails", type=paths.path, metavar="DIR", help="write the commits as mails for `git am` as well")
-    sent = _command(commands, "export", _export, "make branches and texts for pull requests from the patches that are Pending")
-    sent.add_argument("topics", nargs="*", metavar="TOPIC", help="a topic, as breakable, or a patch, as breakable/keep-break-tensors (default: every topic)")
-    sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=f"write each one's text and mails here (default: {OUTPUT}/)")
-    sent.add_argument("--test", action="store_true", help="run each one's tests in the release's environment, with and without its changes")
+    made = _command(
+        commands,
+        "backport",
+        _backport,
+        "make a release branch in a git checkout of sglang, with a commit for each patch",
+    )
+    made.add_argument(
+        "branch",
+        metavar="BRANCH",
+        help="the new branch's name, as release/0.5.9-graphs; an existing branch is never moved",
+    )
+    made.add_argument(
+        "--mails",
+        type=paths.path,
+        metavar="DIR",
+        help="write the commits as mails for `git am` as well",
+    )
+    sent = _command(
+        commands,
+        "export",
+        _export,
+        "make branches and texts for pull requests from the patches that are Pending",
+    )
+    sent.add_argument(
+        "topics",
+        nargs="*",
+        metavar="TOPIC",
+        help=(
+            "a topic, as breakable, or a patch, as breakable/keep-break-tensors (default: every"
+            " topic)"
+        ),
+    )
+    sent.add_argument(
+        "--out",
+        type=paths.path,
+        default=OUTPUT,
+        metavar="DIR",
+        help=f"write each one's text and mails here (default: {OUTPUT}/)",
+    )
+    sent.add_argument(
+        "--test",
+        action="store_true",
+        help="run each one's tests in the release's environment, with and without its changes",
+    )
 
 
-def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
-    added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. The files, index and HEAD of the checkout are left alone.")
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    added = commands.add_parser(
+        name,
+        help=text,
+        description=(
+            f"{text[0].upper()}{text[1:]}. The files, index and HEAD of the checkout are left"
+            " alone."
+        ),
+    )
     added.set_defaults(run=run)
-    added.add_argument("--onto", type=paths.place, required=True, metavar="REPO", help="a git checkout or repository of sglang")
-    added.add_argument("--base", default="HEAD", metavar="COMMIT", help="begin the branch here: a tag, branch or hash (default: the checkout's HEAD)")
+    added.add_argument(
+        "--onto",
+        type=paths.place,
+        required=True,
+        metavar="REPO",
+        help="a git checkout or repository of sglang",
+    )
+    added.add_argument(
+        "--base",
+        default="HEAD",
+        metavar="COMMIT",
+        help="begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",
+    )
     return added
 
 
 def _backport(options: argparse.Namespace) -> int:
-    made = backport.backport(options.root, pinning.load(options.root), options.onto, options.branch, options.base, options.mails)
+    made = backport.backport(
+        options.root,
+        pinning.load(options.root),
+        options.onto,
+        options.branch,
+        options.base,
+        options.mails,
+    )
     OUT.print(f"{options.base} is {made.pin.tag}, at {made.base[:12]}")
     for commit, subject in zip(made.commits, made.subjects):
         OUT.print(f"  {commit[:12]} {subject}")
@@ -54,30 +117,67 @@ def _backport(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    done = export.export(options.root, pins, options.onto, options.topics, options.base, options.out)
+    done = export.export(
+        options.root, pins, options.onto, options.topics, options.base, options.out
+    )
     queue = load_queue(options.root)
-    what = f"is {done.pin.tag}" if done.exact else f"is no pinned release: the patches of {done.pin.tag} were laid on it"
+    what = (
+        f"is {done.pin.tag}"
+        if done.exact
+        else f"is no pinned release: the patches of {done.pin.tag} were laid on it"
+    )
     OUT.print(f"{options.base}, at {done.base[:12]}, {what}")
     for patch in done.merged:
         OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
     if done.tidied:
-        OUT.print(f"  put into upstream's format: {' '.join(path.rpartition('/')[2] for path in done.tidied)}")
+        OUT.print(
+            "  put into upstream's format:"
+            f" {' '.join(path.rpartition('/')[2] for path in done.tidied)}"
+        )
     bad: list[Problem] = []
     for request in done.requests:
-        tried = prtest.try_tests(options.root, open_repository(options.onto), done, request, _say) if options.test else []
-        bad += [Problem("test", one.path, f"with the change: {one.said[0]}; without it: {one.said[1]}", f"correct pull-requests/{one.patch}/") for one in tried if not one.good]
-        written = export.write(request, prbody.body(options.root, queue, done, request, tried), options.out)
-        OUT.print(f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]}; {paths.shown(written[0])}, {counted(len(written) - 1, 'mail')}")
+        tried = (
+            prtest.try_tests(options.root, open_repository(options.onto), done, request, _say)
+            if options.test
+            else []
+        )
+        bad += [
+            Problem(
+                "test",
+                one.path,
+                f"with the change: {one.said[0]}; without it: {one.said[1]}",
+                f"correct pull-requests/{one.patch}/",
+            )
+            for one in tried
+            if not one.good
+        ]
+        written = export.write(
+            request, prbody.body(options.root, queue, done, request, tried), options.out
+        )
+        OUT.print(
+            f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
+            f" {paths.shown(written[0])}, {counted(len(written) - 1, 'mail')}"
+        )
         for part in request.parts:
-            moved = f" ({part.row.why})" if part.row.outcome is Outcome.NEEDS_REFRESH and not done.exact else ""
-            OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}: {counted(len(part.tests), 'test file')}")
+            moved = (
+                f" ({part.row.why})"
+                if part.row.outcome is Outcome.NEEDS_REFRESH and not done.exact
+                else ""
+            )
+            OUT.print(
+                f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}:"
+                f" {counted(len(part.tests), 'test file')}"
+            )
         for one in tried:
             OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
     if bad:
         raise Refused(bad)
     if done.requests:
         first = done.requests[0]
-        OUT.print(f"next: `git -C {shlex.quote(options.onto)} log -p {done.base[:12]}..{first.branch}`, and read the texts, before you push")
+        OUT.print(
+            f"next: `git -C {shlex.quote(options.onto)} log -p {done.base[:12]}..{first.branch}`,"
+            " and read the texts, before you push"
+        )
     return 0
 
 

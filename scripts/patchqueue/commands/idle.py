@@ -9,7 +9,8 @@ from ..outcome import Problem, Refused
 
 
 def refuse(options: argparse.Namespace, beside: str, *idle: str) -> None:
-    """Raise Refused for each of the options `idle` that is given. beside: what makes them idle, as a user types it."""
+    """Raise Refused for each of the options `idle` that is given. beside: what makes them idle, as
+    a user types it."""
     command = options.parser.prog.rpartition(" ")[2]
     for name in idle:
         dest = options.parser._option_string_actions[name].dest

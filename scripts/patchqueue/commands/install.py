@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 from rich.console import Console
 
@@ -17,18 +18,38 @@ OUT = Console(highlight=False, soft_wrap=True, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
-def add(commands) -> None:
+def add(commands: Any) -> None:
     """Add this module's commands to the parser's."""
-    made = _command(commands, "install", _install, "patch an installed sglang in place; it must be a pinned release, unchanged")
-    made.add_argument("--verify", action="store_true", help="install nothing; finish what a killed call began, then compare every file")
+    made = _command(
+        commands,
+        "install",
+        _install,
+        "patch an installed sglang in place; it must be a pinned release, unchanged",
+    )
+    made.add_argument(
+        "--verify",
+        action="store_true",
+        help="install nothing; finish what a killed call began, then compare every file",
+    )
     _command(commands, "uninstall", _uninstall, "take the patches off again: every file as it was")
 
 
-def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
     made = commands.add_parser(name, help=text)
     made.set_defaults(run=run)
-    made.add_argument("--site-packages", dest="site", type=paths.path, required=True, metavar="DIR", help="the folder that holds sglang/: site-packages, or python/ of an editable checkout")
-    made.add_argument("--discard", action="store_true", help="throw away edits of the files that install made or changed")
+    made.add_argument(
+        "--site-packages",
+        dest="site",
+        type=paths.path,
+        required=True,
+        metavar="DIR",
+        help="the folder that holds sglang/: site-packages, or python/ of an editable checkout",
+    )
+    made.add_argument(
+        "--discard",
+        action="store_true",
+        help="throw away edits of the files that install made or changed",
+    )
     return made
 
 
@@ -44,9 +65,17 @@ def _install(options: argparse.Namespace) -> int:
     if report.outcome is Outcome.ALREADY_APPLIED:
         OUT.print(f"already applied: sglang {record['version']} in {report.site} has this queue")
     else:
-        OUT.print(f"sglang {record['version']} in {report.site}: {counted(len(record['patches']) - bool(record['overlay']), 'patch', 'patches')}, {counted(report.changed, 'file')} changed, {report.added} added, {time.monotonic() - started:.1f} s")
+        OUT.print(
+            f"sglang {record['version']} in {report.site}:"
+            f" {counted(len(record['patches']) - bool(record['overlay']), 'patch', 'patches')},"
+            f" {counted(report.changed, 'file')} changed, {report.added} added,"
+            f" {time.monotonic() - started:.1f} s"
+        )
     _show_trees(record)
-    OUT.print(f"next: start the server anew; {to_type('install', '--site-packages', report.site, '--verify')} compares every file")
+    OUT.print(
+        "next: start the server anew;"
+        f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
+    )
     return 0
 
 
@@ -58,11 +87,18 @@ def _uninstall(options: argparse.Namespace) -> int:
         _show_next_install(report)
         return 0
     state = "has its own files again, but not all" if report.faults else "is as it was"
-    OUT.print(f"sglang {report.record['version']} in {report.site} {state}: {counted(report.changed, 'file')} restored, {report.added} removed, {time.monotonic() - started:.1f} s")
+    OUT.print(
+        f"sglang {report.record['version']} in {report.site} {state}:"
+        f" {counted(report.changed, 'file')} restored, {report.added} removed,"
+        f" {time.monotonic() - started:.1f} s"
+    )
     _show_faults(report)
     if report.faults:
         release = f"sglang=={report.record['version']}"
-        OUT.print(f"next: `pip install --force-reinstall --no-deps {release}`, where the release's own are wanted")
+        OUT.print(
+            f"next: `pip install --force-reinstall --no-deps {release}`, where the release's own"
+            " are wanted"
+        )
         return 0
     OUT.print(f"tree {report.record['tree']['before']}")
     _show_next_install(report)
@@ -70,12 +106,18 @@ def _uninstall(options: argparse.Namespace) -> int:
 
 
 def _show_next_install(report: Report) -> None:
-    OUT.print(f"next: start the server anew; {to_type('install', '--site-packages', report.site)} patches it again")
+    OUT.print(
+        f"next: start the server anew; {to_type('install', '--site-packages', report.site)} patches"
+        " it again"
+    )
 
 
 def _verify(options: argparse.Namespace) -> int:
     report = inplace.verify(options.root, options.site, _say)
-    state = {Outcome.EMPTY: "is the pristine release", Outcome.APPLIED: "is patched, every file as the queue made it"}.get(report.outcome, "is patched, but not as the queue left it")
+    state = {
+        Outcome.EMPTY: "is the pristine release",
+        Outcome.APPLIED: "is patched, every file as the queue made it",
+    }.get(report.outcome, "is patched, but not as the queue left it")
     OUT.print(f"sglang {report.record['version']} in {report.site} {state}")
     _show_faults(report)
     if report.faults:

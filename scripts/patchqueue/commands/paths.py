@@ -1,7 +1,9 @@
-"""Paths that a user types, as argparse types: each is meant from the folder that the user stands in.
+"""Paths that a user types, as argparse types: each is meant from the folder that the user stands
+in.
 
-nox changes into the queue's folder before it runs the tool, and the noxfile tells the tool where nox was called from, in
-PATCHQUEUE_CALLED_FROM. Without it the process's own folder counts. Who stands there sees every path as they typed it.
+nox changes into the queue's folder before it runs the tool, and the noxfile tells the tool where
+nox was called from, in PATCHQUEUE_CALLED_FROM. Without it the process's own folder counts. Who
+stands there sees every path as they typed it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ CALLED_FROM = "PATCHQUEUE_CALLED_FROM"
 DEFAULT = "the one that upstream/pins.toml calls default"
 FROM = "take the release from this wheel, folder of wheels, or git repository with its tag"
 PLACE = "PATH|URL"
-ADDRESS = re.compile(r"[^/]*:")  # as git tells them: a colon before the first slash, https://… or host:path
+# as git tells them: a colon before the first slash, https://… or host:path
+ADDRESS = re.compile(r"[^/]*:")
 
 
 def path(text: str) -> Path:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 from rich.console import Console
@@ -26,26 +27,66 @@ from ..upstream.pins import Pins
 from ..upstream.release import Release, find, newer, version_of
 from . import idle, paths
 
-COLOURS = {Outcome.APPLIED: "green", Outcome.MERGED_UPSTREAM: "cyan", Outcome.NOT_SELECTED: "dim", Outcome.NEEDS_REFRESH: "yellow"}
-KINDS = ((Outcome.APPLIED, "as they are"), (Outcome.NEEDS_REFRESH, "to refresh"), (Outcome.MERGED_UPSTREAM, "merged upstream"), (Outcome.CONFLICT, "in conflict"))
+COLOURS = {
+    Outcome.APPLIED: "green",
+    Outcome.MERGED_UPSTREAM: "cyan",
+    Outcome.NOT_SELECTED: "dim",
+    Outcome.NEEDS_REFRESH: "yellow",
+}
+KINDS = (
+    (Outcome.APPLIED, "as they are"),
+    (Outcome.NEEDS_REFRESH, "to refresh"),
+    (Outcome.MERGED_UPSTREAM, "merged upstream"),
+    (Outcome.CONFLICT, "in conflict"),
+)
 OUT = Console(highlight=False, soft_wrap=False, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 REBASE = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
 The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
-there; then --continue writes the variants and guards, and lays out the next one."""
+there; then --continue writes the variants and guards, and lays out the next one."""  # noqa: E501
 
 
-def add(commands) -> None:
+def add(commands: Any) -> None:
     """Add this module's commands to the parser's."""
-    made = commands.add_parser("rebase", help="say what the queue does on another release, and carry it there", description=REBASE)
+    made = commands.add_parser(
+        "rebase",
+        help="say what the queue does on another release, and carry it there",
+        description=REBASE,
+    )
     made.set_defaults(run=_rebase)
-    made.add_argument("release", nargs="?", type=paths.release, metavar="RELEASE", help="a version as 0.5.24, or a wheel or checkout of sglang as it stands; not needed while one rebase is under way")
-    made.add_argument("--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM)
+    made.add_argument(
+        "release",
+        nargs="?",
+        type=paths.release,
+        metavar="RELEASE",
+        help=(
+            "a version as 0.5.24, or a wheel or checkout of sglang as it stands; not needed while"
+            " one rebase is under way"
+        ),
+    )
+    made.add_argument(
+        "--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM
+    )
     step = made.add_mutually_exclusive_group()
-    step.add_argument("--continue", dest="proceed", action="store_true", help="write what is solved, and go on to the next conflict")
-    step.add_argument("--skip", metavar="REASON", help="leave this patch out of the release; REASON goes into its header, as a Gap")
-    step.add_argument("--abort", action="store_true", help="delete work/rebase-VERSION/; what was written to the queue stays")
-    text = "say which releases are newer than the newest pinned one, and what the queue would do there"
+    step.add_argument(
+        "--continue",
+        dest="proceed",
+        action="store_true",
+        help="write what is solved, and go on to the next conflict",
+    )
+    step.add_argument(
+        "--skip",
+        metavar="REASON",
+        help="leave this patch out of the release; REASON goes into its header, as a Gap",
+    )
+    step.add_argument(
+        "--abort",
+        action="store_true",
+        help="delete work/rebase-VERSION/; what was written to the queue stays",
+    )
+    text = (
+        "say which releases are newer than the newest pinned one, and what the queue would do there"
+    )
     commands.add_parser("watch", help=text).set_defaults(run=_watch)
 
 
@@ -54,16 +95,28 @@ def _rebase(options: argparse.Namespace) -> int:
     root, pins = options.root, pinning.load(options.root)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
-            raise Refused(Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24")))
+            raise Refused(
+                Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
+            )
         with find(pins, options.release, options.origin, _say) as release:
-            progress = rebase.begin(root, pins, release, _say, lambda found: _show_forecast(pins, found, time.monotonic() - started))
+            progress = rebase.begin(
+                root,
+                pins,
+                release,
+                _say,
+                lambda found: _show_forecast(pins, found, time.monotonic() - started),
+            )
         _show_next(root, pins, progress, _named(options))
         return 0
     version = _version(root, pins, options.release)
     if options.abort:
         idle.refuse(options, "with --abort, which reads no release", "--from")
         rebase.abort(root, version, _say)
-        OUT.print(f"work/rebase-{version} is gone; what was written to the queue stays (`git diff` shows it)", soft_wrap=True)
+        OUT.print(
+            f"work/rebase-{version} is gone; what was written to the queue stays (`git diff`"
+            " shows it)",
+            soft_wrap=True,
+        )
         return 0
     with _release(root, pins, options, version) as release:
         progress = rebase.proceed(root, pins, version, release, options.skip, _say)
@@ -76,9 +129,14 @@ def _rebase(options: argparse.Namespace) -> int:
 
 
 def _named(options: argparse.Namespace) -> list[object]:
-    """The words that name the release, to be typed again: what is begun without a conflict is kept nowhere."""
+    """The words that name the release, to be typed again: what is begun without a conflict is kept
+    nowhere."""
     typed = Path(options.release) if os.sep in options.release else options.release
-    origin = [] if options.origin is None else ["--from", Path(options.origin) if Path(options.origin).exists() else options.origin]
+    origin = (
+        []
+        if options.origin is None
+        else ["--from", Path(options.origin) if Path(options.origin).exists() else options.origin]
+    )
     return [typed, *origin]
 
 
@@ -91,16 +149,28 @@ def _version(root: Path, pins: Pins, word: str | None) -> Version:
         return pinning.version(word)
     if len(under_way) == 1:
         return under_way[0]
-    which = f"several rebases are under way: {' '.join(map(str, under_way))}" if under_way else "no rebase is under way"
-    hint = f"name the release: {to_type('rebase', under_way[0], '--continue')}" if under_way else f"{to_type('rebase', '0.5.24')} begins one"
+    which = (
+        f"several rebases are under way: {' '.join(map(str, under_way))}"
+        if under_way
+        else "no rebase is under way"
+    )
+    hint = (
+        f"name the release: {to_type('rebase', under_way[0], '--continue')}"
+        if under_way
+        else f"{to_type('rebase', '0.5.24')} begins one"
+    )
     raise Refused(Problem("nothing-to-continue", "work/", which, hint))
 
 
 @contextmanager
-def _release(root: Path, pins: Pins, options: argparse.Namespace, version: Version) -> Iterator[Release | None]:
+def _release(
+    root: Path, pins: Pins, options: argparse.Namespace, version: Version
+) -> Iterator[Release | None]:
     """The release, where no repository holds it."""
     if rebase.laid_out(root, version):
-        idle.refuse(options, f"here: work/rebase-{version} holds the release that was begun with", "--from")
+        idle.refuse(
+            options, f"here: work/rebase-{version} holds the release that was begun with", "--from"
+        )
         yield None
         return
     with find(pins, options.release or str(version), options.origin, _say) as release:
@@ -115,7 +185,11 @@ def _watch(options: argparse.Namespace) -> int:
     for version in found:
         started = time.monotonic()
         with find(pins, str(version), None, _say) as release:
-            _show_forecast(pins, forecast(load_queue(options.root), pins, release, _say), time.monotonic() - started)
+            _show_forecast(
+                pins,
+                forecast(load_queue(options.root), pins, release, _say),
+                time.monotonic() - started,
+            )
     if found:
         OUT.print(f"next: {to_type('rebase', found[0])} lays out the first conflict")
     return 0
@@ -127,40 +201,88 @@ def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
         table.add_column(name, no_wrap=name != "why", overflow="fold")
     for row in found.rows:
         why = "see below" if row.outcome is Outcome.CONFLICT else row.why
-        table.add_row(row.patch.removesuffix(".patch"), Text(str(row.outcome), COLOURS.get(row.outcome, "red")), why)
+        table.add_row(
+            row.patch.removesuffix(".patch"),
+            Text(str(row.outcome), COLOURS.get(row.outcome, "red")),
+            why,
+        )
     OUT.print(table)
     for row in found.rows:
         if row.outcome is Outcome.CONFLICT:
             OUT.print(f"{row.patch.removesuffix('.patch')}: {row.why}", soft_wrap=True)
     for row in found.rows:
         if row.why == MERGED_BY_GIT:
-            OUT.print(f"{row.patch.removesuffix('.patch')}: merged without markers, which is no proof of meaning: read it", soft_wrap=True)
-    left_out = f", {found.count(Outcome.NOT_SELECTED)} left out" if found.count(Outcome.NOT_SELECTED) else ""
+            OUT.print(
+                f"{row.patch.removesuffix('.patch')}: merged without markers, which is no proof of"
+                " meaning: read it",
+                soft_wrap=True,
+            )
+    left_out = (
+        f", {found.count(Outcome.NOT_SELECTED)} left out"
+        if found.count(Outcome.NOT_SELECTED)
+        else ""
+    )
     counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in KINDS)
     pinned = any(pin.version == found.version for pin in pins.all)
-    tried = f"which is pinned, with its own patches and those of {found.nearest.tag}" if pinned else f"with the patches of {found.nearest.tag}"
-    OUT.print(f"sglang {found.version}, {tried}: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True)
+    tried = (
+        f"which is pinned, with its own patches and those of {found.nearest.tag}"
+        if pinned
+        else f"with the patches of {found.nearest.tag}"
+    )
+    OUT.print(
+        f"sglang {found.version}, {tried}: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True
+    )
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[object] = ()) -> None:
-    """What is to be done now, and the command to type. named: what named the release that is begun now, empty for one under way."""
+    """What is to be done now, and the command to type. named: what named the release that is begun
+    now, empty for one under way."""
     begun = bool(named)
     version, row = progress.found.version, progress.found.conflict
     if row is None and begun and progress.to_write:
-        OUT.print(f"No patch conflicts: {to_type('rebase', *named, '--continue')} writes the variants and guards.", soft_wrap=True)
+        OUT.print(
+            f"No patch conflicts: {to_type('rebase', *named, '--continue')} writes the variants and"
+            " guards.",
+            soft_wrap=True,
+        )
     elif row is None:
-        state = "No patch conflicts, and the queue holds it all." if begun else "No conflict is left."
+        state = (
+            "No patch conflicts, and the queue holds it all." if begun else "No conflict is left."
+        )
         OUT.print(f"{state} Next: {_after(root, pins, version)}.", soft_wrap=True)
     else:
         tag, folder = progress.found.nearest.tag, os.path.relpath(progress.folder, root)
-        OUT.print(f"\n{folder} shows the first conflict, {row.patch.removesuffix('.patch')}:" if begun else f"\nNext conflict in {folder}, {row.patch.removesuffix('.patch')}:", soft_wrap=True)
+        OUT.print(
+            (
+                f"\n{folder} shows the first conflict, {row.patch.removesuffix('.patch')}:"
+                if begun
+                else f"\nNext conflict in {folder}, {row.patch.removesuffix('.patch')}:"
+            ),
+            soft_wrap=True,
+        )
         for region in progress.regions:
-            what = f"{counted(region.count, 'region')} between markers" if region.count else "changed by the patch, and gone in the release"
+            what = (
+                f"{counted(region.count, 'region')} between markers"
+                if region.count
+                else "changed by the patch, and gone in the release"
+            )
             OUT.print(f"  {region.path}:{region.line}: {what}", soft_wrap=True)
         if not progress.regions:
-            OUT.print(f"  git left no markers; `git diff HEAD` there shows what it made of patches/{row.patch}", soft_wrap=True)
-        OUT.print(f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p {tag}..queue-on-{tag}` what the queue does.", soft_wrap=True)
-        OUT.print(f"Edit, then {to_type('rebase', f'{version} --continue')}; --skip \"REASON\" leaves the patch out, --abort drops all this.", soft_wrap=True)
+            OUT.print(
+                "  git left no markers; `git diff HEAD` there shows what it made of"
+                f" patches/{row.patch}",
+                soft_wrap=True,
+            )
+        OUT.print(
+            f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p"
+            f" {tag}..queue-on-{tag}` what the queue does.",
+            soft_wrap=True,
+        )
+        OUT.print(
+            f'Edit, then {to_type("rebase", f"{version} --continue")}; --skip "REASON" leaves the'
+            " patch out, --abort drops all this.",
+            soft_wrap=True,
+        )
 
 
 def _after(root: Path, pins: Pins, version: Version) -> str:

@@ -1,4 +1,4 @@
-"""Each release's test environment: locked, built without a GPU's libraries, and tests/revision run in it.
+"""Each release's test environment: locked, built without a GPU's libraries, and its tests run.
 
 Modules, low to high; none imports from its own floor or a higher one:
 lock standins · environment · testing

@@ -1,4 +1,5 @@
-"""Build and find the environment that one release's tests run in: home/v<version>, made from its lock."""
+"""Build and find the environment that one release's tests run in: home/v<version>, made from its
+lock."""
 
 from __future__ import annotations
 
@@ -21,35 +22,57 @@ from .lock import PYTHON, LockFailed, find_uv, quiet_uv
 MARKER = "made-from.sha256"  # written last: an environment without it was never finished
 STAND_INS = "stand-ins"
 BYTECODE = "bytecode"
-# Most of what sglang imports from others. The first tests import it in several processes at once, each of which would
-# make the byte code of all of it.
+# Most of what sglang imports from others. The first tests import it in several processes at once,
+# each of which would make the byte code of all of it.
 LIBRARIES = (
-    "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed", "triton", "torchvision", "torchao", "scipy.special",
-    "transformers", "openai", "flashinfer", "IPython", "compressed_tensors", "aiohttp", "pydantic", "huggingface_hub", "pytest",
-)  # fmt: skip
-IMPORT = "import contextlib, importlib, sys\nfor name in sys.argv[1:]:\n    with contextlib.suppress(Exception): importlib.import_module(name)"
+    "torch",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.distributed",
+    "triton",
+    "torchvision",
+    "torchao",
+    "scipy.special",
+    "transformers",
+    "openai",
+    "flashinfer",
+    "IPython",
+    "compressed_tensors",
+    "aiohttp",
+    "pydantic",
+    "huggingface_hub",
+    "pytest",
+)
+IMPORT = (
+    "import contextlib, importlib, sys\nfor name in sys.argv[1:]:\n    with"
+    " contextlib.suppress(Exception): importlib.import_module(name)"
+)
 SIZE = "4 to 5 GB on disk, about 1.5 GB from the package index, minutes"
-RECIPE = "1"  # raise it when `build` makes something else of the same lock: environments made before then count no more
+# raise it when `build` makes something else of the same lock: environments made before then count
+# no more
+RECIPE = "1"
 
 
 class EnvironmentFailed(Exception):
     """An environment could not be built. `what` says why, `next_step` what to do about it."""
 
-    def __init__(self, what: str, next_step: str):
+    def __init__(self, what: str, next_step: str) -> None:
         self.what, self.next_step = what, next_step
         super().__init__(f"{what}\n    next: {next_step}")
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A finished environment: its interpreter, and the variables that a process using it needs on top of the caller's."""
+    """A finished environment: its interpreter, and the variables that a process using it needs on
+    top of the caller's."""
 
     python: Path
     variables: dict[str, str]
 
 
 def stamp(lock: Path) -> str:
-    """What an environment depends on, as one sha256 (64 hex digits): the lock's entries and the way it is built."""
+    """What an environment depends on, as one sha256 (64 hex digits): the lock's entries and the way
+    it is built."""
     entries = [line for line in lock.read_bytes().splitlines() if not line.startswith(b"#")]
     recipe = [RECIPE.encode(), PYTHON.encode(), Path(standins.__file__).read_bytes()]
     return hashlib.sha256(b"\n".join([*recipe, *entries])).hexdigest()
@@ -62,7 +85,9 @@ def _environment(folder: Path) -> Environment:
         variables={
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
             "CUDA_VISIBLE_DEVICES": "",  # the same tests on a host that has a GPU
-            "PYTHONPYCACHEPREFIX": str(folder / BYTECODE),  # sglang takes twice as long to import without bytecode,
+            "PYTHONPYCACHEPREFIX": str(
+                folder / BYTECODE
+            ),  # sglang takes twice as long to import without bytecode,
             "PYTHONDONTWRITEBYTECODE": "",  # and a work tree must not get any
             "PYTHONNOUSERSITE": "1",
             "HF_HUB_OFFLINE": "1",
@@ -80,19 +105,27 @@ def find(version: str, lock: Path, home: Path) -> Environment | None:
     return _environment(folder) if made_from == stamp(lock) else None
 
 
-def build(version: str, lock: Path, home: Path, say: Callable[[str], None] = lambda line: None) -> Environment:
-    """The environment of `version`, built from `lock` unless home/v<version> was already made from it.
+def build(
+    version: str, lock: Path, home: Path, say: Callable[[str], None] = lambda line: None
+) -> Environment:
+    """The environment of `version`, built from `lock` unless home/v<version> was already made from
+    it.
 
-    It is built aside and renamed into place, under a lock file, so a second run waits, a killed run leaves nothing that
-    looks whole, and a failed one leaves the environment before it as it was. `say` gets a line before anything slow.
+    It is built aside and renamed into place, under a lock file, so a second run waits, a killed run
+    leaves nothing that looks whole, and a failed one leaves the environment before it as it was.
+    `say` gets a line before anything slow.
 
     Raises EnvironmentFailed.
     """
     if not lock.is_file():
-        raise EnvironmentFailed(f"{version} has no environment: there is no {lock}", f"{to_type('lock', version)} makes one")
+        raise EnvironmentFailed(
+            f"{version} has no environment: there is no {lock}",
+            f"{to_type('lock', version)} makes one",
+        )
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise EnvironmentFailed(
-            f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}", "run the tests there, or in CI"
+            f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}",
+            "run the tests there, or in CI",
         )
     home = home.absolute()
     with locked(home / f".v{version}.lock", say) as held:
@@ -105,7 +138,9 @@ def build(version: str, lock: Path, home: Path, say: Callable[[str], None] = lam
         say(f"building the environment of {version} from {lock.name}, once ({SIZE})")
         try:
             _install(version, lock, aside, held)
-            made = standins.write_stand_ins(next((aside / "lib").glob("python*/site-packages")), aside / STAND_INS)
+            made = standins.write_stand_ins(
+                next((aside / "lib").glob("python*/site-packages")), aside / STAND_INS
+            )
             _check(version, aside, made)
             folder = home / f"v{version}"
             _make_bytecode(aside, folder)
@@ -125,37 +160,61 @@ def _uv(version: str, held: int, what: str, *arguments: str) -> None:
     except LockFailed as error:
         raise EnvironmentFailed(error.what, error.next_step) from None
     # held: where this process is killed, uv keeps the lock until it too has stopped writing
-    run = subprocess.run([uv, *arguments], env=quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,))
+    run = subprocess.run(
+        [uv, *arguments], env=quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,)
+    )
     if run.returncode:
         raise EnvironmentFailed(
             f"{version}: uv could not {what}:\n{textwrap.indent(run.stderr.strip(), '    ')}",
-            f"if the network or the disk failed, run it again; if a file is gone from the index, {to_type('lock', version)}",
+            "if the network or the disk failed, run it again; if a file is gone from the index,"
+            f" {to_type('lock', version)}",
         )
 
 
 def _install(version: str, lock: Path, folder: Path, held: int) -> None:
-    make = ["venv", "--no-config", "--quiet", "--relocatable", "--python", PYTHON]  # its scripts must survive the rename
+    # its scripts must survive the rename
+    make = ["venv", "--no-config", "--quiet", "--relocatable", "--python", PYTHON]
     _uv(version, held, f"make a Python {PYTHON} environment", *make, str(folder))
-    install = ["pip", "install", "--no-config", "--quiet", "--no-deps", "--no-build", "--require-hashes"]
+    install = [
+        "pip",
+        "install",
+        "--no-config",
+        "--quiet",
+        "--no-deps",
+        "--no-build",
+        "--require-hashes",
+    ]
     where = ["--python", str(folder / "bin" / "python"), "--requirement", str(lock)]
     _uv(version, held, f"install {lock}", *install, *where)
 
 
 def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
-    """torch and sgl_kernel must load here, or every test would fail with the loader's riddle instead of a reason."""
+    """torch and sgl_kernel must load here, or every test would fail with the loader's riddle
+    instead of a reason."""
     environment = _environment(folder)
     variables = os.environ | environment.variables
-    run = subprocess.run([str(environment.python), "-c", "import torch, sgl_kernel"], env=variables, cwd=folder, capture_output=True, text=True)
+    run = subprocess.run(
+        [str(environment.python), "-c", "import torch, sgl_kernel"],
+        env=variables,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     if run.returncode:
-        last = "\n".join(run.stderr.strip().splitlines()[-4:]) or f"killed by signal {-run.returncode}"
+        last = (
+            "\n".join(run.stderr.strip().splitlines()[-4:]) or f"killed by signal {-run.returncode}"
+        )
         raise EnvironmentFailed(
-            f"{version}: torch and sgl_kernel do not load with stand-ins for {' '.join(stand_ins)}:\n{textwrap.indent(last, '    ')}",
-            "a library named there is missing on this host, or belongs into STANDS_IN_FOR (scripts/patchqueue/environments/standins.py)",
+            f"{version}: torch and sgl_kernel do not load with stand-ins for"
+            f" {' '.join(stand_ins)}:\n{textwrap.indent(last, '    ')}",
+            "a library named there is missing on this host, or belongs into STANDS_IN_FOR"
+            " (scripts/patchqueue/environments/standins.py)",
         )
 
 
 def _make_bytecode(aside: Path, folder: Path) -> None:
-    """Import LIBRARIES, where they are there, and keep the byte code as that of `folder`, which `aside` becomes."""
+    """Import LIBRARIES, where they are there, and keep the byte code as that of `folder`, which
+    `aside` becomes."""
     environment = _environment(aside)
     words = [str(environment.python), "-c", IMPORT, *LIBRARIES]
     subprocess.run(words, env=os.environ | environment.variables, cwd=aside, capture_output=True)

@@ -1,6 +1,8 @@
-"""Make upstream/locks/<version>.txt: everything that one release's CPU tests run with, resolved as of one day.
+"""Make upstream/locks/<version>.txt: everything that one release's CPU tests run with, resolved as
+of one day.
 
-sglang leaves most of its dependencies unbounded, so only the day of the release says which versions it was made for.
+sglang leaves most of its dependencies unbounded, so only the day of the release says which versions
+it was made for.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from ..hint import to_type
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_34"  # what sglang's own wheels ask for from 0.5.11 on
 TEST_TOOLS = ("pytest", "hypothesis", "packaging", "numpy")
-# Imported without being required: sglang's dill came with datasets, torch.compile's setuptools with packages left out.
+# Imported without being required: sglang's dill came with datasets, torch.compile's setuptools with
+# packages left out.
 UNDECLARED = ("dill", "setuptools")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -38,16 +41,18 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class LockFailed(Exception):
     """A release could not be resolved. `what` says why, `next_step` what to do about it."""
 
-    def __init__(self, what: str, next_step: str):
+    def __init__(self, what: str, next_step: str) -> None:
         self.what, self.next_step = what, next_step
         super().__init__(f"{what}\n    next: {next_step}")
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Packages that a lock does not name although the release requires them, and why that is right for CPU tests.
+    """Packages that a lock does not name although the release requires them, and why that is right
+    for CPU tests.
 
-    What only these packages require goes with them. releases: the ones that do without them (PEP 440; empty: all).
+    What only these packages require goes with them. releases: the ones that do without them (PEP
+    440; empty: all).
     """
 
     reason: str
@@ -56,31 +61,75 @@ class LeftOut:
 
 
 def _cuda_libraries() -> tuple[str, ...]:
-    parts = "cublas cuda-cupti cuda-nvrtc cudnn cufft cufile curand cusolver cusparse cusparselt nccl nvjitlink nvshmem nvtx"
-    return tuple(f"nvidia-{part}{suffix}" for part in parts.split() for suffix in ("", "-cu12", "-cu13"))
+    parts = (
+        "cublas cuda-cupti cuda-nvrtc cudnn cufft cufile curand cusolver cusparse cusparselt nccl"
+        " nvjitlink nvshmem nvtx"
+    )
+    return tuple(
+        f"nvidia-{part}{suffix}" for part in parts.split() for suffix in ("", "-cu12", "-cu13")
+    )
 
 
 # A package belongs here when it is of no use without a GPU, a
 # network or media files, and every module that the tests import still imports without it.
 LEFT_OUT = (
-    LeftOut("CUDA libraries, 2.5 GB: nothing calls them without a GPU; standins.py gives the loader what it asks for", _cuda_libraries()),
+    LeftOut(
+        "CUDA libraries, 2.5 GB: nothing calls them without a GPU; standins.py gives the loader"
+        " what it asks for",
+        _cuda_libraries(),
+    ),
     LeftOut(
         "kernels built ahead for GPUs, and compilers for GPU kernels",
-        tuple(
-            "flashinfer-cubin nvidia-cudnn-frontend nvidia-mathdx tilelang flash-attn-4 quack-kernels sgl-deep-gemm "
-            "sgl-deep-ep sgl-flash-mla tokenspeed-mla tokenspeed-triton torch-c-dlpack-ext cuda-tile".split()
+        (
+            "flashinfer-cubin",
+            "nvidia-cudnn-frontend",
+            "nvidia-mathdx",
+            "tilelang",
+            "flash-attn-4",
+            "quack-kernels",
+            "sgl-deep-gemm",
+            "sgl-deep-ep",
+            "sgl-flash-mla",
+            "tokenspeed-mla",
+            "tokenspeed-triton",
+            "torch-c-dlpack-ext",
+            "cuda-tile",
         ),
     ),
-    LeftOut("a compiler for GPU kernels; the linear attention of 0.5.8 alone imports it unasked", ("nvidia-cutlass-dsl",), "!=0.5.8.*"),
+    LeftOut(
+        "a compiler for GPU kernels; the linear attention of 0.5.8 alone imports it unasked",
+        ("nvidia-cutlass-dsl",),
+        "!=0.5.8.*",
+    ),
     LeftOut(
         "reading audio, images and video",
-        tuple("av decord2 opencv-python-headless soundfile timm torchaudio torchcodec".split()),
+        (
+            "av",
+            "decord2",
+            "opencv-python-headless",
+            "soundfile",
+            "timm",
+            "torchaudio",
+            "torchcodec",
+        ),
     ),
     LeftOut(
         "fetching models and data sets, other front ends, transfer between hosts, profilers",
-        tuple(
-            "anthropic blobfile datasets grpcio grpcio-health-checking grpcio-reflection hf-transfer hf-xet litellm modelscope "
-            "mooncake-transfer-engine py-spy smg-grpc-proto smg-grpc-servicer".split()
+        (
+            "anthropic",
+            "blobfile",
+            "datasets",
+            "grpcio",
+            "grpcio-health-checking",
+            "grpcio-reflection",
+            "hf-transfer",
+            "hf-xet",
+            "litellm",
+            "modelscope",
+            "mooncake-transfer-engine",
+            "py-spy",
+            "smg-grpc-proto",
+            "smg-grpc-servicer",
         ),
     ),
 )
@@ -91,19 +140,34 @@ def find_uv() -> str:
     beside = Path(sys.executable).with_name("uv")
     found = str(beside) if beside.is_file() else shutil.which("uv")
     if not found:
-        raise LockFailed("uv is neither beside this Python nor on PATH", "start from `scripts/nox`, which brings it, or `pip install uv`")
+        raise LockFailed(
+            "uv is neither beside this Python nor on PATH",
+            "start from `scripts/nox`, which brings it, or `pip install uv`",
+        )
     return found
 
 
 def quiet_uv(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without the settings that would add packages from anywhere but the one package index.
+    """`environ` without the settings that would add packages from anywhere but the one package
+    index.
 
     A replaced default index (a mirror) stays: hashes prove that it serves the same files.
     """
     dropped = {
-        "UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS", "UV_EXCLUDE", "UV_OVERRIDE", "UV_CONSTRAINT", "UV_EXCLUDE_NEWER",
-        "UV_PRERELEASE", "UV_RESOLUTION", "UV_TORCH_BACKEND", "UV_NO_BINARY", "UV_CUSTOM_COMPILE_COMMAND", "VIRTUAL_ENV",
-    }  # fmt: skip
+        "UV_EXTRA_INDEX_URL",
+        "UV_INDEX",
+        "UV_FIND_LINKS",
+        "UV_EXCLUDE",
+        "UV_OVERRIDE",
+        "UV_CONSTRAINT",
+        "UV_EXCLUDE_NEWER",
+        "UV_PRERELEASE",
+        "UV_RESOLUTION",
+        "UV_TORCH_BACKEND",
+        "UV_NO_BINARY",
+        "UV_CUSTOM_COMPILE_COMMAND",
+        "VIRTUAL_ENV",
+    }
     return {name: value for name, value in environ.items() if name not in dropped}
 
 
@@ -114,42 +178,76 @@ def requirements(version: str) -> list[str]:
 
 def left_out(version: str) -> list[LeftOut]:
     """The rules that hold for a release."""
-    return [rule for rule in LEFT_OUT if SpecifierSet(rule.releases).contains(version, prereleases=True)]
+    return [
+        rule for rule in LEFT_OUT if SpecifierSet(rule.releases).contains(version, prereleases=True)
+    ]
 
 
 def header(version: str, as_of: datetime.date) -> str:
     """The comment at the top of a lock: what it is for, how to remake it, what it lacks and why."""
     lines = [
-        f"sglang {version} and what its CPU tests need: Python {PYTHON}, {PLATFORM}, resolved as of {as_of.isoformat()}.",
-        f"Made by {to_type('lock', version)}; not to be edited. Rules: scripts/patchqueue/environments/lock.py",
+        (
+            f"sglang {version} and what its CPU tests need: Python {PYTHON}, {PLATFORM}, resolved"
+            f" as of {as_of.isoformat()}."
+        ),
+        (
+            f"Made by {to_type('lock', version)}; not to be edited. Rules:"
+            " scripts/patchqueue/environments/lock.py"
+        ),
         "Asked for: " + " ".join(requirements(version)),
         "",
         "Left out where the release asks for them, with whatever only they need:",
     ]
     for rule in left_out(version):
         lines += textwrap.wrap(f"{rule.reason}:", 116, initial_indent="- ", subsequent_indent="  ")
-        lines += textwrap.wrap(" ".join(rule.names), 116, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+        lines += textwrap.wrap(
+            " ".join(rule.names),
+            116,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def until(as_of: datetime.date) -> str:
     """uv's --exclude-newer for everything published up to the end of `as_of` (UTC)."""
-    end = datetime.datetime.combine(as_of + datetime.timedelta(days=1), datetime.time(), datetime.timezone.utc)
+    end = datetime.datetime.combine(
+        as_of + datetime.timedelta(days=1), datetime.time(), datetime.timezone.utc
+    )
     return end.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def uv_command(uv: str, as_of: datetime.date, wanted: Path, excludes: Path, out: Path) -> list[str]:
     """The `uv pip compile` command. Everything published up to the end of `as_of` (UTC) counts."""
     return [
-        uv, "pip", "compile", "--quiet", "--no-config", "--no-build", "--format", "pylock.toml", "--no-header",
-        "--prerelease=allow", "--exclude-newer", until(as_of),
-        "--python-version", PYTHON, "--python-platform", PLATFORM,
-        "--excludes", str(excludes), "--output-file", str(out), str(wanted),
-    ]  # fmt: skip
+        uv,
+        "pip",
+        "compile",
+        "--quiet",
+        "--no-config",
+        "--no-build",
+        "--format",
+        "pylock.toml",
+        "--no-header",
+        "--prerelease=allow",
+        "--exclude-newer",
+        until(as_of),
+        "--python-version",
+        PYTHON,
+        "--python-platform",
+        PLATFORM,
+        "--excludes",
+        str(excludes),
+        "--output-file",
+        str(out),
+        str(wanted),
+    ]
 
 
 def body(pylock: Mapping[str, Any]) -> str:
-    """The lock's entries from uv's pylock.toml, which names for each package just the wheels that fit the platform.
+    """The lock's entries from uv's pylock.toml, which names for each package just the wheels that
+    fit the platform.
 
     Those wheels' hashes alone make a lock a tenth of the size that all files' hashes would.
     Raises ValueError for a package that does not come from the index as a wheel.
@@ -157,35 +255,55 @@ def body(pylock: Mapping[str, Any]) -> str:
     lines = []
     for package in pylock["packages"]:
         name, version = package["name"], package.get("version")
-        hashes = sorted({wheel.get("hashes", {}).get("sha256", "") for wheel in package.get("wheels", [])})
+        hashes = sorted(
+            {wheel.get("hashes", {}).get("sha256", "") for wheel in package.get("wheels", [])}
+        )
         if not version or not hashes or not all(_SHA256.fullmatch(each) for each in hashes):
-            raise ValueError(f"{name} {version or '(no version)'} has no hashed wheel for this platform on the index")
-        lines.append(" \\\n".join([f"{name}=={version}", *(f"    --hash=sha256:{each}" for each in hashes)]) + "\n")
+            raise ValueError(
+                f"{name} {version or '(no version)'} has no hashed wheel for this platform on the"
+                " index"
+            )
+        lines.append(
+            " \\\n".join([f"{name}=={version}", *(f"    --hash=sha256:{each}" for each in hashes)])
+            + "\n"
+        )
     return "".join(lines)
 
 
 def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
-    """Resolve sglang `version` as the package index stood at the end of `as_of` and write the lock `out`.
+    """Resolve sglang `version` as the package index stood at the end of `as_of` and write the lock
+    `out`.
 
-    Writes `out` whole or not at all. Raises LockFailed with uv's own words when there is no resolution.
+    Writes `out` whole or not at all. Raises LockFailed with uv's own words when there is no
+    resolution.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="patchqueue-lock-") as scratch:
-        wanted, excludes, made = (Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml"))
+        wanted, excludes, made = (
+            Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml")
+        )
         wanted.write_text("".join(f"{line}\n" for line in requirements(version)))
-        excludes.write_text("".join(f"{name}\n" for rule in left_out(version) for name in rule.names))
+        excludes.write_text(
+            "".join(f"{name}\n" for rule in left_out(version) for name in rule.names)
+        )
         command = uv_command(find_uv(), as_of, wanted, excludes, made)
-        run = subprocess.run(command, env=quiet_uv(os.environ), cwd=scratch, capture_output=True, text=True)
+        run = subprocess.run(
+            command, env=quiet_uv(os.environ), cwd=scratch, capture_output=True, text=True
+        )
         if run.returncode:
             raise LockFailed(
-                f"uv found no resolution of sglang=={version} as of {as_of}:\n{textwrap.indent(run.stderr.strip(), '    ')}",
+                f"uv found no resolution of sglang=={version} as of"
+                f" {as_of}:\n{textwrap.indent(run.stderr.strip(), '    ')}",
                 "check resolve_as_of in upstream/pins.toml: it lies a few days after the release",
             )
         pylock = tomllib.loads(made.read_text())
     try:
         text = header(version, as_of) + body(pylock)
     except ValueError as error:
-        raise LockFailed(f"sglang=={version} as of {as_of}: {error}", "if CPU tests do without that package, name it in LEFT_OUT with the reason") from None
+        raise LockFailed(
+            f"sglang=={version} as of {as_of}: {error}",
+            "if CPU tests do without that package, name it in LEFT_OUT with the reason",
+        ) from None
     handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
     try:
         with os.fdopen(handle, "w") as file:

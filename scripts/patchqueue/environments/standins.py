@@ -1,12 +1,13 @@
 """Shared libraries that let GPU builds load on a host without a GPU.
 
-torch's and sgl_kernel's published Linux builds are linked against CUDA's libraries. The loader wants every one of them
-before the first line of Python runs, although a CPU test calls none. `write_stand_ins` reads which library names and
-symbols the installed `.so` files ask for and writes, for each CUDA library that is not installed, a small ELF file whose
-functions all return 100 (`CUDA_ERROR_NO_DEVICE`, `cudaErrorNoDevice`). No compiler and no binutils are needed.
+torch's and sgl_kernel's published Linux builds are linked against CUDA's libraries. The loader
+wants every one of them before the first line of Python runs, although a CPU test calls none.
+`write_stand_ins` reads which library names and symbols the installed `.so` files ask for and
+writes, for each CUDA library that is not installed, a small ELF file whose functions all return 100
+(`CUDA_ERROR_NO_DEVICE`, `cudaErrorNoDevice`). No compiler and no binutils are needed.
 
-Layouts are those of the System V gABI (chapters 4 and 5), the x86-64 psABI and, for symbol versions, the Linux Standard
-Base "Symbol Versioning" chapter.
+Layouts are those of the System V gABI (chapters 4 and 5), the x86-64 psABI and, for symbol
+versions, the Linux Standard Base "Symbol Versioning" chapter.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Library (its name up to ".so") -> the symbols that are its own where the asking file does not say so by a version.
-# Only these are ever stood in for: any other missing library is an error worth seeing.
+# Library (its name up to ".so") -> the symbols that are its own where the asking file does not say
+# so by a version. Only these are ever stood in for: any other missing library is an error worth
+# seeing.
 STANDS_IN_FOR: Mapping[str, str] = {
     "libcuda": r"cu(?!File)[A-Z]",
     "libcublas": r"cublas(?!Lt)",
@@ -50,8 +52,9 @@ _STB_WEAK = 2
 
 @dataclass(frozen=True)
 class Wants:
-    """What one ELF file asks of others: library names, and (symbol, library or None, version or None) of each
-    undefined strong symbol. The library is known only for symbols that carry a version."""
+    """What one ELF file asks of others: library names, and (symbol, library or None, version or
+    None) of each undefined strong symbol. The library is known only for symbols that carry a
+    version."""
 
     libraries: frozenset[str]
     symbols: frozenset[tuple[str, str | None, str | None]]
@@ -82,7 +85,9 @@ def _bytes(data: mmap.mmap, section: _Section) -> bytes:
     return data[section.offset : section.offset + section.size]
 
 
-def _needed_versions(data: mmap.mmap, section: _Section, strings: bytes) -> dict[int, tuple[str, str]]:
+def _needed_versions(
+    data: mmap.mmap, section: _Section, strings: bytes
+) -> dict[int, tuple[str, str]]:
     """Version index -> (library, version)."""
     versions: dict[int, tuple[str, str]] = {}
     at = section.offset
@@ -115,7 +120,11 @@ def _wants(data: mmap.mmap) -> Wants | None:
         return None
     dynamic, symtab = by_kind[_SHT_DYNAMIC], by_kind[_SHT_DYNSYM]
     names = _bytes(data, sections[dynamic.link])
-    libraries = {_text(names, value) for tag, value in struct.iter_unpack("<qQ", _bytes(data, dynamic)) if tag == _DT_NEEDED}
+    libraries = {
+        _text(names, value)
+        for tag, value in struct.iter_unpack("<qQ", _bytes(data, dynamic))
+        if tag == _DT_NEEDED
+    }
 
     strings = _bytes(data, sections[symtab.link])
     versions: dict[int, tuple[str, str]] = {}
@@ -128,24 +137,30 @@ def _wants(data: mmap.mmap) -> Wants | None:
     chosen = [index for (index,) in versym]
 
     wanted = set()
-    for number, (name, info, _, where) in enumerate(struct.iter_unpack("<IBBH16x", _bytes(data, symtab))):
+    for number, (name, info, _, where) in enumerate(
+        struct.iter_unpack("<IBBH16x", _bytes(data, symtab))
+    ):
         if where or not name or info >> 4 == _STB_WEAK:
             continue
-        library, version = versions.get(chosen[number] & 0x7FFF, (None, None)) if chosen else (None, None)
+        library, version = (
+            versions.get(chosen[number] & 0x7FFF, (None, None)) if chosen else (None, None)
+        )
         wanted.add((_text(strings, name), library, version))
     return Wants(frozenset(libraries), frozenset(wanted))
 
 
 def stem(library: str) -> str:
     """libcublas.so.12 -> libcublas"""
-    return library.split(".so")[0]
+    return library.split(".so", maxsplit=1)[0]
 
 
-def missing_libraries(wants: Iterable[Wants], installed: Iterable[str]) -> dict[str, dict[str, str | None]]:
+def missing_libraries(
+    wants: Iterable[Wants], installed: Iterable[str]
+) -> dict[str, dict[str, str | None]]:
     """The libraries to stand in for, each with its symbols and their versions (None: unversioned).
 
-    `installed`: file names of the libraries that are there. A library without a single wanted symbol is still listed:
-    the loader asks for the file all the same.
+    `installed`: file names of the libraries that are there. A library without a single wanted
+    symbol is still listed: the loader asks for the file all the same.
     """
     wants, have = list(wants), set(installed)
     asked = {library for want in wants for library in want.libraries}
@@ -188,7 +203,9 @@ def _hash_table(names: list[str]) -> bytes:
     for index, name in enumerate(names[1:], 1):
         slot = _elf_hash(name) % len(buckets)
         chains[index], buckets[slot] = buckets[slot], index
-    return struct.pack(f"<{2 + len(buckets) + len(chains)}I", len(buckets), len(chains), *buckets, *chains)
+    return struct.pack(
+        f"<{2 + len(buckets) + len(chains)}I", len(buckets), len(chains), *buckets, *chains
+    )
 
 
 def _version_definitions(library: str, versions: list[str], strings: _Strings) -> bytes:
@@ -203,8 +220,8 @@ def _version_definitions(library: str, versions: list[str], strings: _Strings) -
 
 
 def shared_library(library: str, symbols: Mapping[str, str | None]) -> bytes:
-    """An x86-64 ELF shared object named `library`: every symbol (name -> version or None) is a function returning
-    `NO_DEVICE`."""
+    """An x86-64 ELF shared object named `library`: every symbol (name -> version or None) is a
+    function returning `NO_DEVICE`."""
     code = b"\xb8" + struct.pack("<I", NO_DEVICE) + b"\xc3"  # mov eax, 100; ret
     strings = _Strings()
     versions = sorted({version for version in symbols.values() if version})
@@ -214,34 +231,61 @@ def shared_library(library: str, symbols: Mapping[str, str | None]) -> bytes:
     definitions = _version_definitions(library, versions, strings)
     name_at = [0] + [strings.add(name) for name in names[1:]]
 
-    parts: dict[str, bytes] = {  # in file order, each aligned to 8; sizes are all that the addresses below need
+    parts: dict[
+        str, bytes
+    ] = {  # in file order, each aligned to 8; sizes are all that the addresses below need
         "head": bytes(64 + 4 * 56),
         "code": code,
         "hash": _hash_table(names),
         "symbols": bytes(24 * len(names)),
         "strings": strings.table,
-        "versym": struct.pack(f"<{len(names)}H", 0, *(number.get(symbols[name] or "", 1) for name in names[1:])),
+        "versym": struct.pack(
+            f"<{len(names)}H", 0, *(number.get(symbols[name] or "", 1) for name in names[1:])
+        ),
         "verdef": definitions,
     }
     at, end = {}, 0
     for part, content in parts.items():
         at[part] = end
         end = (end + len(content) + 7) & ~7
-    # 0x12: global function; section 1 stands for "defined" (there are no section headers to point to)
-    parts["symbols"] = bytes(24) + b"".join(struct.pack("<IBBHQQ", name, 0x12, 0, 1, at["code"], len(code)) for name in name_at[1:])
+    # 0x12: global function; section 1 stands for "defined" (there are no section headers to point
+    # to)
+    parts["symbols"] = bytes(24) + b"".join(
+        struct.pack("<IBBHQQ", name, 0x12, 0, 1, at["code"], len(code)) for name in name_at[1:]
+    )
 
     # Its own writable page: older loaders write addresses back into it.
     dynamic_at = (end + _PAGE - 1) & ~(_PAGE - 1)
-    tags = [(_DT_SONAME, soname), (4, at["hash"]), (5, at["strings"]), (6, at["symbols"]), (10, len(strings.table)), (11, 24)]
+    tags = [
+        (_DT_SONAME, soname),
+        (4, at["hash"]),
+        (5, at["strings"]),
+        (6, at["symbols"]),
+        (10, len(strings.table)),
+        (11, 24),
+    ]
     if versions:  # DT_VERSYM, DT_VERDEF, DT_VERDEFNUM
-        tags += [(0x6FFFFFF0, at["versym"]), (0x6FFFFFFC, at["verdef"]), (0x6FFFFFFD, len(versions) + 1)]
+        tags += [
+            (0x6FFFFFF0, at["versym"]),
+            (0x6FFFFFFC, at["verdef"]),
+            (0x6FFFFFFD, len(versions) + 1),
+        ]
     dynamic = b"".join(struct.pack("<qQ", *tag) for tag in [*tags, (0, 0)])
 
-    header = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 4, 64, 0, 0)
+    header = (
+        b"\x7fELF\x02\x01\x01"
+        + bytes(9)
+        + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 4, 64, 0, 0)
+    )
     header += struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, end, end, _PAGE)  # PT_LOAD, read and execute
-    header += struct.pack("<IIQQQQQQ", 1, 6, dynamic_at, dynamic_at, dynamic_at, len(dynamic), len(dynamic), _PAGE)
-    header += struct.pack("<IIQQQQQQ", 2, 6, dynamic_at, dynamic_at, dynamic_at, len(dynamic), len(dynamic), 8)
-    header += struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)  # PT_GNU_STACK: no executable stack
+    header += struct.pack(
+        "<IIQQQQQQ", 1, 6, dynamic_at, dynamic_at, dynamic_at, len(dynamic), len(dynamic), _PAGE
+    )
+    header += struct.pack(
+        "<IIQQQQQQ", 2, 6, dynamic_at, dynamic_at, dynamic_at, len(dynamic), len(dynamic), 8
+    )
+    # PT_GNU_STACK: no executable stack
+    header += struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)
     parts["head"] = header
     image = bytearray(dynamic_at)
     for part, content in parts.items():
@@ -250,17 +294,20 @@ def shared_library(library: str, symbols: Mapping[str, str | None]) -> bytes:
 
 
 def _is_found_by_loader(file: Path) -> bool:
-    """torch's run path names the nvidia packages' folders; repaired wheels keep theirs in NAME.libs. A copy elsewhere
-    (triton brings a libcupti of its own) helps nobody else."""
+    """torch's run path names the nvidia packages' folders; repaired wheels keep theirs in
+    NAME.libs. A copy elsewhere (triton brings a libcupti of its own) helps nobody else."""
     return file.parts[0] == "nvidia" or file.parts[0].endswith(".libs")
 
 
 def write_stand_ins(packages: Path, out: Path) -> list[str]:
-    """Write into `out` a stand-in for each CUDA library that the `.so` files under `packages` ask for and that is not
-    there itself; return their names. `out` on LD_LIBRARY_PATH makes the loader find them."""
+    """Write into `out` a stand-in for each CUDA library that the `.so` files under `packages` ask
+    for and that is not there itself; return their names. `out` on LD_LIBRARY_PATH makes the loader
+    find them."""
     files = [file for file in packages.rglob("*.so*") if file.is_file()]
     wants = [want for want in map(read_wants, files) if want is not None]
-    missing = missing_libraries(wants, [file.name for file in files if _is_found_by_loader(file.relative_to(packages))])
+    missing = missing_libraries(
+        wants, [file.name for file in files if _is_found_by_loader(file.relative_to(packages))]
+    )
     out.mkdir(parents=True, exist_ok=True)
     for library, symbols in missing.items():
         (out / library).write_bytes(shared_library(library, symbols))

@@ -1,4 +1,5 @@
-"""Run the tests: tests/queue on the tool, and tests/revision on one patched release in its own environment."""
+"""Run the tests: tests/queue on the tool, and tests/revision on one patched release in its own
+environment."""
 
 from __future__ import annotations
 
@@ -26,13 +27,17 @@ PLOTS = Path("scripts/plots.txt")  # what the tests of plots need: matplotlib, l
 SIDE_BY_SIDE = 4  # revisions, at most
 WORKERS = 4  # of a revision, at most: each imports torch and sglang, which takes 10 s and 1 GB
 TOOL_WORKERS = 8  # at most, for tests/queue
-SPREAD = ("xdist", "execnet")  # what spreads tests over processes: plain Python, of the tool's own environment
-NO_TESTS = 5  # pytest's exit code when nothing was selected: for a revision without patches that is right
+# what spreads tests over processes: plain Python, of the tool's own environment
+SPREAD = ("xdist", "execnet")
+NO_TESTS = (
+    5  # pytest's exit code when nothing was selected: for a revision without patches that is right
+)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One revision's run. as_it_stands: the tree had edits that the queue does not hold, and was tested with them."""
+    """One revision's run. as_it_stands: the tree had edits that the queue does not hold, and was
+    tested with them."""
 
     pin: Pin
     exit_code: int
@@ -56,7 +61,8 @@ def is_built(root: Path, pin: Pin) -> bool:
 
 
 def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment:
-    """The revision's environment, built from its lock where it is not there yet. Raises Refused with the reason."""
+    """The revision's environment, built from its lock where it is not there yet. Raises Refused
+    with the reason."""
     try:
         return environment.build(str(pin.version), lock_file(root, pin), root / HOME, say)
     except environment.EnvironmentFailed as failure:
@@ -64,16 +70,23 @@ def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment
 
 
 def matplotlib_folder(root: Path, say: Say) -> Path | None:
-    """A folder with matplotlib for the tests of plots, made once; None, with the reason said, where it cannot be had.
+    """A folder with matplotlib for the tests of plots, made once; None, with the reason said, where
+    it cannot be had.
 
     It is kept out of the tool's own environment, which it would make twice as large for everybody.
     """
-    wanted, folder = root / PLOTS, root / HOME.parent / f"plots-{sys.version_info.major}.{sys.version_info.minor}"
+    wanted, folder = (
+        root / PLOTS,
+        root / HOME.parent / f"plots-{sys.version_info.major}.{sys.version_info.minor}",
+    )
     marker = folder / "made-from.txt"
     with locked(folder.with_name(f".{folder.name}.lock"), say) as held:
         if marker.is_file() and marker.read_bytes() == wanted.read_bytes():
             return folder
-        say(f"installing matplotlib for the tests of plots into {folder.relative_to(root)}, once (about 140 MB)")
+        say(
+            f"installing matplotlib for the tests of plots into {folder.relative_to(root)}, once"
+            " (about 140 MB)"
+        )
         shutil.rmtree(folder, ignore_errors=True)
         if why := _install(wanted, folder, held):
             say(f"the tests of plots are skipped, matplotlib could not be installed: {why}")
@@ -84,23 +97,40 @@ def matplotlib_folder(root: Path, say: Say) -> Path | None:
 
 def _install(wanted: Path, folder: Path, held: int) -> str:
     """Install locked requirements for this Python into a folder; why that failed, else ""."""
-    words = ["pip", "install", "--no-config", "--quiet", "--require-hashes", "--python", sys.executable]
+    words = [
+        "pip",
+        "install",
+        "--no-config",
+        "--quiet",
+        "--require-hashes",
+        "--python",
+        sys.executable,
+    ]
     try:
         command = [lock.find_uv(), *words, "--target", str(folder), "--requirement", str(wanted)]
     except lock.LockFailed as failure:
         return failure.what
-    done = subprocess.run(command, env=lock.quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,))
-    return (done.stderr.strip() or f"uv ended with code {done.returncode}") if done.returncode else ""
+    done = subprocess.run(
+        command, env=lock.quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,)
+    )
+    return (
+        (done.stderr.strip() or f"uv ended with code {done.returncode}") if done.returncode else ""
+    )
 
 
 def test_tool(root: Path, say: Say) -> int:
-    """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit code."""
+    """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit
+    code."""
     plots = matplotlib_folder(root, say)
     more = {
-        "PYTHONPATH": os.pathsep.join(str(path) for path in (plots, os.environ.get("PYTHONPATH")) if path),
-        "PYTHONDONTWRITEBYTECODE": "",  # tests start the tool and engines hundreds of times; half of such a start is compiling
+        "PYTHONPATH": os.pathsep.join(
+            str(path) for path in (plots, os.environ.get("PYTHONPATH")) if path
+        ),
+        # tests start the tool and engines hundreds of times; half of such a start is compiling
+        "PYTHONDONTWRITEBYTECODE": "",
     }
-    workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)  # twice as many: tests wait for processes
+    # twice as many: tests wait for processes
+    workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)
     command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
@@ -118,7 +148,8 @@ class Prepared:
 
 
 def prepare(root: Path, pin: Pin, origin: str | None, say: Say) -> Prepared:
-    """Apply (a tree with edits of the user's stays as it is), and build the environment where it is not there yet.
+    """Apply (a tree with edits of the user's stays as it is), and build the environment where it is
+    not there yet.
 
     Raises Refused when the tree or the environment cannot be had.
     """
@@ -145,34 +176,59 @@ def share(revisions: int, processors: int) -> Share:
     return Share(side_by_side, min(processors // side_by_side, WORKERS))
 
 
-def test_revision(root: Path, prepared: Prepared, words: Sequence[str], workers: int, log: Path | None) -> Result:
-    """Run pytest in the revision's environment. words: further words for it; log: the file for its output, else as ours."""
+def test_revision(
+    root: Path, prepared: Prepared, words: Sequence[str], workers: int, log: Path | None
+) -> Result:
+    """Run pytest in the revision's environment. words: further words for it; log: the file for its
+    output, else as ours."""
     pin, tree = prepared.pin, prepared.tree
-    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
+    }
     variables |= prepared.environment.variables | {
         "PYTHONPATH": str(tree / "python"),
         "PATCHQUEUE_TREE": str(tree),
         "PATCHQUEUE_REVISION": str(pin.version),
-        "OMP_NUM_THREADS": "1",  # PyTorch's threads spin for each other wherever a processor has other work as well
+        # PyTorch's threads spin for each other wherever a processor has other work as well
+        "OMP_NUM_THREADS": "1",
     }
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
-        command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision"), *beside, *words]
+        command = [
+            str(prepared.environment.python),
+            "-m",
+            "pytest",
+            str(root / "tests/revision"),
+            *beside,
+            *words,
+        ]
         with log.open("wb") if log else contextlib.nullcontext() as output:
-            code = subprocess.run(command, cwd=root, env=variables, stdout=output, stderr=output).returncode
+            code = subprocess.run(
+                command, cwd=root, env=variables, stdout=output, stderr=output
+            ).returncode
     return Result(pin, code, prepared.as_it_stands)
 
 
 def spread(folder: Path, workers: int) -> list[str]:
-    """What pytest needs to run a file of tests on each of several processors, once `folder` is on its path; nothing for one.
+    """What pytest needs to run a file of tests on each of several processors, once `folder` is on
+    its path; nothing for one.
 
-    The revisions' locks stay as their releases are: pytest-xdist is linked from the environment that runs the tool.
+    The revisions' locks stay as their releases are: pytest-xdist is linked from the environment
+    that runs the tool.
     """
     found = {name: importlib.util.find_spec(name) for name in SPREAD}
     if workers < 2 or not all(found.values()):
         return []
     for name, spec in found.items():
         (folder / name).symlink_to(Path(spec.origin).parent)
-    return ["-p", "xdist.plugin", f"--numprocesses={workers}", "--dist=loadfile", "--no-loadscope-reorder"]
+    return [
+        "-p",
+        "xdist.plugin",
+        f"--numprocesses={workers}",
+        "--dist=loadfile",
+        "--no-loadscope-reorder",
+    ]

@@ -1,4 +1,4 @@
-"""Files and folders, safely: one writer at a time, written all or none, known by a hash; and git, run as nobody's.
+"""Files and folders, safely: one writer at a time, all or none, known by a hash; and git, isolated.
 
 Modules, low to high; none imports from its own floor or a higher one:
 atomic disk locking tree · gitrun

@@ -1,4 +1,5 @@
-"""A disk that is full, or a place that cannot be written: what the system's error means for a user."""
+"""A disk that is full, or a place that cannot be written: what the system's error means for a
+user."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ AGAIN = "then run the same command again"
 class Place:
     """A folder that the tool writes to.
 
-    instead: what a user can do where it cannot be written, "" for nothing else. spare: what of it may be deleted.
+    instead: what a user can do where it cannot be written, "" for nothing else. spare: what of it
+    may be deleted.
     """
 
     path: Path
@@ -40,7 +42,9 @@ def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
         return _closed(error, _around(error.filename, places))
     if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):
         what = "no folder for temporary files can be written"
-        return Problem("no-temporary-folder", "TMPDIR", what, "free some space, or name one: TMPDIR=FOLDER")
+        return Problem(
+            "no-temporary-folder", "TMPDIR", what, "free some space, or name one: TMPDIR=FOLDER"
+        )
     return None
 
 
@@ -55,7 +59,12 @@ def said(text: str) -> str:
 
 def _full(where: str, place: Place) -> Problem:
     spare = f" ({place.spare})" if place.spare else ""
-    return Problem("disk-full", where, "the disk is full, or your quota of it", f"free some space{spare}, {AGAIN}")
+    return Problem(
+        "disk-full",
+        where,
+        "the disk is full, or your quota of it",
+        f"free some space{spare}, {AGAIN}",
+    )
 
 
 def _closed(error: OSError, place: Place | None) -> Problem:
@@ -65,7 +74,9 @@ def _closed(error: OSError, place: Place | None) -> Problem:
         step = f"mount it so that it can be written{instead}"
         return Problem("read-only", where, "is on a file system that is read-only", step)
     user = os.geteuid()
-    return Problem("no-access", where, f"user {user} has no access to it", f"give user {user} access{instead}")
+    return Problem(
+        "no-access", where, f"user {user} has no access to it", f"give user {user} access{instead}"
+    )
 
 
 def _around(name: str | bytes | int | None, places: Sequence[Place]) -> Place | None:
@@ -84,5 +95,7 @@ def _fullest(places: Sequence[Place]) -> Place:
 
 def _free(path: Path) -> int:
     """Bytes that are free there, or where the folder would be made."""
-    there = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
+    there = next(
+        (folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/")
+    )
     return shutil.disk_usage(there).free

@@ -1,4 +1,5 @@
-"""One writer at a time: an advisory lock on a file, which child processes hold too for as long as they live."""
+"""One writer at a time: an advisory lock on a file, which child processes hold too for as long as
+they live."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-_WITHIN: Counter[tuple[int, int]] = Counter()  # by file: this run's threads that hold it or wait for it
+# by file: this run's threads that hold it or wait for it
+_WITHIN: Counter[tuple[int, int]] = Counter()
 _COUNTING = Lock()
 
 
@@ -18,8 +20,8 @@ _COUNTING = Lock()
 def locked(path: Path, say: Callable[[str], None]) -> Iterator[int]:
     """Hold an exclusive lock on `path`, waiting (and saying so, once) while another process has it.
 
-    Yields the descriptor. A child started with it in `pass_fds` keeps the lock until it ends, so a run that was killed
-    while its child still writes does not let the next one in too early.
+    Yields the descriptor. A child started with it in `pass_fds` keeps the lock until it ends, so a
+    run that was killed while its child still writes does not let the next one in too early.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _held(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), str(path), say) as descriptor:
@@ -28,7 +30,8 @@ def locked(path: Path, say: Callable[[str], None]) -> Iterator[int]:
 
 @contextmanager
 def locked_folder(path: Path, say: Callable[[str], None]) -> Iterator[int]:
-    """The same on a folder itself, for places where no file may be left behind. Raises OSError where it cannot be locked (NFS)."""
+    """The same on a folder itself, for places where no file may be left behind. Raises OSError
+    where it cannot be locked (NFS)."""
     with _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY), str(path), say) as descriptor:
         yield descriptor
 

@@ -1,10 +1,11 @@
 """The identity of a tree: a hash of its file names and contents.
 
-A *listing* maps a path in upstream's git layout ("python/sglang/version.py") to the sha256 of the file's bytes, in hex.
-The tree hash is the sha256 of `sha256sum`'s own output over the sorted paths, so anyone can check it without this tool:
+A *listing* maps a path in upstream's git layout ("python/sglang/version.py") to the sha256 of the
+file's bytes, in hex. The tree hash is the sha256 of `sha256sum`'s own output over the sorted paths,
+so anyone can check it without this tool:
 
     find python -type f ! -name '*.so' ! -name '*.pyc' ! -name tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-ROOTS = ("python", "test")  # what of a work tree is upstream's; everything else there is the queue's or the user's own
+# what of a work tree is upstream's; everything else there is the queue's or the user's own
+ROOTS = ("python", "test")
 GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git checkout has none
-LISTING = "python/sglang/srt/prefill_graph/tree.sha256"  # the tree's own listing, for `--verify` in place: no tree can list it
+# the tree's own listing, for `--verify` in place: no tree can list it
+LISTING = "python/sglang/srt/prefill_graph/tree.sha256"
 
 
 def sha256(content: bytes) -> str:
@@ -22,7 +25,8 @@ def sha256(content: bytes) -> str:
 
 
 def is_part_of_tree(path: str) -> bool:
-    """Compiled extensions differ per platform and byte code per run: neither is part of a tree's identity, nor is its listing."""
+    """Compiled extensions differ per platform and byte code per run: neither is part of a tree's
+    identity, nor is its listing."""
     return not path.endswith((".so", ".pyc")) and "/__pycache__/" not in path and path != LISTING
 
 
@@ -37,12 +41,18 @@ def listing_text(listing: Mapping[str, str]) -> str:
 
 
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
-    """What of a listing a tree's LISTING file holds: sglang's files, less the generated one, which a wheel stamps and git lacks."""
-    return {path: digest for path, digest in listing.items() if path.startswith("python/sglang/") and path != GENERATED}
+    """What of a listing a tree's LISTING file holds: sglang's files, less the generated one, which
+    a wheel stamps and git lacks."""
+    return {
+        path: digest
+        for path, digest in listing.items()
+        if path.startswith("python/sglang/") and path != GENERATED
+    }
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:
-    """What a release's wheel and its git tag have in common: sglang's Python files, less the generated one."""
+    """What a release's wheel and its git tag have in common: sglang's Python files, less the
+    generated one."""
     return {
         path: digest
         for path, digest in listing.items()
@@ -51,12 +61,14 @@ def python_part(listing: Mapping[str, str]) -> dict[str, str]:
 
 
 def list_folder(folder: Path) -> dict[str, str]:
-    """The listing of a work tree on disk (links are not followed: a linked file counts by its target's name)."""
+    """The listing of a work tree on disk (links are not followed: a linked file counts by its
+    target's name)."""
     return {name: digest for root in ROOTS for name, digest in _list(folder / root, root)}
 
 
 def list_package(site: Path) -> dict[str, str]:
-    """The listing of the sglang/ in a folder of packages, under the names that its files have in git's layout."""
+    """The listing of the sglang/ in a folder of packages, under the names that its files have in
+    git's layout."""
     return dict(_list(site / "sglang", "python/sglang"))
 
 

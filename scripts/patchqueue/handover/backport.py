@@ -1,4 +1,5 @@
-"""A release branch: one commit for each patch on a user's checkout of a pinned release, the same hashes every time."""
+"""A release branch: one commit for each patch on a user's checkout of a pinned release, the same
+hashes every time."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from ..files import disk
 from ..files.gitrun import GitFailed
 from ..files.tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
 from ..laying.apply import load_queue, overlay_of, select
+from ..laying.place import in_front
 from ..laying.replay import replay
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
@@ -29,7 +31,8 @@ WIDTH = 72
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch that was made, or was there. base, commits: full hashes; subjects: one for each commit."""
+    """A branch that was made, or was there. base, commits: full hashes; subjects: one for each
+    commit."""
 
     name: str
     outcome: Outcome
@@ -40,11 +43,15 @@ class Branch:
     mails: tuple[Path, ...] = ()
 
 
-def backport(root: Path, pins: Pins, onto: str, name: str, base: str, mails: Path | None = None) -> Branch:
-    """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release, with the queue on it.
+def backport(
+    root: Path, pins: Pins, onto: str, name: str, base: str, mails: Path | None = None
+) -> Branch:
+    """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release, with
+    the queue on it.
 
-    A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else Refused. Refused too, with
-    no branch made, for a tree that is no pinned release, uncommitted edits where `base` is HEAD, no author, patches that do not fit.
+    A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
+    Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
+    edits where `base` is HEAD, no author, patches that do not fit.
     """
     queue = load_queue(root)
     repository = open_repository(onto)
@@ -56,44 +63,86 @@ def backport(root: Path, pins: Pins, onto: str, name: str, base: str, mails: Pat
         raise Refused(_no_release(repository, start, base, pins))
     patches = select(queue, pin)
     if not patches:
-        raise Refused(Problem("nothing-to-do", pin.tag, f"no patch is for it: {pin.no_patches}", "take another release"))
-    wanted = list(commits(queue, patches, pin, repository.listing(start, PACKAGE), lambda path: repository.read(start, path)))
+        raise Refused(
+            Problem(
+                "nothing-to-do",
+                pin.tag,
+                f"no patch is for it: {pin.no_patches}",
+                "take another release",
+            )
+        )
+    wanted = list(
+        commits(
+            queue,
+            patches,
+            pin,
+            repository.listing(start, PACKAGE),
+            lambda path: repository.read(start, path),
+        )
+    )
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     if before not in (None, made[-1]):
         raise Refused(_taken(repository, name, before, made[-1]))
-    written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()  # what can fail comes before the branch
+    # what can fail comes before the branch
+    written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()
     outcome = put(repository, name, before, made[-1])
-    return Branch(name, outcome, pin, start, tuple(made), tuple(commit.message.partition("\n")[0] for commit in wanted), written)
+    return Branch(
+        name,
+        outcome,
+        pin,
+        start,
+        tuple(made),
+        tuple(commit.message.partition("\n")[0] for commit in wanted),
+        written,
+    )
 
 
 def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
-    """The pinned release whose Python files a commit has, all of them and no other; None where it is none."""
+    """The pinned release whose Python files a commit has, all of them and no other; None where it
+    is none."""
     found = hash_listing(python_part(repository.listing(commit, PACKAGE)))
     return next((pin for pin in pins.all if pin.python == found), None)
 
 
-def commits(queue: Queue, patches: list[Patch], pin: Pin, before: Mapping[str, str], read: Read) -> Iterator[Commit]:
-    """One for each patch, in the series' order, at exact lines. Raises Refused for the first that does not fit.
+def commits(
+    queue: Queue, patches: list[Patch], pin: Pin, before: Mapping[str, str], read: Read
+) -> Iterator[Commit]:
+    """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
+    does not fit.
 
-    before: the listing of the release's package. An overlay file comes with the first patch that needs it. The record of what
-    the tree was made of, and its listing, come with the last: only there are they true.
+    before: the listing of the release's package. An overlay file comes with the first patch that
+    needs it. The record of what the tree was made of, and its listing, come with the last: only
+    there are they true.
     """
     laid: dict[str, bytes] = {}
-    record = {path: content for path, content in overlay_of(queue, patches, pin).items() if path == PROVENANCE}
+    record = {
+        path: content
+        for path, content in overlay_of(queue, patches, pin).items()
+        if path == PROVENANCE
+    }
     for patch in patches:
-        new = {path: content for path, content in queue.overlay_for([patch]).items() if path not in laid}
+        new = {
+            path: content
+            for path, content in queue.overlay_for([patch]).items()
+            if path not in laid
+        }
         new |= record if patch is patches[-1] else {}
-        done = replay([patch], new, lambda path: laid[path] if path in laid else read(path), pin.tag)
+        done = replay([patch], new, in_front(laid, read), pin.tag)
         if done.problems:
             raise Refused(done.problems)
         laid |= done.files
         after = before | {path: sha256(content) for path, content in laid.items()}
-        listing = {LISTING: listing_text(own_listing(after)).encode()} if record and patch is patches[-1] else {}
+        listing = (
+            {LISTING: listing_text(own_listing(after)).encode()}
+            if record and patch is patches[-1]
+            else {}
+        )
         yield Commit(message(queue, patch, pin), done.files | listing)
 
 
 def message(queue: Queue, patch: Patch, pin: Pin) -> str:
-    """A commit's message: subject and description of the header, and trailers that say which patch it is."""
+    """A commit's message: subject and description of the header, and trailers that say which patch
+    it is."""
     header = queue.header(patch.name)
     trailers = {
         "Queue-Patch": patch.name,
@@ -102,25 +151,43 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
         "Origin": header.get("Origin"),
         "Upstream-Status": header.get("Upstream-Status"),
     }
-    return f"{text_of(queue, patch)}\n\n" + "".join(f"{name}: {value}\n" for name, value in trailers.items())
+    return f"{text_of(queue, patch)}\n\n" + "".join(
+        f"{name}: {value}\n" for name, value in trailers.items()
+    )
 
 
 def text_of(queue: Queue, patch: Patch) -> str:
-    """Subject and description, of a variant with its own description behind; paragraphs as wide as git's log likes them."""
+    """Subject and description, of a variant with its own description behind; paragraphs as wide as
+    git's log likes them."""
     header = queue.header(patch.name)
     own = [patch.header.get("Description")] if patch.header.is_variant else []
-    paragraphs = [part for text in (header.get("Description"), *own) for part in re.split(r"\n\s*\n", text) if part.strip()]
-    return "\n\n".join([header.get("Subject"), *(textwrap.fill(part, WIDTH, break_long_words=False, break_on_hyphens=False) for part in paragraphs)])
+    paragraphs = [
+        part
+        for text in (header.get("Description"), *own)
+        for part in re.split(r"\n\s*\n", text)
+        if part.strip()
+    ]
+    return "\n\n".join(
+        [
+            header.get("Subject"),
+            *(
+                textwrap.fill(part, WIDTH, break_long_words=False, break_on_hyphens=False)
+                for part in paragraphs
+            ),
+        ]
+    )
 
 
 def date_of(pin: Pin, repository: Repository, base: str) -> int:
-    """When the commits say they were made: the release's day, or the base's own time where that is later."""
+    """When the commits say they were made: the release's day, or the base's own time where that is
+    later."""
     day = datetime.datetime.combine(pin.released, datetime.time(), datetime.timezone.utc)
     return max(int(day.timestamp()), repository.date(base))
 
 
 def put(repository: Repository, name: str, before: str | None, tip: str) -> Outcome:
-    """The branch at `tip`, where it is not `before`. Raises Refused where it is elsewhere: it may hold work of the user's."""
+    """The branch at `tip`, where it is not `before`. Raises Refused where it is elsewhere: it may
+    hold work of the user's."""
     if before == tip:
         return Outcome.ALREADY_APPLIED
     if before is not None:
@@ -130,11 +197,17 @@ def put(repository: Repository, name: str, before: str | None, tip: str) -> Outc
 
 
 def _taken(repository: Repository, name: str, before: str, tip: str) -> Problem:
-    return Problem("branch-exists", f"{repository.shown}: {name}", f"is there, at {before[:12]}, and the queue makes {tip[:12]}", "name another branch, or rename that one: it may hold work of yours")
+    return Problem(
+        "branch-exists",
+        f"{repository.shown}: {name}",
+        f"is there, at {before[:12]}, and the queue makes {tip[:12]}",
+        "name another branch, or rename that one: it may hold work of yours",
+    )
 
 
 def write_mails(folder: Path, mails: dict[str, bytes]) -> tuple[Path, ...]:
-    """The mails as files. Raises Refused where the folder holds mails that are not these, or cannot be written."""
+    """The mails as files. Raises Refused where the folder holds mails that are not these, or cannot
+    be written."""
     refuse_folder(folder, mails)
     for name, content in mails.items():
         (folder / name).write_bytes(content)
@@ -142,35 +215,86 @@ def write_mails(folder: Path, mails: dict[str, bytes]) -> tuple[Path, ...]:
 
 
 def refuse_folder(folder: Path, mails: Mapping[str, bytes]) -> None:
-    """Make the folder; raise Refused where that cannot be, or where it holds mails that are not these."""
+    """Make the folder; raise Refused where that cannot be, or where it holds mails that are not
+    these."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        other = Problem("no-folder", str(folder), f"cannot be made: {error.strerror}", "name another folder")
+        other = Problem(
+            "no-folder", str(folder), f"cannot be made: {error.strerror}", "name another folder"
+        )
         raise Refused(disk.problem(error, [disk.Place(folder, other.hint)]) or other) from None
-    others = [file.name for file in sorted(folder.glob("*.patch")) if mails.get(file.name) != file.read_bytes()]
+    others = [
+        file.name
+        for file in sorted(folder.glob("*.patch"))
+        if mails.get(file.name) != file.read_bytes()
+    ]
     if others:
-        raise Refused(Problem("mails-exist", str(folder), f"holds other mails: {' '.join(others[:3])}", "name another folder, or remove them"))
+        raise Refused(
+            Problem(
+                "mails-exist",
+                str(folder),
+                f"holds other mails: {' '.join(others[:3])}",
+                "name another folder, or remove them",
+            )
+        )
 
 
 def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:
-    """Why a commit is no base: how it differs from the release that it comes from, where its tags say which."""
+    """Why a commit is no base: how it differs from the release that it comes from, where its tags
+    say which."""
     where = f"{repository.shown}: {base}"
     tags = [pin.tag for pin in reversed(pins.all) if _has_tag(repository, pin.tag)]
-    here = [tag for tag in tags if release_of(repository, repository.commit(f"refs/tags/{tag}"), pins)]
-    hint = f"name a release: --base {here[0]}" if here else f"`git -C {repository.shown} fetch --tags`, then name a release: --base {pins.default.tag}"
+    here = [
+        tag for tag in tags if release_of(repository, repository.commit(f"refs/tags/{tag}"), pins)
+    ]
+    hint = (
+        f"name a release: --base {here[0]}"
+        if here
+        else (
+            f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
+            f" {pins.default.tag}"
+        )
+    )
     nearest = next((tag for tag in tags if _is_ancestor(repository, tag, commit)), None)
     if nearest is None:
-        return Problem("no-pinned-release", where, f"{commit[:12]} has the {PACKAGE} of no pinned release", hint)
-    changed = repository.git("diff-tree", "-r", "-z", "--name-only", "--no-renames", f"refs/tags/{nearest}^{{commit}}", commit, "--", PACKAGE).decode("utf-8", "replace").split("\0")[:-1]
+        return Problem(
+            "no-pinned-release",
+            where,
+            f"{commit[:12]} has the {PACKAGE} of no pinned release",
+            hint,
+        )
+    changed = (
+        repository.git(
+            "diff-tree",
+            "-r",
+            "-z",
+            "--name-only",
+            "--no-renames",
+            f"refs/tags/{nearest}^{{commit}}",
+            commit,
+            "--",
+            PACKAGE,
+        )
+        .decode("utf-8", "replace")
+        .split("\0")[:-1]
+    )
     shown = " ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
     hint = f"name the release itself: --base {nearest}" if nearest in here else hint
-    return Problem("no-pinned-release", where, f"{commit[:12]} differs from {nearest} in {shown or 'no file: the tag is no pinned release'}", hint)
+    return Problem(
+        "no-pinned-release",
+        where,
+        f"{commit[:12]} differs from {nearest} in"
+        f" {shown or 'no file: the tag is no pinned release'}",
+        hint,
+    )
 
 
 def _has_tag(repository: Repository, tag: str) -> bool:
     try:
-        return bool(repository.git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}"))
+        return bool(
+            repository.git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
+        )
     except GitFailed:
         return False
 

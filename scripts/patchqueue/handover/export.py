@@ -1,9 +1,12 @@
-"""Pull requests: for each topic a branch on a user's checkout of upstream, one commit for each patch that is Pending.
+"""Pull requests: for each topic a branch on a user's checkout of upstream, one commit for each
+patch that is Pending.
 
-What a pull request brings beside its patch lies below pull-requests/TOPIC/PATCH/, laid out as upstream's tree is: tests at the
-places where upstream keeps them, and, under python/, files in place of the overlay's, which know more releases than upstream
-needs. A change@VERSION.patch there is laid in place of the series' text, from that release on up to the next one: the series hooks
-upstream's code where a pull request mends it. No file of the overlay goes along. Everything is put into upstream's own format.
+What a pull request brings beside its patch lies below pull-requests/TOPIC/PATCH/, laid out as
+upstream's tree is: tests at the places where upstream keeps them, and, under python/, files in
+place of the overlay's, which know more releases than upstream needs. A change@VERSION.patch there
+is laid in place of the series' text, from that release on up to the next one: the series hooks
+upstream's code where a pull request mends it. No file of the overlay goes along. Everything is put
+into upstream's own format.
 """
 
 from __future__ import annotations
@@ -35,9 +38,11 @@ Read = Callable[[str], "bytes | None"]
 
 @dataclass(frozen=True)
 class Part:
-    """One commit of a pull request. own: not one that only has to be below it; row: how its patch was laid.
+    """One commit of a pull request. own: not one that only has to be below it; row: how its patch
+    was laid.
 
-    files: path -> content as committed; added: those of them that upstream does not have; subject: of its commit.
+    files: path -> content as committed; added: those of them that upstream does not have; subject:
+    of its commit.
     """
 
     patch: str
@@ -55,7 +60,8 @@ class Part:
 
 @dataclass(frozen=True)
 class PullRequest:
-    """One topic's branch. outcome: APPLIED made, ALREADY_APPLIED there; base, tip: full hashes; mails: name -> content."""
+    """One topic's branch. outcome: APPLIED made, ALREADY_APPLIED there; base, tip: full hashes;
+    mails: name -> content."""
 
     topic: str
     branch: str
@@ -70,7 +76,8 @@ class PullRequest:
 class Exported:
     """pin: the release whose patches were taken; exact: the base is that release itself.
 
-    merged: patches that the base has already; tidied: overlay and patch files whose form had to be changed.
+    merged: patches that the base has already; tidied: overlay and patch files whose form had to be
+    changed.
     """
 
     pin: Pin
@@ -81,13 +88,17 @@ class Exported:
     tidied: tuple[str, ...]
 
 
-def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, out: Path | None = None) -> Exported:
-    """Make a branch for each topic that `words` name (a topic, or one patch of it as topic/verb-object; all where none is named).
+def export(
+    root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, out: Path | None = None
+) -> Exported:
+    """Make a branch for each topic that `words` name (a topic, or one patch of it as
+    topic/verb-object; all where none is named).
 
-    base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's patches are laid on it,
-    each hunk at the one place where its text stands. Raises Refused, with no branch made, where a patch does not fit,
-    the base has a file of the pull request's already, upstream's linters complain, a branch of that name is another, or the
-    folders below `out` cannot take the mails.
+    base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
+    patches are laid on it, each hunk at the one place where its text stands. Raises Refused, with
+    no branch made, where a patch does not fit, the base has a file of the pull request's already,
+    upstream's linters complain, a branch of that name is another, or the folders below `out` cannot
+    take the mails.
     """
     queue = load_queue(root)
     repository = open_repository(onto)
@@ -97,18 +108,51 @@ def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, o
     pin = exact or pins.all[-1]
     rules, read = formatting.rules(root, pin.version), _reader(repository, start)
     if read("python/sglang/version.py") is None and read("python/sglang/__init__.py") is None:
-        raise Refused(Problem("no-sglang", repository.shown, f"holds no python/sglang at {base}", "give a git checkout of sglang: --onto PATH"))
-    pending = [patch for patch in queue.select(pin.version) if queue.header(patch.name).get("Upstream-Status") == PENDING]
-    merged = tuple(queue.base(patch.name) for patch in pending if any(passes(line, read) for line in queue.header(patch.name).probes))
+        raise Refused(
+            Problem(
+                "no-sglang",
+                repository.shown,
+                f"holds no python/sglang at {base}",
+                "give a git checkout of sglang: --onto PATH",
+            )
+        )
+    pending = [
+        patch
+        for patch in queue.select(pin.version)
+        if queue.header(patch.name).get("Upstream-Status") == PENDING
+    ]
+    merged = tuple(
+        queue.base(patch.name)
+        for patch in pending
+        if any(passes(line, read) for line in queue.header(patch.name).probes)
+    )
     pending = [patch for patch in pending if queue.base(patch.name) not in merged]
     if not pending:
-        raise Refused(Problem("nothing-pending", pin.tag, f"no patch for it is {PENDING} that {base} lacks", "see Upstream-Status in patches/"))
+        raise Refused(
+            Problem(
+                "nothing-pending",
+                pin.tag,
+                f"no patch for it is {PENDING} that {base} lacks",
+                "see Upstream-Status in patches/",
+            )
+        )
     mended = changes(root, queue, pending, pin)
     pending = [mended.get(patch.name, patch) for patch in pending]
-    selected = [mended.get(patch.name, patch) for patch in queue.select(pin.version) if queue.base(patch.name) not in merged]
-    drafts = [_draft(root, queue, pin, topic, chosen, selected, read) for topic, chosen in topics(queue, pending, words).items()]
+    selected = [
+        mended.get(patch.name, patch)
+        for patch in queue.select(pin.version)
+        if queue.base(patch.name) not in merged
+    ]
+    drafts = [
+        _draft(root, queue, pin, topic, chosen, selected, read)
+        for topic, chosen in topics(queue, pending, words).items()
+    ]
     drafts, tidied = _in_form(drafts, read, rules)
-    built = [_build(repository, start, person, date_of(pin, repository, start), queue, draft) for draft in drafts]  # every one, before the first branch
+    # every one, before the first branch
+    built = [
+        _build(repository, start, person, date_of(pin, repository, start), queue, draft)
+        for draft in drafts
+    ]
     before = {request.branch: repository.branch(request.branch) for request in built}
     _refuse_others(repository, built, before)
     for request in built if out else ():
@@ -118,66 +162,130 @@ def export(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, o
 
 
 def topics(queue: Queue, pending: list[Patch], words: Iterable[str]) -> dict[str, list[Patch]]:
-    """The patches of each pull request, by its topic, in the series' order. Raises Refused for a word that names none."""
+    """The patches of each pull request, by its topic, in the series' order. Raises Refused for a
+    word that names none."""
     names = {_stem(queue, patch): patch for patch in pending}
     all_topics = dict.fromkeys(name.partition("/")[0] for name in names)
     chosen = {}
     for word in list(words) or all_topics:
         found = [patch for name, patch in names.items() if word in (name, name.partition("/")[0])]
         if not found:
-            raise Refused(Problem("unknown-topic", repr(word), f"names no patch that is {PENDING}; topics are {' '.join(all_topics)}", f"or one patch of a topic: {' '.join(names)}"))
+            raise Refused(
+                Problem(
+                    "unknown-topic",
+                    repr(word),
+                    f"names no patch that is {PENDING}; topics are {' '.join(all_topics)}",
+                    f"or one patch of a topic: {' '.join(names)}",
+                )
+            )
         chosen[word] = found
     return chosen
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """A pull request before its format is seen to. patches: as the queue has them, one for each part."""
+    """A pull request before its format is seen to. patches: as the queue has them, one for each
+    part."""
 
     topic: str
     parts: tuple[Part, ...]
     patches: tuple[Patch, ...]
 
 
-def _draft(root: Path, queue: Queue, pin: Pin, topic: str, chosen: list[Patch], selected: list[Patch], read: Read) -> _Draft:
-    """A topic's commits, in no particular format yet. On an older release a patch may stand on others of the same files
-    that its header does not name, since later ones have them: then these come too."""
+def _draft(
+    root: Path,
+    queue: Queue,
+    pin: Pin,
+    topic: str,
+    chosen: list[Patch],
+    selected: list[Patch],
+    read: Read,
+) -> _Draft:
+    """A topic's commits, in no particular format yet. On an older release a patch may stand on
+    others of the same files that its header does not name, since later ones have them: then these
+    come too."""
     try:
         return _laid(root, queue, pin, topic, chosen, _standing(queue, chosen, selected), read)
     except Refused as refusal:
         more = _same_files(chosen, selected)
-        if len(more) == len(_standing(queue, chosen, selected)) or refusal.problems[0].name != str(Outcome.CONFLICT):
+        if len(more) == len(_standing(queue, chosen, selected)) or refusal.problems[0].name != str(
+            Outcome.CONFLICT
+        ):
             raise
     return _laid(root, queue, pin, topic, chosen, more, read)
 
 
-def _laid(root: Path, queue: Queue, pin: Pin, topic: str, chosen: list[Patch], patches: list[Patch], read: Read) -> _Draft:
+def _laid(
+    root: Path,
+    queue: Queue,
+    pin: Pin,
+    topic: str,
+    chosen: list[Patch],
+    patches: list[Patch],
+    read: Read,
+) -> _Draft:
     laid: dict[str, bytes] = {}
     parts = []
     for patch in patches:
         row = lay_patch(patch, _over(laid, read))
         if row.outcome is Outcome.CONFLICT:
             text = change(root, _stem(queue, patch), pin) or root / "patches" / patch.name
-            raise Refused(Problem(str(row.outcome), str(text.relative_to(root)), row.why, "write a variant that fits this base, or name another: --base COMMIT"))
-        new = {path: content for path, content in additions(root, queue, patch, pin).items() if path not in laid}
+            raise Refused(
+                Problem(
+                    str(row.outcome),
+                    str(text.relative_to(root)),
+                    row.why,
+                    "write a variant that fits this base, or name another: --base COMMIT",
+                )
+            )
+        new = {
+            path: content
+            for path, content in additions(root, queue, patch, pin).items()
+            if path not in laid
+        }
         taken = [path for path in new if read(path) is not None]
         if taken:
-            raise Refused(Problem("file-exists", taken[0], "the base has a file of this name, and the pull request would add one", f"rename it below {ADDITIONS}/{_stem(queue, patch)}/"))
+            raise Refused(
+                Problem(
+                    "file-exists",
+                    taken[0],
+                    "the base has a file of this name, and the pull request would add one",
+                    f"rename it below {ADDITIONS}/{_stem(queue, patch)}/",
+                )
+            )
         laid |= row.after | new
-        parts.append(Part(_stem(queue, patch), queue.header(patch.name).get("Subject"), patch in chosen, row, frozenset(new), row.after | new))
+        parts.append(
+            Part(
+                _stem(queue, patch),
+                queue.header(patch.name).get("Subject"),
+                patch in chosen,
+                row,
+                frozenset(new),
+                row.after | new,
+            )
+        )
     return _Draft(topic, tuple(parts), tuple(patches))
 
 
 def _standing(queue: Queue, chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
     """The chosen patches and those that their headers need, in the series' order."""
     wanted = {queue.base(patch.name) for patch in chosen}
-    while more := {need for patch in selected if queue.base(patch.name) in wanted for need in queue.header(patch.name).needs} - wanted:
+    while (
+        more := {
+            need
+            for patch in selected
+            if queue.base(patch.name) in wanted
+            for need in queue.header(patch.name).needs
+        }
+        - wanted
+    ):
         wanted |= more
     return [patch for patch in selected if queue.base(patch.name) in wanted]
 
 
 def _same_files(chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
-    """The chosen patches and every earlier one that changes a file of theirs, or of those before them."""
+    """The chosen patches and every earlier one that changes a file of theirs, or of those before
+    them."""
     kept, files = [], set()
     for patch in reversed(selected):
         paths = {file.path for file in patch.files}
@@ -189,12 +297,16 @@ def _same_files(chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
 
 def change(root: Path, stem: str, pin: Pin) -> Path | None:
     """The text of a patch's pull request on a release, where that is not the series' own."""
-    found = {Version(file.stem.partition("@")[2]): file for file in (root / ADDITIONS / stem).glob("change@*.patch")}
+    found = {
+        Version(file.stem.partition("@")[2]): file
+        for file in (root / ADDITIONS / stem).glob("change@*.patch")
+    }
     return found.get(max((version for version in found if version <= pin.version), default=None))
 
 
 def changes(root: Path, queue: Queue, patches: Iterable[Patch], pin: Pin) -> dict[str, Patch]:
-    """Those of `patches` that have a text of their own for pull requests, with it, by name. Raises Refused for a bad one."""
+    """Those of `patches` that have a text of their own for pull requests, with it, by name. Raises
+    Refused for a bad one."""
     found, wrong = {}, []
     for patch in patches:
         if file := change(root, _stem(queue, patch), pin):
@@ -207,46 +319,95 @@ def changes(root: Path, queue: Queue, patches: Iterable[Patch], pin: Pin) -> dic
 
 
 def additions(root: Path, queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
-    """The new files of a patch's pull request: those below pull-requests/, and the overlay's where it has none under python/.
+    """The new files of a patch's pull request: those below pull-requests/, and the overlay's where
+    it has none under python/.
 
     A text of its own for pull requests needs no file but those beside it.
     """
     stem = _stem(queue, patch)
-    own = {path: content for path, content in read_overlay(root / ADDITIONS / stem).items() if "/" in path}
+    own = {
+        path: content
+        for path, content in read_overlay(root / ADDITIONS / stem).items()
+        if "/" in path
+    }
     alone = change(root, stem, pin) or any(path.startswith("python/") for path in own)
     return own if alone else queue.overlay_for([patch]) | own
 
 
-def _in_form(drafts: list[_Draft], read: Read, rules: formatting.Rules) -> tuple[list[_Draft], tuple[str, ...]]:
-    """The drafts in upstream's format, and the files which that changed. A file that upstream itself has in another form is left.
+def _in_form(
+    drafts: list[_Draft], read: Read, rules: formatting.Rules
+) -> tuple[list[_Draft], tuple[str, ...]]:
+    """The drafts in upstream's format, and the files which that changed. A file that upstream
+    itself has in another form is left.
 
     Raises Refused with what upstream's linters would say about the files, new complaints alone.
     """
     key = "{}/{}/{}".format
-    after = {key(d, n, path): content for d, draft in enumerate(drafts) for n, part in enumerate(draft.parts) for path, content in part.files.items()}
+    after = {
+        key(d, n, path): content
+        for d, draft in enumerate(drafts)
+        for n, part in enumerate(draft.parts)
+        for path, content in part.files.items()
+    }
     paths = {name.split("/", 2)[2] for name in after}
     before = {path: content for path in paths if (content := read(path)) is not None}
-    formed = formatting.tidy({**after, **{f"base/-/{path}": content for path, content in before.items()}}, rules)
+    formed = formatting.tidy(
+        {**after, **{f"base/-/{path}": content for path, content in before.items()}}, rules
+    )
     odd = {path for path, content in before.items() if formed[f"base/-/{path}"] != content}
     tidied = {name.split("/", 2)[2] for name in after if formed[name] != after[name]} - odd
     made = {name: after[name] if name.split("/", 2)[2] in odd else formed[name] for name in after}
     wrong = []
     for d, draft in enumerate(drafts):
-        last = {path: made[key(d, n, path)] for n, part in enumerate(draft.parts) for path in part.files}
-        wrong += [Problem("upstream-lint", draft.topic, complaint, "correct the patch, the overlay file, or what lies below pull-requests/") for complaint in formatting.complaints(before, last, rules)]
+        last = {
+            path: made[key(d, n, path)] for n, part in enumerate(draft.parts) for path in part.files
+        }
+        wrong += [
+            Problem(
+                "upstream-lint",
+                draft.topic,
+                complaint,
+                "correct the patch, the overlay file, or what lies below pull-requests/",
+            )
+            for complaint in formatting.complaints(before, last, rules)
+        ]
     if wrong:
         raise Refused(wrong)
-    again = [replace(draft, parts=tuple(replace(part, files={path: made[key(d, n, path)] for path in part.files}) for n, part in enumerate(draft.parts))) for d, draft in enumerate(drafts)]
+    again = [
+        replace(
+            draft,
+            parts=tuple(
+                replace(part, files={path: made[key(d, n, path)] for path in part.files})
+                for n, part in enumerate(draft.parts)
+            ),
+        )
+        for d, draft in enumerate(drafts)
+    ]
     return again, tuple(sorted(tidied))
 
 
-def _build(repository: Repository, start: str, person: Person, date: int, queue: Queue, draft: _Draft) -> PullRequest:
-    commits = [Commit(text_of(queue, patch) + "\n", part.files) for patch, part in zip(draft.patches, draft.parts)]
+def _build(
+    repository: Repository, start: str, person: Person, date: int, queue: Queue, draft: _Draft
+) -> PullRequest:
+    commits = [
+        Commit(text_of(queue, patch) + "\n", part.files)
+        for patch, part in zip(draft.patches, draft.parts)
+    ]
     tip = repository.build(start, commits, person, date)[-1]
-    return PullRequest(draft.topic, BRANCHES + draft.topic.replace("/", "-"), Outcome.APPLIED, start, tip, draft.parts, repository.mails(start, tip))
+    return PullRequest(
+        draft.topic,
+        BRANCHES + draft.topic.replace("/", "-"),
+        Outcome.APPLIED,
+        start,
+        tip,
+        draft.parts,
+        repository.mails(start, tip),
+    )
 
 
-def _refuse_others(repository: Repository, built: list[PullRequest], before: dict[str, str | None]) -> None:
+def _refuse_others(
+    repository: Repository, built: list[PullRequest], before: dict[str, str | None]
+) -> None:
     """Raise Refused for branches of these names that are others, before any is made."""
     for request in built:
         if before[request.branch] not in (None, request.tip):
@@ -263,7 +424,8 @@ def _folder(request: PullRequest, out: Path) -> Path:
 
 
 def write(request: PullRequest, body: str, out: Path) -> tuple[Path, ...]:
-    """The body as OUT/TOPIC/body.md and the mails beside it. Raises Refused where other mails are there."""
+    """The body as OUT/TOPIC/body.md and the mails beside it. Raises Refused where other mails are
+    there."""
     folder = _folder(request, out)
     mails = write_mails(folder, request.mails)
     (folder / "body.md").write_text(body, encoding="utf-8")

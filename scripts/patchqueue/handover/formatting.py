@@ -1,6 +1,8 @@
-"""Upstream's own form for Python files: put files into it, and say what upstream's linters have against them.
+"""Upstream's own form for Python files: put files into it, and say what upstream's linters have
+against them.
 
-Which tools, in which versions: upstream/format.toml, the one place that says so. uv fetches and runs them.
+Which tools, in which versions: upstream/format.toml, the one place that says so. uv fetches and
+runs them.
 """
 
 from __future__ import annotations
@@ -44,14 +46,31 @@ def rules(root: Path, version: Version) -> Rules:
     """What upstream uses on a release. Raises Refused where format.toml does not say."""
     try:
         data = tomllib.loads((root / FILE).read_text(encoding="utf-8"))
-        tool = next(entry["tool"] for entry in data["format"] if SpecifierSet(entry["releases"]).contains(version, prereleases=True))
-        return Rules(data["isort"], data["isort_settings"], tool, data["lint"], data["lint_rules"], data["spell"], data["spell_ignore"])
+        tool = next(
+            entry["tool"]
+            for entry in data["format"]
+            if SpecifierSet(entry["releases"]).contains(version, prereleases=True)
+        )
+        return Rules(
+            data["isort"],
+            data["isort_settings"],
+            tool,
+            data["lint"],
+            data["lint_rules"],
+            data["spell"],
+            data["spell_ignore"],
+        )
     except (OSError, KeyError, StopIteration, tomllib.TOMLDecodeError) as error:
-        raise Refused(Problem("bad-format-rules", str(FILE), f"does not say how {version} is formatted: {error!r}")) from None
+        raise Refused(
+            Problem(
+                "bad-format-rules", str(FILE), f"does not say how {version} is formatted: {error!r}"
+            )
+        ) from None
 
 
 def tidy(files: Mapping[str, bytes], by: Rules) -> dict[str, bytes]:
-    """Python files, by any paths, as upstream's hooks leave them; others as they are. Raises Refused where a tool fails."""
+    """Python files, by any paths, as upstream's hooks leave them; others as they are. Raises
+    Refused where a tool fails."""
     python = {path: content for path, content in files.items() if path.endswith(".py")}
     if not python:
         return dict(files)
@@ -63,20 +82,36 @@ def tidy(files: Mapping[str, bytes], by: Rules) -> dict[str, bytes]:
 
 
 def complaints(before: Mapping[str, bytes], after: Mapping[str, bytes], by: Rules) -> list[str]:
-    """What upstream's linters have against `after` that they did not have against the same files in `before`."""
+    """What upstream's linters have against `after` that they did not have against the same files in
+    `before`."""
     found = _complaints(after, by) - _complaints(before, by)
     new = {path: content for path, content in after.items() if path not in before}
     return sorted([*found.elements(), *_misspelled(new, by)])
 
 
 def _complaints(files: Mapping[str, bytes], by: Rules) -> Counter[str]:
-    names = sorted(path for path in files if path.endswith(".py") and not path.endswith("__init__.py"))
+    names = sorted(
+        path for path in files if path.endswith(".py") and not path.endswith("__init__.py")
+    )
     if not names:
         return Counter()
     with tempfile.TemporaryDirectory(prefix="patchqueue-format-") as space:
         folder = _write(Path(space), {path: files[path] for path in names}, by)
-        said = _run(by.lint, folder, "check", "--isolated", "--no-cache", "--quiet", "--output-format=concise", f"--select={by.lint_rules}", *names, good=(0, 1))
-    return Counter(PLACE.sub(":", line, count=1) for line in said.splitlines() if PLACE.search(line))
+        said = _run(
+            by.lint,
+            folder,
+            "check",
+            "--isolated",
+            "--no-cache",
+            "--quiet",
+            "--output-format=concise",
+            f"--select={by.lint_rules}",
+            *names,
+            good=(0, 1),
+        )
+    return Counter(
+        PLACE.sub(":", line, count=1) for line in said.splitlines() if PLACE.search(line)
+    )
 
 
 def _misspelled(files: Mapping[str, bytes], by: Rules) -> list[str]:
@@ -84,7 +119,9 @@ def _misspelled(files: Mapping[str, bytes], by: Rules) -> list[str]:
         return []
     with tempfile.TemporaryDirectory(prefix="patchqueue-format-") as space:
         folder = _write(Path(space), files, by)
-        return _run(by.spell, folder, "-L", by.spell_ignore, *sorted(files), good=(0, 65)).splitlines()
+        return _run(
+            by.spell, folder, "-L", by.spell_ignore, *sorted(files), good=(0, 65)
+        ).splitlines()
 
 
 def _write(folder: Path, files: Mapping[str, bytes], by: Rules) -> Path:
@@ -106,7 +143,8 @@ def _run(tool: str, folder: Path, *words: str, good: tuple[int, ...] = (0,)) -> 
 
 @cache
 def _folder_of(tool: str) -> Path:
-    """Where uv has the tool's programs, fetched first where that must be: to ask takes longer than most tools run."""
+    """Where uv has the tool's programs, fetched first where that must be: to ask takes longer than
+    most tools run."""
     try:
         uv = find_uv()
     except LockFailed as failure:
@@ -121,4 +159,11 @@ def _folder_of(tool: str) -> Path:
 
 def _no_formatter(tool: str, done: subprocess.CompletedProcess[str]) -> Refused:
     said = done.stderr.strip() or done.stdout.strip() or f"ended with code {done.returncode}"
-    return Refused(Problem("no-formatter", tool, said.splitlines()[-1], f"`uv tool run {tool} --version` should work"))
+    return Refused(
+        Problem(
+            "no-formatter",
+            tool,
+            said.splitlines()[-1],
+            f"`uv tool run {tool} --version` should work",
+        )
+    )

@@ -1,5 +1,5 @@
-"""Run a pull request's own tests in the release's environment: on its branch, where they must pass, and without the changes
-of each commit, where they must fail."""
+"""Run a pull request's own tests in the release's environment: on its branch, where they must pass,
+and without the changes of each commit, where they must fail."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from .export import Exported, PullRequest
 from .repository import Repository
 
 Say = Callable[[str], None]
-COUNTED = re.compile(r"\d+ (?:subtests )?(?:passed|failed|skipped|errors?)\b")  # of pytest's last line
+# of pytest's last line
+COUNTED = re.compile(r"\d+ (?:subtests )?(?:passed|failed|skipped|errors?)\b")
 GOOD, FAILED, INTERRUPTED = 0, 1, 2  # pytest's exit codes
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A file of tests. passed: on the branch; failed: on the base, without any of its changes; said: pytest's counts."""
+    """A file of tests. passed: on the branch; failed: on the base, without any of its changes;
+    said: pytest's counts."""
 
     path: str
     patch: str
@@ -37,19 +39,35 @@ class Tried:
         return self.passed and self.failed
 
 
-def try_tests(root: Path, repository: Repository, exported: Exported, request: PullRequest, say: Say) -> list[Tried]:
-    """Each test file of the pull request's own commits, on the branch and on the base. Raises Refused where there is no environment."""
+def try_tests(
+    root: Path, repository: Repository, exported: Exported, request: PullRequest, say: Say
+) -> list[Tried]:
+    """Each test file of the pull request's own commits, on the branch and on the base. Raises
+    Refused where there is no environment."""
     made = build_environment(root, exported.pin, say)
-    files = [(path, part.patch, part.files[path]) for part in request.parts if part.own for path in part.tests]
+    files = [
+        (path, part.patch, part.files[path])
+        for part in request.parts
+        if part.own
+        for path in part.tests
+    ]
     found = []
     with tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space:
         trees = {name: Path(space) / name for name in ("branch", "base")}
         for name, commit in (("branch", request.tip), ("base", request.base)):
-            _write(trees[name], repository.contents(commit, PACKAGE) | {path: content for path, _, content in files})
+            _write(
+                trees[name],
+                repository.contents(commit, PACKAGE)
+                | {path: content for path, _, content in files},
+            )
         for path, patch, _ in files:
             say(f"{request.branch}: {path}")
-            (on, said), (off, said_off) = (_run(root, made, trees[name], path) for name in ("branch", "base"))
-            found.append(Tried(path, patch, on == GOOD, off in (FAILED, INTERRUPTED), (said, said_off)))
+            (on, said), (off, said_off) = (
+                _run(root, made, trees[name], path) for name in ("branch", "base")
+            )
+            found.append(
+                Tried(path, patch, on == GOOD, off in (FAILED, INTERRUPTED), (said, said_off))
+            )
     return found
 
 
@@ -60,10 +78,20 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def _run(root: Path, made: Environment, tree: Path, path: str) -> tuple[int, str]:
-    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
-    variables |= made.variables | {"PYTHONPATH": os.pathsep.join([str(tree / "python"), str((root / "tests/revision").absolute())])}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
+    }
+    variables |= made.variables | {
+        "PYTHONPATH": os.pathsep.join(
+            [str(tree / "python"), str((root / "tests/revision").absolute())]
+        )
+    }
     del variables["PYTHONPYCACHEPREFIX"]  # byte code of a folder that is gone soon
     command = [str(made.python), "-m", "host.upstream", "-q", "-p", "no:cacheprovider", path]
     done = subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
     counts = COUNTED.findall((done.stdout.strip().splitlines() or [""])[-1])
-    return done.returncode, ", ".join(counts) if counts else (done.stderr.strip() or "pytest said nothing").splitlines()[-1]
+    return done.returncode, ", ".join(counts) if counts else (
+        done.stderr.strip() or "pytest said nothing"
+    ).splitlines()[-1]

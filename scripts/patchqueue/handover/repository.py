@@ -1,7 +1,8 @@
 """A user's git repository, read and added to without touching what is checked out there.
 
-Trees are written through an index of their own, so that the user's files, index and HEAD stay as they are; only a new
-branch appears. git runs as nobody's configuration would have it; the user's is asked for one thing, who they are.
+Trees are written through an index of their own, so that the user's files, index and HEAD stay as
+they are; only a new branch appears. git runs as nobody's configuration would have it; the user's is
+asked for one thing, who they are.
 """
 
 from __future__ import annotations
@@ -15,11 +16,62 @@ from ..files.gitrun import NO_CONFIGURATION, GitFailed, run
 from ..files.tree import is_part_of_tree, sha256
 from ..outcome import Problem, Refused
 
-PLAIN = ["-c", "core.autocrlf=false", "-c", "core.eol=lf", "-c", "core.attributesFile=/dev/null", "-c", "core.quotePath=true", "-c", "core.hooksPath=/dev/null"]
-PLAIN += ["-c", "i18n.commitEncoding=UTF-8", "-c", "i18n.logOutputEncoding=UTF-8", "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "core.fsmonitor=false", "-c", "format.signOff=false"]
-# What format-patch and diff write is a function of the commits alone: every setting that could change it is given.
-SAME_DIFF = ["--no-color", "--no-renames", "--no-ext-diff", "--no-textconv", "--full-index", "--diff-algorithm=myers", "--no-indent-heuristic", "--unified=3", "--inter-hunk-context=0", "--src-prefix=a/", "--dst-prefix=b/"]
-SAME_MAIL = ["--zero-commit", "--no-signature", "--no-attach", "--no-thread", "--no-cover-letter", "--no-base", "--no-notes", "--no-encode-email-headers", "--no-add-header", "--subject-prefix=PATCH", "--no-numbered", "--suffix=.patch", "--stat=76"]
+PLAIN = [
+    "-c",
+    "core.autocrlf=false",
+    "-c",
+    "core.eol=lf",
+    "-c",
+    "core.attributesFile=/dev/null",
+    "-c",
+    "core.quotePath=true",
+    "-c",
+    "core.hooksPath=/dev/null",
+]
+PLAIN += [
+    "-c",
+    "i18n.commitEncoding=UTF-8",
+    "-c",
+    "i18n.logOutputEncoding=UTF-8",
+    "-c",
+    "safe.directory=*",
+    "-c",
+    "gc.auto=0",
+    "-c",
+    "core.fsmonitor=false",
+    "-c",
+    "format.signOff=false",
+]
+# What format-patch and diff write is a function of the commits alone: every setting that could
+# change it is given.
+SAME_DIFF = [
+    "--no-color",
+    "--no-renames",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--full-index",
+    "--diff-algorithm=myers",
+    "--no-indent-heuristic",
+    "--unified=3",
+    "--inter-hunk-context=0",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+]
+SAME_MAIL = [
+    "--zero-commit",
+    "--no-signature",
+    "--no-attach",
+    "--no-thread",
+    "--no-cover-letter",
+    "--no-base",
+    "--no-notes",
+    "--no-encode-email-headers",
+    "--no-add-header",
+    "--subject-prefix=PATCH",
+    "--no-numbered",
+    "--suffix=.patch",
+    "--stat=76",
+]
 LINK, SUBMODULE = "120000", "160000"
 
 
@@ -33,7 +85,8 @@ class Person:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit to be made. files: path in the tree -> content, for those that it changes or adds."""
+    """A commit to be made. files: path in the tree -> content, for those that it changes or
+    adds."""
 
     message: str
     files: Mapping[str, bytes]
@@ -41,17 +94,23 @@ class Commit:
 
 @dataclass(frozen=True)
 class Repository:
-    """A git repository with or without files checked out. path: anywhere in it; shown: as the user named it."""
+    """A git repository with or without files checked out. path: anywhere in it; shown: as the user
+    named it."""
 
     path: Path
     shown: str
 
-    def git(self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None) -> bytes:
+    def git(
+        self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None
+    ) -> bytes:
         """git's output. Raises GitFailed where it ends with another code than 0."""
-        return run(self.path, *PLAIN, *arguments, stdin=content, more={**NO_CONFIGURATION, **(more or {})}).stdout
+        return run(
+            self.path, *PLAIN, *arguments, stdin=content, more={**NO_CONFIGURATION, **(more or {})}
+        ).stdout
 
     def person(self) -> Person:
-        """Raises Refused, with the command to type, where the user has not told git who they are."""
+        """Raises Refused, with the command to type, where the user has not told git who they
+        are."""
         values = []
         for name, example in (("user.name", "Your Name"), ("user.email", "you@example.org")):
             try:
@@ -59,41 +118,110 @@ class Repository:
             except GitFailed:
                 values.append("")
             if not values[-1]:
-                raise Refused(Problem("no-identity", self.shown, f"git has no {name}, and commits need an author", f'`git config --global {name} "{example}"`'))
+                raise Refused(
+                    Problem(
+                        "no-identity",
+                        self.shown,
+                        f"git has no {name}, and commits need an author",
+                        f'`git config --global {name} "{example}"`',
+                    )
+                )
         return Person(*values)
 
     def refuse_edits(self, base: str) -> None:
-        """Raise Refused where the branch begins at HEAD and files that are checked out differ from it: it would not have these edits,
-        and who takes what is checked out may mean it with them. Who names a commit means that commit."""
+        """Raise Refused where the branch begins at HEAD and files that are checked out differ from
+        it: it would not have these edits, and who takes what is checked out may mean it with them.
+        Who names a commit means that commit."""
         if base != "HEAD" or self.git("rev-parse", "--is-inside-work-tree").strip() != b"true":
             return
-        # As the user's own configuration has it: with core.autocrlf what is checked out is not what is committed, and no edit.
-        words = ("-c", "core.fsmonitor=false", "--no-optional-locks", "status", "--porcelain", "-z", "--untracked-files=no", "--ignore-submodules=all")
+        # As the user's own configuration has it: with core.autocrlf what is checked out is not what
+        # is committed, and no edit.
+        words = (
+            "-c",
+            "core.fsmonitor=false",
+            "--no-optional-locks",
+            "status",
+            "--porcelain",
+            "-z",
+            "--untracked-files=no",
+            "--ignore-submodules=all",
+        )
         found = run(self.path, *words).stdout.decode("utf-8", "replace")
         edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
         if edited:
-            shown = " ".join(edited[:5]) + (f" and {len(edited) - 5} more" if len(edited) > 5 else "")
-            raise Refused(Problem("edited-checkout", self.shown, f"has edits that are not committed, and the branch would begin at HEAD, which lacks them: {shown}", f"`git -C {self.shown} stash`, or commit them; or go without them: --base {self.commit(base)[:12]}"))
+            shown = " ".join(edited[:5]) + (
+                f" and {len(edited) - 5} more" if len(edited) > 5 else ""
+            )
+            raise Refused(
+                Problem(
+                    "edited-checkout",
+                    self.shown,
+                    "has edits that are not committed, and the branch would begin at HEAD, which"
+                    f" lacks them: {shown}",
+                    f"`git -C {self.shown} stash`, or commit them; or go without them: --base"
+                    f" {self.commit(base)[:12]}",
+                )
+            )
 
     def commit(self, name: str) -> str:
-        """The commit that `name` (a branch, tag or hash) stands for, as a full hash. Raises Refused where there is none."""
+        """The commit that `name` (a branch, tag or hash) stands for, as a full hash. Raises Refused
+        where there is none."""
         try:
-            return self.git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").decode().strip()
+            return (
+                self.git(
+                    "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
+                )
+                .decode()
+                .strip()
+            )
         except GitFailed:
-            raise Refused(Problem("no-commit", self.shown, f"has no commit {name!r}", f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT")) from None
+            raise Refused(
+                Problem(
+                    "no-commit",
+                    self.shown,
+                    f"has no commit {name!r}",
+                    f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT",
+                )
+            ) from None
 
     def branch(self, name: str) -> str | None:
-        """The commit a branch is at, None where there is no such branch. Raises Refused for what cannot name one."""
+        """The commit a branch is at, None where there is no such branch. Raises Refused for what
+        cannot name one."""
         try:
             self.git("check-ref-format", f"refs/heads/{name}")
         except GitFailed:
-            raise Refused(Problem("bad-branch", repr(name), "is no name for a branch", "name one as release/0.5.9-graphs")) from None
+            raise Refused(
+                Problem(
+                    "bad-branch",
+                    repr(name),
+                    "is no name for a branch",
+                    "name one as release/0.5.9-graphs",
+                )
+            ) from None
         if name.startswith(("-", "refs/")) or name == "HEAD":
-            raise Refused(Problem("bad-branch", repr(name), "is no name for a branch", "name one as release/0.5.9-graphs"))
+            raise Refused(
+                Problem(
+                    "bad-branch",
+                    repr(name),
+                    "is no name for a branch",
+                    "name one as release/0.5.9-graphs",
+                )
+            )
         if self.git("for-each-ref", f"refs/tags/{name}").strip():
-            raise Refused(Problem("bad-branch", repr(name), "is a tag's name, and git would not know which is meant", "name one as release/0.5.9-graphs"))
+            raise Refused(
+                Problem(
+                    "bad-branch",
+                    repr(name),
+                    "is a tag's name, and git would not know which is meant",
+                    "name one as release/0.5.9-graphs",
+                )
+            )
         try:
-            return self.git("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}").decode().strip()
+            return (
+                self.git("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
+                .decode()
+                .strip()
+            )
         except GitFailed:
             return None
 
@@ -103,14 +231,23 @@ class Repository:
 
     def read(self, commit: str, path: str) -> bytes | None:
         """A file of a commit's tree; None where it has none, or a link or a folder."""
-        found = self.git("ls-tree", "-z", "--full-tree", commit, "--", path).decode("utf-8", "surrogateescape")
+        found = self.git("ls-tree", "-z", "--full-tree", commit, "--", path).decode(
+            "utf-8", "surrogateescape"
+        )
         mode, kind, rest = (found or "- - -").split(" ", 2)
-        return self.git("cat-file", "blob", rest[: rest.index("\t")]) if kind == "blob" and mode != LINK else None
+        return (
+            self.git("cat-file", "blob", rest[: rest.index("\t")])
+            if kind == "blob" and mode != LINK
+            else None
+        )
 
     def contents(self, commit: str, folder: str) -> dict[str, bytes]:
-        """The files below `folder` in a commit's tree that count (see files/tree.py), links left out."""
+        """The files below `folder` in a commit's tree that count (see files/tree.py), links left
+        out."""
         blobs = {}
-        for entry in self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", folder).split(b"\0")[:-1]:
+        for entry in self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", folder).split(
+            b"\0"
+        )[:-1]:
             about, path = entry.decode("utf-8", "surrogateescape").split("\t", 1)
             mode, _, blob = about.split()
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
@@ -123,7 +260,9 @@ class Repository:
 
     def _blobs(self, names: Iterable[str]) -> Iterable[bytes]:
         """The contents of many blobs, in order, from one process."""
-        answer = self.git("cat-file", "--batch", content="".join(f"{name}\n" for name in names).encode())
+        answer = self.git(
+            "cat-file", "--batch", content="".join(f"{name}\n" for name in names).encode()
+        )
         at = 0
         while at < len(answer):
             end = answer.index(b"\n", at)
@@ -132,56 +271,142 @@ class Repository:
             at = end + size + 2
 
     def build(self, base: str, commits: Iterable[Commit], person: Person, date: int) -> list[str]:
-        """Make the commits on top of `base`, one on the other, and return their hashes; no branch has them yet.
+        """Make the commits on top of `base`, one on the other, and return their hashes; no branch
+        has them yet.
 
-        date: of author and committer, in seconds since 1970, UTC. The same words give the same hashes.
+        date: of author and committer, in seconds since 1970, UTC. The same words give the same
+        hashes.
         """
-        who = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in (("NAME", person.name), ("EMAIL", person.email), ("DATE", f"{date} +0000"))}
+        who = {
+            f"GIT_{role}_{what}": value
+            for role in ("AUTHOR", "COMMITTER")
+            for what, value in (
+                ("NAME", person.name),
+                ("EMAIL", person.email),
+                ("DATE", f"{date} +0000"),
+            )
+        }
         made = []
         with tempfile.TemporaryDirectory(prefix="patchqueue-index-") as space:
             index = {"GIT_INDEX_FILE": f"{space}/index"}
             self.git("read-tree", base, more=index)
             for commit in commits:
                 modes = self._modes(commit.files, index)
-                rows = [f"{modes.get(path, '100644')} {self._store(content)}\t{path}" for path, content in sorted(commit.files.items())]
-                self.git("update-index", "-z", "--index-info", content="".join(f"{row}\0" for row in rows).encode(), more=index)
+                rows = [
+                    f"{modes.get(path, '100644')} {self._store(content)}\t{path}"
+                    for path, content in sorted(commit.files.items())
+                ]
+                self.git(
+                    "update-index",
+                    "-z",
+                    "--index-info",
+                    content="".join(f"{row}\0" for row in rows).encode(),
+                    more=index,
+                )
                 tree = self.git("write-tree", more=index).decode().strip()
                 parent = made[-1] if made else base
-                made.append(self.git("commit-tree", tree, "-p", parent, content=commit.message.encode(), more=who).decode().strip())
+                made.append(
+                    self.git(
+                        "commit-tree", tree, "-p", parent, content=commit.message.encode(), more=who
+                    )
+                    .decode()
+                    .strip()
+                )
         return made
 
     def _modes(self, paths: Iterable[str], index: Mapping[str, str]) -> dict[str, str]:
-        found = self.git("ls-files", "-z", "--stage", "--full-name", "--", *(f":(top,literal){path}" for path in paths), more=index).decode("utf-8", "surrogateescape")
+        found = self.git(
+            "ls-files",
+            "-z",
+            "--stage",
+            "--full-name",
+            "--",
+            *(f":(top,literal){path}" for path in paths),
+            more=index,
+        ).decode("utf-8", "surrogateescape")
         return {entry.split("\t", 1)[1]: entry.split(" ", 1)[0] for entry in found.split("\0")[:-1]}
 
     def _store(self, content: bytes) -> str:
-        return self.git("hash-object", "-w", "--stdin", "--no-filters", content=content).decode().strip()
+        return (
+            self.git("hash-object", "-w", "--stdin", "--no-filters", content=content)
+            .decode()
+            .strip()
+        )
 
     def create(self, branch: str, commit: str) -> None:
         """Make a branch that must not be there yet. Raises Refused where git will not have it."""
         try:
-            self.git("update-ref", "-m", "patchqueue: created", f"refs/heads/{branch}", commit, "0" * len(commit))
+            self.git(
+                "update-ref",
+                "-m",
+                "patchqueue: created",
+                f"refs/heads/{branch}",
+                commit,
+                "0" * len(commit),
+            )
         except GitFailed as failure:
-            raise Refused(Problem("bad-branch", f"{self.shown}: {branch}", f"git does not make it: {failure}", "name another branch")) from None
+            raise Refused(
+                Problem(
+                    "bad-branch",
+                    f"{self.shown}: {branch}",
+                    f"git does not make it: {failure}",
+                    "name another branch",
+                )
+            ) from None
         if self.branch(branch) != commit:
-            raise Refused(Problem("bad-branch", f"{self.shown}: {branch}", "is not where it was put", "report this"))
+            raise Refused(
+                Problem(
+                    "bad-branch",
+                    f"{self.shown}: {branch}",
+                    "is not where it was put",
+                    "report this",
+                )
+            )
 
     def mails(self, base: str, tip: str) -> dict[str, bytes]:
-        """The commits behind `base` up to `tip` as mails for `git am`, by their file names; no date of today, no version of git."""
+        """The commits behind `base` up to `tip` as mails for `git am`, by their file names; no date
+        of today, no version of git."""
         with tempfile.TemporaryDirectory(prefix="patchqueue-mails-") as space:
-            self.git("format-patch", "--quiet", *SAME_MAIL, *SAME_DIFF, "--output-directory", space, f"{base}..{tip}")
+            self.git(
+                "format-patch",
+                "--quiet",
+                *SAME_MAIL,
+                *SAME_DIFF,
+                "--output-directory",
+                space,
+                f"{base}..{tip}",
+            )
             return {file.name: file.read_bytes() for file in sorted(Path(space).iterdir())}
 
 
 def open_repository(name: str) -> Repository:
-    """The repository at or above the folder `name`. Raises Refused where there is none, or no git."""
+    """The repository at or above the folder `name`. Raises Refused where there is none, or no
+    git."""
     path = Path(name).expanduser()
     if not path.is_dir():
-        raise Refused(Problem("no-repository", name, "is no folder", "give a git checkout of sglang: --onto PATH"))
+        raise Refused(
+            Problem(
+                "no-repository", name, "is no folder", "give a git checkout of sglang: --onto PATH"
+            )
+        )
     try:
         top = run(path, *PLAIN, "rev-parse", "--absolute-git-dir").stdout.decode().strip()
     except GitFailed as failure:
-        raise Refused(Problem("no-repository", name, f"is no git checkout: {failure}", "give a git checkout of sglang: --onto PATH")) from None
+        raise Refused(
+            Problem(
+                "no-repository",
+                name,
+                f"is no git checkout: {failure}",
+                "give a git checkout of sglang: --onto PATH",
+            )
+        ) from None
     if not top:
-        raise Refused(Problem("no-repository", name, "is no git checkout", "give a git checkout of sglang: --onto PATH"))
+        raise Refused(
+            Problem(
+                "no-repository",
+                name,
+                "is no git checkout",
+                "give a git checkout of sglang: --onto PATH",
+            )
+        )
     return Repository(path.resolve(), name)

@@ -1,7 +1,9 @@
-"""Patch an installed sglang where it lies, reversibly: the bytes that work/<tag>/ would have, by way of a journal.
+"""Patch an installed sglang where it lies, reversibly: the bytes that work/<tag>/ would have, by
+way of a journal.
 
-The installed files themselves are the pristine release: they must be that of a pin in every byte, so that neither its wheel
-nor quilt is needed. The result is that of the strict replay, which apply holds against quilt's on every pin.
+The installed files themselves are the pristine release: they must be that of a pin in every byte,
+so that neither its wheel nor quilt is needed. The result is that of the strict replay, which apply
+holds against quilt's on every pin.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from pathlib import Path
 from .. import RELEASE
 from ..files import disk
 from ..files.locking import locked_folder
-from ..files.tree import LISTING, differing, hash_listing, list_package, listing_text, own_listing, sha256
+from ..files.tree import (
+    LISTING,
+    differing,
+    hash_listing,
+    list_package,
+    listing_text,
+    own_listing,
+    sha256,
+)
 from ..hint import to_type
 from ..laying.apply import identity, load_queue, overlay_of, record_of, select, stack
 from ..laying.replay import replay
@@ -34,12 +44,14 @@ from .journal import Journal, State
 Say = Callable[[str], None]
 PREFIX = "python/"  # a wheel's sglang/ lies under it in git
 PRISTINE = "before.sha256"  # in the journal's folder: the listing of the release, as it was found
-LAST = "sglang/srt/entrypoints/engine.py"  # where a server says that it is patched: so it says it with every other file in place
+# where a server says that it is patched: so it says it with every other file in place
+LAST = "sglang/srt/entrypoints/engine.py"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of an installed sglang. record: its provenance; changed, added: the number of files; notes: what to know.
+    """What became of an installed sglang. record: its provenance; changed, added: the number of
+    files; notes: what to know.
 
     faults: files that are neither the release's nor the queue's, by their names below the folder.
     next_step: what puts them right.
@@ -58,8 +70,9 @@ class Report:
 def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
     """Lay the queue on the sglang in `site`; what an earlier, killed call began is finished first.
 
-    discard: edits of files that an earlier install made may go. Raises Refused, with nothing changed, where the files are not
-    those of a pinned release, where no patch is for it, where it cannot be written, or where it is patched by other means.
+    discard: edits of files that an earlier install made may go. Raises Refused, with nothing
+    changed, where the files are not those of a pinned release, where no patch is for it, where it
+    cannot be written, or where it is patched by other means.
     """
     queue, pins = load_queue(root), pinning.load(root)
     with _opened(site, say) as place:
@@ -78,34 +91,62 @@ def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
             return _wheel_report(here, other, queue, pins)
         known = installed.identify(here, pins, say)
         if known.pin.no_patches:
-            raise Refused(Problem("nothing-to-install", known.pin.tag, f"no patch is for it: {known.pin.no_patches}", "use the release as it is"))
+            raise Refused(
+                Problem(
+                    "nothing-to-install",
+                    known.pin.tag,
+                    f"no patch is for it: {known.pin.no_patches}",
+                    "use the release as it is",
+                )
+            )
         return _lay(queue, select(queue, known.pin), here, known)
 
 
 def uninstall(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
-    """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code, RECORD.
+    """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code,
+    RECORD.
 
-    Raises Refused, with nothing changed, where that would lose edits (unless told to discard them) or cannot be done.
+    Raises Refused, with nothing changed, where that would lose edits (unless told to discard them)
+    or cannot be done.
     """
     with _opened(site, say) as place:
         found = _current(place, pinning.load(root), say)
         if found is None:
             here = installed.find(place)
             if _by_wheel(here):
-                raise Refused(Problem("patched-wheel", str(here), "was installed from a patched wheel, not in place", f"`pip install --force-reinstall --no-deps sglang=={here.version.partition('+')[0]}`"))
-            return Report(place, Outcome.ALREADY_APPLIED, {}, notes=("nothing is installed in place here",))
+                raise Refused(
+                    Problem(
+                        "patched-wheel",
+                        str(here),
+                        "was installed from a patched wheel, not in place",
+                        "`pip install --force-reinstall --no-deps"
+                        f" sglang=={here.version.partition('+')[0]}`",
+                    )
+                )
+            return Report(
+                place, Outcome.ALREADY_APPLIED, {}, notes=("nothing is installed in place here",)
+            )
         before = _pristine(found)
         journal.back(found, discard)
         after = list_package(place)
         if hash_listing(after) != found.record["tree"]["before"]:
-            return Report(place, Outcome.APPLIED, found.record, *_counts(found), ("these files are not the release's, and were left alone",), _names(differing(before, after)))
+            return Report(
+                place,
+                Outcome.APPLIED,
+                found.record,
+                *_counts(found),
+                ("these files are not the release's, and were left alone",),
+                _names(differing(before, after)),
+            )
         return Report(place, Outcome.APPLIED, found.record, *_counts(found))
 
 
 def verify(root: Path, site: Path, say: Say) -> Report:
-    """Finish what a killed call began, then hold every file against the release or the patched tree.
+    """Finish what a killed call began, then hold every file against the release or the patched
+    tree.
 
-    The outcome is APPLIED where it is patched, EMPTY where it is the pristine release, TREE_MISMATCH with the faults else.
+    The outcome is APPLIED where it is patched, EMPTY where it is the pristine release,
+    TREE_MISMATCH with the faults else.
     """
     with _opened(site, say) as place:
         pins = pinning.load(root)
@@ -113,7 +154,10 @@ def verify(root: Path, site: Path, say: Say) -> Report:
         if found is None:
             return _verify_without_journal(installed.find(place), pins, say)
         faults = _faults(found)
-        step = f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's files anew; put others back"
+        step = (
+            f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's files"
+            " anew; put others back"
+        )
         state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
         return Report(place, state, found.record, *_counts(found), faults=faults, next_step=step)
 
@@ -123,7 +167,10 @@ def _verify_without_journal(here: Installed, pins: pinning.Pins, say: Say) -> Re
     record = _by_wheel(here)
     if record:
         faults, tag = installed.unlike_record(here), f"v{record['version']}"
-        step = f"{to_type('build', tag)}, then `pip install --force-reinstall --no-deps` with that wheel"
+        step = (
+            f"{to_type('build', tag)}, then `pip install --force-reinstall --no-deps` with that"
+            " wheel"
+        )
         state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
         return Report(here.site, state, record, faults=faults, next_step=step)
     known = installed.identify(here, pins, say)
@@ -133,7 +180,8 @@ def _verify_without_journal(here: Installed, pins: pinning.Pins, say: Say) -> Re
 
 @contextmanager
 def _opened(site: Path, say: Say) -> Iterator[Path]:
-    """Be the only one at work in the folder; what a killed run left aside is removed. No file is left for the lock."""
+    """Be the only one at work in the folder; what a killed run left aside is removed. No file is
+    left for the lock."""
     if not site.is_dir():
         installed.find(site)  # which says so
     place = site.resolve()
@@ -146,18 +194,25 @@ def _opened(site: Path, say: Say) -> Iterator[Path]:
 
 
 def _not_done(error: OSError, place: Path) -> Problem:
-    """The system's error as a problem: it tells a full disk from a folder that the user may not write."""
+    """The system's error as a problem: it tells a full disk from a folder that the user may not
+    write."""
     owner = place.stat().st_uid
     other_user = error.errno in disk.DENIED and os.geteuid() not in (0, owner)
-    found = disk.problem(error, [disk.Place(place, f"run it as user {owner}, or as root" if other_user else "")])
+    found = disk.problem(
+        error, [disk.Place(place, f"run it as user {owner}, or as root" if other_user else "")]
+    )
     what = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    return found or Problem("not-done", str(place), what, "run it again: it finishes what was begun")
+    return found or Problem(
+        "not-done", str(place), what, "run it again: it finishes what was begun"
+    )
 
 
 def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
-    """The folder's journal, unless it is about another sglang than the one that lies there now: such a one is dropped.
+    """The folder's journal, unless it is about another sglang than the one that lies there now:
+    such a one is dropped.
 
-    So it is where a release was installed over the patched one without pip's knowing of the journal, or `git restore` was run.
+    So it is where a release was installed over the patched one without pip's knowing of the
+    journal, or `git restore` was run.
     """
     found = journal.read(place)
     if found is None or not found.faults():
@@ -167,7 +222,10 @@ def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
         installed.identify(here, pins, say)
     except Refused:
         return found
-    if found.state is not State.INSTALLED and hash_listing(here.listing) == found.record["tree"]["before"]:
+    if (
+        found.state is not State.INSTALLED
+        and hash_listing(here.listing) == found.record["tree"]["before"]
+    ):
         return found  # cut short before the first file, or behind the last
     say("the sglang that was patched here has been replaced since; the journal of it is dropped")
     journal.forget(found)
@@ -175,7 +233,8 @@ def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
 
 
 def _recovered(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
-    """The journal of an install that is whole, or None: what was begun is finished, in the direction in which it was going."""
+    """The journal of an install that is whole, or None: what was begun is finished, in the
+    direction in which it was going."""
     found = _current(place, pins, say)
     if found and found.state is State.INSTALLING:
         say("an install was cut short here; it is finished")
@@ -188,40 +247,78 @@ def _recovered(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
 
 
 def _refuse_edits(found: Journal, faults: tuple[str, ...], discard: bool) -> None:
-    """What is laid anew must be taken off first: that may lose edits of its own files when told so, and needs all others as they were."""
+    """What is laid anew must be taken off first: that may lose edits of its own files when told so,
+    and needs all others as they were."""
     own = {change.path for change in found.changes}
     elsewhere = [name for name in faults if name not in own]
     named = elsewhere or ([] if discard else faults)
-    hint = "put them back as they were" if elsewhere else f"keep a copy of them; {to_type('install', '--site-packages', found.site, '--discard')} makes the patched files anew"
+    hint = (
+        "put them back as they were"
+        if elsewhere
+        else (
+            f"keep a copy of them; {to_type('install', '--site-packages', found.site, '--discard')}"
+            " makes the patched files anew"
+        )
+    )
     if named:
-        raise Refused(Problem("edited-install", str(found.site), f"is patched, but has edits: {' '.join(named[:5])}{f' and {len(named) - 5} more' if len(named) > 5 else ''}", hint))
+        raise Refused(
+            Problem(
+                "edited-install",
+                str(found.site),
+                "is patched, but has edits:"
+                f" {' '.join(named[:5])}{f' and {len(named) - 5} more' if len(named) > 5 else ''}",
+                hint,
+            )
+        )
 
 
 def _by_wheel(here: Installed) -> dict | None:
-    """The provenance in the .dist-info of a wheel that `scripts/nox build` made. Raises Refused where an install in place left it,
-    and the journal of that is gone: nothing can be taken back then."""
+    """The provenance in the .dist-info of a wheel that `scripts/nox build` made. Raises Refused
+    where an install in place left it, and the journal of that is gone: nothing can be taken back
+    then."""
     file = here.info / build.PROVENANCE if here.info else None
     try:
         record = json.loads(file.read_text(encoding="utf-8")) if file else None
     except (OSError, ValueError):
         return None
     if record and f"+{build.LABEL}." not in here.version:
-        raise Refused(Problem("no-journal", str(here), f"is patched in place, but {journal.FOLDER}/ is gone: it cannot be taken back", f"`pip install --force-reinstall --no-deps sglang=={here.version}`"))
+        raise Refused(
+            Problem(
+                "no-journal",
+                str(here),
+                f"is patched in place, but {journal.FOLDER}/ is gone: it cannot be taken back",
+                f"`pip install --force-reinstall --no-deps sglang=={here.version}`",
+            )
+        )
     return record
 
 
 def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pins) -> Report:
     pin = pins.find(record["version"])
     if record["queue"] != identity(queue, select(queue, pin), pin):
-        raise Refused(Problem("patched-wheel", str(here), "was installed from a wheel of another queue", f"{to_type('build', pin.tag)}, and install that wheel"))
-    return Report(here.site, Outcome.ALREADY_APPLIED, record, notes=("it was installed from the patched wheel",))
+        raise Refused(
+            Problem(
+                "patched-wheel",
+                str(here),
+                "was installed from a wheel of another queue",
+                f"{to_type('build', pin.tag)}, and install that wheel",
+            )
+        )
+    return Report(
+        here.site,
+        Outcome.ALREADY_APPLIED,
+        record,
+        notes=("it was installed from the patched wheel",),
+    )
 
 
 def _lay(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -> Report:
     changes, record = plan(queue, patches, here, known)
     _refuse_unwritable(here.site, changes)
     try:
-        made = journal.prepare(here.site, changes, record, {PRISTINE: listing_text(here.listing).encode()})
+        made = journal.prepare(
+            here.site, changes, record, {PRISTINE: listing_text(here.listing).encode()}
+        )
     except BaseException:
         journal.sweep(here.site)
         raise
@@ -229,41 +326,81 @@ def _lay(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -
         made = journal.forward(made)
         found = hash_listing(list_package(here.site))
         if found != record["tree"]["after"]:
-            raise Refused(Problem(str(Outcome.TREE_MISMATCH), str(here), f"is tree {found}, planned was {record['tree']['after']}; it is as it was again", "run it again when nobody else writes there"))
+            raise Refused(
+                Problem(
+                    str(Outcome.TREE_MISMATCH),
+                    str(here),
+                    f"is tree {found}, planned was {record['tree']['after']}; it is as it was"
+                    " again",
+                    "run it again when nobody else writes there",
+                )
+            )
     except BaseException:  # an interrupt too: only a kill leaves the rest to the next call
         journal.back(made)
         raise
     return Report(here.site, Outcome.APPLIED, record, *_counts(made), known.notes)
 
 
-def plan(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -> tuple[dict[str, bytes | None], dict]:
-    """What to change, in order, and the provenance to keep. Raises Refused where a patch does not fit.
+def plan(
+    queue: Queue, patches: list[Patch], here: Installed, known: Identity
+) -> tuple[dict[str, bytes | None], dict]:
+    """What to change, in order, and the provenance to keep. Raises Refused where a patch does not
+    fit.
 
-    Order: byte code goes, the overlay comes (nothing imports it yet), then the patched files, pip's own records, and last
-    the file with which a server says that it is patched.
+    Order: byte code goes, the overlay comes (nothing imports it yet), then the patched files, pip's
+    own records, and last the file with which a server says that it is patched.
     """
-    laid = replay(patches, overlay_of(queue, patches, known.pin), lambda path: _read(here.site, path), known.pin.tag)
+    laid = replay(
+        patches,
+        overlay_of(queue, patches, known.pin),
+        lambda path: _read(here.site, path),
+        known.pin.tag,
+    )
     if laid.problems:
         raise Refused(laid.problems)
-    files = {path: content for path, content in laid.files.items() if path.startswith("python/sglang/")}
+    files = {
+        path: content for path, content in laid.files.items() if path.startswith("python/sglang/")
+    }
     after = here.listing | {path: sha256(content) for path, content in files.items()}
-    origin = {"kind": "installed", "name": f"sglang {here.version or known.pin.version}", "sha256": hash_listing(here.listing).removeprefix("sha256:")}
-    record = record_of(queue, patches, known.pin, origin, here.listing, after, stack(queue, patches, known.pin, laid)) | {"release": RELEASE}
+    origin = {
+        "kind": "installed",
+        "name": f"sglang {here.version or known.pin.version}",
+        "sha256": hash_listing(here.listing).removeprefix("sha256:"),
+    }
+    record = record_of(
+        queue,
+        patches,
+        known.pin,
+        origin,
+        here.listing,
+        after,
+        stack(queue, patches, known.pin, laid),
+    ) | {"release": RELEASE}
     if PROVENANCE in after:
         files[LISTING] = listing_text(own_listing(after)).encode()
     by_place = {path.removeprefix(PREFIX): content for path, content in files.items()}
     byte_code = [path for name in by_place for path in journal.byte_code(here.site / name)]
-    changes: dict[str, bytes | None] = {path.relative_to(here.site).as_posix(): None for path in byte_code}
-    changes |= {name: by_place[name] for name in sorted(by_place, key=lambda name: ((here.site / name).exists(), name)) if name != LAST}
+    changes: dict[str, bytes | None] = {
+        path.relative_to(here.site).as_posix(): None for path in byte_code
+    }
+    changes |= {
+        name: by_place[name]
+        for name in sorted(by_place, key=lambda name: ((here.site / name).exists(), name))
+        if name != LAST
+    }
     changes |= _records(here, by_place, record, changes)
     return changes | ({LAST: by_place[LAST]} if LAST in by_place else {}), record
 
 
-def _records(here: Installed, files: dict[str, bytes], record: dict, changes: dict[str, bytes | None]) -> dict[str, bytes]:
-    """What pip knows of the package: RECORD with the files as they are now, and the queue's provenance beside it.
+def _records(
+    here: Installed, files: dict[str, bytes], record: dict, changes: dict[str, bytes | None]
+) -> dict[str, bytes]:
+    """What pip knows of the package: RECORD with the files as they are now, and the queue's
+    provenance beside it.
 
-    The version stays upstream's: requirements like sglang==0.5.9 must still hold, and a .dist-info cannot be renamed and its
-    files changed in one step. patch_queue.json is what tells it apart. The journal is listed too: it goes with the package.
+    The version stays upstream's: requirements like sglang==0.5.9 must still hold, and a .dist-info
+    cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
+    The journal is listed too: it goes with the package.
     """
     file = here.info / "RECORD" if here.info else None
     if file is None or not file.is_file():
@@ -276,12 +413,22 @@ def _records(here: Installed, files: dict[str, bytes], record: dict, changes: di
 
 
 def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str]) -> bytes:
-    """A RECORD with the rows of `contents` written anew or added, and rows without a hash for `unhashed`; every other line as it was."""
+    """A RECORD with the rows of `contents` written anew or added, and rows without a hash for
+    `unhashed`; every other line as it was."""
     lines = text.decode("utf-8").splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     rows = {name: build.record_row(name, content) for name, content in contents.items()}
-    made = [_line(rows.pop(name), end) if (name := next(csv.reader([line]), [""])[0]) in rows else line for line in lines]
-    return "".join([*made, *(_line(row, end) for row in rows.values()), *(_line([name, "", ""], end) for name in unhashed)]).encode()
+    made = [
+        _line(rows.pop(name), end) if (name := next(csv.reader([line]), [""])[0]) in rows else line
+        for line in lines
+    ]
+    return "".join(
+        [
+            *made,
+            *(_line(row, end) for row in rows.values()),
+            *(_line([name, "", ""], end) for name in unhashed),
+        ]
+    ).encode()
 
 
 def _line(row: list[str], end: str) -> str:
@@ -292,19 +439,33 @@ def _line(row: list[str], end: str) -> str:
 
 def _refuse_unwritable(site: Path, changes: dict[str, bytes | None]) -> None:
     """Every folder must take a new name, and every file's owner must be kept."""
-    folders = {site} | {parent for name in changes for parent in [(site / name).parent] if parent.is_dir()}
+    folders = {site} | {
+        parent for name in changes for parent in [(site / name).parent] if parent.is_dir()
+    }
     for folder in sorted(folders):
         if not os.access(folder, os.W_OK | os.X_OK):
             raise Refused(_not_writable(folder))
     for path in (site / name for name in changes):
         if path.exists() and os.geteuid() not in (0, path.stat().st_uid):
-            raise Refused(Problem("not-writable", str(path), f"belongs to user {path.stat().st_uid}, and would not any more", f"run it as user {path.stat().st_uid}, or as root"))
+            raise Refused(
+                Problem(
+                    "not-writable",
+                    str(path),
+                    f"belongs to user {path.stat().st_uid}, and would not any more",
+                    f"run it as user {path.stat().st_uid}, or as root",
+                )
+            )
 
 
 def _not_writable(folder: Path) -> Problem:
     owner, user = folder.stat().st_uid, os.geteuid()
     if user in (0, owner):
-        return Problem("not-writable", str(folder), "is read-only", "mount it, or set it, so that it can be written")
+        return Problem(
+            "not-writable",
+            str(folder),
+            "is read-only",
+            "mount it, or set it, so that it can be written",
+        )
     what = f"cannot be written by user {user}"
     return Problem("not-writable", str(folder), what, f"run it as user {owner}, or as root")
 
@@ -323,7 +484,11 @@ def _pristine(found: Journal) -> dict[str, str]:
 
 def _faults(found: Journal) -> tuple[str, ...]:
     """The files that are not those of the patched tree, or not as RECORD was left."""
-    wanted = _pristine(found) | {PREFIX + change.path: change.after for change in found.changes if change.path.startswith("sglang/") and not change.is_byte_code}
+    wanted = _pristine(found) | {
+        PREFIX + change.path: change.after
+        for change in found.changes
+        if change.path.startswith("sglang/") and not change.is_byte_code
+    }
     now = list_package(found.site)
     wanted.pop(LISTING, None)  # a tree does not list it, the journal does
     return tuple(sorted({*_names(differing(wanted, now)), *found.faults()}))
@@ -335,5 +500,9 @@ def _names(paths: list[str]) -> tuple[str, ...]:
 
 def _counts(found: Journal) -> tuple[int, int]:
     """(changed, added) files of the package itself."""
-    own = [change for change in found.changes if change.path.startswith("sglang/") and not change.is_byte_code]
+    own = [
+        change
+        for change in found.changes
+        if change.path.startswith("sglang/") and not change.is_byte_code
+    ]
     return sum(bool(change.before) for change in own), sum(not change.before for change in own)

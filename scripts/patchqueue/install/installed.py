@@ -1,4 +1,5 @@
-"""An sglang that is installed somewhere: found without importing it, and known by its files, not by what it says of itself."""
+"""An sglang that is installed somewhere: found without importing it, and known by its files, not by
+what it says of itself."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Installed:
-    """One sglang in a folder of packages (or in the python/ of a checkout). info: its .dist-info, None where it has none;
-    version: as that says, "" without; listing: of its files, by their names in git's layout."""
+    """One sglang in a folder of packages (or in the python/ of a checkout). info: its .dist-info,
+    None where it has none; version: as that says, "" without; listing: of its files, by their names
+    in git's layout."""
 
     site: Path
     info: Path | None
@@ -40,8 +42,9 @@ class Installed:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which pinned release the files are. exact: all of them, as in its wheel; else its Python files are, which is what a git
-    tag and wheels for other platforms have in common with it. notes: what a reader should know about that."""
+    """Which pinned release the files are. exact: all of them, as in its wheel; else its Python
+    files are, which is what a git tag and wheels for other platforms have in common with it. notes:
+    what a reader should know about that."""
 
     pin: Pin
     exact: bool
@@ -49,17 +52,41 @@ class Identity:
 
 
 def find(named: Path) -> Installed:
-    """The sglang in the folder that a user named. Raises Refused, with the folder that was probably meant, where there is none."""
+    """The sglang in the folder that a user named. Raises Refused, with the folder that was probably
+    meant, where there is none."""
     where = str(named)
     if not named.is_dir():
-        raise Refused(Problem("no-folder", where, "is no folder", "name the folder that holds sglang/: python -c \"import sysconfig; print(sysconfig.get_path('purelib'))\""))
+        raise Refused(
+            Problem(
+                "no-folder",
+                where,
+                "is no folder",
+                'name the folder that holds sglang/: python -c "import sysconfig;'
+                " print(sysconfig.get_path('purelib'))\"",
+            )
+        )
     site = named.resolve()
     infos = sorted(site.glob("sglang-*.dist-info"))
     if len(infos) > 1:
-        raise Refused(Problem("two-installs", where, f"has {' and '.join(info.name for info in infos)}", "`pip install --force-reinstall --no-deps` the release you want; delete what is left of the other"))
+        raise Refused(
+            Problem(
+                "two-installs",
+                where,
+                f"has {' and '.join(info.name for info in infos)}",
+                "`pip install --force-reinstall --no-deps` the release you want; delete what is"
+                " left of the other",
+            )
+        )
     package = site / "sglang"
     if package.is_symlink():
-        raise Refused(Problem("linked-install", str(package), f"is a link to {package.resolve()}", _install_in(package.resolve().parent)))
+        raise Refused(
+            Problem(
+                "linked-install",
+                str(package),
+                f"is a link to {package.resolve()}",
+                _install_in(package.resolve().parent),
+            )
+        )
     if not package.is_dir():
         raise Refused(_elsewhere(where, site, infos))
     links = next((path for path in package.rglob("*.py") if path.is_symlink()), None)
@@ -70,9 +97,18 @@ def find(named: Path) -> Installed:
 
 
 def _linked(file: Path, version: str) -> Problem:
-    """A file that is a link: sglang alone is to be installed once more, and not all that it depends on."""
-    step = f"`uv pip install --reinstall-package sglang --no-deps --link-mode=copy sglang=={version or 'VERSION'}`"
-    return Problem("linked-install", str(file), "is a link, to a cache as it seems; a patched file would not stay apart from it", step)
+    """A file that is a link: sglang alone is to be installed once more, and not all that it depends
+    on."""
+    step = (
+        "`uv pip install --reinstall-package sglang --no-deps --link-mode=copy"
+        f" sglang=={version or 'VERSION'}`"
+    )
+    return Problem(
+        "linked-install",
+        str(file),
+        "is a link, to a cache as it seems; a patched file would not stay apart from it",
+        step,
+    )
 
 
 def _install_in(folder: Path | str) -> str:
@@ -83,20 +119,38 @@ def _elsewhere(where: str, site: Path, infos: list[Path]) -> Problem:
     """Why there is no sglang/ in the folder, and where it may be instead."""
     checkout = _editable(infos[0]) if infos else None
     if checkout:
-        return Problem("editable", where, f"has an editable install; its files are those of the checkout {checkout}", f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way where it is your own")
+        return Problem(
+            "editable",
+            where,
+            f"has an editable install; its files are those of the checkout {checkout}",
+            f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way"
+            " where it is your own",
+        )
     if infos or any(site.glob("__editable__*sglang*")) or any(site.glob("sglang.egg-link")):
-        return Problem("editable", where, "has an editable install, or what is left of one: no sglang/ is in it", _install_in("CHECKOUT/python"))
+        return Problem(
+            "editable",
+            where,
+            "has an editable install, or what is left of one: no sglang/ is in it",
+            _install_in("CHECKOUT/python"),
+        )
     if site.name == "sglang" and (site / "srt").is_dir():
         return Problem("no-sglang", where, "is the package itself", _install_in(site.parent))
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
-    return Problem("no-sglang", where, "has no sglang in it", _install_in(inside[0].parent) if inside else "name the folder that holds sglang/")
+    return Problem(
+        "no-sglang",
+        where,
+        "has no sglang in it",
+        _install_in(inside[0].parent) if inside else "name the folder that holds sglang/",
+    )
 
 
 def _editable(info: Path) -> Path | None:
     """The folder that an editable install points to."""
     try:
         origin = json.loads((info / "direct_url.json").read_text(encoding="utf-8"))
-        return Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
+        return (
+            Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -105,31 +159,62 @@ def _version(info: Path | None) -> str:
     if info is None:
         return ""
     try:
-        return str(message_from_string((info / "METADATA").read_text(encoding="utf-8"))["Version"] or "")
+        return str(
+            message_from_string((info / "METADATA").read_text(encoding="utf-8"))["Version"] or ""
+        )
     except PermissionError as error:
         raise Refused(disk.problem(error, [disk.Place(info, "run it as root")])) from None
     except (OSError, ValueError):
-        raise Refused(Problem("bad-metadata", str(info / "METADATA"), "cannot be read", "reinstall sglang")) from None
+        raise Refused(
+            Problem("bad-metadata", str(info / "METADATA"), "cannot be read", "reinstall sglang")
+        ) from None
 
 
 def identify(found: Installed, pins: Pins, say: Say) -> Identity:
-    """The pinned release that these files are. Raises Refused where they are none, naming the files that were edited, or that
-    the release is not pinned, or that version and files contradict each other."""
+    """The pinned release that these files are. Raises Refused where they are none, naming the files
+    that were edited, or that the release is not pinned, or that version and files contradict each
+    other."""
     named = _named(found.version, pins)
     whole, python = hash_listing(found.listing), hash_listing(python_part(found.listing))
-    pin = next((pin for pin in pins.all if pin.tree == whole), None) or next((pin for pin in pins.all if pin.python == python), None)
+    pin = next((pin for pin in pins.all if pin.tree == whole), None) or next(
+        (pin for pin in pins.all if pin.python == python), None
+    )
     if pin is None:
         raise Refused(_unknown(found, named or _self_named(found, pins), pins, say))
     if named and named != pin:
-        raise Refused(Problem("bad-metadata", str(found.info), f"says {found.version}, but the files are those of {pin.tag}", f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"))
-    notes = [] if named else [f"it {f'calls itself {found.version}' if found.version else 'has no .dist-info'}; its files are those of {pin.tag}"]
+        raise Refused(
+            Problem(
+                "bad-metadata",
+                str(found.info),
+                f"says {found.version}, but the files are those of {pin.tag}",
+                f"`pip install --force-reinstall --no-deps sglang=={pin.version}`",
+            )
+        )
+    notes = (
+        []
+        if named
+        else [
+            f"it {f'calls itself {found.version}' if found.version else 'has no .dist-info'}; its"
+            f" files are those of {pin.tag}"
+        ]
+    )
     if pin.tree == whole:
         return Identity(pin, True, tuple(notes))
     listed = _recorded(found)
     edited = differing(listed, found.listing) if listed else []
     if edited:
         raise Refused(_edited(found, pin, edited))
-    return Identity(pin, False, (*notes, f"its Python files are those of {pin.tag}; the other files are {'as its RECORD lists them' if listed else 'taken as they are'}"))
+    return Identity(
+        pin,
+        False,
+        (
+            *notes,
+            (
+                f"its Python files are those of {pin.tag}; the other files are"
+                f" {'as its RECORD lists them' if listed else 'taken as they are'}"
+            ),
+        ),
+    )
 
 
 def _named(version: str, pins: Pins) -> Pin | None:
@@ -143,7 +228,14 @@ def _self_named(found: Installed, pins: Pins) -> Pin | None:
     """Without a .dist-info: the release that the package names in its own source."""
     for name in ("sglang/_version.py", "sglang/version.py"):
         file = found.site / name
-        said = re.search(r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)", file.read_text(encoding="utf-8", errors="replace")) if not found.info and file.is_file() else None
+        said = (
+            re.search(
+                r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)",
+                file.read_text(encoding="utf-8", errors="replace"),
+            )
+            if not found.info and file.is_file()
+            else None
+        )
         if said and (pin := _named(said[1], pins)):
             return pin
     return None
@@ -154,31 +246,54 @@ def _unknown(found: Installed, named: Pin | None, pins: Pins, say: Say) -> Probl
         listed = _recorded(found) or _released(named, say)
         return _edited(found, named, differing(listed, found.listing) if listed else [])
     known = " ".join(pin.tag for pin in pins.all)
-    what = f"is {found.version or 'of no stated version'}, and its files are those of no pinned release; pinned are {known}"
+    what = (
+        f"is {found.version or 'of no stated version'}, and its files are those of no pinned"
+        f" release; pinned are {known}"
+    )
     return Problem("unknown-release", str(found.site), what, _next_step(found.version, found.site))
 
 
 def _next_step(version: str, site: Path) -> str:
-    """A release can be pinned; a development version (0.0.0.dev1+g…, what images of git commits show) cannot."""
+    """A release can be pinned; a development version (0.0.0.dev1+g…, what images of git commits
+    show) cannot."""
     try:
         parsed = Version(version)
         if not parsed.is_devrelease and not parsed.local:
             steps = f"{to_type('pin', version)}, then {to_type('rebase', version)}"
-            return f"{steps} carries the queue to it; {to_type('install', '--site-packages', site)} then takes it"
+            return (
+                f"{steps} carries the queue to it; {to_type('install', '--site-packages', site)}"
+                " then takes it"
+            )
     except InvalidVersion:
         pass
-    return f"use an image or wheel of a pinned release; for a checkout of another commit, a branch: {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
+    return (
+        "use an image or wheel of a pinned release; for a checkout of another commit, a branch:"
+        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
+    )
 
 
 def _edited(found: Installed, pin: Pin, names: list[str]) -> Problem:
     where = f"sglang {found.version or pin.version} in {found.site}"
-    shown = " ".join(name.removeprefix("python/") for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    what = f"is not the release {pin.tag}: {shown} differ{'s' if len(names) == 1 else ''}" if names else f"is not the release {pin.tag}, though it says so"
-    return Problem(str(Outcome.TREE_MISMATCH), where, what, f"`pip install --force-reinstall --no-deps sglang=={pin.version}`, or `git restore` in a checkout; then again")
+    shown = " ".join(name.removeprefix("python/") for name in names[:5]) + (
+        f" and {len(names) - 5} more" if len(names) > 5 else ""
+    )
+    what = (
+        f"is not the release {pin.tag}: {shown} differ{'s' if len(names) == 1 else ''}"
+        if names
+        else f"is not the release {pin.tag}, though it says so"
+    )
+    return Problem(
+        str(Outcome.TREE_MISMATCH),
+        where,
+        what,
+        f"`pip install --force-reinstall --no-deps sglang=={pin.version}`, or `git restore` in a"
+        " checkout; then again",
+    )
 
 
 def unlike_record(found: Installed) -> tuple[str, ...]:
-    """The package's files, below the folder, that are not as RECORD lists them, or not listed; RECORD where it lists none."""
+    """The package's files, below the folder, that are not as RECORD lists them, or not listed;
+    RECORD where it lists none."""
     listed = _recorded(found)
     if not listed:
         return (f"{found.info.name if found.info else '*.dist-info'}/RECORD",)
@@ -191,8 +306,15 @@ def _recorded(found: Installed) -> dict[str, str]:
     if record is None or not record.is_file():
         return {}
     rows = csv.reader(record.read_text(encoding="utf-8").splitlines())
-    digests = {row[0]: row[1] for row in rows if len(row) == 3 and row[0].startswith("sglang/") and row[1].startswith("sha256=")}
-    listed = {f"python/{name}": base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex() for name, digest in digests.items()}
+    digests = {
+        row[0]: row[1]
+        for row in rows
+        if len(row) == 3 and row[0].startswith("sglang/") and row[1].startswith("sha256=")
+    }
+    listed = {
+        f"python/{name}": base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
+        for name, digest in digests.items()
+    }
     return {name: digest for name, digest in listed.items() if is_part_of_tree(name)}
 
 

@@ -1,12 +1,16 @@
-"""Change files of a folder so that a kill at any moment can be made good, and take every change back to the last byte.
+"""Change files of a folder so that a kill at any moment can be made good, and take every change
+back to the last byte.
 
-Beside what is changed lies the journal's own folder. It is made aside and renamed into place before the first file is
-touched, and then holds all that is needed to go on or back: every file as it was, every file as it will be, their sha256, and
-the state. Files are never written in place: each is renamed over its forerunner, so that a reader sees the one or the other,
-and a hard link elsewhere (uv links from its cache) keeps the old bytes. The file as it was is kept twice: as a hard link where
-that can be, so that it comes back itself, with mode, owner, times and links; and as a copy, should somebody write to it.
+Beside what is changed lies the journal's own folder. It is made aside and renamed into place before
+the first file is touched, and then holds all that is needed to go on or back: every file as it was,
+every file as it will be, their sha256, and the state. Files are never written in place: each is
+renamed over its forerunner, so that a reader sees the one or the other, and a hard link elsewhere
+(uv links from its cache) keeps the old bytes. The file as it was is kept twice: as a hard link
+where that can be, so that it comes back itself, with mode, owner, times and links; and as a copy,
+should somebody write to it.
 
-planned (aside) -> INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING -> each file renamed back -> REMOVED -> gone
+planned (aside) -> INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING ->
+each file renamed back -> REMOVED -> gone
 """
 
 from __future__ import annotations
@@ -25,14 +29,22 @@ from ..files.tree import sha256
 from ..hint import to_type
 from ..outcome import Problem, Refused
 
-FOLDER = "sglang.patch-queue"  # beside sglang/; the dot keeps Python from importing it, and a person finds it
+# beside sglang/; the dot keeps Python from importing it, and a person finds it
+FOLDER = "sglang.patch-queue"
 _PREPARING = f".{FOLDER}.preparing"
-RECORD, STATE, README, BEFORE, LINKS, AFTER = "journal.json", "state", "README", "before", "links", "after"
+RECORD, STATE, README, BEFORE, LINKS, AFTER = (
+    "journal.json",
+    "state",
+    "README",
+    "before",
+    "links",
+    "after",
+)
 ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back.
 before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256). state says how far it got.
     {uninstall}
 Deleting this folder makes the patches permanent; reinstalling sglang also removes them.
-"""
+"""  # noqa: E501
 
 
 class State(str, enum.Enum):
@@ -41,7 +53,9 @@ class State(str, enum.Enum):
     INSTALLING = "installing"  # any number of files are as they will be, the others as they were
     INSTALLED = "installed"
     REMOVING = "removing"  # the same, on the way back
-    REMOVED = "removed"  # every file is as it was, or another's; only the journal itself has still to go
+    REMOVED = (  # every file is as it was, or another's; only the journal itself has still to go
+        "removed"
+    )
 
     def __str__(self) -> str:
         return self.value
@@ -49,7 +63,8 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """One file, by its path below the folder. before, after: the sha256 in hex, "" where there is no file."""
+    """One file, by its path below the folder. before, after: the sha256 in hex, "" where there is
+    no file."""
 
     path: str
     before: str
@@ -62,7 +77,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal of one folder. folders: those that the changes make, parents first; record: what its maker says of it."""
+    """The journal of one folder. folders: those that the changes make, parents first; record: what
+    its maker says of it."""
 
     site: Path
     state: State
@@ -75,18 +91,29 @@ class Journal:
         return self.site / FOLDER
 
     def faults(self) -> list[str]:
-        """The files that are not as the state INSTALLED has them. Byte code does not count: Python writes it at will."""
-        return [change.path for change in self.changes if not change.is_byte_code and digest(self.site / change.path) != change.after]
+        """The files that are not as the state INSTALLED has them. Byte code does not count: Python
+        writes it at will."""
+        return [
+            change.path
+            for change in self.changes
+            if not change.is_byte_code and digest(self.site / change.path) != change.after
+        ]
 
     def strangers(self) -> list[str]:
         """Files in the folders that the changes made which no change put there."""
         known = {change.path for change in self.changes}
-        found = (path for folder in self.folders for path in (self.site / folder).rglob("*") if not path.is_dir() and path.suffix != ".pyc")
+        found = (
+            path
+            for folder in self.folders
+            for path in (self.site / folder).rglob("*")
+            if not path.is_dir() and path.suffix != ".pyc"
+        )
         return sorted({path.relative_to(self.site).as_posix() for path in found} - known)
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file (a link counts by its target's name, as in a tree), "" where there is none, else what it is."""
+    """The sha256 of a file (a link counts by its target's name, as in a tree), "" where there is
+    none, else what it is."""
     if path.is_symlink():
         return sha256(b"link to " + str(path.readlink()).encode())
     if not path.exists():
@@ -95,7 +122,8 @@ def digest(path: Path) -> str:
 
 
 def read(site: Path) -> Journal | None:
-    """The folder's journal, or None where it has none. Raises Refused where there is one that cannot be understood."""
+    """The folder's journal, or None where it has none. Raises Refused where there is one that
+    cannot be understood."""
     folder = site / FOLDER
     if not folder.exists() and not folder.is_symlink():
         return None
@@ -107,25 +135,44 @@ def read(site: Path) -> Journal | None:
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(disk.problem(error, [disk.Place(folder, "run it as root")])) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(Problem("bad-journal", str(folder), f"is no journal that this tool can read ({type(error).__name__})", "reinstall sglang, then delete that folder")) from None
+        raise Refused(
+            Problem(
+                "bad-journal",
+                str(folder),
+                f"is no journal that this tool can read ({type(error).__name__})",
+                "reinstall sglang, then delete that folder",
+            )
+        ) from None
 
 
-def own_names(changes: Mapping[str, bytes | None], site: Path, notes: Mapping[str, bytes]) -> list[str]:
-    """The files that a finished journal consists of, by their paths below the folder: a RECORD lists them, so that pip
-    removes them with the package."""
-    kept = [f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in changes if digest(site / path)]
+def own_names(
+    changes: Mapping[str, bytes | None], site: Path, notes: Mapping[str, bytes]
+) -> list[str]:
+    """The files that a finished journal consists of, by their paths below the folder: a RECORD
+    lists them, so that pip removes them with the package."""
+    kept = [
+        f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in changes if digest(site / path)
+    ]
     return [f"{FOLDER}/{name}" for name in [RECORD, STATE, README, *notes, *kept]]
 
 
-def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict, notes: Mapping[str, bytes]) -> Journal:
-    """Write the journal of these changes (path below `site` -> content, or None to remove it; in the order in which they are to
-    be made). The last act puts it in its place, in state INSTALLING; up to then nothing outside of it has been touched.
+def prepare(
+    site: Path, changes: Mapping[str, bytes | None], record: dict, notes: Mapping[str, bytes]
+) -> Journal:
+    """Write the journal of these changes (path below `site` -> content, or None to remove it; in
+    the order in which they are to be made). The last act puts it in its place, in state INSTALLING;
+    up to then nothing outside of it has been touched.
 
     notes: further files for the journal's folder. Raises OSError.
     """
     aside = site / _PREPARING
-    listed = tuple(Change(path, digest(site / path), "" if content is None else sha256(content)) for path, content in changes.items())
-    journal = Journal(site, State.INSTALLING, listed, tuple(_missing_folders(site, changes)), record)
+    listed = tuple(
+        Change(path, digest(site / path), "" if content is None else sha256(content))
+        for path, content in changes.items()
+    )
+    journal = Journal(
+        site, State.INSTALLING, listed, tuple(_missing_folders(site, changes)), record
+    )
     _make_folder(aside, site)
     for change in listed:
         if change.before:
@@ -133,8 +180,20 @@ def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict, notes
         content = changes[change.path]
         if content is not None:
             _stage(aside / AFTER / change.path, content, site / change.path, site)
-    written = {"changes": [asdict(change) for change in listed], "folders": journal.folders, "record": record}
-    own = {RECORD: (json.dumps(written, indent=1) + "\n").encode(), STATE: f"{State.INSTALLING}\n".encode(), README: ABOUT.format(uninstall=to_type("uninstall", "--site-packages", site).strip("`")).encode()}
+    written = {
+        "changes": [asdict(change) for change in listed],
+        "folders": journal.folders,
+        "record": record,
+    }
+    own = {
+        RECORD: (json.dumps(written, indent=1) + "\n").encode(),
+        STATE: f"{State.INSTALLING}\n".encode(),
+        README: (
+            ABOUT.format(
+                uninstall=to_type("uninstall", "--site-packages", site).strip("`")
+            ).encode()
+        ),
+    }
     for name, content in {**notes, **own}.items():
         _stage(aside / name, content, aside / name, site)
     for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
@@ -145,7 +204,8 @@ def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict, notes
 
 
 def forward(journal: Journal) -> Journal:
-    """Make every change that is not made yet. Raises Refused where a file is neither as it was nor as it will be."""
+    """Make every change that is not made yet. Raises Refused where a file is neither as it was nor
+    as it will be."""
     for folder in journal.folders:
         if not (journal.site / folder).is_dir():
             _make_folder(journal.site / folder, journal.site)
@@ -154,7 +214,14 @@ def forward(journal: Journal) -> Journal:
     for folder in _touched(journal):
         _sync(folder)
     if journal.faults():
-        raise Refused(Problem("edited-install", str(journal.site), f"was changed while it was being patched: {_some(journal.faults())}", "run it again when nobody else writes there"))
+        raise Refused(
+            Problem(
+                "edited-install",
+                str(journal.site),
+                f"was changed while it was being patched: {_some(journal.faults())}",
+                "run it again when nobody else writes there",
+            )
+        )
     return finish(_set_state(journal, State.INSTALLED))
 
 
@@ -167,8 +234,9 @@ def finish(journal: Journal) -> Journal:
 def back(journal: Journal, discard: bool = False) -> None:
     """Take every change back, and the journal away.
 
-    discard: also where a file has been edited since. Raises Refused, before anything is touched, where a file was edited, where
-    a stranger lies in a folder that must go, or where what was kept is damaged.
+    discard: also where a file has been edited since. Raises Refused, before anything is touched,
+    where a file was edited, where a stranger lies in a folder that must go, or where what was kept
+    is damaged.
     """
     _refuse_to_lose(journal, discard)
     journal = _set_state(journal, State.REMOVING)
@@ -185,23 +253,38 @@ def back(journal: Journal, discard: bool = False) -> None:
         _remove_folder(journal.site / folder)
     for folder in _touched(journal):
         _sync(folder)
-    wrong = [change.path for change in journal.changes if digest(journal.site / change.path) != change.before]
+    wrong = [
+        change.path
+        for change in journal.changes
+        if digest(journal.site / change.path) != change.before
+    ]
     if wrong:
-        raise Refused(Problem("edited-install", str(journal.site), f"was changed while it was being restored: {_some(wrong)}", "run it again when nobody else writes there"))
+        raise Refused(
+            Problem(
+                "edited-install",
+                str(journal.site),
+                f"was changed while it was being restored: {_some(wrong)}",
+                "run it again when nobody else writes there",
+            )
+        )
     forget(journal)
 
 
 def forget(journal: Journal) -> None:
-    """Take the journal away, and leave the files as they are. Not by renaming it: overlayfs cannot rename a lower layer's folder."""
+    """Take the journal away, and leave the files as they are. Not by renaming it: overlayfs cannot
+    rename a lower layer's folder."""
     _set_state(journal, State.REMOVED)
     sweep(journal.site)
 
 
 def sweep(site: Path) -> None:
-    """Remove what a killed run left behind that is of no use any more: a journal not yet in its place, or one that has done its work."""
+    """Remove what a killed run left behind that is of no use any more: a journal not yet in its
+    place, or one that has done its work."""
     shutil.rmtree(site / _PREPARING, ignore_errors=True)
     folder = site / FOLDER
-    state = (folder / STATE).read_text(encoding="utf-8").strip() if (folder / STATE).is_file() else None
+    state = (
+        (folder / STATE).read_text(encoding="utf-8").strip() if (folder / STATE).is_file() else None
+    )
     if state == State.REMOVED:
         for path in folder.iterdir():
             if path.name != STATE:
@@ -213,11 +296,16 @@ def sweep(site: Path) -> None:
 
 def byte_code(source: Path) -> list[Path]:
     """What Python has compiled of a module, for every interpreter and level of optimisation."""
-    return sorted((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")) if source.suffix == ".py" else []
+    return (
+        sorted((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"))
+        if source.suffix == ".py"
+        else []
+    )
 
 
 def drop_byte_code(source: Path) -> None:
-    """Byte code can outlive its source: where it is unchecked, or where size and second of the two sources are the same."""
+    """Byte code can outlive its source: where it is unchecked, or where size and second of the two
+    sources are the same."""
     for path in byte_code(source):
         path.unlink(missing_ok=True)
 
@@ -228,26 +316,70 @@ def _place(journal: Journal, change: Change) -> None:
     if now == change.after:
         return
     if now != change.before and not change.is_byte_code:
-        raise Refused(Problem("edited-install", change.path, "was changed while it was being patched", f"{to_type('uninstall', '--site-packages', journal.site, '--discard')} takes the rest back"))
+        raise Refused(
+            Problem(
+                "edited-install",
+                change.path,
+                "was changed while it was being patched",
+                f"{to_type('uninstall', '--site-packages', journal.site, '--discard')} takes the"
+                " rest back",
+            )
+        )
     if not change.after:
         target.unlink()
         return
     if digest(staged) != change.after:
-        raise Refused(Problem("bad-journal", f"{FOLDER}/{AFTER}/{change.path}", "is not the file that was written there", f"{to_type('uninstall', '--site-packages', journal.site)} goes back to the release"))
+        raise Refused(
+            Problem(
+                "bad-journal",
+                f"{FOLDER}/{AFTER}/{change.path}",
+                "is not the file that was written there",
+                f"{to_type('uninstall', '--site-packages', journal.site)} goes back to the release",
+            )
+        )
     drop_byte_code(target)
     os.replace(staged, target)
 
 
 def _refuse_to_lose(journal: Journal, discard: bool) -> None:
     now = {change.path: digest(journal.site / change.path) for change in journal.changes}
-    edited = [change.path for change in journal.changes if not change.is_byte_code and now[change.path] not in (change.before, change.after)]
-    gone = [change.path for change in journal.changes if now[change.path] != change.before and change.before and not _kept(journal, change)]
+    edited = [
+        change.path
+        for change in journal.changes
+        if not change.is_byte_code and now[change.path] not in (change.before, change.after)
+    ]
+    gone = [
+        change.path
+        for change in journal.changes
+        if now[change.path] != change.before and change.before and not _kept(journal, change)
+    ]
     if gone:
-        raise Refused(Problem("bad-journal", f"{FOLDER}/{BEFORE}", f"does not hold {_some(gone)} as it was", "reinstall sglang, then delete that folder"))
+        raise Refused(
+            Problem(
+                "bad-journal",
+                f"{FOLDER}/{BEFORE}",
+                f"does not hold {_some(gone)} as it was",
+                "reinstall sglang, then delete that folder",
+            )
+        )
     if edited and not discard:
-        raise Refused(Problem("edited-install", str(journal.site), f"has edits that would be lost: {_some(edited)}", "keep a copy of them, then the same again with --discard"))
+        raise Refused(
+            Problem(
+                "edited-install",
+                str(journal.site),
+                f"has edits that would be lost: {_some(edited)}",
+                "keep a copy of them, then the same again with --discard",
+            )
+        )
     if journal.strangers():
-        raise Refused(Problem("unknown-files", str(journal.site), f"holds files of yours where a folder must go: {_some(journal.strangers())}", "move them away"))
+        raise Refused(
+            Problem(
+                "unknown-files",
+                str(journal.site),
+                f"holds files of yours where a folder must go: {_some(journal.strangers())}",
+                "move them away",
+            )
+        )
 
 
 def _set_state(journal: Journal, state: State) -> Journal:
@@ -261,8 +393,13 @@ def _set_state(journal: Journal, state: State) -> Journal:
 
 
 def _keep(aside: Path, site: Path, change: Change) -> None:
-    """The file as it was: a copy, and a hard link where links can be made (not across owners, nor on every file system)."""
-    original, copy, link = site / change.path, aside / BEFORE / change.path, aside / LINKS / change.path
+    """The file as it was: a copy, and a hard link where links can be made (not across owners, nor
+    on every file system)."""
+    original, copy, link = (
+        site / change.path,
+        aside / BEFORE / change.path,
+        aside / LINKS / change.path,
+    )
     for kept in (copy, link):
         kept.parent.mkdir(parents=True, exist_ok=True)
     _write(copy, original.read_bytes())
@@ -275,13 +412,15 @@ def _keep(aside: Path, site: Path, change: Change) -> None:
 
 
 def _kept(journal: Journal, change: Change) -> Path | None:
-    """Where the file is as it was: the file itself, unless somebody has written to it since, else the copy."""
+    """Where the file is as it was: the file itself, unless somebody has written to it since, else
+    the copy."""
     kept = (journal.path / folder / change.path for folder in (LINKS, BEFORE))
     return next((path for path in kept if change.before and digest(path) == change.before), None)
 
 
 def _stage(path: Path, content: bytes, forerunner: Path, site: Path) -> None:
-    """A new file with the mode, owner and extended attributes of the one it follows, else those of the package's own files."""
+    """A new file with the mode, owner and extended attributes of the one it follows, else those of
+    the package's own files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, content)
     like = forerunner if forerunner.exists() and forerunner != path else _like(site)
@@ -291,12 +430,17 @@ def _stage(path: Path, content: bytes, forerunner: Path, site: Path) -> None:
 
 
 def _like(site: Path) -> Path:
-    return next((path for path in (site / "sglang/__init__.py", site / "sglang") if path.exists()), site)
+    return next(
+        (path for path in (site / "sglang/__init__.py", site / "sglang") if path.exists()), site
+    )
 
 
 def _own_as(path: Path, like: Path) -> None:
     owner = like.stat()
-    if os.geteuid() == 0 and (path.stat().st_uid, path.stat().st_gid) != (owner.st_uid, owner.st_gid):
+    if os.geteuid() == 0 and (path.stat().st_uid, path.stat().st_gid) != (
+        owner.st_uid,
+        owner.st_gid,
+    ):
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
@@ -308,19 +452,27 @@ def _make_folder(path: Path, site: Path) -> None:
 
 
 def _remove_folder(path: Path) -> None:
-    """A folder that the changes made: strangers have been ruled out, so that only byte code can be left in it."""
+    """A folder that the changes made: strangers have been ruled out, so that only byte code can be
+    left in it."""
     shutil.rmtree(path / "__pycache__", ignore_errors=True)
     if path.is_dir():
         path.rmdir()
 
 
 def _missing_folders(site: Path, changes: Mapping[str, bytes | None]) -> Iterator[str]:
-    parents = {parent.as_posix() for path in changes for parent in Path(path).parents if parent != Path(".")}
+    parents = {
+        parent.as_posix()
+        for path in changes
+        for parent in Path(path).parents
+        if parent != Path(".")
+    }
     yield from sorted(parent for parent in parents if not (site / parent).exists())
 
 
 def _touched(journal: Journal) -> list[Path]:
-    folders = {(journal.site / change.path).parent for change in journal.changes} | {(journal.site / folder).parent for folder in journal.folders}
+    folders = {(journal.site / change.path).parent for change in journal.changes} | {
+        (journal.site / folder).parent for folder in journal.folders
+    }
     return sorted(folder for folder in folders if folder.is_dir())
 
 

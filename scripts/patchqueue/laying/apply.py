@@ -1,7 +1,7 @@
 """Lay the queue on one pinned release (and take it off again), and prove the result.
 
-pins -> source -> series and guards -> selected patches -> strict replay -> build aside with quilt -> compare with the
-replay, byte for byte -> provenance -> rename into work/<tag>/.
+pins -> source -> series and guards -> selected patches -> strict replay -> build aside with quilt
+-> compare with the replay, byte for byte -> provenance -> rename into work/<tag>/.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .. import RELEASE
 from ..files import atomic
 from ..files.locking import locked
-from ..files.tree import LISTING, ROOTS, differing, hash_listing, list_folder, listing_text, own_listing, sha256
+from ..files.tree import (
+    LISTING,
+    ROOTS,
+    differing,
+    hash_listing,
+    list_folder,
+    listing_text,
+    own_listing,
+    sha256,
+)
 from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
@@ -31,12 +41,14 @@ from .replay import Replay, replay
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 Say = Callable[[str], None]
-QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")  # held by whoever writes patches/, series and what goes with them
+# held by whoever writes patches/, series and what goes with them
+QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One patch (all its variants together) in a report. why: its subject where it was laid, else why it was not."""
+    """One patch (all its variants together) in a report. why: its subject where it was laid, else
+    why it was not."""
 
     patch: str
     outcome: Outcome
@@ -45,17 +57,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What an apply or unapply did. rows: every patch of the queue; record: the tree's provenance."""
+    """What an apply or unapply did. rows: every patch of the queue; record: the tree's
+    provenance."""
 
     pin: Pin
     outcome: Outcome
     path: Path
     rows: tuple[Row, ...]
-    record: dict = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
 
 
 def load_queue(root: Path) -> Queue:
-    """The queue below `root`. Raises Refused with everything that lint has against it: no broken queue is ever laid."""
+    """The queue below `root`. Raises Refused with everything that lint has against it: no broken
+    queue is ever laid."""
     finish_writing(root)
     queue, problems = series.read(root)
     problems += lint(root, queue)
@@ -65,7 +79,8 @@ def load_queue(root: Path) -> Queue:
 
 
 def finish_writing(root: Path) -> list[str]:
-    """Put in place what a run that was killed had made good to write (see files/atomic.py); the paths. Waits for one that writes now."""
+    """Put in place what a run that was killed had made good to write (see files/atomic.py); the
+    paths. Waits for one that writes now."""
     if not (root / atomic.OF_QUEUE).is_dir():
         return []
     with locked(root / QUEUE_LOCK, lambda text: None):
@@ -73,20 +88,35 @@ def finish_writing(root: Path) -> list[str]:
 
 
 def select(queue: Queue, pin: Pin) -> list[Patch]:
-    """The patches for this pin. Raises Refused when there is none and pins.toml does not say why, or says so wrongly."""
+    """The patches for this pin. Raises Refused when there is none and pins.toml does not say why,
+    or says so wrongly."""
     patches = queue.select(pin.version)
     if not patches and not pin.no_patches:
-        step = f"{to_type('rebase', pin.tag)}; or give the reason as no_patches in upstream/pins.toml"
-        raise Refused(Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step))
+        step = (
+            f"{to_type('rebase', pin.tag)}; or give the reason as no_patches in upstream/pins.toml"
+        )
+        raise Refused(
+            Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step)
+        )
     if patches and pin.no_patches:
-        raise Refused(Problem("stale-no-patches", pin.tag, f"pins.toml says there is no patch ({pin.no_patches}), but {patches[0].name} is for it", "remove no_patches"))
+        raise Refused(
+            Problem(
+                "stale-no-patches",
+                pin.tag,
+                f"pins.toml says there is no patch ({pin.no_patches}), but {patches[0].name} is"
+                " for it",
+                "remove no_patches",
+            )
+        )
     return patches
 
 
 def overlay_of(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
-    """The overlay files that the selection needs, and with the overlay package its provenance, readable in a server.
+    """The overlay files that the selection needs, and with the overlay package its provenance,
+    readable in a server.
 
-    What that calls `queue` is of these files and the patches alone, and so not what `identity` says: it cannot hold its own hash.
+    What that calls `queue` is of these files and the patches alone, and so not what `identity`
+    says: it cannot hold its own hash.
     """
     files = queue.overlay_for(patches)
     if not any(path.startswith(PACKAGE) for path in files):
@@ -94,11 +124,22 @@ def overlay_of(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]
     provenance = {
         "version": str(pin.version),
         "release": RELEASE,
-        "queue": _queue_hash({OVERLAY_PATCH: as_patch(files)} | {patch.name: patch.content for patch in patches}),
+        "queue": _queue_hash(
+            {OVERLAY_PATCH: as_patch(files)} | {patch.name: patch.content for patch in patches}
+        ),
         "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in pin.wheels],
         "tree_before": pin.tree,
-        "patches": [{"name": patch.name, "sha256": sha256(patch.content), "subject": queue.header(patch.name).get("Subject")} for patch in patches],
-        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(files.items())],
+        "patches": [
+            {
+                "name": patch.name,
+                "sha256": sha256(patch.content),
+                "subject": queue.header(patch.name).get("Subject"),
+            }
+            for patch in patches
+        ],
+        "overlay": [
+            {"path": path, "sha256": sha256(content)} for path, content in sorted(files.items())
+        ],
     }
     return files | {PROVENANCE: (json.dumps(provenance, indent=1) + "\n").encode()}
 
@@ -109,12 +150,16 @@ def replay_on(queue: Queue, patches: list[Patch], origin: Source) -> Replay:
 
 
 def stack(queue: Queue, patches: list[Patch], pin: Pin, planned: Replay) -> dict[str, bytes]:
-    """What quilt pushes, in order: the overlay as one generated patch (where one is needed), then the patches.
+    """What quilt pushes, in order: the overlay as one generated patch (where one is needed), then
+    the patches.
 
-    Each has the release's own lines and three lines of its own context, as the replay found them: at no offset, with no fuzz.
+    Each has the release's own lines and three lines of its own context, as the replay found them:
+    at no offset, with no fuzz.
     """
     below = {step.patch: step.below for step in planned.steps}
-    return _overlay(queue, patches, pin) | {patch.name: widened(patch, below[patch.name]).content for patch in patches}
+    return _overlay(queue, patches, pin) | {
+        patch.name: widened(patch, below[patch.name]).content for patch in patches
+    }
 
 
 def _overlay(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
@@ -125,8 +170,9 @@ def _overlay(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
 def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = False) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it.
 
-    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed, when anything at all
-    is wrong: a broken queue, a source that is not the pinned one, a hunk that does not fit, edits that would be lost.
+    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed,
+    when anything at all is wrong: a broken queue, a source that is not the pinned one, a hunk that
+    does not fit, edits that would be lost.
     """
     queue = load_queue(root)
     patches = select(queue, pin)
@@ -140,7 +186,11 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
     with tree.locked(say) as lock:
         found = tree.inspect()
         made_of = identity(queue, patches, pin), changes(queue, patches, pin), pristine.sha256
-        if found.state is State.APPLIED and made_of == (found.record["queue"], found.record.get("changes"), found.record["source"]["sha256"]):
+        if found.state is State.APPLIED and made_of == (
+            found.record["queue"],
+            found.record.get("changes"),
+            found.record["source"]["sha256"],
+        ):
             return _report(queue, pristine, tree, Outcome.ALREADY_APPLIED, patches, found.record)
         refuse_to_lose(tree, found, discard)
         record, listing = _build(tree, queue, patches, pushed, pristine, planned, quilt, lock)
@@ -150,13 +200,21 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
 
 
 def unapply(root: Path, pin: Pin, say: Say) -> Report:
-    """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the pristine tree is back."""
+    """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the
+    pristine tree is back."""
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder(), say)
     with tree.locked(say) as lock:
         found = tree.inspect()
         if found.state is State.ABSENT:
-            raise Refused(Problem("no-tree", f"work/{pin.tag}", "there is no such tree", f"{to_type('apply', pin.tag)} makes it"))
+            raise Refused(
+                Problem(
+                    "no-tree",
+                    f"work/{pin.tag}",
+                    "there is no such tree",
+                    f"{to_type('apply', pin.tag)} makes it",
+                )
+            )
         if found.state is State.UNAPPLIED:
             return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
         refuse_to_lose(tree, found, discard=False)
@@ -166,51 +224,114 @@ def unapply(root: Path, pin: Pin, say: Say) -> Report:
         _remove_empty_folders(aside)
         listing = list_folder(aside)
         if hash_listing(listing) != found.record["tree"]["before"]:
-            raise Refused(Problem(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", "popping every patch did not bring the pristine tree back", f"{to_type('apply', pin.tag, '--discard')} builds it anew"))
+            raise Refused(
+                Problem(
+                    str(Outcome.TREE_MISMATCH),
+                    f"work/{pin.tag}",
+                    "popping every patch did not bring the pristine tree back",
+                    f"{to_type('apply', pin.tag, '--discard')} builds it anew",
+                )
+            )
         tree.finish(listing)
     return Report(pin, Outcome.APPLIED, tree.path, (), record=found.record)
 
 
 def _remove_empty_folders(tree: Path) -> None:
     """quilt leaves an overlay package's folder behind, and Python would still import that."""
-    for folder in sorted((path for root in ROOTS for path in (tree / root).rglob("*") if path.is_dir()), reverse=True):
+    for folder in sorted(
+        (path for root in ROOTS for path in (tree / root).rglob("*") if path.is_dir()), reverse=True
+    ):
         if not any(folder.iterdir()):
             folder.rmdir()
 
 
 def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
-    """Raise Refused where replacing the tree would lose what the user has in it, unless told to discard that."""
+    """Raise Refused where replacing the tree would lose what the user has in it, unless told to
+    discard that."""
     where = f"work/{tree.tag}"
     if found.strangers:
-        raise Refused(Problem("unknown-files", where, f"holds files of yours: {' '.join(found.strangers[:5])}", "move them out of the tree"))
+        raise Refused(
+            Problem(
+                "unknown-files",
+                where,
+                f"holds files of yours: {' '.join(found.strangers[:5])}",
+                "move them out of the tree",
+            )
+        )
     if discard:
         return
     if found.state is State.FOREIGN:
-        raise Refused(Problem("foreign-tree", where, "is there, but this tool did not make it", f"move it away, or {to_type('apply', tree.tag, '--discard')} replaces it"))
+        raise Refused(
+            Problem(
+                "foreign-tree",
+                where,
+                "is there, but this tool did not make it",
+                f"move it away, or {to_type('apply', tree.tag, '--discard')} replaces it",
+            )
+        )
     popped = len(found.record["patches"]) - len(quilts.applied(tree.path)) if found.record else 0
     if found.state is State.CHANGED and popped and not found.edited_patches:
-        raise Refused(Problem("popped-tree", where, f"misses patches that were popped: {popped} of {len(found.record['patches'])}", f"{to_type('quilt', tree.tag, 'push -a')}, or {to_type('apply', f'{tree.tag} --discard')}"))
+        raise Refused(
+            Problem(
+                "popped-tree",
+                where,
+                f"misses patches that were popped: {popped} of {len(found.record['patches'])}",
+                f"{to_type('quilt', tree.tag, 'push -a')}, or"
+                f" {to_type('apply', f'{tree.tag} --discard')}",
+            )
+        )
     if found.state is State.CHANGED:
         files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
         shown = " ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
         raise Refused(
-            Problem("edited-tree", where, f"has edits that the queue does not hold: {shown or 'patches partly popped'}", f"{to_type('refresh', tree.tag)} writes them back to patches/; {to_type('apply', f'{tree.tag} --discard')} throws them away")
-        )  # fmt: skip
+            Problem(
+                "edited-tree",
+                where,
+                f"has edits that the queue does not hold: {shown or 'patches partly popped'}",
+                f"{to_type('refresh', tree.tag)} writes them back to patches/;"
+                f" {to_type('apply', f'{tree.tag} --discard')} throws them away",
+            )
+        )
 
 
-def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str, bytes], pristine: Source, planned: Replay, quilt: quilts.Quilt, lock: int) -> tuple[dict, dict[str, str]]:
-    """Unpack, push, compare: the tree aside is right in every byte when this returns its record and listing."""
+def _build(
+    tree: WorkTree,
+    queue: Queue,
+    patches: list[Patch],
+    pushed: dict[str, bytes],
+    pristine: Source,
+    planned: Replay,
+    quilt: quilts.Quilt,
+    lock: int,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
+    listing."""
     aside = tree.start()
     before = pristine.unpack(aside)
     write_patches(aside, pushed)
     if pushed:
         quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
     if quilts.applied(aside) != list(pushed):
-        raise Refused(Problem("engines-disagree", tree.tag, f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}", "report this"))
+        raise Refused(
+            Problem(
+                "engines-disagree",
+                tree.tag,
+                f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}",
+                "report this",
+            )
+        )
     expected = before | {path: sha256(content) for path, content in planned.files.items()}
     after = list_folder(aside)
     if after != expected:
-        raise Refused(Problem("engines-disagree", tree.tag, f"quilt and the replay made different files: {' '.join(differing(after, expected)[:5])}", "report this"))
+        raise Refused(
+            Problem(
+                "engines-disagree",
+                tree.tag,
+                "quilt and the replay made different files:"
+                f" {' '.join(differing(after, expected)[:5])}",
+                "report this",
+            )
+        )
     origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
     record = record_of(queue, patches, pristine.pin, origin, before, after, pushed)
     write_record(aside, record)
@@ -219,9 +340,17 @@ def _build(tree: WorkTree, queue: Queue, patches: list[Patch], pushed: dict[str,
     return record, after
 
 
-def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, str], before: dict[str, str], after: dict[str, str], pushed: dict[str, bytes]) -> dict:
-    """A patched tree's provenance. origin: what it was made of (kind, name, sha256); before, after: the tree's listings; pushed: its
-    stack."""
+def record_of(
+    queue: Queue,
+    patches: list[Patch],
+    pin: Pin,
+    origin: dict[str, str],
+    before: dict[str, str],
+    after: dict[str, str],
+    pushed: dict[str, bytes],
+) -> dict[str, Any]:
+    """A patched tree's provenance. origin: what it was made of (kind, name, sha256); before, after:
+    the tree's listings; pushed: its stack."""
     return {
         "version": str(pin.version),
         "tag": pin.tag,
@@ -229,26 +358,42 @@ def record_of(queue: Queue, patches: list[Patch], pin: Pin, origin: dict[str, st
         "queue": identity(queue, patches, pin),
         "changes": changes(queue, patches, pin),
         "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
-        "overlay": [{"path": path, "sha256": sha256(content)} for path, content in sorted(overlay_of(queue, patches, pin).items())],
-        "tree": {"before": hash_listing(before), "after": hash_listing(after), "listing": hash_listing(own_listing(after))},
+        "overlay": [
+            {"path": path, "sha256": sha256(content)}
+            for path, content in sorted(overlay_of(queue, patches, pin).items())
+        ],
+        "tree": {
+            "before": hash_listing(before),
+            "after": hash_listing(after),
+            "listing": hash_listing(own_listing(after)),
+        },
     }
 
 
 def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
-    """What a record of this selection, and evidence, name as `queue`: it changes with every patch, header included, and overlay file
-    in it. The overlay package's provenance.json is one of these, so that what it calls `queue` itself is another hash (`overlay_of`)."""
-    return _queue_hash(_overlay(queue, patches, pin) | {patch.name: patch.content for patch in patches})
+    """What a record of this selection, and evidence, name as `queue`: it changes with every patch,
+    header included, and overlay file in it. The overlay package's provenance.json is one of these,
+    so that what it calls `queue` itself is another hash (`overlay_of`)."""
+    return _queue_hash(
+        _overlay(queue, patches, pin) | {patch.name: patch.content for patch in patches}
+    )
 
 
 def changes(queue: Queue, patches: list[Patch], pin: Pin) -> str:
-    """What the selection does to a release, as evidence names it: over the pinned tree, the overlay's files, and the lines that
-    the patches remove and add, in order.
+    """What the selection does to a release, as evidence names it: over the pinned tree, the
+    overlay's files, and the lines that the patches remove and add, in order.
 
-    Their headers, names and context are not in it, so that a patch can be submitted, described better or shared with another
-    release without making what was measured stale.
+    Their headers, names and context are not in it, so that a patch can be submitted, described
+    better or shared with another release without making what was measured stale.
     """
-    files = [f"{path} {sha256(content)}" for path, content in sorted(queue.overlay_for(patches).items())]
-    return "sha256:" + sha256("\n".join([pin.tree, *files, *(sha256(edits(patch).encode()) for patch in patches)]).encode())
+    files = [
+        f"{path} {sha256(content)}" for path, content in sorted(queue.overlay_for(patches).items())
+    ]
+    return "sha256:" + sha256(
+        "\n".join(
+            [pin.tree, *files, *(sha256(edits(patch).encode()) for patch in patches)]
+        ).encode()
+    )
 
 
 def tree_after(queue: Queue, patches: list[Patch], pristine: Source) -> str:
@@ -256,15 +401,26 @@ def tree_after(queue: Queue, patches: list[Patch], pristine: Source) -> str:
     planned = replay_on(queue, patches, pristine)
     if planned.problems:
         raise Refused(planned.problems)
-    return hash_listing(pristine.listing() | {path: sha256(content) for path, content in planned.files.items()})
+    return hash_listing(
+        pristine.listing() | {path: sha256(content) for path, content in planned.files.items()}
+    )
 
 
 def _queue_hash(pushed: dict[str, bytes]) -> str:
     """The identity of what is laid on one release: names and contents, in order."""
-    return "sha256:" + sha256("".join(f"{sha256(content)}  {name}\n" for name, content in pushed.items()).encode())
+    return "sha256:" + sha256(
+        "".join(f"{sha256(content)}  {name}\n" for name, content in pushed.items()).encode()
+    )
 
 
-def _report(queue: Queue, pristine: Source, tree: WorkTree, outcome: Outcome, patches: list[Patch], record: dict) -> Report:
+def _report(
+    queue: Queue,
+    pristine: Source,
+    tree: WorkTree,
+    outcome: Outcome,
+    patches: list[Patch],
+    record: dict[str, Any],
+) -> Report:
     selected = {queue.base(patch.name) for patch in patches}
     rows = []
     for finding in probe(queue, pristine.pin, pristine.read):
@@ -273,7 +429,15 @@ def _report(queue: Queue, pristine: Source, tree: WorkTree, outcome: Outcome, pa
             rows.append(Row(finding.patch, outcome, header.get("Subject")))
         elif finding.outcome is Outcome.MERGED_UPSTREAM:
             merged = header.get("Upstream-Status").partition("Merged ")[2]
-            rows.append(Row(finding.patch, finding.outcome, f"since {merged}" if merged else "the release has it"))
+            rows.append(
+                Row(
+                    finding.patch,
+                    finding.outcome,
+                    f"since {merged}" if merged else "the release has it",
+                )
+            )
         else:
-            rows.append(Row(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given"))
+            rows.append(
+                Row(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given")
+            )
     return Report(pristine.pin, outcome, tree.path, tuple(rows), record)

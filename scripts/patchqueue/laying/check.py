@@ -1,4 +1,5 @@
-"""The whole queue against every pin, in memory: lint, strict replay, the tree that is pinned, and what upstream has merged."""
+"""The whole queue against every pin, in memory: lint, strict replay, the tree that is pinned, and
+what upstream has merged."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from .replay import Step
 
 @dataclass(frozen=True)
 class PinReport:
-    """One pin: what the replay made of each selected patch, where every patch stands upstream, and all problems.
+    """One pin: what the replay made of each selected patch, where every patch stands upstream, and
+    all problems.
 
     texts: the patches as the release's own tree has them, where the replay had no problem.
     """
@@ -46,7 +48,8 @@ class PinReport:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """pins: one report each. problems: those of the queue itself, found before any pin was looked at."""
+    """pins: one report each. problems: those of the queue itself, found before any pin was looked
+    at."""
 
     pins: tuple[PinReport, ...]
     problems: tuple[Problem, ...]
@@ -56,10 +59,18 @@ class CheckReport:
         return (*self.problems, *(problem for report in self.pins for problem in report.problems))
 
 
-def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[str], None], every: Iterable[Pin] = ()) -> CheckReport:
-    """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be had.
+def check(
+    root: Path,
+    pins: Iterable[Pin],
+    origin: str | None,
+    say: Callable[[str], None],
+    every: Iterable[Pin] = (),
+) -> CheckReport:
+    """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be
+    had.
 
-    every: all pinned releases, where `pins` are not; a text's form is looked at where all that it is for are in `pins`.
+    every: all pinned releases, where `pins` are not; a text's form is looked at where all that it
+    is for are in `pins`.
     """
     finish_writing(root)
     queue, problems = series.read(root)
@@ -67,12 +78,20 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None, say: Callable[[st
     pins = list(pins)
     lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]
     if len(lacking) > 1:
-        say(f"{counted(len(lacking), 'release')} to fetch first, once: about {15 * len(lacking)} MB")
+        say(
+            f"{counted(len(lacking), 'release')} to fetch first, once: about {15 * len(lacking)} MB"
+        )
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, origin, say), pins))
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as processes:  # reading their directories does not
+    with ProcessPoolExecutor(
+        mp_context=get_context("fork")
+    ) as processes:  # reading their directories does not
         reports = tuple(processes.map(partial(_one, queue), sources))
-    problems += misshapen(queue, [pin.version for pin in every or pins], {report.pin.version: report.texts for report in reports})
+    problems += misshapen(
+        queue,
+        [pin.version for pin in every or pins],
+        {report.pin.version: report.texts for report in reports},
+    )
     return CheckReport(reports, tuple(problems))
 
 
@@ -87,5 +106,15 @@ def _one(queue: Queue, pristine: Source) -> PinReport:
     replayed = replay_on(queue, patches, pristine)
     other = None if replayed.problems else problem_of(queue, pin, replayed.files)
     below = {step.patch: step.below for step in replayed.steps}
-    texts = {} if replayed.problems else {patch.name: widened(patch, below[patch.name]) for patch in patches}
-    return PinReport(pin, replayed.steps, findings, (*replayed.problems, *([other] if other else []), *problems), texts)
+    texts = (
+        {}
+        if replayed.problems
+        else {patch.name: widened(patch, below[patch.name]) for patch in patches}
+    )
+    return PinReport(
+        pin,
+        replayed.steps,
+        findings,
+        (*replayed.problems, *([other] if other else []), *problems),
+        texts,
+    )

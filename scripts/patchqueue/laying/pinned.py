@@ -22,7 +22,7 @@ from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from .apply import QUEUE_LOCK, finish_writing
-from .place import Files, Read, Row, lay_patch, lines_of, shared, widened
+from .place import Files, Read, Row, in_front, lay_patch, lines_of, shared, widened
 from .replay import replay
 
 Say = Callable[[str], None]
@@ -58,7 +58,7 @@ def rows_on(queue: Queue, version: Version, read: Read) -> tuple[list[Row], dict
     files = queue.overlay_for(patches)
     rows = []
     for patch in patches:
-        row = lay_patch(patch, lambda path: files[path] if path in files else read(path))
+        row = lay_patch(patch, in_front(files, read))
         rows.append(row)
         files |= row.after
     return rows, files

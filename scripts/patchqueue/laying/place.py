@@ -94,6 +94,11 @@ def _line(text: str, offset: int) -> int:
     return text.count("\n", 0, offset) + 1
 
 
+def in_front(files: Mapping[str, bytes], read: Read) -> Read:
+    """`read`, where `files` does not have the path. files: looked at when a path is read."""
+    return lambda path: files[path] if path in files else read(path)
+
+
 def lay_patch(patch: Patch, read: Read) -> Row:
     """One patch on files that it may not have been made for: all of it, or none of it."""
     before: dict[str, bytes] = {}

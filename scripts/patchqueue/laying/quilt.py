@@ -1,7 +1,7 @@
 """quilt, the engine that lays the series: found or fetched, and run the same way for everybody.
 
-No user configuration reaches it (--quiltrc -, QUILT_* and the variables that steer GNU patch removed), messages are in
-English, no hunk is ever applied with fuzz.
+No user configuration reaches it (--quiltrc -, QUILT_* and the variables that steer GNU patch
+removed), messages are in English, no hunk is ever applied with fuzz.
 """
 
 from __future__ import annotations
@@ -18,9 +18,23 @@ from ..files import disk
 from ..files.locking import locked
 from ..outcome import Problem, Refused
 
-INSTALL = "install quilt and patch with your package manager (apt install quilt, dnf install quilt, brew install quilt)"
-FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")  # how a refreshed patch is written: the same bytes every time
-STEERING = ("POSIXLY_CORRECT", "GREP_OPTIONS", "PATCH_GET", "PATCH_VERSION_CONTROL", "VERSION_CONTROL", "SIMPLE_BACKUP_SUFFIX", "BASH_ENV", "ENV", "CDPATH")  # fmt: skip
+INSTALL = (
+    "install quilt and patch with your package manager (apt install quilt, dnf install quilt, brew"
+    " install quilt)"
+)
+# how a refreshed patch is written: the same bytes every time
+FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
+STEERING = (
+    "POSIXLY_CORRECT",
+    "GREP_OPTIONS",
+    "PATCH_GET",
+    "PATCH_VERSION_CONTROL",
+    "VERSION_CONTROL",
+    "SIMPLE_BACKUP_SUFFIX",
+    "BASH_ENV",
+    "ENV",
+    "CDPATH",
+)
 NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of the series"
 
 
@@ -33,26 +47,59 @@ class Quilt:
 
     def environment(self) -> dict[str, str]:
         """The caller's environment without anything that configures quilt or patch."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("QUILT") and key not in STEERING}
-        return kept | {"LC_ALL": "C", "QUILT_PATCHES": "patches", "QUILT_PC": ".pc", "QUILT_SERIES": "series"} | self.variables
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("QUILT") and key not in STEERING
+        }
+        return (
+            kept
+            | {
+                "LC_ALL": "C",
+                "QUILT_PATCHES": "patches",
+                "QUILT_PC": ".pc",
+                "QUILT_SERIES": "series",
+            }
+            | self.variables
+        )
 
     def works(self) -> bool:
         try:
-            return self.run(Path("/"), "push", "-h", check=False).stdout.startswith("Usage: quilt push")
+            return self.run(Path("/"), "push", "-h", check=False).stdout.startswith(
+                "Usage: quilt push"
+            )
         except OSError:
             return False
 
-    def run(self, tree: Path, *arguments: str, lock: int | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run one quilt command in a work tree, as `quilt push -a --fuzz=0`. Raises Refused with quilt's words when it fails.
+    def run(
+        self, tree: Path, *arguments: str, lock: int | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one quilt command in a work tree, as `quilt push -a --fuzz=0`. Raises Refused with
+        quilt's words when it fails.
 
-        lock: a locked descriptor that quilt and its children hold too, so that the lock outlives a killed parent.
+        lock: a locked descriptor that quilt and its children hold too, so that the lock outlives a
+        killed parent.
         """
         done = subprocess.run(
-            [self.command, "--quiltrc", "-", *arguments], cwd=tree, env=self.environment(), text=True, errors="replace",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[lock] if lock is not None else [],
-        )  # fmt: skip
+            [self.command, "--quiltrc", "-", *arguments],
+            cwd=tree,
+            env=self.environment(),
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock] if lock is not None else [],
+        )
         if check and done.returncode not in (0, NOTHING_TO_DO):
-            raise Refused(Problem("quilt-failed", f"quilt {' '.join(arguments)}", done.stdout.strip() or f"exit code {done.returncode}", disk.said(done.stdout)))
+            raise Refused(
+                Problem(
+                    "quilt-failed",
+                    f"quilt {' '.join(arguments)}",
+                    done.stdout.strip() or f"exit code {done.returncode}",
+                    disk.said(done.stdout),
+                )
+            )
         return done
 
 
@@ -63,11 +110,15 @@ def applied(tree: Path) -> list[str]:
 
 
 def find(cache: Path, say: Callable[[str], None]) -> Quilt:
-    """quilt and GNU patch from PATH, else from the cache, else fetched with apt as an ordinary user.
+    """quilt and GNU patch from PATH, else from the cache, else fetched with apt as an ordinary
+    user.
 
     Raises Refused saying what to install where none of that works.
     """
-    installed = Quilt("quilt", {"QUILT_DIR": os.environ["QUILT_DIR"]} if "QUILT_DIR" in os.environ else {})  # where it is, no setting
+    # where it is, no setting
+    installed = Quilt(
+        "quilt", {"QUILT_DIR": os.environ["QUILT_DIR"]} if "QUILT_DIR" in os.environ else {}
+    )
     if shutil.which("quilt") and shutil.which("patch") and installed.works():
         return installed
     home = cache / "quilt"
@@ -80,30 +131,50 @@ def find(cache: Path, say: Callable[[str], None]) -> Quilt:
 
 def _unpacked(home: Path) -> Quilt:
     path = f"{os.environ.get('PATH', os.defpath)}:{home / 'usr/bin'}"
-    return Quilt(str(home / "usr/bin/quilt"), {"QUILT_DIR": str(home / "usr/share/quilt"), "PATH": path})
+    return Quilt(
+        str(home / "usr/bin/quilt"), {"QUILT_DIR": str(home / "usr/share/quilt"), "PATH": path}
+    )
 
 
 def _fetch(home: Path, cache: Path, say: Callable[[str], None]) -> None:
-    """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves through QUILT_DIR."""
+    """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
+    through QUILT_DIR."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        raise Refused(Problem("no-quilt", "quilt", "neither quilt (with patch) nor apt is on PATH", INSTALL))
+        raise Refused(
+            Problem("no-quilt", "quilt", "neither quilt (with patch) nor apt is on PATH", INSTALL)
+        )
     say("fetching quilt with apt (unpacked in the cache, nothing is installed)")
     with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
         space = Path(name)
-        own_lists = ["-o", f"Dir::State={space / 'state'}", "-o", f"Dir::Cache={space / 'cache'}", "-o", "APT::Sandbox::User="]
+        own_lists = [
+            "-o",
+            f"Dir::State={space / 'state'}",
+            "-o",
+            f"Dir::Cache={space / 'cache'}",
+            "-o",
+            "APT::Sandbox::User=",
+        ]
         for folder in ("state/lists/partial", "cache/archives/partial"):
             (space / folder).mkdir(parents=True)
         download = ["download", "-q", "quilt", "patch"]
-        # The system's package lists first: a fresh container has none, and then this user reads lists of its own.
-        if _apt(space, *download).returncode and (_apt(space, *own_lists, "update", "-q").returncode or _apt(space, *own_lists, *download).returncode):
+        # The system's package lists first: a fresh container has none, and then this user reads
+        # lists of its own.
+        if _apt(space, *download).returncode and (
+            _apt(space, *own_lists, "update", "-q").returncode
+            or _apt(space, *own_lists, *download).returncode
+        ):
             raise Refused(Problem("no-quilt", "quilt", "apt could not download it", INSTALL))
         for package in space.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", str(package), str(space / "root")], check=True)
         shutil.rmtree(home, ignore_errors=True)
         os.rename(space / "root", home)
     if not _unpacked(home).works():
-        raise Refused(Problem("no-quilt", "quilt", "the one that apt delivered does not start", INSTALL))
+        raise Refused(
+            Problem("no-quilt", "quilt", "the one that apt delivered does not start", INSTALL)
+        )
 
 
 def _apt(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["apt-get", *arguments], cwd=folder, capture_output=True, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        ["apt-get", *arguments], cwd=folder, capture_output=True, stdin=subprocess.DEVNULL
+    )

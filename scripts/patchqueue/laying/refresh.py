@@ -1,9 +1,11 @@
-"""Write what a person did in work/<tag>/ back to the queue: edited patches, new ones, and the overlay.
+"""Write what a person did in work/<tag>/ back to the queue: edited patches, new ones, and the
+overlay.
 
-The tree is copied, every patch is refreshed and popped, then pushed again one by one and written in one fixed form, so
-the same edits give the same bytes whoever made them. A text that other releases share is placed on them anew, with less
-context where theirs is other; where it no longer stands there, this release gets a variant. All that changes is planned,
-proved by the replay, and written whole or not at all.
+The tree is copied, every patch is refreshed and popped, then pushed again one by one and written in
+one fixed form, so the same edits give the same bytes whoever made them. A text that other releases
+share is placed on them anew, with less context where theirs is other; where it no longer stands
+there, this release gets a variant. All that changes is planned, proved by the replay, and written
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -42,44 +44,78 @@ Test: TODO
 
 
 def new(root: Path, pin: Pin, name: str, say: Say) -> Path:
-    """Start an empty patch on top of work/<tag>/ and return its file there. The series learns of it at refresh.
+    """Start an empty patch on top of work/<tag>/ and return its file there. The series learns of it
+    at refresh.
 
     Raises Refused for a name that is not topic/verb-object, or one that the series has.
     """
     patch = name.removesuffix(".patch") + ".patch"
     entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
     if patch in (entry.name for entry in entries):
-        raise Refused(Problem("duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"))
+        raise Refused(
+            Problem(
+                "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
+            )
+        )
     if "@" in patch or series.parse(f"{patch}  # >=0")[1]:
-        raise Refused(Problem("bad-path", repr(name), "is not like topic/verb-object, in small letters", f"for example: {to_type('new', 'nsa/skip-pointer-check')}"))
+        raise Refused(
+            Problem(
+                "bad-path",
+                repr(name),
+                "is not like topic/verb-object, in small letters",
+                f"for example: {to_type('new', 'nsa/skip-pointer-check')}",
+            )
+        )
     tree = WorkTree(root, pin.tag)
     if tree.inspect().state in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None, say)
     with tree.locked(say) as lock:
         if tree.inspect().state is State.FOREIGN:
-            raise Refused(Problem("foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"))
+            raise Refused(
+                Problem(
+                    "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
+                )
+            )
         quilts.find(source.cache_folder(), say).run(tree.path, "new", patch, lock=lock)
         file = tree.path / "patches" / patch
-        file.parent.mkdir(parents=True, exist_ok=True)  # of a new topic: `quilt header -e` makes none
+        # of a new topic: `quilt header -e` makes none
+        file.parent.mkdir(parents=True, exist_ok=True)
     return file
 
 
-def refresh(root: Path, pins: Pins, pin: Pin, add: bool, say: Say) -> tuple[list[Change], Report | None]:
-    """Write the edits of work/<tag>/ back; what was written, and the apply that followed (None where lint stopped it).
+def refresh(
+    root: Path, pins: Pins, pin: Pin, add: bool, say: Say
+) -> tuple[list[Change], Report | None]:
+    """Write the edits of work/<tag>/ back; what was written, and the apply that followed (None
+    where lint stopped it).
 
-    Without such a tree (or with one that holds no edits) the queue itself is laid, each text at the one place where it stands,
-    and written in its fixed form: that is how a text that has moved gets its line. add: edits of files that are in no patch
-    go into the top one. Raises Refused, with nothing written, where an edit would be lost, or another release broken.
+    Without such a tree (or with one that holds no edits) the queue itself is laid, each text at the
+    one place where it stands, and written in its fixed form: that is how a text that has moved gets
+    its line. add: edits of files that are in no patch go into the top one. Raises Refused, with
+    nothing written, where an edit would be lost, or another release broken.
     """
     finish_writing(root)
     with locked(root / QUEUE_LOCK, say):
         queue, problems = series.read(root)
-        unreadable = [problem for problem in problems if problem.name in ("no-series", "missing-patch", "bad-guard", "empty-guard", "duplicate")]
+        unreadable = [
+            problem
+            for problem in problems
+            if problem.name
+            in (
+                "no-series",
+                "missing-patch",
+                "bad-guard",
+                "empty-guard",
+                "duplicate",
+            )
+        ]
         if unreadable:
             raise Refused(unreadable)
         pristine = _made_of(root, pin, say)
         edited = _edited(root, pin, add, pristine, say)
-        changes = pinned.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine, say))
+        changes = pinned.changed(
+            root, _plan(root, pins, pin, queue, edited or Tree(), pristine, say)
+        )
         pinned.put(root, changes)
     try:
         load_queue(root)
@@ -99,9 +135,11 @@ def _made_of(root: Path, pin: Pin, say: Say) -> Source:
 
 @dataclass(frozen=True)
 class Tree:
-    """What a tree holds. texts: (patch, header, diff) of each applied patch, in order; overlay: its new files.
+    """What a tree holds. texts: (patch, header, diff) of each applied patch, in order; overlay: its
+    new files.
 
-    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its files, empty likewise.
+    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its
+    files, empty likewise.
     """
 
     texts: tuple[tuple[str, str, str], ...] = ()
@@ -111,35 +149,71 @@ class Tree:
 
 
 def _edited(root: Path, pin: Pin, add: bool, pristine: Source, say: Say) -> Tree | None:
-    """What work/<tag>/ holds, read from a copy in which quilt wrote every patch anew; None where it holds no edits."""
+    """What work/<tag>/ holds, read from a copy in which quilt wrote every patch anew; None where it
+    holds no edits."""
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder(), say)
     with tree.locked(say) as lock:
         found = tree.inspect()
         if found.state is State.FOREIGN:
-            raise Refused(Problem("foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"))
+            raise Refused(
+                Problem(
+                    "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
+                )
+            )
         if found.state is not State.CHANGED:
             return None
         aside = tree.start(copy=True)
         stray = _take_off(aside, quilt, lock, pristine)
         if stray and not add:
-            raise Refused(Problem("stray-edits", f"work/{pin.tag}", f"edited, but in no patch: {' '.join(stray)}", f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch; {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"))
+            raise Refused(
+                Problem(
+                    "stray-edits",
+                    f"work/{pin.tag}",
+                    f"edited, but in no patch: {' '.join(stray)}",
+                    f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
+                    f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit",
+                )
+            )
         _lay(aside, quilt, lock, stray)
         files = {name: aside / "patches" / name for name in quilts.applied(aside)}
-        texts = {name: patchfile.split(file.read_text(encoding="utf-8") if file.is_file() else "") for name, file in files.items()}
+        texts = {
+            name: patchfile.split(file.read_text(encoding="utf-8") if file.is_file() else "")
+            for name, file in files.items()
+        }
         diffs = patchfile.parse_diff(texts.pop(OVERLAY_PATCH, ("", ""))[1])
-        overlay = {file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode() for file in diffs}
+        overlay = {
+            file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode()
+            for file in diffs
+        }
         recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
-        return Tree(tuple((name, *text) for name, text in texts.items()), overlay, recorded, list_folder(aside))
+        return Tree(
+            tuple((name, *text) for name, text in texts.items()),
+            overlay,
+            recorded,
+            list_folder(aside),
+        )
 
 
-def _plan(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: Source, say: Say) -> list[Change]:
-    """The changes that make the queue hold what the tree holds, proved on this release. Raises Refused where there are none."""
+def _plan(
+    root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: Source, say: Say
+) -> list[Change]:
+    """The changes that make the queue hold what the tree holds, proved on this release. Raises
+    Refused where there are none."""
     changes = list(_texts(root, pins, pin, queue, tree, say))
-    changes += [Change(f"overlay/{path}", text, "refreshed" if path in queue.overlay else "new") for path, text in tree.overlay.items() if path != PROVENANCE and queue.overlay.get(path) != text]
+    changes += [
+        Change(f"overlay/{path}", text, "refreshed" if path in queue.overlay else "new")
+        for path, text in tree.overlay.items()
+        if path != PROVENANCE and queue.overlay.get(path) != text
+    ]
     made, _ = tried(queue, changes)
     changed = [other for other in pins.all if other == pin or _changes(queue, made, other, say)]
-    found = {other.version: pinned.find(made, other.version, source.fetch(other, None, say).read, other.tag) for other in changed}
+    found = {
+        other.version: pinned.find(
+            made, other.version, source.fetch(other, None, say).read, other.tag
+        )
+        for other in changed
+    }
     changes += pinned.plan(made, [other.version for other in pins.all], found)
     made, _ = tried(queue, changes)
     patches = made.select(pin.version)
@@ -148,14 +222,28 @@ def _plan(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: 
         raise Refused(replayed.problems)
     kept = pristine.listing() | {path: sha256(content) for path, content in replayed.files.items()}
     now = stack(made, patches, pin, replayed)
-    lost = [path for path in differing(kept, tree.listing) if path in tree.listing and path not in _moved_on(patches, tree.recorded, now)]
-    if lost:  # the tree is about to be built anew from the queue: never when that would lose an edit
-        raise Refused(Problem("edits-not-kept", f"work/{pin.tag}", f"the queue does not make the tree's own {' '.join(lost[:5])}", "the tree stays as it is; say which patch should have the edit: " + to_type("quilt", pin.tag, "add FILE")))
+    lost = [
+        path
+        for path in differing(kept, tree.listing)
+        if path in tree.listing and path not in _moved_on(patches, tree.recorded, now)
+    ]
+    # the tree is about to be built anew from the queue: never when that would lose an edit
+    if lost:
+        raise Refused(
+            Problem(
+                "edits-not-kept",
+                f"work/{pin.tag}",
+                f"the queue does not make the tree's own {' '.join(lost[:5])}",
+                "the tree stays as it is; say which patch should have the edit: "
+                + to_type("quilt", pin.tag, "add FILE"),
+            )
+        )
     return changes
 
 
 def _changes(queue: Queue, made: Queue, pin: Pin, say: Say) -> bool:
-    """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not cached, it is not fetched for that."""
+    """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not
+    cached, it is not fetched for that."""
     patches = [each.select(pin.version) for each in (queue, made)]
     texts = [[(patch.name, patch.diff) for patch in each] for each in patches]
     if texts[0] != texts[1]:
@@ -163,20 +251,26 @@ def _changes(queue: Queue, made: Queue, pin: Pin, say: Say) -> bool:
     if queue.overlay_for(patches[0]) == made.overlay_for(patches[1]):
         return False
     if not source.is_cached(pin):
-        say(f"{pin.tag} is not in the cache, and its tree stays as it was pinned; {to_type('check', '--write')} fetches it and pins it")
+        say(
+            f"{pin.tag} is not in the cache, and its tree stays as it was pinned;"
+            f" {to_type('check', '--write')} fetches it and pins it"
+        )
     return source.is_cached(pin)
 
 
 def _moved_on(patches: list[Patch], recorded: dict[str, str], now: dict[str, bytes]) -> set[str]:
-    """Files that the queue changes otherwise than it did when the tree was made: there the tree is only older, not edited."""
+    """Files that the queue changes otherwise than it did when the tree was made: there the tree is
+    only older, not edited."""
     newer = [patch for patch in patches if recorded.get(patch.name) != sha256(now[patch.name])]
     return {PROVENANCE} | {file.path for patch in newer for file in patch.files}
 
 
 def _take_off(aside: Path, quilt: quilts.Quilt, lock: int, pristine: Source) -> dict[str, bytes]:
-    """Refresh and pop every patch, top first, so each edit ends in the topmost patch that has its file.
+    """Refresh and pop every patch, top first, so each edit ends in the topmost patch that has its
+    file.
 
-    Returns the edits that are in no patch, path -> content, and puts the pristine content back in their place.
+    Returns the edits that are in no patch, path -> content, and puts the pristine content back in
+    their place.
     """
     while quilts.applied(aside):
         quilt.run(aside, "refresh", *quilts.FORM, lock=lock, check=False)
@@ -185,7 +279,14 @@ def _take_off(aside: Path, quilt: quilts.Quilt, lock: int, pristine: Source) -> 
     for name in differing(list_folder(aside), pristine.listing()):
         path, original = aside / name, pristine.read(name)
         if not path.is_file() or path.suffix in (".orig", ".rej") or name.endswith("~"):
-            raise Refused(Problem("stray-edits", name, "is missing, or left over from an editor or a failed push", "put it right in the tree, then refresh again"))
+            raise Refused(
+                Problem(
+                    "stray-edits",
+                    name,
+                    "is missing, or left over from an editor or a failed push",
+                    "put it right in the tree, then refresh again",
+                )
+            )
         stray[name] = path.read_bytes()
         path.unlink() if original is None else path.write_bytes(original)
     return stray
@@ -199,7 +300,7 @@ def _lay(aside: Path, quilt: quilts.Quilt, lock: int, added: dict[str, bytes]) -
         if top in headers:
             (aside / "patches" / top).write_text(headers[top])
         quilt.run(aside, "refresh", *quilts.FORM, lock=lock, check=False)
-    for name in added:
+    for name in added:  # noqa: PLC0206
         quilt.run(aside, "add", name, lock=lock)
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_bytes(added[name])
@@ -208,7 +309,8 @@ def _lay(aside: Path, quilt: quilts.Quilt, lock: int, added: dict[str, bytes]) -
 
 
 def _without_diff(aside: Path) -> dict[str, str]:
-    """Patches that have a header and no diff yet, which quilt cannot push: emptied here, with the text to put back."""
+    """Patches that have a header and no diff yet, which quilt cannot push: emptied here, with the
+    text to put back."""
     files = (path for path in (aside / "patches").rglob("*.patch") if path.is_file())
     texts = {path: path.read_text(encoding="utf-8") for path in files}
     empty = {path: text for path, text in texts.items() if not patchfile.split(text)[1]}
@@ -217,12 +319,17 @@ def _without_diff(aside: Path) -> dict[str, str]:
     return {path.relative_to(aside / "patches").as_posix(): text for path, text in empty.items()}
 
 
-def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, say: Say) -> Iterator[Change]:
+def _texts(
+    root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, say: Say
+) -> Iterator[Change]:
     """The patches that the tree has otherwise than the queue, and what that makes of the series."""
     old = (root / series.FILE).read_text(encoding="utf-8")
     lines, below = Lines.of(old), ""
-    rows = {row.patch: row for row in rows_on(queue, pin.version, source.fetch(pin, None, say).read)[0] if row.lines is not None}
-    here = {name: widened(placed.at(queue.patches[name], row.lines), row.before) for name, row in rows.items()}
+    rows, here = {}, {}
+    for row in rows_on(queue, pin.version, source.fetch(pin, None, say).read)[0]:
+        if row.lines is not None:
+            rows[row.patch] = row
+            here[row.patch] = widened(placed.at(queue.patches[row.patch], row.lines), row.before)
     entries = {entry.name: entry for entry in queue.entries}
     for name, head, diff in tree.texts:
         if not diff:
@@ -230,21 +337,37 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, say: Say)
             continue
         above, below = below, name
         if name not in entries:
-            lines.insert(above, name, guards.own(pin.version, [other.version for other in pins.all]))
+            lines.insert(
+                above, name, guards.own(pin.version, [other.version for other in pins.all])
+            )
             yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
             continue
-        if name not in tree.recorded and not head:  # started in the tree, its header filled in in patches/
-            head = patchfile.split((root / "patches" / name).read_text(encoding="utf-8"))[0]
+        # started in the tree, its header filled in in patches/
+        if name not in tree.recorded and not head:
+            head = patchfile.split((root / "patches" / name).read_text(encoding="utf-8"))[0]  # noqa: PLW2901
         content = joined(head, diff)
         today = here[name].content if name in here else b""
         if content == today or tree.recorded.get(name) == sha256(content):
             continue  # not edited in the tree: what the queue has by now stands
-        if name in rows and head == patchfile.split(today.decode("utf-8"))[0] and _does(name, content, rows[name]):
+        if (
+            name in rows
+            and head == patchfile.split(today.decode("utf-8"))[0]
+            and _does(name, content, rows[name])
+        ):
             continue  # the same change, as another diff writes it
-        if diff in (text.diff for other, text in here.items() if queue.base(other) == entries[name].base):
+        if diff in (
+            text.diff for other, text in here.items() if queue.base(other) == entries[name].base
+        ):
             continue  # written already, as the release's own variant
         if tree.recorded.get(name, sha256(today)) != sha256(today):
-            raise Refused(Problem("changed-twice", f"patches/{name}", f"was changed in the queue and in work/{pin.tag}", "keep one of the two: put the other aside, then refresh again"))
+            raise Refused(
+                Problem(
+                    "changed-twice",
+                    f"patches/{name}",
+                    f"was changed in the queue and in work/{pin.tag}",
+                    "keep one of the two: put the other aside, then refresh again",
+                )
+            )
         change = _shared(pins, pin, queue, entries[name], content, lines, say)
         queue = tried(queue, [change])[0] if change.path == f"patches/{name}" else queue
         yield change
@@ -258,8 +381,11 @@ def _does(name: str, content: bytes, row: Row) -> bool:
     return patch is not None and lay_patch(patch, row.before.get).after == row.after
 
 
-def _shared(pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines, say: Say) -> Change:
-    """The patch itself where its changes stand on every release that it is for, with the context on which they agree; else a variant."""
+def _shared(
+    pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines, say: Say
+) -> Change:
+    """The patch itself where its changes stand on every release that it is for, with the context on
+    which they agree; else a variant."""
     patch, _ = patchfile.read(entry.name, content)
     others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
     if patch is None or not others:
@@ -267,20 +393,39 @@ def _shared(pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, li
     served = sorted([pin, *others], key=lambda each: each.version)
     below = {each: _below(queue, patch, each, say) for each in served}
     texts = [patch if each == pin else fitted(patch, below[each]) for each in served]
-    text = None if None in texts else shared(texts)
-    broken = [each.tag for each, own in zip(served, texts) if own is None] or [other.tag for other in others]
-    if text is not None and all(lay_patch(text, files.get).lines is not None for files in below.values()):
-        return Change(f"patches/{entry.name}", placed.of_files(patch, text.files).content, f"refreshed, for {' '.join(other.tag for other in others)} too")
+    whole = [own for own in texts if own is not None]
+    text = shared(whole) if len(whole) == len(texts) else None
+    broken = [each.tag for each, own in zip(served, texts) if own is None] or [
+        other.tag for other in others
+    ]
+    if text is not None and all(
+        lay_patch(text, files.get).lines is not None for files in below.values()
+    ):
+        return Change(
+            f"patches/{entry.name}",
+            placed.of_files(patch, text.files).content,
+            f"refreshed, for {' '.join(other.tag for other in others)} too",
+        )
     known = [other.version for other in pins.all]
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
-    return variant(queue, entry, pin.version, known, lines, patchfile.split(content.decode("utf-8"))[1], why)
+    return variant(
+        queue, entry, pin.version, known, lines, patchfile.split(content.decode("utf-8"))[1], why
+    )
 
 
 def _below(queue: Queue, patch: Patch, pin: Pin, say: Say) -> dict[str, bytes]:
     """The files of a release that a patch changes, as they are below it."""
     read = source.fetch(pin, None, say).read
     names = [each.name for each in queue.select(pin.version)]
-    beneath = replace(queue, entries=tuple(entry for entry in queue.entries if entry.name in names[: names.index(patch.name)]))
+    beneath = replace(
+        queue,
+        entries=tuple(
+            entry for entry in queue.entries if entry.name in names[: names.index(patch.name)]
+        ),
+    )
     _, files = rows_on(beneath, pin.version, read)
-    found = {file.path: files[file.path] if file.path in files else read(file.path) for file in patch.files}
+    found = {
+        file.path: files[file.path] if file.path in files else read(file.path)
+        for file in patch.files
+    }
     return {path: content for path, content in found.items() if content is not None}

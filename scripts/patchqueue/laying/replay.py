@@ -1,7 +1,9 @@
-"""The independent check: the same patches laid on the same files in memory, at their exact lines and exact context.
+"""The independent check: the same patches laid on the same files in memory, at their exact lines
+and exact context.
 
-Nothing here calls quilt, patch or git. A hunk that would fit elsewhere is not moved there; it is reported with the offset.
-One that fits at its line and elsewhere too is a conflict: a text is laid only where it stands at one place.
+Nothing here calls quilt, patch or git. A hunk that would fit elsewhere is not moved there; it is
+reported with the offset. One that fits at its line and elsewhere too is a conflict: a text is laid
+only where it stands at one place.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from .place import Files, Read, Spot, lay, places, split_lines
 
 @dataclass(frozen=True)
 class Step:
-    """What became of one patch. below: the files that it changes, as they were before it; where it was laid."""
+    """What became of one patch. below: the files that it changes, as they were before it; where it
+    was laid."""
 
     patch: str
     outcome: Outcome
@@ -27,7 +30,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Replay:
-    """steps: one per patch, in order. files: path -> content after all patches that apply, touched files only."""
+    """steps: one per patch, in order. files: path -> content after all patches that apply, touched
+    files only."""
 
     steps: tuple[Step, ...]
     files: dict[str, bytes]
@@ -38,14 +42,20 @@ class Replay:
 
 
 def replay(patches: Iterable[Patch], overlay: dict[str, bytes], read: Read, tag: str) -> Replay:
-    """Lay overlay and patches, in this order, on the files that `read` gives. tag names the revision in messages."""
+    """Lay overlay and patches, in this order, on the files that `read` gives. tag names the
+    revision in messages."""
     files: dict[str, bytes] = {}
     steps = []
     taken = tuple(
-        Problem("overlay-shadows-upstream", f"overlay/{path} on {tag}", "upstream has this file", "change it with a patch, or rename the overlay file")
+        Problem(
+            "overlay-shadows-upstream",
+            f"overlay/{path} on {tag}",
+            "upstream has this file",
+            "change it with a patch, or rename the overlay file",
+        )
         for path in overlay
         if read(path) is not None
-    )  # fmt: skip
+    )
     files.update(overlay)
     for patch in patches:
         step, changed = _one(patch, lambda path: files[path] if path in files else read(path), tag)
@@ -65,7 +75,17 @@ def _one(patch: Patch, read: Read, tag: str) -> tuple[Step, dict[str, bytes]]:
         where = f"patches/{patch.name} on {tag}: {file.path}"
         content = read(file.path)
         if content is None:
-            problems.append((Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), where, "upstream has no such file there", "correct the guard, or the path")))
+            problems.append(
+                (
+                    Outcome.CONFLICT,
+                    Problem(
+                        str(Outcome.CONFLICT),
+                        where,
+                        "upstream has no such file there",
+                        "correct the guard, or the path",
+                    ),
+                )
+            )
             continue
         text = content.decode("utf-8", "surrogateescape")
         laid, moved = lay(text, file), 0
@@ -76,18 +96,31 @@ def _one(patch: Patch, read: Read, tag: str) -> tuple[Step, dict[str, bytes]]:
         below[file.path], changed[file.path] = content, laid.text.encode("utf-8", "surrogateescape")
     if not problems:
         return Step(patch.name, Outcome.APPLIED, below=below), changed
-    worst = next(o for o in (Outcome.CORRUPT, Outcome.CONFLICT, Outcome.MERGED_UPSTREAM, Outcome.NEEDS_REFRESH) if o in [p[0] for p in problems])
+    worst = next(
+        o
+        for o in (Outcome.CORRUPT, Outcome.CONFLICT, Outcome.MERGED_UPSTREAM, Outcome.NEEDS_REFRESH)
+        if o in [p[0] for p in problems]
+    )
     return Step(patch.name, worst, tuple(problem for _, problem in problems)), {}
 
 
-def _misfit(text: str, spot: Spot, moved: int, where: str, tag: str) -> tuple[Outcome, Problem] | None:
-    """Why a hunk does not belong at its own line, or None where it does. moved: what the hunks before it push it down."""
+def _misfit(
+    text: str, spot: Spot, moved: int, where: str, tag: str
+) -> tuple[Outcome, Problem] | None:
+    """Why a hunk does not belong at its own line, or None where it does. moved: what the hunks
+    before it push it down."""
     hunk, number = spot.hunk, spot.number
     at = f"{where}: hunk {number}, line {max(hunk.old_start, 1)}"
     if spot.lines != (hunk.old_start,):
         return _elsewhere(text, spot, at, f"{where}: hunk {number}", tag)
     if hunk.new_start != hunk.old_start + moved:
-        return Outcome.CORRUPT, Problem("wrong-hunk-counts", f"{where}: hunk {number}", f"its new side begins at line {hunk.new_start}, but the hunks before it make that {hunk.old_start + moved}", f"write patches with {to_type('refresh')}, not by hand")
+        return Outcome.CORRUPT, Problem(
+            "wrong-hunk-counts",
+            f"{where}: hunk {number}",
+            f"its new side begins at line {hunk.new_start}, but the hunks before it make that"
+            f" {hunk.old_start + moved}",
+            f"write patches with {to_type('refresh')}, not by hand",
+        )
     return None
 
 
@@ -96,17 +129,39 @@ def _elsewhere(text: str, spot: Spot, at: str, where: str, tag: str) -> tuple[Ou
     hunk = spot.hunk
     if len(spot.lines) > 1:
         shown = ", ".join(map(str, spot.lines[:5])) + (" …" if len(spot.lines) > 5 else "")
-        return Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), at, f"its text is at {len(spot.lines)} places: lines {shown}", "change what tells them apart, so that its text is at one place")
+        return Outcome.CONFLICT, Problem(
+            str(Outcome.CONFLICT),
+            at,
+            f"its text is at {len(spot.lines)} places: lines {shown}",
+            "change what tells them apart, so that its text is at one place",
+        )
     if spot.lines:
         offset = spot.lines[0] - hunk.old_start
-        what = f"its text is at line {spot.lines[0]}, {counted(abs(offset), 'line')} {'later' if offset > 0 else 'earlier'}"
-        return Outcome.NEEDS_REFRESH, Problem(str(Outcome.NEEDS_REFRESH), at, what, f"{to_type('refresh', tag)} pins the line that it has now")
+        what = (
+            f"its text is at line {spot.lines[0]}, {counted(abs(offset), 'line')}"
+            f" {'later' if offset > 0 else 'earlier'}"
+        )
+        return Outcome.NEEDS_REFRESH, Problem(
+            str(Outcome.NEEDS_REFRESH),
+            at,
+            what,
+            f"{to_type('refresh', tag)} pins the line that it has now",
+        )
     if hunk.old_start in places(text, "".join(hunk.old)):
-        return Outcome.CORRUPT, Problem(str(Outcome.CORRUPT), where, "it overlaps the hunk before it")
+        return Outcome.CORRUPT, Problem(
+            str(Outcome.CORRUPT), where, "it overlaps the hunk before it"
+        )
     if hunk.new != hunk.old and places(text, "".join(hunk.new)):
-        return Outcome.MERGED_UPSTREAM, Problem(str(Outcome.MERGED_UPSTREAM), at, "the tree has this change already", "lower the guard")
+        return Outcome.MERGED_UPSTREAM, Problem(
+            str(Outcome.MERGED_UPSTREAM), at, "the tree has this change already", "lower the guard"
+        )
     what = _first_difference(split_lines(text), max(hunk.old_start - 1, 0), hunk.old)
-    return Outcome.CONFLICT, Problem(str(Outcome.CONFLICT), at, what, f"{to_type('rebase', tag)} lays the conflict out; or correct the guard")
+    return Outcome.CONFLICT, Problem(
+        str(Outcome.CONFLICT),
+        at,
+        what,
+        f"{to_type('rebase', tag)} lays the conflict out; or correct the guard",
+    )
 
 
 def _first_difference(lines: list[str], start: int, old: list[str]) -> str:
@@ -114,5 +169,8 @@ def _first_difference(lines: list[str], start: int, old: list[str]) -> str:
         found = lines[start + n] if start + n < len(lines) else None
         if found != expected:
             shown = repr(found.rstrip("\n")) if found is not None else "the end of the file"
-            return f"line {start + n + 1} should read {expected.rstrip(chr(10))!r}, upstream has {shown}"
+            return (
+                f"line {start + n + 1} should read {expected.rstrip(chr(10))!r}, upstream has"
+                f" {shown}"
+            )
     return "the text is nowhere behind the hunk before it"

@@ -1,7 +1,8 @@
-"""work/<tag>/: the patched copy of a release. Built aside, renamed into place last, never replaced while it holds edits.
+"""work/<tag>/: the patched copy of a release. Built aside, renamed into place last, never replaced
+while it holds edits.
 
-Everything of the tool's own beside the trees lies in work/.patchqueue/, and a rebase's conflict in work/rebase-VERSION/; other
-names in work/ are the user's.
+Everything of the tool's own beside the trees lies in work/.patchqueue/, and a rebase's conflict in
+work/rebase-VERSION/; other names in work/ are the user's.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..files.locking import locked
 from ..files.tree import ROOTS, differing, hash_listing, list_folder, listing_text, sha256
 from . import quilt
 
 RECORD = "provenance.json"
-OWN_NAMES = (*ROOTS, "patches", ".pc", RECORD)  # what the tool puts into a tree; anything else there is the user's
+# what the tool puts into a tree; anything else there is the user's
+OWN_NAMES = (*ROOTS, "patches", ".pc", RECORD)
 IGNORED = ("__pycache__", ".pytest_cache", ".hypothesis")  # running a tree leaves these behind
 
 
@@ -42,7 +45,7 @@ class Inspection:
     """A tree as found. record: its provenance. strangers: files the tool did not put there."""
 
     state: State
-    record: dict
+    record: dict[str, Any]
     listing: dict[str, str]
     strangers: tuple[str, ...] = ()
     edited_patches: tuple[str, ...] = ()
@@ -65,14 +68,16 @@ class WorkTree:
 
     @contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[int]:
-        """Be the only writer of this tree; what an earlier, killed run left is removed first. Yields the lock's descriptor."""
+        """Be the only writer of this tree; what an earlier, killed run left is removed first.
+        Yields the lock's descriptor."""
         with locked(self._own / f"{self.tag}.lock", say) as descriptor:
             for left in (self._aside("building"), self._aside("old")):
                 _remove(left)
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:
-        """An empty folder (or a copy of the tree as it stands) to build in, out of everybody's sight."""
+        """An empty folder (or a copy of the tree as it stands) to build in, out of everybody's
+        sight."""
         aside = self._aside("building")
         if copy:
             shutil.copytree(self.path, aside, symlinks=True)
@@ -81,7 +86,8 @@ class WorkTree:
         return aside
 
     def finish(self, listing: dict[str, str]) -> None:
-        """Put what was built in the tree's place. Two renames: killed between them, the next run builds again."""
+        """Put what was built in the tree's place. Two renames: killed between them, the next run
+        builds again."""
         self._aside("sha256sum").write_text(listing_text(listing))
         if self.path.exists() or self.path.is_symlink():
             os.rename(self.path, self._aside("old"))
@@ -89,7 +95,8 @@ class WorkTree:
         _remove(self._aside("old"))
 
     def finished_listing(self) -> dict[str, str]:
-        """The listing of the tree as it was finished, kept to tell which files were edited since; empty where it is lost."""
+        """The listing of the tree as it was finished, kept to tell which files were edited since;
+        empty where it is lost."""
         kept = self._aside("sha256sum")
         lines = kept.read_text().splitlines() if kept.is_file() else []
         return {path: digest for digest, path in (line.split("  ", 1) for line in lines)}
@@ -127,17 +134,26 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def read_record(tree: Path) -> dict | None:
+def read_record(tree: Path) -> dict[str, Any] | None:
     """The tree's provenance, or None where there is none that this tool wrote."""
     try:
         record = json.loads((tree / RECORD).read_text(encoding="utf-8"))
-        record["tree"]["before"], record["tree"]["after"], record["queue"], record["source"]["sha256"]
-        return record if all({"name", "sha256"} <= patch.keys() for patch in record["patches"]) else None
+        (
+            record["tree"]["before"],
+            record["tree"]["after"],
+            record["queue"],
+            record["source"]["sha256"],
+        )
+        return (
+            record
+            if all({"name", "sha256"} <= patch.keys() for patch in record["patches"])
+            else None
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def write_record(tree: Path, record: dict) -> None:
+def write_record(tree: Path, record: dict[str, Any]) -> None:
     (tree / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -152,12 +168,19 @@ def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
 
 
 def _strangers(tree: Path) -> Iterator[str]:
-    """The user's own files: what lies beside the tool's own names, and compiled extensions (the tool puts none there)."""
-    yield from (path.name for path in sorted(tree.iterdir()) if path.name not in (*OWN_NAMES, *IGNORED))
-    yield from (path.relative_to(tree).as_posix() for root in ROOTS for path in sorted((tree / root).rglob("*.so")))
+    """The user's own files: what lies beside the tool's own names, and compiled extensions (the
+    tool puts none there)."""
+    yield from (
+        path.name for path in sorted(tree.iterdir()) if path.name not in (*OWN_NAMES, *IGNORED)
+    )
+    yield from (
+        path.relative_to(tree).as_posix()
+        for root in ROOTS
+        for path in sorted((tree / root).rglob("*.so"))
+    )
 
 
-def _edited_patches(tree: Path, record: dict) -> Iterator[str]:
+def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
     """What of the tree's own patches/ is no longer as the record says."""
     folder = tree / "patches"
     recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}

@@ -1,7 +1,8 @@
 """Make docs/bench.md and its plots from what was measured: every number comes from evidence/.
 
-Gains against the untouched release come first (gainpage.py), graph modes beside each other (*.bench.json) behind them.
-The plots need matplotlib, which nothing else here does: they are drawn where matplotlib is, and left as they were elsewhere.
+Gains against the untouched release come first (gainpage.py), graph modes beside each other
+(*.bench.json) behind them. The plots need matplotlib, which nothing else here does: they are drawn
+where matplotlib is, and left as they were elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -23,29 +25,38 @@ from .evidence import FIRST_SUBJECT, FOLDER, today
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 EAGER = "eager"
 NAMES = {
-    "eager": "eager prefill", "piecewise": "piecewise, eager compiler", "piecewise-inductor": "piecewise, inductor",
+    "eager": "eager prefill",
+    "piecewise": "piecewise, eager compiler",
+    "piecewise-inductor": "piecewise, inductor",
     "breakable": "breakable",
-}  # fmt: skip
-REPORTED = {"piecewise": 1.4, "piecewise-inductor": 10.5}  # sglang#19903's own throughput gains on an H100, in percent
+}
+# sglang#19903's own throughput gains on an H100, in percent
+REPORTED = {"piecewise": 1.4, "piecewise-inductor": 10.5}
 SURE = 0.95  # how often an interval holds the median that it is about
-COLORS = {"eager": "0.4", "piecewise": "tab:orange", "piecewise-inductor": "tab:green", "breakable": "tab:blue"}
+COLORS = {
+    "eager": "0.4",
+    "piecewise": "tab:orange",
+    "piecewise-inductor": "tab:green",
+    "breakable": "tab:blue",
+}
 LOADS, FIRST = "loads", "first_token_ms"
 INTRO = f"""# What the queue is worth
 
 Made by {to_type("bench", "--page")} from `evidence/*/*.gain.json` and `*.bench.json`; not to be edited.
-"""
+"""  # noqa: E501
 HOW = f"""## Graph modes beside each other
 
 Every mode has an engine of its own on the one GPU, and they take turns: A B C, C B A, and so on. So
 each round of the load, and each turn of first tokens, is a paired comparison with eager prefill. A gain is the median of
 the paired ratios. The interval behind it holds the median with {SURE * 100:.0f} % confidence (sign test). Of fewer than six pairs it
 spans all of them. Where it holds 0, no gain was shown. About one interval in twenty misses by chance.
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
 class Change:
-    """How far paired measurements of two modes lie apart, in percent: each pair's ratio less 1, their median, its interval.
+    """How far paired measurements of two modes lie apart, in percent: each pair's ratio less 1,
+    their median, its interval.
 
     sure: there were enough pairs for SURE; otherwise the interval is all that was seen.
     """
@@ -64,8 +75,9 @@ class Change:
 def change(pairs: Sequence[tuple[float, float]]) -> Change | None:
     """By how much the second of each pair is above the first; None of no pairs.
 
-    The interval is the sign test's: of n ratios in order, the k-th from either end, where fewer than k of n fair coins
-    fall on one side at most (1 - SURE) / 2 of the time. Six are the fewest that give one.
+    The interval is the sign test's: of n ratios in order, the k-th from either end, where fewer
+    than k of n fair coins fall on one side at most (1 - SURE) / 2 of the time. Six are the fewest
+    that give one.
     """
     found = sorted((second / first - 1) * 100 for first, second in pairs)
     if not found:
@@ -73,19 +85,37 @@ def change(pairs: Sequence[tuple[float, float]]) -> Change | None:
     tail, cut = 0.0, 0
     while (tail := tail + math.comb(len(found), cut) / 2 ** len(found)) <= (1 - SURE) / 2:
         cut += 1
-    return Change(tuple(found), statistics.median(found), found[max(cut, 1) - 1], found[-max(cut, 1)], cut > 0)
+    return Change(
+        tuple(found), statistics.median(found), found[max(cut, 1) - 1], found[-max(cut, 1)], cut > 0
+    )
 
 
 def load(root: Path) -> list[dict]:
-    """Every measurement kept, by release and GPU. earlier_queue: whether the queue does something else to the release now."""
-    pins, found = pinning.load(root), [json.loads(file.read_text(encoding="utf-8")) for file in (root / FOLDER).glob("*/*.bench.json")]
+    """Every measurement kept, by release and GPU. earlier_queue: whether the queue does something
+    else to the release now."""
+    pins, found = (
+        pinning.load(root),
+        [
+            json.loads(file.read_text(encoding="utf-8"))
+            for file in (root / FOLDER).glob("*/*.bench.json")
+        ],
+    )
     for bench in found:
         bench["earlier_queue"] = bench["changes"] != today(root, pins.find(bench["version"]))
-    return sorted(found, key=lambda bench: (bench.get("subject", FIRST_SUBJECT) != FIRST_SUBJECT, bench["model"], Version(bench["version"]), bench["gpu"]["name"]))
+    return sorted(
+        found,
+        key=lambda bench: (
+            bench.get("subject", FIRST_SUBJECT) != FIRST_SUBJECT,
+            bench["model"],
+            Version(bench["version"]),
+            bench["gpu"]["name"],
+        ),
+    )
 
 
 def write(root: Path) -> bool:
-    """Write the page, and the plot where matplotlib is installed. Returns whether the plot was drawn."""
+    """Write the page, and the plot where matplotlib is installed. Returns whether the plot was
+    drawn."""
     benches, gains = load(root), gainpage.load(root)
     (root / PAGE).parent.mkdir(parents=True, exist_ok=True)
     drawn = [draw(benches, root / PLOT), gainpage.draw(gains, root / gainpage.PLOT)]
@@ -99,7 +129,12 @@ def of(root: Path) -> str:
     return page(load(root), plots[0], gainpage.load(root), plots[1])
 
 
-def page(benches: Sequence[dict], with_plot: bool, gains: Sequence[dict] = (), with_gain_plot: bool = False) -> str:
+def page(
+    benches: Sequence[dict],
+    with_plot: bool,
+    gains: Sequence[dict] = (),
+    with_gain_plot: bool = False,
+) -> str:
     """The page's text."""
     if not benches and not gains:
         return INTRO + "\nNothing was measured yet.\n"
@@ -108,12 +143,21 @@ def page(benches: Sequence[dict], with_plot: bool, gains: Sequence[dict] = (), w
         return f"{INTRO}\n{against}"
     parts = [INTRO, against, HOW]
     if with_plot and any(paired(bench) for bench in benches):
-        parts.append(f"![Time to first token and throughput of the graph modes against eager prefill]({PLOT.name})\n")
+        parts.append(
+            "![Time to first token and throughput of the graph modes against eager"
+            f" prefill]({PLOT.name})\n"
+        )
     for model in dict.fromkeys(bench["model"] for bench in benches):
         mine = [bench for bench in benches if bench["model"] == model]
         parts += [f"### {model}\n", setting(mine)]
         for bench in mine:
-            parts += [f"#### {title(bench)}\n", meaning(bench) + "\n", load_table(bench), first_token_table(bench), notes(bench)]
+            parts += [
+                f"#### {title(bench)}\n",
+                meaning(bench) + "\n",
+                load_table(bench),
+                first_token_table(bench),
+                notes(bench),
+            ]
         parts += [across(mine, "breakable")]
     return "\n".join(part for part in parts if part)
 
@@ -128,13 +172,17 @@ def setting(benches: Sequence[dict]) -> str:
     said = [f"The model has the published shape of {benches[0]['model']} and dummy weights."]
     if any(measured(bench, LOADS) for bench in benches):
         said.append(
-            f"The load is shaped as GSM8K's: {load['requests']} requests, at most {load['in_flight']} in flight. A prompt has {load['mean_prompt']} tokens on average, "
-            f"of which all share the first {load['shared_prefix']}. An answer has {load['mean_answer']} tokens on average. The prefix cache is "
-            f"{'on' if load['prefix_cache'] else 'off'}, and empty when a load begins. One load goes before those that count."
+            f"The load is shaped as GSM8K's: {load['requests']} requests, at most"
+            f" {load['in_flight']} in flight. A prompt has {load['mean_prompt']} tokens on average,"
+            f" of which all share the first {load['shared_prefix']}. An answer has"
+            f" {load['mean_answer']} tokens on average. The prefix cache is"
+            f" {'on' if load['prefix_cache'] else 'off'}, and empty when a load begins. One load"
+            " goes before those that count."
         )
     said.append(
-        f"One forward takes at most {load['chunk']} tokens of prompts. Graphs are captured for {len(load['capture'])} sizes from {min(load['capture'])} to "
-        f"{max(load['capture'])} tokens. First tokens are timed around the whole call."
+        f"One forward takes at most {load['chunk']} tokens of prompts. Graphs are captured for"
+        f" {len(load['capture'])} sizes from {min(load['capture'])} to {max(load['capture'])}"
+        " tokens. First tokens are timed around the whole call."
     )
     return " ".join(said) + "\n"
 
@@ -146,7 +194,8 @@ def measured(bench: dict, what: str) -> dict[str, dict]:
 
 
 def paired(bench: dict) -> bool:
-    """Whether modes took turns. The first benches ran one mode after the other: these show what drifted, not what was gained."""
+    """Whether modes took turns. The first benches ran one mode after the other: these show what
+    drifted, not what was gained."""
     return any("session" in run for run in bench["runs"])
 
 
@@ -154,53 +203,97 @@ def beside_eager(bench: dict, what: str) -> dict[str, dict]:
     """The other modes that took turns with eager prefill."""
     runs = measured(bench, what)
     session = runs.get(EAGER, {}).get("session")
-    return {mode: run for mode, run in runs.items() if mode != EAGER and session and run.get("session") == session}
+    return {
+        mode: run
+        for mode, run in runs.items()
+        if mode != EAGER and session and run.get("session") == session
+    }
 
 
 def gain(bench: dict, mode: str) -> Change | None:
     """A mode's throughput against eager prefill's, over the rounds that both ran."""
     runs = measured(bench, LOADS)
-    first, second = ({one["round"]: one["tokens_per_s"] for one in runs[name][LOADS]} for name in (EAGER, mode))
-    return change([(first[number], second[number]) for number in sorted(first.keys() & second.keys())])
+    first, second = (
+        {one["round"]: one["tokens_per_s"] for one in runs[name][LOADS]} for name in (EAGER, mode)
+    )
+    return change(
+        [(first[number], second[number]) for number in sorted(first.keys() & second.keys())]
+    )
 
 
 def itself(bench: dict) -> Change | None:
-    """Eager prefill against itself: each odd round's throughput against the even one's before it."""
+    """Eager prefill against itself: each odd round's throughput against the even one's before
+    it."""
     rates = {one["round"]: one["tokens_per_s"] for one in measured(bench, LOADS)[EAGER][LOADS]}
-    return change([(rates[number], rates[number + 1]) for number in rates if number % 2 == 0 and number + 1 in rates])
+    return change(
+        [
+            (rates[number], rates[number + 1])
+            for number in rates
+            if number % 2 == 0 and number + 1 in rates
+        ]
+    )
 
 
 def delay(bench: dict, mode: str, shape: str) -> Change | None:
     """A mode's time to first token against eager prefill's, over the turns that both had."""
     runs = measured(bench, FIRST)
-    return change(list(zip(*(runs[name][FIRST].get(shape, {}).get("all", []) for name in (EAGER, mode)))))
+    return change(
+        list(zip(*(runs[name][FIRST].get(shape, {}).get("all", []) for name in (EAGER, mode))))
+    )
 
 
 def meaning(bench: dict) -> str:
     """What the numbers say, in words that follow from them."""
     if not paired(bench):
-        return "Modes ran one after the other here, and equal loads differed as much as modes did: no gain can be told. To be measured again, side by side."
+        return (
+            "Modes ran one after the other here, and equal loads differed as much as modes did: no"
+            " gain can be told. To be measured again, side by side."
+        )
     found = [load_meaning(bench), first_token_meaning(bench)]
-    return " ".join(part for part in found if part) or "Eager prefill or every graph mode is missing, so nothing can be compared."
+    return (
+        " ".join(part for part in found if part)
+        or "Eager prefill or every graph mode is missing, so nothing can be compared."
+    )
 
 
 def load_meaning(bench: dict) -> str:
     parts = []
     for mode in beside_eager(bench, LOADS):
         if found := gain(bench, mode):
-            other = f" The pull request reports {REPORTED[mode]:+.1f} % on an H100." if mode in REPORTED else ""
-            parts.append(f"With {_graph(mode)}, {found.median:+.1f} % {span(found, 'rounds')}{_verdict(found)}.{other}")
+            other = (
+                f" The pull request reports {REPORTED[mode]:+.1f} % on an H100."
+                if mode in REPORTED
+                else ""
+            )
+            parts.append(
+                f"With {_graph(mode)}, {found.median:+.1f} %"
+                f" {span(found, 'rounds')}{_verdict(found)}.{other}"
+            )
     if not parts:
         return ""
     same = itself(bench)
-    noise = f" Eager prefill against itself, odd rounds against even ones: {same.median:+.1f} % {span(same, 'pairs')}." if same else ""
+    noise = (
+        f" Eager prefill against itself, odd rounds against even ones: {same.median:+.1f} %"
+        f" {span(same, 'pairs')}."
+        if same
+        else ""
+    )
     prefill = measured(bench, LOADS)[EAGER][LOADS][-1]
-    return f"Output tokens per second against eager prefill. {' '.join(parts)}{noise} A prefill of the load had {prefill['prefill_tokens']} tokens on average."
+    return (
+        f"Output tokens per second against eager prefill. {' '.join(parts)}{noise} A prefill of the"
+        f" load had {prefill['prefill_tokens']} tokens on average."
+    )
 
 
 def _verdict(found: Change) -> str:
     """What an interval around nothing means: too few pairs could not have shown a gain."""
-    return "" if found.shown else ": no gain shown" if found.sure else ": too few rounds to show a gain"
+    return (
+        ""
+        if found.shown
+        else ": no gain shown"
+        if found.sure
+        else ": too few rounds to show a gain"
+    )
 
 
 def span(found: Change, what: str) -> str:
@@ -213,10 +306,24 @@ def first_token_meaning(bench: dict) -> str:
     for mode, run in beside_eager(bench, FIRST).items():
         found = {shape: delay(bench, mode, shape) for shape in run[FIRST]}
         clear = {shape: one.median for shape, one in found.items() if one and one.shown}
-        less, more = {s: p for s, p in clear.items() if p < 0}, {s: p for s, p in clear.items() if p > 0}
-        said = [f"{word} at {len(part)}, by up to {_most(part)}" for word, part in (("faster", less), ("slower", more)) if part]
-        parts.append(f"With {_graph(mode)} it is {' and '.join(said) or 'neither faster nor slower'}.")
-    return f"Time to first token against eager prefill, {counted(len(found), 'shape')}. {' '.join(parts)}" if parts else ""
+        less, more = (
+            {s: p for s, p in clear.items() if p < 0},
+            {s: p for s, p in clear.items() if p > 0},
+        )
+        said = [
+            f"{word} at {len(part)}, by up to {_most(part)}"
+            for word, part in (("faster", less), ("slower", more))
+            if part
+        ]
+        parts.append(
+            f"With {_graph(mode)} it is {' and '.join(said) or 'neither faster nor slower'}."
+        )
+    return (
+        f"Time to first token against eager prefill, {counted(len(found), 'shape')}."
+        f" {' '.join(parts)}"
+        if parts
+        else ""
+    )
 
 
 def _graph(mode: str) -> str:
@@ -236,12 +343,35 @@ def spoken(shape: str) -> str:
 
 def load_table(bench: dict) -> str:
     loads, beside, rows = measured(bench, LOADS), beside_eager(bench, LOADS), []
-    for mode in NAMES:
-        run = loads.get(mode) or measured(bench, FIRST).get(mode) or next((run for run in reversed(bench["runs"]) if run["mode"] == mode), None)
+    for mode in NAMES:  # noqa: PLC0206
+        run = (
+            loads.get(mode)
+            or measured(bench, FIRST).get(mode)
+            or next((run for run in reversed(bench["runs"]) if run["mode"] == mode), None)
+        )
         if run:
             found = gain(bench, mode) if mode in beside else None
-            rows.append([NAMES[mode], *_rates(run), f"{found.median:+.1f} % {span(found, 'rounds')}" if found else "-", *_costs(run)])
-    return table(["mode", "output tokens/s", "mean latency, s", "against eager prefill", "capture, s", "graph, GB", "engine, GiB", "prefills on the graph"], rows)
+            rows.append(
+                [
+                    NAMES[mode],
+                    *_rates(run),
+                    f"{found.median:+.1f} % {span(found, 'rounds')}" if found else "-",
+                    *_costs(run),
+                ]
+            )
+    return table(
+        [
+            "mode",
+            "output tokens/s",
+            "mean latency, s",
+            "against eager prefill",
+            "capture, s",
+            "graph, GB",
+            "engine, GiB",
+            "prefills on the graph",
+        ],
+        rows,
+    )
 
 
 def _rates(run: dict) -> list[str]:
@@ -251,24 +381,34 @@ def _rates(run: dict) -> list[str]:
     found = []
     for name, form in (("tokens_per_s", "{:.0f}"), ("mean_latency_s", "{:.2f}")):
         values = [one[name] for one in run[LOADS]]
-        found.append(f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})")
+        found.append(
+            f"{form.format(statistics.median(values))} ({form.format(min(values))} to"
+            f" {form.format(max(values))})"
+        )
     return found
 
 
 def of_decode(what: str) -> bool:
-    """Whether a log means the decode graph: `cuda graph` in older releases, `target decode CUDA graph` in 0.5.16."""
+    """Whether a log means the decode graph: `cuda graph` in older releases, `target decode CUDA
+    graph` in 0.5.16."""
     return what == "cuda graph" or "decode" in what
 
 
 def _costs(run: dict) -> list[str]:
-    """What a mode's prefill graphs took to capture, what the engine holds, and how often the graph was used."""
-    graph, memory = [one for one in run["captured"] if not of_decode(one["what"])], run.get("memory_mib", {})
+    """What a mode's prefill graphs took to capture, what the engine holds, and how often the graph
+    was used."""
+    graph, memory = (
+        [one for one in run["captured"] if not of_decode(one["what"])],
+        run.get("memory_mib", {}),
+    )
     held = memory.get("after_load", memory.get("started"))
     prefills = run.get("prefills", {})
     return [
-        f"{sum(one['seconds'] for one in graph):.1f}" if graph else "-", f"{sum(one['gb'] for one in graph):.2f}" if graph else "-",
-        f"{held / 1024:.1f}" if held else "-", f"{prefills['on_graph']} of {prefills['prefills']}" if prefills.get("prefills") else "-",
-    ]  # fmt: skip
+        f"{sum(one['seconds'] for one in graph):.1f}" if graph else "-",
+        f"{sum(one['gb'] for one in graph):.2f}" if graph else "-",
+        f"{held / 1024:.1f}" if held else "-",
+        f"{prefills['on_graph']} of {prefills['prefills']}" if prefills.get("prefills") else "-",
+    ]
 
 
 def first_token_table(bench: dict) -> str:
@@ -280,14 +420,21 @@ def first_token_table(bench: dict) -> str:
         if shape not in runs[mode][FIRST]:
             return "-"
         found = delay(bench, mode, shape) if mode in beside else None
-        return f"{runs[mode][FIRST][shape]['median']:.1f}" + (f" ({found.median:+.1f} %)" if found and found.shown else "")
+        return f"{runs[mode][FIRST][shape]['median']:.1f}" + (
+            f" ({found.median:+.1f} %)" if found and found.shown else ""
+        )
 
     rows = [[spoken(shape), *(cell(mode, shape) for mode in runs)] for shape in shapes]
-    return table(["first token, ms; changes that are shown", *(NAMES[mode] for mode in runs)], rows) if runs else ""
+    return (
+        table(["first token, ms; changes that are shown", *(NAMES[mode] for mode in runs)], rows)
+        if runs
+        else ""
+    )
 
 
 def across(benches: Sequence[dict], mode: str) -> str:
-    """One mode's first tokens in every measurement that has them, beside each other; empty where fewer than two have."""
+    """One mode's first tokens in every measurement that has them, beside each other; empty where
+    fewer than two have."""
     found = [bench for bench in benches if mode in beside_eager(bench, FIRST)]
     if len(found) < 2:
         return ""
@@ -296,29 +443,50 @@ def across(benches: Sequence[dict], mode: str) -> str:
         runs = [measured(bench, FIRST)[name][FIRST].get(shape) for name in (EAGER, mode)]
         return " → ".join(f"{run['median']:.1f}" for run in runs) if all(runs) else "-"
 
-    shapes = dict.fromkeys(shape for bench in found for shape in measured(bench, FIRST)[mode][FIRST])
-    text = f"#### {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token, eager prefill → {NAMES[mode]}, each pair side by side, the releases each in a run of its own.\n\n"
-    return text + table(["requests × tokens", *(title(bench) for bench in found)], [[spoken(shape), *(cell(bench, shape) for bench in found)] for shape in shapes])
+    shapes = dict.fromkeys(
+        shape for bench in found for shape in measured(bench, FIRST)[mode][FIRST]
+    )
+    text = (
+        f"#### {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token,"
+        f" eager prefill → {NAMES[mode]}, each pair side by side, the releases each in a run of its"
+        " own.\n\n"
+    )
+    return text + table(
+        ["requests × tokens", *(title(bench) for bench in found)],
+        [[spoken(shape), *(cell(bench, shape) for bench in found)] for shape in shapes],
+    )
 
 
 def notes(bench: dict) -> str:
     """Under what conditions the release ran."""
     torch = bench["torch"]
     running = sorted({run["running"] for run in bench["runs"] if run.get("running")})
-    said = [f"Each engine ran at most {' or '.join(map(str, running))} requests at once."] if running else []
-    said += [f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']}, {bench['date']}, queue release {bench['queue_release']}."]
+    said = (
+        [f"Each engine ran at most {' or '.join(map(str, running))} requests at once."]
+        if running
+        else []
+    )
+    said += [
+        f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']},"
+        f" {bench['date']}, queue release {bench['queue_release']}."
+    ]
     if cpus := bench.get("cpus"):
         said.append(f"The bench and its engines had {counted(cpus, 'hardware thread')}.")
     if bench.get("earlier_queue"):
         said.append("The queue has changed since.")
     if not str(bench.get("idle")).startswith("stopped") and paired(bench):
-        said.append("Engines that waited for their turn polled for requests meanwhile; the bench has stopped them since.")
+        said.append(
+            "Engines that waited for their turn polled for requests meanwhile; the bench has"
+            " stopped them since."
+        )
     shapes = [shape for run in beside_eager(bench, FIRST).values() for shape in run[FIRST].values()]
     if any("lost" in shape for shape in shapes):
-        lost, kept = (sum(count) for count in zip(*((shape["lost"], len(shape["all"])) for shape in shapes)))
+        lost, kept = (
+            sum(count) for count in zip(*((shape["lost"], len(shape["all"])) for shape in shapes))
+        )
         said.append(
-            "A paired turn of first tokens counts where its hardware threads were fast before and after each call: "
-            f"{lost} of {lost + kept} do not."
+            "A paired turn of first tokens counts where its hardware threads were fast before and"
+            f" after each call: {lost} of {lost + kept} do not."
         )
     if bench.get("remark"):  # added by hand, about a condition that was found out later
         said.append(bench["remark"])
@@ -339,8 +507,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def draw(benches: Sequence[dict], out: Path) -> bool:
-    """Per measurement, a panel of first tokens and one of throughput, against eager prefill. False where there is no matplotlib or nothing to draw."""
-    benches = [bench for bench in benches if beside_eager(bench, FIRST) or beside_eager(bench, LOADS)]
+    """Per measurement, a panel of first tokens and one of throughput, against eager prefill. False
+    where there is no matplotlib or nothing to draw."""
+    benches = [
+        bench for bench in benches if beside_eager(bench, FIRST) or beside_eager(bench, LOADS)
+    ]
     try:
         import matplotlib
     except ImportError:
@@ -350,7 +521,14 @@ def draw(benches: Sequence[dict], out: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(len(benches), 2, figsize=(12, 3.9 * len(benches)), squeeze=False, sharey="col", width_ratios=(1.9, 1))
+    figure, panels = pyplot.subplots(
+        len(benches),
+        2,
+        figsize=(12, 3.9 * len(benches)),
+        squeeze=False,
+        sharey="col",
+        width_ratios=(1.9, 1),
+    )
     for (left, right), bench in zip(panels, benches):
         _first_token_panel(left, bench)
         _throughput_panel(right, bench)
@@ -360,53 +538,92 @@ def draw(benches: Sequence[dict], out: Path) -> bool:
     return True
 
 
-def _first_token_panel(panel, bench: dict) -> None:
-    """Change of time to first token in percent, shapes side by side; below each what eager prefill takes."""
+def _first_token_panel(panel: Any, bench: dict) -> None:
+    """Change of time to first token in percent, shapes side by side; below each what eager prefill
+    takes."""
     beside, eager = beside_eager(bench, FIRST), measured(bench, FIRST).get(EAGER, {}).get(FIRST, {})
-    for number, (mode, run) in enumerate(beside.items()):
-        found = [(place + 0.16 * (number - (len(beside) - 1) / 2), delay(bench, mode, shape)) for place, shape in enumerate(eager)]
+    for number, (mode, _run) in enumerate(beside.items()):
+        found = [
+            (place + 0.16 * (number - (len(beside) - 1) / 2), delay(bench, mode, shape))
+            for place, shape in enumerate(eager)
+        ]
         _points(panel, [(place, one) for place, one in found if one], mode)
     panel.axhline(0, color="0.4", linewidth=0.8)
-    panel.set_xticks(range(len(eager)), [f"{spoken(shape)}\n{one['median']:.0f} ms" for shape, one in eager.items()], fontsize=8)
+    panel.set_xticks(
+        range(len(eager)),
+        [f"{spoken(shape)}\n{one['median']:.0f} ms" for shape, one in eager.items()],
+        fontsize=8,
+    )
     panel.set_xlabel("requests × tokens, and eager prefill's own time to first token")
     panel.set_ylabel("time to first token against eager, %")
-    panel.set_title(f"{title(bench)}, {bench['model'].partition(',')[0]}: time to first token (below 0 is faster)", fontsize=10)
+    panel.set_title(
+        f"{title(bench)}, {bench['model'].partition(',')[0]}: time to first token (below 0 is"
+        " faster)",
+        fontsize=10,
+    )
     panel.grid(axis="y", alpha=0.25)
     for mode in beside:
         panel.plot([], [], "o", color=COLORS[mode], markersize=5, label=NAMES[mode])
-    panel.plot([], [], "o", color="0.4", markerfacecolor="white", markersize=5, label="no change shown")
+    panel.plot(
+        [], [], "o", color="0.4", markerfacecolor="white", markersize=5, label="no change shown"
+    )
     panel.legend(frameon=False, fontsize=8)
 
 
-def _throughput_panel(panel, bench: dict) -> None:
-    """Gain in throughput in percent: every round, the median with its interval, and what the pull request reports."""
-    rows = [("eager, against itself", EAGER, itself(bench))] if EAGER in measured(bench, LOADS) else []
+def _throughput_panel(panel: Any, bench: dict) -> None:
+    """Gain in throughput in percent: every round, the median with its interval, and what the pull
+    request reports."""
+    rows = (
+        [("eager, against itself", EAGER, itself(bench))] if EAGER in measured(bench, LOADS) else []
+    )
     rows += [(NAMES[mode], mode, gain(bench, mode)) for mode in beside_eager(bench, LOADS)]
     rows = [row for row in rows if row[2]]
     if not rows:
         return panel.set_axis_off()
     for place, (_, mode, found) in enumerate(rows):
         _points(panel, [(place, found)], mode)
-        panel.plot([place - 0.18] * len(found.ratios), found.ratios, ".", color=COLORS[mode], alpha=0.45, markersize=5)
-    reported = [(place + 0.18, REPORTED[mode]) for place, (_, mode, _) in enumerate(rows) if mode in REPORTED]
+        panel.plot(
+            [place - 0.18] * len(found.ratios),
+            found.ratios,
+            ".",
+            color=COLORS[mode],
+            alpha=0.45,
+            markersize=5,
+        )
+    reported = [
+        (place + 0.18, REPORTED[mode])
+        for place, (_, mode, _) in enumerate(rows)
+        if mode in REPORTED
+    ]
     if reported:
         panel.plot(*zip(*reported), "D", color="none", markeredgecolor="0.3", markersize=6)
         panel.set_xlabel("◇ what the pull request reports, on an H100")
     panel.axhline(0, color="0.4", linewidth=0.8)
-    panel.set_xticks(range(len(rows)), [name.replace(", ", ",\n") for name, _, _ in rows], fontsize=7.5)
+    panel.set_xticks(
+        range(len(rows)), [name.replace(", ", ",\n") for name, _, _ in rows], fontsize=7.5
+    )
     panel.set_xlim(-0.5, len(rows) - 0.5)
     panel.set_ylabel("output tokens/s against eager, %")
     panel.set_title("throughput of the load (above 0 is faster)", fontsize=10)
     panel.grid(axis="y", alpha=0.25)
 
 
-def _points(panel, found: Sequence[tuple[float, Change]], mode: str) -> None:
+def _points(panel: Any, found: Sequence[tuple[float, Change]], mode: str) -> None:
     """Medians with their intervals; hollow where no change is shown."""
     for shown in (True, False):
         part = [(place, one) for place, one in found if one.shown == shown]
         if part:
-            low, high = ([abs(getattr(one, end) - one.median) for _, one in part] for end in ("low", "high"))
+            low, high = (
+                [abs(getattr(one, end) - one.median) for _, one in part] for end in ("low", "high")
+            )
             panel.errorbar(
-                [place for place, _ in part], [one.median for _, one in part], yerr=[low, high], fmt="o", color=COLORS[mode], capsize=2.5, elinewidth=1.2,
-                markersize=5, markerfacecolor=COLORS[mode] if shown else "white",
-            )  # fmt: skip
+                [place for place, _ in part],
+                [one.median for _, one in part],
+                yerr=[low, high],
+                fmt="o",
+                color=COLORS[mode],
+                capsize=2.5,
+                elinewidth=1.2,
+                markersize=5,
+                markerfacecolor=COLORS[mode] if shown else "white",
+            )

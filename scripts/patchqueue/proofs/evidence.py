@@ -1,9 +1,11 @@
-"""Take what a GPU host found into evidence/<version>/<gpu>.json, once it is seen to be about this queue's own tree.
+"""Take what a GPU host found into evidence/<version>/<gpu>.json, once it is seen to be about this
+queue's own tree.
 
-tests/gpu/run.py writes evidence.json, bench.py bench.json (kept as <gpu>.bench.json), gain.py gain.json (<gpu>.gain.json,
-which a later run replaces as a whole: trees are compared within one run only). A later run of some
-models or modes replaces these and keeps the others, as long as tree, torch, kernels and the harness's rules are the same. Runs of
-several hosts in one file (merge.py): what a run was made under, and the file does not say, the run says under "host".
+tests/gpu/run.py writes evidence.json, bench.py bench.json (kept as <gpu>.bench.json), gain.py
+gain.json (<gpu>.gain.json, which a later run replaces as a whole: trees are compared within one run
+only). A later run of some models or modes replaces these and keeps the others, as long as tree,
+torch, kernels and the harness's rules are the same. Runs of several hosts in one file (merge.py):
+what a run was made under, and the file does not say, the run says under "host".
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..files.locking import locked
 from ..hint import to_type
@@ -30,10 +33,34 @@ GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 VERDICTS = (*GOOD, "failed", NOT_RUN)
 BREAKABLE = "breakable"  # the mode whose breaks tests/gpu/lifetimes.py checks
 NEEDED = ("schema", "version", "queue", "changes", "tree", "tree_untouched", "gpu", "torch", "runs")
-SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")  # what two runs must share to be kept in one file
+# what two runs must share to be kept in one file
+SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")
 # what may be otherwise on another host of the same kind of GPU, or on another day
-OF_HOST = (*SAME, "queue", "queue_release", "tree", "date", "python", "shims", "dependencies_of", "packages", "capture", "chunk", "tolerance", "gpus")
-SHAPES = {"mode": str, "model": str, "verdict": str, "why": str, "seconds": (int, float), "checks": list, "host": dict}  # of a run's entries
+OF_HOST = (
+    *SAME,
+    "queue",
+    "queue_release",
+    "tree",
+    "date",
+    "python",
+    "shims",
+    "dependencies_of",
+    "packages",
+    "capture",
+    "chunk",
+    "tolerance",
+    "gpus",
+)
+# of a run's entries
+SHAPES = {
+    "mode": str,
+    "model": str,
+    "verdict": str,
+    "why": str,
+    "seconds": (int, float),
+    "checks": list,
+    "host": dict,
+}
 MEASURED = (".bench.json", ".gain.json")  # how files end that hold times, not proofs
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
@@ -49,10 +76,14 @@ class Taken:
     passed: bool
 
 
-def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: bool = False) -> Taken:
-    """Check one result and write it below evidence/. Raises Refused where it is unreadable or about another tree.
+def take(
+    root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: bool = False
+) -> Taken:
+    """Check one result and write it below evidence/. Raises Refused where it is unreadable or about
+    another tree.
 
-    stale: keep it even though the queue has changed since; the matrix and the bench's page then say so.
+    stale: keep it even though the queue has changed since; the matrix and the bench's page then say
+    so.
     """
     found = read(file)
     pin = pins.find(str(found["version"]))
@@ -64,8 +95,12 @@ def take(root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: 
 
 def _keep(path: Path, found: dict) -> Taken:
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    kept = [stated(run, facts(before, run), found) for run in others(before, found)] if before else []
-    new = [run for run in found["runs"] if run["verdict"] != NOT_RUN or key(run) not in map(key, kept)]
+    kept = (
+        [stated(run, facts(before, run), found) for run in others(before, found)] if before else []
+    )
+    new = [
+        run for run in found["runs"] if run["verdict"] != NOT_RUN or key(run) not in map(key, kept)
+    ]
     found["runs"] = sorted([*kept, *new], key=lambda run: (run.get("model", ""), run["mode"]))
     if "lifetimes" not in found and same(before, found) and "lifetimes" in before:
         found["lifetimes"] = before["lifetimes"]
@@ -89,40 +124,62 @@ def put(path: Path, text: str) -> None:
 
 def passed(found: dict) -> bool:
     """Whether every run of a file passed, and every check of lifetimes that came with one."""
-    lifetimes = [one["lifetimes"] for one in [found, *(run.get("host", {}) for run in found["runs"])] if one.get("lifetimes")]
+    lifetimes = [
+        one["lifetimes"]
+        for one in [found, *(run.get("host", {}) for run in found["runs"])]
+        if one.get("lifetimes")
+    ]
     return all(one["verdict"] in GOOD for one in [*found["runs"], *lifetimes])
 
 
 def facts(found: dict, run: dict) -> dict:
-    """Under what a run was made, by the names of OF_HOST: as its file says, but for what the run says itself.
+    """Under what a run was made, by the names of OF_HOST: as its file says, but for what the run
+    says itself.
 
-    A run in the breakable graph has its host's check of lifetimes there too; None where that host made none.
+    A run in the breakable graph has its host's check of lifetimes there too; None where that host
+    made none.
     """
     names = (*OF_HOST, "lifetimes") if run["mode"] == BREAKABLE else OF_HOST
     return {name: found.get(name) for name in names} | run.get("host", {})
 
 
 def stated(run: dict, facts: dict, header: dict) -> dict:
-    """The run as a file with `header` keeps it: what it was made under, where that is not what the file says."""
+    """The run as a file with `header` keeps it: what it was made under, where that is not what the
+    file says."""
     own = {name: value for name, value in facts.items() if value != header.get(name)}
-    return {name: value for name, value in run.items() if name != "host"} | ({"host": own} if own else {})
+    return {name: value for name, value in run.items() if name != "host"} | (
+        {"host": own} if own else {}
+    )
 
 
 def _kind(found: dict) -> str:
-    """What tells the files of one host apart: a bench or a gain, of which model where it is not the first one, and in which
-    graph where the untouched release prefilled eagerly beside it."""
+    """What tells the files of one host apart: a bench or a gain, of which model where it is not the
+    first one, and in which graph where the untouched release prefilled eagerly beside it."""
     subject = found.get("subject", FIRST_SUBJECT)
     kinds = [kind for name, kind in (("load", ".bench"), ("gain", ".gain")) if name in found]
     if not kinds:
         return ""
     beside = graph_beside_eager(found)
-    return "".join(f".{word}" for word in ("" if subject == FIRST_SUBJECT else subject, beside) if word) + kinds[0]
+    return (
+        "".join(
+            f".{word}" for word in ("" if subject == FIRST_SUBJECT else subject, beside) if word
+        )
+        + kinds[0]
+    )
 
 
 def graph_beside_eager(gain: dict) -> str:
-    """The graph that the patched release ran in while the untouched one prefilled eagerly; empty where both ran alike."""
-    modes = {tree: {run["mode"] for run in gain.get("runs", []) if run.get("tree") == tree} for tree in ("untouched", "patched")}
-    return min(modes["patched"], default="") if modes["untouched"] == {"eager"} and modes["patched"] - {"eager"} else ""
+    """The graph that the patched release ran in while the untouched one prefilled eagerly; empty
+    where both ran alike."""
+    modes = {
+        tree: {run["mode"] for run in gain.get("runs", []) if run.get("tree") == tree}
+        for tree in ("untouched", "patched")
+    }
+    return (
+        min(modes["patched"], default="")
+        if modes["untouched"] == {"eager"} and modes["patched"] - {"eager"}
+        else ""
+    )
 
 
 def read(file: Path) -> dict:
@@ -130,44 +187,108 @@ def read(file: Path) -> dict:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Refused(Problem("no-evidence", str(file), f"cannot be read: {error.strerror}", "give the evidence.json, bench.json or gain.json of a run")) from None
+        raise Refused(
+            Problem(
+                "no-evidence",
+                str(file),
+                f"cannot be read: {error.strerror}",
+                "give the evidence.json, bench.json or gain.json of a run",
+            )
+        ) from None
     except ValueError as error:
-        raise Refused(Problem("bad-evidence", file.name, f"is no JSON: {error}", "give the evidence.json, bench.json or gain.json of a run")) from None
+        raise Refused(
+            Problem(
+                "bad-evidence",
+                file.name,
+                f"is no JSON: {error}",
+                "give the evidence.json, bench.json or gain.json of a run",
+            )
+        ) from None
     missing = [name for name in NEEDED if not isinstance(found, dict) or name not in found]
     if missing or found["schema"] != SCHEMA:
-        raise Refused(Problem("bad-evidence", file.name, f"lacks {' '.join(missing)}" if missing else f"has schema {found['schema']}, not {SCHEMA}", "run tests/gpu of this checkout"))
+        raise Refused(
+            Problem(
+                "bad-evidence",
+                file.name,
+                f"lacks {' '.join(missing)}"
+                if missing
+                else f"has schema {found['schema']}, not {SCHEMA}",
+                "run tests/gpu of this checkout",
+            )
+        )
     if wrong := _misshapen(found):
-        raise Refused(Problem("bad-evidence", file.name, f"is not as tests/gpu writes it: {wrong}", "give the file as the run left it"))
+        raise Refused(
+            Problem(
+                "bad-evidence",
+                file.name,
+                f"is not as tests/gpu writes it: {wrong}",
+                "give the file as the run left it",
+            )
+        )
     return found
 
 
 def _misshapen(found: dict) -> str:
-    """What about a result is not as tests/gpu/run.py or bench.py writes it; empty where nothing is."""
-    named = {name: found[name] if isinstance(found[name], dict) else {} for name in ("gpu", "torch")}
-    if not isinstance(named["gpu"].get("name"), str) or not slug(named["gpu"]["name"]) or not {"version", "pinned", "off_pin"} <= named["torch"].keys():
+    """What about a result is not as tests/gpu/run.py or bench.py writes it; empty where nothing
+    is."""
+    named = {
+        name: found[name] if isinstance(found[name], dict) else {} for name in ("gpu", "torch")
+    }
+    if (
+        not isinstance(named["gpu"].get("name"), str)
+        or not slug(named["gpu"]["name"])
+        or not {"version", "pinned", "off_pin"} <= named["torch"].keys()
+    ):
         return "gpu and torch do not say which"
-    if not isinstance(found["runs"], list) or not all(isinstance(run, dict) and {"mode", "verdict"} <= run.keys() for run in found["runs"]):
+    if not isinstance(found["runs"], list) or not all(
+        isinstance(run, dict) and {"mode", "verdict"} <= run.keys() for run in found["runs"]
+    ):
         return "runs is no list of runs"
-    if wrong := [name for run in found["runs"] for name, kinds in SHAPES.items() if name in run and not isinstance(run[name], kinds)]:
+    if wrong := [
+        name
+        for run in found["runs"]
+        for name, kinds in SHAPES.items()
+        if name in run and not isinstance(run[name], kinds)
+    ]:
         return f"the {wrong[0]} of a run is of another kind"
-    if not isinstance(found.get("lifetimes") or {}, dict) or not isinstance(found.get("seconds", 0), (int, float)):
+    if not isinstance(found.get("lifetimes") or {}, dict) or not isinstance(
+        found.get("seconds", 0), (int, float)
+    ):
         return "lifetimes or seconds are of another kind"
     unknown = [str(run["verdict"]) for run in found["runs"] if run["verdict"] not in VERDICTS]
     return f"no run ends {unknown[0]!r}" if unknown else ""
 
 
 def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str], None]) -> None:
-    """Raise Refused unless the run was of the tree that the queue makes now, with every file as it was built."""
+    """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
+    was built."""
     queue = load_queue(root)
     patches = select(queue, pin)
     again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
     if not found["tree_untouched"]:
-        raise Refused(Problem("touched-tree", name, "files of the tree were changed after it was built", again))
+        raise Refused(
+            Problem(
+                "touched-tree", name, "files of the tree were changed after it was built", again
+            )
+        )
     if found["changes"] != changes(queue, patches, pin):
-        raise Refused(Problem("stale-evidence", name, f"is about another queue than today's for {pin.tag}", again))
+        raise Refused(
+            Problem(
+                "stale-evidence", name, f"is about another queue than today's for {pin.tag}", again
+            )
+        )
     # a header that was edited since changes the tree's provenance, and nothing that ran
-    if found["queue"] == identity(queue, patches, pin) and found["tree"] != tree_after(queue, patches, source.fetch(pin, None, say)):
-        raise Refused(Problem("tree-mismatch", name, f"names the tree {found['tree']}, which the queue does not make", again))
+    if found["queue"] == identity(queue, patches, pin) and found["tree"] != tree_after(
+        queue, patches, source.fetch(pin, None, say)
+    ):
+        raise Refused(
+            Problem(
+                "tree-mismatch",
+                name,
+                f"names the tree {found['tree']}, which the queue does not make",
+                again,
+            )
+        )
 
 
 def today(root: Path, pin: Pin) -> str:
@@ -182,13 +303,18 @@ def slug(gpu: str) -> str:
 
 
 def others(before: dict | None, found: dict) -> list[dict]:
-    """The runs of the file before that stay: same tree, host and harness, another model or mode, or one that had no time now."""
+    """The runs of the file before that stay: same tree, host and harness, another model or mode, or
+    one that had no time now."""
     if not same(before, found) or "gain" in found:
         return []
     new = {key(run) for run in found["runs"] if run["verdict"] != NOT_RUN}
     idle = {key(run) for run in found["runs"]} - new
     alike = [run for run in before["runs"] if same(before | run.get("host", {}), found)]
-    return [run for run in alike if key(run) not in new and (key(run) not in idle or run["verdict"] != NOT_RUN)]
+    return [
+        run
+        for run in alike
+        if key(run) not in new and (key(run) not in idle or run["verdict"] != NOT_RUN)
+    ]
 
 
 def same(before: dict | None, found: dict) -> bool:
@@ -207,8 +333,14 @@ def harness(root: Path) -> str:
 
 
 def clean(found: dict) -> dict:
-    """The result without what only its host has: paths, and the reports of servers that ran beside."""
-    return _without_paths(found) | {"runs": [_without_paths(run | ({"report": report_of(run)} if "report" in run else {})) for run in found["runs"]]}
+    """The result without what only its host has: paths, and the reports of servers that ran
+    beside."""
+    return _without_paths(found) | {
+        "runs": [
+            _without_paths(run | ({"report": report_of(run)} if "report" in run else {}))
+            for run in found["runs"]
+        ]
+    }
 
 
 def report_of(run: dict) -> list[dict]:
@@ -217,14 +349,23 @@ def report_of(run: dict) -> list[dict]:
     if isinstance(report, list):  # of a result that was kept already
         return report
     servers = report.get("servers", [])
-    mine = [server for server in servers if Path(str(server.get("model", ""))).name == run.get("model")]
-    short = [{name: server.get(name) for name in ("feature", "verdict", "reason", "offender")} for server in mine]
+    mine = [
+        server for server in servers if Path(str(server.get("model", ""))).name == run.get("model")
+    ]
+    short = [
+        {name: server.get(name) for name in ("feature", "verdict", "reason", "offender")}
+        for server in mine
+    ]
     return [entry for number, entry in enumerate(short) if entry not in short[:number]]
 
 
-def _without_paths(value):
+def _without_paths(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_paths(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_without_paths(inner) for inner in value]
-    return PLACE.sub("…", value) if isinstance(value, str) and not value.startswith("python/") else value
+    return (
+        PLACE.sub("…", value)
+        if isinstance(value, str) and not value.startswith("python/")
+        else value
+    )

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -403,7 +404,7 @@ def label(name: str) -> str:
     return name.lstrip("_")[:34]
 
 
-def _first_token_panel(panel, gain: dict) -> None:
+def _first_token_panel(panel: Any, gain: dict) -> None:
     """First quartiles side by side, from fastest to median; the floor as a line across."""
     shapes = gain["gain"]["shapes"]
     for tree, aside in zip(TREES, (-0.2, 0.2)):
@@ -447,7 +448,7 @@ def _first_token_panel(panel, gain: dict) -> None:
     panel.legend(frameon=False, fontsize=8)
 
 
-def _kernel_panel(panel, gain: dict) -> None:
+def _kernel_panel(panel: Any, gain: dict) -> None:
     """The GPU's time of the largest shape by kernel, one bar for each tree."""
     shape = largest(gain)
     found = [groups(gain, tree, shape) for tree in TREES]

@@ -1,4 +1,5 @@
-"""Run tests/gpu on this host: on the built wheel's own files, in an environment made for them or in the one at hand."""
+"""Run tests/gpu on this host: on the built wheel's own files, in an environment made for them or in
+the one at hand."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ from ..upstream.pins import Pin
 from ..wheels import build, untouched
 
 # What each script of tests/gpu writes.
-RESULTS = {"run": "evidence.json", "bench": "bench.json", "gain": "gain.json", "agree": "agree.json", "sweep": "sweep.json"}
+RESULTS = {
+    "run": "evidence.json",
+    "bench": "bench.json",
+    "gain": "gain.json",
+    "agree": "agree.json",
+    "sweep": "sweep.json",
+}
 BESIDE_UNTOUCHED = ("gain", "agree")  # scripts that run the release without the queue too
 FOLDER = Path("dist/gpu")
 TESTS = Path("tests/gpu")
@@ -36,14 +43,27 @@ class Ran:
     result: Path | None
 
 
-def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], origin: str | None, words: Sequence[str], say: Say, out: Path | None = None) -> Ran:
+def run(  # noqa: PLR0913, PLR0917
+    root: Path,
+    pin: Pin,
+    script: str,
+    here: str,
+    sites: Sequence[Path],
+    origin: str | None,
+    words: Sequence[str],
+    say: Say,
+    out: Path | None = None,
+) -> Ran:
     """Build the release's wheel and run tests/gpu/<script>.py on it, with its output passed on.
 
-    here: the interpreter to run it in, with the folders `sites` of packages; empty: in an environment of the release's own.
-    out: a new folder for the result, so that several runs of one release can go on beside each other (default: dist/gpu/<tag>).
+    here: the interpreter to run it in, with the folders `sites` of packages; empty: in an
+    environment of the release's own. out: a new folder for the result, so that several runs of one
+    release can go on beside each other (default: dist/gpu/<tag>).
     """
     if out and out.is_dir() and any(out.iterdir()):
-        raise Refused(Problem("not-empty", str(out), "holds files already", "name a new folder with --out"))
+        raise Refused(
+            Problem("not-empty", str(out), "holds files already", "name a new folder with --out")
+        )
     look_for_gpu(pin)
     built = build.build(root, pin, build.Target.here(), origin, root / "dist", say)
     folder = root / FOLDER / pin.tag
@@ -51,11 +71,20 @@ def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], ori
         python, tree = here, unpack(built.path, (out or folder) / "tree")
     else:
         with locked(root / FOLDER / f"{pin.tag}.lock", say):
-            python, tree = environment(pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env", say)
+            python, tree = environment(
+                pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env", say
+            )
     out = out or folder / script
     if out.parent == folder:
         rmtree(out, ignore_errors=True)
-    command = [python, str(root / TESTS / f"{script}.py"), "--out", str(out.absolute()), "--tree", str(tree.absolute())]
+    command = [
+        python,
+        str(root / TESTS / f"{script}.py"),
+        "--out",
+        str(out.absolute()),
+        "--tree",
+        str(tree.absolute()),
+    ]
     command += [word for site in sites for word in ("--site", str(site.absolute()))]
     if script in BESIDE_UNTOUCHED:
         command += ["--untouched", str(untouched.lay(built, out / "release").absolute())]
@@ -65,23 +94,38 @@ def run(root: Path, pin: Pin, script: str, here: str, sites: Sequence[Path], ori
 
 
 def refuse_unknown(root: Path, models: Sequence[str], modes: Sequence[str]) -> None:
-    """Raise Refused for a model or graph mode that tests/gpu does not know: its own refusal comes after gigabytes were built."""
-    for given, file, name, what in ((models, "models.py", "MODELS", "no-model"), (modes, "modes.py", "ALL", "no-mode")):
+    """Raise Refused for a model or graph mode that tests/gpu does not know: its own refusal comes
+    after gigabytes were built."""
+    for given, file, name, what in (
+        (models, "models.py", "MODELS", "no-model"),
+        (modes, "modes.py", "ALL", "no-mode"),
+    ):
         path = root / TESTS / file
         known = list(runpy.run_path(str(path))[name]) if given and path.is_file() else list(given)
         if unknown := [word for word in given if word not in known]:
-            raise Refused(Problem(what, repr(unknown[0]), f"is not in {TESTS / file}", f"name one of {' '.join(known)}"))
+            raise Refused(
+                Problem(
+                    what,
+                    repr(unknown[0]),
+                    f"is not in {TESTS / file}",
+                    f"name one of {' '.join(known)}",
+                )
+            )
 
 
 def look_for_gpu(pin: Pin) -> None:
-    """Raise Refused where the host shows no GPU: asked before gigabytes are built that no run would use."""
+    """Raise Refused where the host shows no GPU: asked before gigabytes are built that no run would
+    use."""
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
         why = "" if done.returncode == 0 and done.stdout.strip() else "nvidia-smi shows no GPU"
     except OSError as error:
         why = f"nvidia-smi cannot be run ({error.strerror})"
     if why:
-        step = f"run it on a host with an NVIDIA GPU; without one, {to_type('test', pin.tag)} tests the release"
+        step = (
+            f"run it on a host with an NVIDIA GPU; without one, {to_type('test', pin.tag)} tests"
+            " the release"
+        )
         raise Refused(Problem("no-gpu", pin.tag, f"{why}; nothing was built", step))
 
 
@@ -95,8 +139,9 @@ def unpack(wheel: Path, folder: Path) -> Path:
 
 
 def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tuple[str, Path]:
-    """(python, its site-packages) with the wheel and all that it requires: as in the release's lock, and what that leaves
-    out (CUDA's libraries, kernels built ahead) as the index stood on the pin's day.
+    """(python, its site-packages) with the wheel and all that it requires: as in the release's
+    lock, and what that leaves out (CUDA's libraries, kernels built ahead) as the index stood on the
+    pin's day.
 
     Made once for each wheel. Raises Refused with uv's words where the host cannot have it.
     """
@@ -105,17 +150,50 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tu
     mark = folder / f"{wheel.name}.{build.source.file_sha256(wheel)[:16]}"
     if not mark.is_file():
         say(f"making {pin.tag}'s own environment, once (about 10 GB on disk, minutes)")
-        _uv("venv", "--quiet", "--clear", "--python", f"{sys.version_info.major}.{sys.version_info.minor}", str(folder))
-        _uv("pip", "install", "--quiet", "--no-config", "--prerelease=allow", "--exclude-newer", until(pin.resolve_as_of), *locked, "--python", str(python), str(wheel))
+        _uv(
+            "venv",
+            "--quiet",
+            "--clear",
+            "--python",
+            f"{sys.version_info.major}.{sys.version_info.minor}",
+            str(folder),
+        )
+        _uv(
+            "pip",
+            "install",
+            "--quiet",
+            "--no-config",
+            "--prerelease=allow",
+            "--exclude-newer",
+            until(pin.resolve_as_of),
+            *locked,
+            "--python",
+            str(python),
+            str(wheel),
+        )
         mark.touch()
-    asked = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True)
+    asked = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return str(python), Path(asked.stdout.strip())
 
 
 def _uv(*words: str) -> None:
     try:
-        done = subprocess.run([find_uv(), *words], env=quiet_uv(os.environ), capture_output=True, text=True)
+        done = subprocess.run(
+            [find_uv(), *words], env=quiet_uv(os.environ), capture_output=True, text=True
+        )
     except LockFailed as failure:
         raise Refused(Problem("no-uv", "gpu", failure.what, failure.next_step)) from None
     if done.returncode:
-        raise Refused(Problem("no-environment", "gpu", done.stderr.strip()[-1500:], f"`--here --site FOLDER` runs in the interpreter at hand; see {to_type('bundle')}"))
+        raise Refused(
+            Problem(
+                "no-environment",
+                "gpu",
+                done.stderr.strip()[-1500:],
+                f"`--here --site FOLDER` runs in the interpreter at hand; see {to_type('bundle')}",
+            )
+        )

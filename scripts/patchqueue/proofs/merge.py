@@ -1,8 +1,10 @@
-"""Gather what the hosts of a fleet wrote into evidence/<version>/<gpu>.json: of every model and mode the run that says most.
+"""Gather what the hosts of a fleet wrote into evidence/<version>/<gpu>.json: of every model and
+mode the run that says most.
 
-Each host runs some models of some releases, in parts. A run stands for itself: it was held against its own host's eager
-prefill, and keeps what it was made under where that is not what the file says (evidence.facts). Which of two runs of one model
-in one mode stays is a total order, so that neither the order of files nor gathering them twice changes the outcome.
+Each host runs some models of some releases, in parts. A run stands for itself: it was held against
+its own host's eager prefill, and keeps what it was made under where that is not what the file says
+(evidence.facts). Which of two runs of one model in one mode stays is a total order, so that neither
+the order of files nor gathering them twice changes the outcome.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Fate(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Gathered:
-    """One file's fate. kept: the file below evidence/, None where it was refused; why: how many runs stay, or the reason."""
+    """One file's fate. kept: the file below evidence/, None where it was refused; why: how many
+    runs stay, or the reason."""
 
     file: Path
     fate: Fate
@@ -52,7 +55,8 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Run:
-    """One run and what it was made under. entry: without its own "host"; facts: see evidence.facts; file: None where it was kept before."""
+    """One run and what it was made under. entry: without its own "host"; facts: see evidence.facts;
+    file: None where it was kept before."""
 
     entry: dict
     facts: dict
@@ -64,30 +68,52 @@ class Run:
         return json.dumps([self.entry, self.facts], sort_keys=True)
 
     def rank(self, now: str, rules: str) -> tuple:
-        """Of two runs of one model in one mode the greater stays. now: the identity of today's queue; rules: of today's harness.
+        """Of two runs of one model in one mode the greater stays. now: the identity of today's
+        queue; rules: of today's harness.
 
-        One that ran; about today's tree; by today's harness; on the torch that the release pins; the later one; and of equals the
-        one that failed, so that nobody can ask until it passes. The text decides last, for nothing but one answer.
+        One that ran; about today's tree; by today's harness; on the torch that the release pins;
+        the later one; and of equals the one that failed, so that nobody can ask until it passes.
+        The text decides last, for nothing but one answer.
         """
         lifetimes = self.facts.get("lifetimes") or {"verdict": evidence.GOOD[0]}
         failed = any(one["verdict"] not in evidence.GOOD for one in (self.entry, lifetimes))
-        return self.entry["verdict"] != evidence.NOT_RUN, *standing(self.facts, now, rules), failed, self.text
+        return (
+            self.entry["verdict"] != evidence.NOT_RUN,
+            *standing(self.facts, now, rules),
+            failed,
+            self.text,
+        )
 
 
 def standing(facts: dict, now: str, rules: str) -> tuple:
-    """How much weight what a run was made under gives it: about today's tree, by today's rules, on the release's own torch, late."""
-    return facts["changes"] == now, facts.get("harness") == rules, not facts["torch"].get("off_pin"), str(facts.get("date") or "")
+    """How much weight what a run was made under gives it: about today's tree, by today's rules, on
+    the release's own torch, late."""
+    return (
+        facts["changes"] == now,
+        facts.get("harness") == rules,
+        not facts["torch"].get("off_pin"),
+        str(facts.get("date") or ""),
+    )
 
 
 def merge(root: Path, pins: Pins, folder: Path, say: Say) -> list[Gathered]:
-    """Gather every evidence.json below `folder`, each checked as evidence.take checks it. What is refused keeps no other out.
+    """Gather every evidence.json below `folder`, each checked as evidence.take checks it. What is
+    refused keeps no other out.
 
-    Every file below evidence/ is replaced whole or left alone; a merge that was killed is finished by the next. Raises Refused
-    where there is nothing to gather, or where a file below evidence/ cannot be read.
+    Every file below evidence/ is replaced whole or left alone; a merge that was killed is finished
+    by the next. Raises Refused where there is nothing to gather, or where a file below evidence/
+    cannot be read.
     """
     files = sorted(folder.rglob(RESULT))
     if not files:
-        raise Refused(Problem("no-evidence", str(folder), f"holds no {RESULT}", "name the folder that the hosts' result folders were put into"))
+        raise Refused(
+            Problem(
+                "no-evidence",
+                str(folder),
+                f"holds no {RESULT}",
+                "name the folder that the hosts' result folders were put into",
+            )
+        )
     with locked(root / evidence.LOCK, say):
         return _merge(root, pins, files, say)
 
@@ -101,10 +127,21 @@ def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered
         try:
             found = usable(evidence.read(file), file.name)
             pin = pins.find(str(found["version"]))
-            check(pin, json.dumps([found[name] for name in ("tree_untouched", "changes", "queue", "tree")]), file.name)
+            check(
+                pin,
+                json.dumps(
+                    [found[name] for name in ("tree_untouched", "changes", "queue", "tree")]
+                ),
+                file.name,
+            )
             path, kept = evidence.place_of(root, pin, found), evidence.clean(found)
         except Refused as refusal:
-            gathered[file] = Gathered(file, Fate.REFUSED, None, "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems))
+            gathered[file] = Gathered(
+                file,
+                Fate.REFUSED,
+                None,
+                "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems),
+            )
             continue
         pin_of[path] = pin
         results.setdefault(path, []).append((file, kept))
@@ -127,7 +164,13 @@ def _checker(root: Path, say: Say) -> Callable[[Pin, str, str], None]:
     def problems(pin: Pin, identity: str, name: str) -> tuple[Problem, ...]:
         try:
             untouched, changes, queue, tree = json.loads(identity)
-            evidence.check_tree(root, pin, {"tree_untouched": untouched, "changes": changes, "queue": queue, "tree": tree}, name, say)
+            evidence.check_tree(
+                root,
+                pin,
+                {"tree_untouched": untouched, "changes": changes, "queue": queue, "tree": tree},
+                name,
+                say,
+            )
         except Refused as refusal:
             return refusal.problems
         return ()
@@ -140,12 +183,18 @@ def _checker(root: Path, say: Say) -> Callable[[Pin, str, str], None]:
 
 
 def usable(found: dict, name: str) -> dict:
-    """A result as it is merged: what passed against a reference that failed itself counts as not run.
+    """A result as it is merged: what passed against a reference that failed itself counts as not
+    run.
 
-    Raises Refused for a bench, for what was merged already, and for a pass that was held against nothing.
+    Raises Refused for a bench, for what was merged already, and for a pass that was held against
+    nothing.
     """
     references = [run for run in found["runs"] if run["mode"].startswith(REFERENCE)]
-    held = [run for run in found["runs"] if run["mode"] in AGAINST_REFERENCE and run["verdict"] == "passed"]
+    held = [
+        run
+        for run in found["runs"]
+        if run["mode"] in AGAINST_REFERENCE and run["verdict"] == "passed"
+    ]
     ran = {run.get("model") for run in references if run["verdict"] != evidence.NOT_RUN}
     alone = [run for run in held if run.get("model") not in ran]
     wrong = ""
@@ -156,35 +205,74 @@ def usable(found: dict, name: str) -> dict:
     elif any("host" in run for run in found["runs"]):
         wrong = "was merged already: its runs name several hosts"
     elif alone:
-        wrong = f"says that {alone[0]['model']} passed in {alone[0]['mode']}, and holds no run that it was held against"
+        wrong = (
+            f"says that {alone[0]['model']} passed in {alone[0]['mode']}, and holds no run that it"
+            " was held against"
+        )
     if wrong:
-        raise Refused(Problem("bad-evidence", name, wrong, f"{to_type('gpu', '--take FILE')} keeps a bench; of a proof give the file that tests/gpu/run.py wrote"))
+        raise Refused(
+            Problem(
+                "bad-evidence",
+                name,
+                wrong,
+                f"{to_type('gpu', '--take FILE')} keeps a bench; of a proof give the file that"
+                " tests/gpu/run.py wrote",
+            )
+        )
     bad = {run["model"]: run.get("why", "") for run in references if run["verdict"] == "failed"}
-    late = {id(run): {"verdict": evidence.NOT_RUN, "why": f"its reference failed: {bad[run['model']]}"} for run in held if run["model"] in bad}
+    late = {
+        id(run): {"verdict": evidence.NOT_RUN, "why": f"its reference failed: {bad[run['model']]}"}
+        for run in held
+        if run["model"] in bad
+    }
     return found | {"runs": [run | late.get(id(run), {}) for run in found["runs"]]}
 
 
-def fold(before: dict | None, found: list[tuple[Path, dict]], now: str, rules: str) -> tuple[dict, dict[Path, tuple[Fate, str]]]:
-    """One file below evidence/ with the results of the same release and kind of GPU, and what became of each result.
+def fold(
+    before: dict | None, found: list[tuple[Path, dict]], now: str, rules: str
+) -> tuple[dict, dict[Path, tuple[Fate, str]]]:
+    """One file below evidence/ with the results of the same release and kind of GPU, and what
+    became of each result.
 
     The file's own facts are those of the weightiest result that has a run in it.
     """
     headers = {file: result for file, result in [(None, before), *found] if result}
-    runs = [Run({name: value for name, value in entry.items() if name != "host"}, evidence.facts(result, entry), file) for file, result in headers.items() for entry in result["runs"]]
+    runs = [
+        Run(
+            {name: value for name, value in entry.items() if name != "host"},
+            evidence.facts(result, entry),
+            file,
+        )
+        for file, result in headers.items()
+        for entry in result["runs"]
+    ]
     stays: dict[tuple, Run] = {}
     for run in runs:
         key = evidence.key(run.entry)
-        if key not in stays or run.rank(now, rules) > stays[key].rank(now, rules):  # of equal ones the first stays: the kept one
+        # of equal ones the first stays: the kept one
+        if key not in stays or run.rank(now, rules) > stays[key].rank(now, rules):
             stays[key] = run
     sources = {run.file for run in stays.values()}
-    header = max((headers[file] for file in headers if file in sources), key=lambda one: (*standing(one, now, rules), one is before, json.dumps(_head(one), sort_keys=True)))
+    header = max(
+        (headers[file] for file in headers if file in sources),
+        key=lambda one: (
+            *standing(one, now, rules),
+            one is before,
+            json.dumps(_head(one), sort_keys=True),
+        ),
+    )
     head = _head(header)
     if not any(run.facts.get("lifetimes") == head.get("lifetimes") for run in stays.values()):
         head.pop("lifetimes", None)  # of a host none of whose breakable runs stays
-    entries = [evidence.stated(run.entry, run.facts, head) for _, run in sorted(stays.items(), key=lambda item: (item[0][0], item[0][1]))]
+    entries = [
+        evidence.stated(run.entry, run.facts, head)
+        for _, run in sorted(stays.items(), key=lambda item: (item[0][0], item[0][1]))
+    ]
     whole = head | {"runs": entries}
     whole["passed"] = evidence.passed(whole)
-    return whole, {file: _fate([run for run in runs if run.file == file], stays) for file, _ in found}
+    return whole, {
+        file: _fate([run for run in runs if run.file == file], stays) for file, _ in found
+    }
 
 
 def _head(found: dict) -> dict:
@@ -200,4 +288,11 @@ def _fate(mine: list[Run], stays: dict[tuple, Run]) -> tuple[Fate, str]:
     if not outdone:
         return Fate.THERE, counted(len(mine), "run")
     one, other = outdone[0], stays[evidence.key(outdone[0].entry)]
-    return Fate.OUTDONE, f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}: {other.entry['verdict']} on {other.facts.get('date')} rather than {one.entry['verdict']} on {one.facts.get('date')}"
+    return (
+        Fate.OUTDONE,
+        (
+            f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}:"
+            f" {other.entry['verdict']} on {other.facts.get('date')} rather than"
+            f" {one.entry['verdict']} on {one.facts.get('date')}"
+        ),
+    )

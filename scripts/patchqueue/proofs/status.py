@@ -1,4 +1,5 @@
-"""The support matrix: what was proven where, and why the rest was not; and the patches by release. Made from the queue and evidence/ alone."""
+"""The support matrix: what was proven where, and why the rest was not; and the patches by release.
+Made from the queue and evidence/ alone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ from ..upstream.pins import Pin, Pins
 from .evidence import BREAKABLE, FOLDER, MEASURED, facts, harness, put
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
-PATCHES, PATCHES_BEGIN, PATCHES_END = Path("docs/patches.md"), "<!-- releases -->\n", "<!-- /releases -->"
+PATCHES, PATCHES_BEGIN, PATCHES_END = (
+    Path("docs/patches.md"),
+    "<!-- releases -->\n",
+    "<!-- /releases -->",
+)
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
 GONE = {">=0.5.22": "the piecewise graph is gone upstream"}
 NO_BREAKABLE = {"<0.5.11": "the release has no breakable graph"}
@@ -42,11 +47,12 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Feature:
-    """One mode of one family of models. brings: the patches that bring it; repairs: those without which the release's own dies or
-    answers wrongly, for any server.
+    """One mode of one family of models. brings: the patches that bring it; repairs: those without
+    which the release's own dies or answers wrongly, for any server.
 
-    models, mode: what tests/gpu must have run to prove it; never: where it cannot be, unless the queue has a patch for it
-    there; upstream: the first release that has it of its own accord; empty: as the header of the first that brings it says.
+    models, mode: what tests/gpu must have run to prove it; never: where it cannot be, unless the
+    queue has a patch for it there; upstream: the first release that has it of its own accord;
+    empty: as the header of the first that brings it says.
     """
 
     brings: tuple[str, ...]
@@ -66,24 +72,49 @@ ROUTING = "moe/keep-bypassed-topk-eager.patch"
 EMBEDS = "breakable/pass-embeds-by-name.patch"
 BREAKABLE_BRINGS = ("breakable/run-on-older-releases.patch", "breakable/capture-layer-stack.patch")
 BREAKABLE_SINCE = "0.5.12"
-# What repairs every model's graph. Patches of the same topics that repair none of these models: APART in tests/queue/test_evidence.py.
-PADDED = ("piecewise/zero-padded-attention-rows.patch", "piecewise/zero-rows-behind-batch.patch", "piecewise/zero-rows-of-padded-ranks.patch")
+# What repairs every model's graph. Patches of the same topics that repair none of these models:
+# APART in tests/queue/test_evidence.py.
+PADDED = (
+    "piecewise/zero-padded-attention-rows.patch",
+    "piecewise/zero-rows-behind-batch.patch",
+    "piecewise/zero-rows-of-padded-ranks.patch",
+)
 PIECES = ("piecewise/zero-padded-embeds.patch", "piecewise/restore-flag-on-error.patch")
 BREAKS = ("breakable/keep-break-tensors.patch", "breakable/return-result-when-no-size-fits.patch")
-STATES = ("mamba2/start-from-cached-state.patch", "mamba2/track-states-between-chunks.patch")  # in a graph or not
+# in a graph or not
+STATES = ("mamba2/start-from-cached-state.patch", "mamba2/track-states-between-chunks.patch")
 
 
 def _breakable(models: tuple[str, ...], repairs: tuple[str, ...]) -> tuple[Feature, ...]:
-    return (Feature(BREAKABLE_BRINGS, (*repairs, *BREAKS, *PADDED), models, BREAKABLE, NO_BREAKABLE, BREAKABLE_SINCE),)
+    return (
+        Feature(
+            BREAKABLE_BRINGS,
+            (*repairs, *BREAKS, *PADDED),
+            models,
+            BREAKABLE,
+            NO_BREAKABLE,
+            BREAKABLE_SINCE,
+        ),
+    )
 
 
-def _piecewise(brings: tuple[str, ...], models: tuple[str, ...], repairs: tuple[str, ...], inductor: tuple[str, ...], upstream: str = "") -> tuple[Feature, ...]:
+def _piecewise(
+    brings: tuple[str, ...],
+    models: tuple[str, ...],
+    repairs: tuple[str, ...],
+    inductor: tuple[str, ...],
+    upstream: str = "",
+) -> tuple[Feature, ...]:
     """The same with each compiler. inductor: what repairs it there alone."""
     both = (*repairs, *PIECES, *PADDED)
-    return tuple(Feature(brings, more, models, mode, GONE, upstream) for mode, more in (("piecewise", both), ("piecewise-inductor", (*both, *inductor))))
+    return tuple(
+        Feature(brings, more, models, mode, GONE, upstream)
+        for mode, more in (("piecewise", both), ("piecewise-inductor", (*both, *inductor)))
+    )
 
 
-# The tables, by title, and their columns. A column of two features shows both states, or one where they are the same.
+# The tables, by title, and their columns. A column of two features shows both states, or one where
+# they are the same.
 TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
     "Piecewise graph, by compiler: eager / inductor": {
         "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, (ROUTING, *STATES), (TORCH, MOE)),
@@ -91,15 +122,21 @@ TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
         "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
     },
     "Piecewise graph, sparse attention (eager compiler only)": {
-        "DeepSeek-V3.2, GLM-5": _piecewise(("nsa/split-indexer-and-attention.patch",), SPARSE, (ROUTING,), ())[:1],
+        "DeepSeek-V3.2, GLM-5": _piecewise(
+            ("nsa/split-indexer-and-attention.patch",), SPARSE, (ROUTING,), ()
+        )[:1],
     },
     "Breakable graph": {
-        "NemotronH": _breakable(NEMOTRON, (EMBEDS, "nemotron-h/capture-layers-without-state.patch", *STATES)),
+        "NemotronH": _breakable(
+            NEMOTRON, (EMBEDS, "nemotron-h/capture-layers-without-state.patch", *STATES)
+        ),
         "Qwen3-Next": _breakable(QWEN, (EMBEDS, "breakable/break-at-linear-attention.patch")),
         "dense GQA (Llama)": _breakable(LLAMA, ()),
     },
 }
-FEATURES = tuple(feature for columns in TABLES.values() for column in columns.values() for feature in column)
+FEATURES = tuple(
+    feature for columns in TABLES.values() for column in columns.values() for feature in column
+)
 
 
 @dataclass(frozen=True)
@@ -113,61 +150,105 @@ class Cell:
 def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     """A row of cells for each pin, newest first. Raises Refused where the queue is broken."""
     queue = load_queue(root)
-    return [(pin, [cell(root, queue, pin, feature) for feature in FEATURES]) for pin in reversed(pins.all)]
+    return [
+        (pin, [cell(root, queue, pin, feature) for feature in FEATURES])
+        for pin in reversed(pins.all)
+    ]
 
 
 def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
-    """What is known: from evidence where there is some, else from the queue. The best of several GPUs, and what the others said."""
+    """What is known: from evidence where there is some, else from the queue. The best of several
+    GPUs, and what the others said."""
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
-    known = [judged for file in evidence(root, pin) if (judged := judge(file, queue, pin, feature, harness(root)))]
+    known = [
+        judged
+        for file in evidence(root, pin)
+        if (judged := judge(file, queue, pin, feature, harness(root)))
+    ]
     if not known:
         return expected(queue, pin, feature)
     first, *others = sorted(known, key=lambda one: best.index(one.state))
-    said = [f"{one.state} {one.reason}" for one in others if one.state in (State.PROVEN, State.FAILED)]
+    said = [
+        f"{one.state} {one.reason}" for one in others if one.state in (State.PROVEN, State.FAILED)
+    ]
     return Cell(first.state, "; ".join([first.reason, *said]))
 
 
 def evidence(root: Path, pin: Pin) -> list[dict]:
     """What GPU hosts found about a release."""
-    files = sorted(file for file in (root / FOLDER / str(pin.version)).glob("*.json") if not file.name.endswith(MEASURED))
+    files = sorted(
+        file
+        for file in (root / FOLDER / str(pin.version)).glob("*.json")
+        if not file.name.endswith(MEASURED)
+    )
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
-    """What the runs on one kind of GPU say about a feature; None where they did not try it on every model. rules: the harness of today."""
-    runs = [(run, facts(found, run)) for run in found["runs"] if run["mode"] == feature.mode and run["model"] in feature.models]
-    if {run["model"] for run, _ in runs} != set(feature.models) or any(run["verdict"] == "not run" for run, _ in runs):
+    """What the runs on one kind of GPU say about a feature; None where they did not try it on every
+    model. rules: the harness of today."""
+    runs = [
+        (run, facts(found, run))
+        for run in found["runs"]
+        if run["mode"] == feature.mode and run["model"] in feature.models
+    ]
+    if {run["model"] for run, _ in runs} != set(feature.models) or any(
+        run["verdict"] == "not run" for run, _ in runs
+    ):
         return None
     then = _verdict(runs, rules)
     now = changes(queue, queue.select(pin.version), pin)
     earlier = sorted(one["date"] for _, one in runs if one["changes"] != now)
     if earlier:
-        return Cell(State.STALE, f"the queue has changed since the run of {earlier[0]}, which said {then.state}: {then.reason}")
+        return Cell(
+            State.STALE,
+            f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
+            f" {then.reason}",
+        )
     return then
 
 
 def _verdict(runs: Sequence[tuple[dict, dict]], rules: str) -> Cell:
     """What runs say, each with the facts that it was made under."""
-    places = [place(one) + ("" if one["harness"] == rules else ", by an earlier harness") for _, one in runs]
+    places = [
+        place(one) + ("" if one["harness"] == rules else ", by an earlier harness")
+        for _, one in runs
+    ]
     where = "; ".join(dict.fromkeys(places))
     refused = [run for run, _ in runs if run["verdict"] == "not applicable"]
     if refused:
         return Cell(State.NOT_APPLICABLE, refused[0]["why"])
     for there, (run, _) in zip(places, runs):
         if run["verdict"] != "passed":
-            return Cell(State.FAILED, f"{there}: {run['model']} {in_words(run['why'])} ([details]({DETAILS}))")
-    checked = [(there, one["lifetimes"]) for there, (run, one) in zip(places, runs) if run["mode"] == BREAKABLE]
+            return Cell(
+                State.FAILED,
+                f"{there}: {run['model']} {in_words(run['why'])} ([details]({DETAILS}))",
+            )
+    checked = [
+        (there, one["lifetimes"])
+        for there, (run, one) in zip(places, runs)
+        if run["mode"] == BREAKABLE
+    ]
     for there, lifetimes in checked:
         if lifetimes and lifetimes["verdict"] != "passed":
-            return Cell(State.FAILED, f"{there}: lifetimes: {lifetimes['verdict']}: {lifetimes['why'].partition(': ')[0]}")
+            return Cell(
+                State.FAILED,
+                f"{there}: lifetimes: {lifetimes['verdict']}:"
+                f" {lifetimes['why'].partition(': ')[0]}",
+            )
     missing = any(lifetimes is None for _, lifetimes in checked)
     return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run" if missing else where)
 
 
 def in_words(why: str) -> str:
-    """What a run's "check: what was found" means to a user. The numbers are in evidence/, and told on the page."""
+    """What a run's "check: what was found" means to a user. The numbers are in evidence/, and told
+    on the page."""
     check = why.partition(": ")[0]
-    return "answers otherwise than eager prefill" if check.startswith(AGREES) else f'does not pass "{check}"'
+    return (
+        "answers otherwise than eager prefill"
+        if check.startswith(AGREES)
+        else f'does not pass "{check}"'
+    )
 
 
 def place(found: dict) -> str:
@@ -182,20 +263,40 @@ def place(found: dict) -> str:
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
     selected = [queue.base(patch.name) for patch in queue.select(pin.version)]
-    brings, repairs = (_named(name for name in selected if name in those) for those in (feature.brings, feature.repairs))
+    brings, repairs = (
+        _named(name for name in selected if name in those)
+        for those in (feature.brings, feature.repairs)
+    )
     if brings and not (feature.upstream and pin.version >= Version(feature.upstream)):
         return Cell(State.NOT_RUN, f"the queue brings it with {brings}")
-    reasons = [reason for specifier, reason in feature.never.items() if SpecifierSet(specifier).contains(pin.version, prereleases=True)]
+    reasons = [
+        reason
+        for specifier, reason in feature.never.items()
+        if SpecifierSet(specifier).contains(pin.version, prereleases=True)
+    ]
     if reasons:
         return Cell(State.NOT_APPLICABLE, reasons[0])
     headers = [queue.patches[name].header for name in feature.brings]
-    merged = [found[1] for header in headers if (found := re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status")))]
+    merged = [
+        found[1]
+        for header in headers
+        if (found := re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status")))
+    ]
     since = feature.upstream or (merged[0] if merged else "")
     if since and pin.version >= Version(since):
         if repairs:
             return Cell(State.NOT_RUN, f"the queue repairs it with {repairs}")
-        return Cell(State.UPSTREAM, f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}, and no patch repairs it there; not run here")
-    gaps = [gap.reason for header in headers for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
+        return Cell(
+            State.UPSTREAM,
+            f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}, and no"
+            " patch repairs it there; not run here",
+        )
+    gaps = [
+        gap.reason
+        for header in headers
+        for gap in header.gaps
+        if gap.releases.contains(pin.version, prereleases=True)
+    ]
     return Cell(State.NOT_APPLICABLE, gaps[0] if gaps else "no patch brings it there")
 
 
@@ -213,14 +314,31 @@ def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
         return f"{cell.state} ({reasons.index(cell) + 1})"
 
     lines: list[str] = []
-    left = {pin.tag: iter(cells) for pin, cells in rows}  # in the order of FEATURES, which is that of the tables
+    # in the order of FEATURES, which is that of the tables
+    left = {pin.tag: iter(cells) for pin, cells in rows}
     for title, columns in TABLES.items():
-        lines += [f"{title}:", "", f"| release | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+        lines += [
+            f"{title}:",
+            "",
+            f"| release | {' | '.join(columns)} |",
+            f"|---|{'---|' * len(columns)}",
+        ]
         for pin, _ in rows:
-            states = [" / ".join(dict.fromkeys(shown(next(left[pin.tag])) for _ in column)) for column in columns.values()]
+            states = [
+                " / ".join(dict.fromkeys(shown(next(left[pin.tag])) for _ in column))
+                for column in columns.values()
+            ]
             lines.append(f"| {pin.version} | {' | '.join(states)} |")
         lines.append("")
-    return "\n".join([*lines, *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1))]) + "\n"
+    return (
+        "\n".join(
+            [
+                *lines,
+                *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1)),
+            ]
+        )
+        + "\n"
+    )
 
 
 def by_release(queue: Queue, pins: Pins) -> str:
@@ -231,8 +349,12 @@ def by_release(queue: Queue, pins: Pins) -> str:
         for patch in queue.select(pin.version):
             topic, _, name = queue.base(patch.name).removesuffix(".patch").partition("/")
             topics.setdefault(topic, []).append(name)
-        which = "; ".join(f"**{topic}** {', '.join(sorted(names))}" for topic, names in sorted(topics.items()))
-        lines.append(f"| {pin.version} | {sum(map(len, topics.values()))} | {which or pin.no_patches} |")
+        which = "; ".join(
+            f"**{topic}** {', '.join(sorted(names))}" for topic, names in sorted(topics.items())
+        )
+        lines.append(
+            f"| {pin.version} | {sum(map(len, topics.values()))} | {which or pin.no_patches} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -241,16 +363,27 @@ def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: st
     before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not opened or not closed:
-        raise Refused(Problem("no-markers", str(page), f"has no place for what {to_type('status')} makes", f"put {begin.strip()} and {end} where it belongs"))
+        raise Refused(
+            Problem(
+                "no-markers",
+                str(page),
+                f"has no place for what {to_type('status')} makes",
+                f"put {begin.strip()} and {end} where it belongs",
+            )
+        )
     return before + begin + made + end + after
 
 
 def write(root: Path, pins: Pins) -> tuple[Path, ...]:
-    """Put the matrix and the patches by release into their pages. Returns the pages that this changed."""
+    """Put the matrix and the patches by release into their pages. Returns the pages that this
+    changed."""
     matrix_now, patches_now = markdown(matrix(root, pins)), by_release(load_queue(root), pins)
     made = {PAGE: (matrix_now, BEGIN, END), PATCHES: (patches_now, PATCHES_BEGIN, PATCHES_END)}
     old = {page: (root / page).read_text(encoding="utf-8") for page in made}
-    new = {page: in_page(old[page], text, page, begin, end) for page, (text, begin, end) in made.items()}
+    new = {
+        page: in_page(old[page], text, page, begin, end)
+        for page, (text, begin, end) in made.items()
+    }
     changed = tuple(page for page in made if new[page] != old[page])
     for page in changed:
         put(root / page, new[page])

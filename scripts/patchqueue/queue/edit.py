@@ -62,7 +62,7 @@ class Lines:
 
 
 def _name(line: str) -> str:
-    return "" if line.startswith("#") else line.split(" #")[0].strip()
+    return "" if line.startswith("#") else line.split(" #", maxsplit=1)[0].strip()
 
 
 def variant(

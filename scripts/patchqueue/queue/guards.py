@@ -1,7 +1,8 @@
-"""Which releases a patch is for once a new release has joined: arithmetic on guards (PEP 440 ranges, as text).
+"""Which releases a patch is for once a new release has joined: arithmetic on guards (PEP 440
+ranges, as text).
 
-A guard of the queue names whole releases, `>=0.5.20,<0.5.21`, their post releases included. Only where two pins share a
-release (0.5.12 and 0.5.12.post1) does a bound name one of them.
+A guard of the queue names whole releases, `>=0.5.20,<0.5.21`, their post releases included. Only
+where two pins share a release (0.5.12 and 0.5.12.post1) does a bound name one of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def whole(version: Version) -> str:
 
 
 def bottom(version: Version, pinned: Iterable[Version]) -> str:
-    """Where a guard for this version begins: at its release, or at itself where an older pin has a part of that release."""
+    """Where a guard for this version begins: at its release, or at itself where an older pin has a
+    part of that release."""
     older = any(other < version and whole(other) == whole(version) for other in pinned)
     return str(version) if older or version.is_prerelease else whole(version)
 
@@ -47,13 +49,17 @@ def widened(guard: str, version: Version, pinned: Iterable[Version]) -> str | No
     plain = re.fullmatch(r">=\s*([^,*]+),\s*<\s*[^,=*]+|==\s*([^,*]+?)(?:\.\*)?", guard.strip())
     if not plain:
         return None
-    return f">={(plain.group(1) or plain.group(2)).strip()},<{own(version, pinned).partition('<')[2]}"
+    return (
+        f">={(plain.group(1) or plain.group(2)).strip()},<{own(version, pinned).partition('<')[2]}"
+    )
 
 
 def parted(guard: str, version: Version, pinned: Iterable[Version]) -> tuple[str, str]:
-    """A guard that takes `version`, in two: what the older variant keeps, and what the newer one gets from this version on.
+    """A guard that takes `version`, in two: what the older variant keeps, and what the newer one
+    gets from this version on.
 
-    The first is "" where no other pin is in the guard. Where pins follow that stay with the older variant, a hole is cut.
+    The first is "" where no other pin is in the guard. Where pins follow that stay with the older
+    variant, a hole is cut.
 
     >>> parted(">=0.5.16,<0.5.18", Version("0.5.17"), [Version("0.5.16")])
     ('>=0.5.16,<0.5.17', '>=0.5.17,<0.5.18')
@@ -63,7 +69,11 @@ def parted(guard: str, version: Version, pinned: Iterable[Version]) -> tuple[str
     ('>=0.5.5,<0.5.8,!=0.5.6.*', '==0.5.6.*')
     """
     pinned = tuple(pinned)
-    inside = [other for other in pinned if other != version and SpecifierSet(guard).contains(other, prereleases=True)]
+    inside = [
+        other
+        for other in pinned
+        if other != version and SpecifierSet(guard).contains(other, prereleases=True)
+    ]
     if not inside:
         return "", guard
     parts = [part.strip() for part in guard.split(",")]

@@ -1,6 +1,7 @@
 """A patch's header: DEP-3 style fields, their rules as data, and the same rules as documentation.
 
-The rules are one table (after SUSE kernel-source's header.py): `problems` checks with it, `documentation` prints it.
+The rules are one table (after SUSE kernel-source's header.py): `problems` checks with it,
+`documentation` prints it.
 """
 
 from __future__ import annotations
@@ -29,19 +30,70 @@ class Rule:
 
 
 RULES = (
-    Rule("Subject", r"[A-Z][^\n]{7,71}", "what the patch does, imperative, 8 to 72 characters, a capital first; a commit's subject later"),
-    Rule("Description", r"(?s).{20,}", "why: what a user saw without it; continuation lines begin with a space, ` .` is an empty line"),
-    Rule("Origin", r"own|upstream, sglang#\d+(?:, sglang#\d+)*", "`own`, or `upstream, sglang#N` for the pull request whose feature it brings"),
-    Rule("Upstream-Status", rf"Merged {VERSION}|Pending|Submitted #\d+|Inappropriate: .+", "`Merged X.Y.Z` (first release that has it), `Pending`, `Submitted #n`, or `Inappropriate: reason`"),
-    Rule("Probe", rf"{TREE_PATH} :: \S[^\n]*", "how to see that a tree has the change: `PATH :: TEXT` (white space folded) or `PATH :: /REGEX/`; any one that matches is enough", repeats=True),
-    Rule("Gap", r"[^:]+: .{10,}(?s:.*)", "`SPECIFIER: reason`: releases outside the guard that lack the change, and why it is not offered there; `SPECIFIER: not needed: reason` where they do without it", required=False, repeats=True),
-    Rule("Overlay", r"none|[^\s,]+(?:,\s+[^\s,]+)*", "the overlay files that its lines import, as paths below overlay/ (or folders, ending in /), or `none`; what these import comes with them"),
-    Rule("Needs", r"[^\s,@]+\.patch(?:,\s+[^\s,@]+\.patch)*", "the patches that a pull request of this one has to stand on", required=False),
+    Rule(
+        "Subject",
+        r"[A-Z][^\n]{7,71}",
+        "what the patch does, imperative, 8 to 72 characters, a capital first; a commit's subject"
+        " later",
+    ),
+    Rule(
+        "Description",
+        r"(?s).{20,}",
+        "why: what a user saw without it; continuation lines begin with a space, ` .` is an empty"
+        " line",
+    ),
+    Rule(
+        "Origin",
+        r"own|upstream, sglang#\d+(?:, sglang#\d+)*",
+        "`own`, or `upstream, sglang#N` for the pull request whose feature it brings",
+    ),
+    Rule(
+        "Upstream-Status",
+        rf"Merged {VERSION}|Pending|Submitted #\d+|Inappropriate: .+",
+        "`Merged X.Y.Z` (first release that has it), `Pending`, `Submitted #n`, or `Inappropriate:"
+        " reason`",
+    ),
+    Rule(
+        "Probe",
+        rf"{TREE_PATH} :: \S[^\n]*",
+        "how to see that a tree has the change: `PATH :: TEXT` (white space folded) or `PATH ::"
+        " /REGEX/`; any one that matches is enough",
+        repeats=True,
+    ),
+    Rule(
+        "Gap",
+        r"[^:]+: .{10,}(?s:.*)",
+        "`SPECIFIER: reason`: releases outside the guard that lack the change, and why it is not"
+        " offered there; `SPECIFIER: not needed: reason` where they do without it",
+        required=False,
+        repeats=True,
+    ),
+    Rule(
+        "Overlay",
+        r"none|[^\s,]+(?:,\s+[^\s,]+)*",
+        "the overlay files that its lines import, as paths below overlay/ (or folders, ending in"
+        " /), or `none`; what these import comes with them",
+    ),
+    Rule(
+        "Needs",
+        r"[^\s,@]+\.patch(?:,\s+[^\s,@]+\.patch)*",
+        "the patches that a pull request of this one has to stand on",
+        required=False,
+    ),
     Rule("Test", r"tests/[^\s,]+\.py(?:,\s+tests/[^\s,]+\.py)*", "the tests that fail without it"),
-)  # fmt: skip
+)
 VARIANT_RULES = (
-    Rule("Variant-Of", r"[^\s@]+\.patch", "the patch whose header this one shares: same stem, without the @"),
-    Rule("Description", r"(?s).{20,}", "how the variant differs, where it is more than the line numbers", required=False),
+    Rule(
+        "Variant-Of",
+        r"[^\s@]+\.patch",
+        "the patch whose header this one shares: same stem, without the @",
+    ),
+    Rule(
+        "Description",
+        r"(?s).{20,}",
+        "how the variant differs, where it is more than the line numbers",
+        required=False,
+    ),
 )
 
 
@@ -57,7 +109,10 @@ class ProbeLine:
         if self.is_regex:
             return re.search(self.text, content, re.DOTALL | re.MULTILINE) is not None
         words = self.text.split()
-        return all(word in content for word in words) and " ".join(words) in " ".join(content.split())  # folding a file is slow
+        # folding a file is slow
+        return all(word in content for word in words) and " ".join(words) in " ".join(
+            content.split()
+        )
 
 
 NOT_NEEDED = "not needed: "  # how the reason begins where the releases do without the change
@@ -73,7 +128,8 @@ class Gap:
 
 @dataclass(frozen=True)
 class Header:
-    """A parsed header: every field's values in order, as written (continuation lines joined by \\n)."""
+    """A parsed header: every field's values in order, as written (continuation lines joined by
+    \\n)."""
 
     fields: tuple[tuple[str, str], ...]
 
@@ -96,7 +152,9 @@ class Header:
     def gaps(self) -> tuple[Gap, ...]:
         """Raises InvalidSpecifier where `problems` would have named one."""
         split = (value.partition(":") for value in self.all("Gap"))
-        return tuple(Gap(SpecifierSet(left.strip()), " ".join(right.split())) for left, _, right in split)
+        return tuple(
+            Gap(SpecifierSet(left.strip()), " ".join(right.split())) for left, _, right in split
+        )
 
     @property
     def overlay(self) -> tuple[str, ...]:
@@ -112,7 +170,8 @@ class Header:
 
 
 def parse(text: str) -> tuple[Header, list[str]]:
-    """The header in `text` (everything before the first diff line), and what is unreadable in it."""
+    """The header in `text` (everything before the first diff line), and what is unreadable in
+    it."""
     message = message_from_string(text)
     complaints = [type(defect).__name__ for defect in message.defects]
     if message.get_unixfrom():
@@ -135,10 +194,16 @@ def problems(where: str, header: Header) -> list[Problem]:
             found.append(Problem("repeated-field", where, f"has {len(values)} {rule.field} fields"))
         for value in values:
             if not re.fullmatch(rule.pattern, value):
-                found.append(Problem("bad-field", where, f"{rule.field} is {value!r}; it is {rule.meaning}"))
+                found.append(
+                    Problem("bad-field", where, f"{rule.field} is {value!r}; it is {rule.meaning}")
+                )
     known = {rule.field for rule in rules}
     found += [
-        Problem("unknown-field", where, f"{name} is no field of a {'variant' if header.is_variant else 'patch'}")
+        Problem(
+            "unknown-field",
+            where,
+            f"{name} is no field of a {'variant' if header.is_variant else 'patch'}",
+        )
         for name, _ in header.fields
         if name not in known
     ]
@@ -147,27 +212,44 @@ def problems(where: str, header: Header) -> list[Problem]:
 
 def documentation() -> str:
     """The rules as a Markdown table, for CONTRIBUTING.md."""
-    rows = [f"| `{rule.field}`{'' if rule.required else ' (optional)'}{' …' if rule.repeats else ''} | {rule.meaning} |" for rule in RULES]
-    return "\n".join(["| field | what it says |", "|---|---|", *rows, f"| `Variant-Of` | (variants, instead of all that) {VARIANT_RULES[0].meaning} |"])
+    rows = [
+        f"| `{rule.field}`{'' if rule.required else ' (optional)'}{' …' if rule.repeats else ''} |"
+        f" {rule.meaning} |"
+        for rule in RULES
+    ]
+    return "\n".join(
+        [
+            "| field | what it says |",
+            "|---|---|",
+            *rows,
+            f"| `Variant-Of` | (variants, instead of all that) {VARIANT_RULES[0].meaning} |",
+        ]
+    )
 
 
 def _bad_values(where: str, header: Header) -> list[Problem]:
     found = []
     try:
-        header.gaps
+        _ = header.gaps
     except InvalidSpecifier as error:
         found.append(Problem("bad-field", where, f"Gap: {error}"))
     for probe in header.probes:
         try:
             re.compile(probe.text if probe.is_regex else "")
         except re.error as error:
-            found.append(Problem("bad-field", where, f"Probe: {probe.text!r} is no regular expression: {error}"))
+            found.append(
+                Problem(
+                    "bad-field", where, f"Probe: {probe.text!r} is no regular expression: {error}"
+                )
+            )
     return found
 
 
 def _unfold(value: str) -> str:
     lines = value.strip().splitlines()
-    return "\n".join([*lines[:1], *("" if line.strip() == "." else line.strip() for line in lines[1:])])
+    return "\n".join(
+        [*lines[:1], *("" if line.strip() == "." else line.strip() for line in lines[1:])]
+    )
 
 
 def _names(value: str) -> tuple[str, ...]:

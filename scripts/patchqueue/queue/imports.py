@@ -1,4 +1,5 @@
-"""Which overlay files a Python text imports: what a patch calls of the overlay brings the files that these import."""
+"""Which overlay files a Python text imports: what a patch calls of the overlay brings the files
+that these import."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _IMPORT = re.compile(r"(?m)^\s*(?:from\s+([\w.]+)\s+import\s+(?:\(([^)]*)|(.*))|
 
 
 def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str]:
-    """The overlay files `named`, those that they import, wherever in them, and the packages of all these."""
+    """The overlay files `named`, those that they import, wherever in them, and the packages of all
+    these."""
     found: set[str] = set()
     waiting = set(named) & overlay.keys()
     while waiting:
@@ -26,7 +28,8 @@ def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str
 
 @functools.cache  # every selection of patches asks for the same files
 def of_file(path: str, content: bytes) -> frozenset[str]:
-    """The files that the module `path` may import, as paths in the tree, whether or not they are there."""
+    """The files that the module `path` may import, as paths in the tree, whether or not they are
+    there."""
     try:
         tree = ast.parse(content) if path.endswith(".py") else ast.Module([], [])
     except (SyntaxError, ValueError):
@@ -45,7 +48,8 @@ def of_file(path: str, content: bytes) -> frozenset[str]:
 
 
 def of_lines(lines: Iterable[str]) -> frozenset[str]:
-    """The same of some lines of a module, which need not be a whole statement each: absolute imports alone."""
+    """The same of some lines of a module, which need not be a whole statement each: absolute
+    imports alone."""
     found: set[str] = set()
     for module, several, one, whole in _IMPORT.findall("".join(lines)):
         found |= _files((module or whole).split("."), re.findall(r"\w+", several or one))

@@ -1,4 +1,5 @@
-"""Rules about the queue as a whole that need no upstream tree; those of one patch's form are in patchfile.py."""
+"""Rules about the queue as a whole that need no upstream tree; those of one patch's form are in
+patchfile.py."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from .series import FILE, PROVENANCE, Queue, overlapping
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
     """What is wrong with the series' guards, the variants and the overlay taken together."""
-    return [*_guards(queue), *_variants(queue), *_placed(queue), *_overlay(root, queue), *_tests(root, queue)]
+    return [
+        *_guards(queue),
+        *_variants(queue),
+        *_placed(queue),
+        *_overlay(root, queue),
+        *_tests(root, queue),
+    ]
 
 
 def _placed(queue: Queue) -> list[Problem]:
@@ -26,7 +33,11 @@ def _placed(queue: Queue) -> list[Problem]:
 
 def _guards(queue: Queue) -> list[Problem]:
     return [
-        Problem("overlapping-variants", f"{FILE}:{b.line}", f"{a.name} ({a.text}) and {b.name} ({b.text}) are both for {version}")
+        Problem(
+            "overlapping-variants",
+            f"{FILE}:{b.line}",
+            f"{a.name} ({a.text}) and {b.name} ({b.text}) are both for {version}",
+        )
         for a, b, version in overlapping(queue.entries)
     ]
 
@@ -39,47 +50,112 @@ def _variants(queue: Queue) -> list[Problem]:
             continue
         names = patch.header.get("Variant-Of")
         if (entry.base != entry.name) != patch.header.is_variant or (names and names != entry.base):
-            found.append(Problem("bad-variant", f"patches/{entry.name}", f"its file name says {entry.base}, its Variant-Of {names or 'nothing'}", "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`"))
+            found.append(
+                Problem(
+                    "bad-variant",
+                    f"patches/{entry.name}",
+                    f"its file name says {entry.base}, its Variant-Of {names or 'nothing'}",
+                    "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`",
+                )
+            )
         elif names and names not in queue.patches:
-            found.append(Problem("bad-variant", f"patches/{entry.name}", f"there is no readable patches/{names} whose header it could share"))
+            found.append(
+                Problem(
+                    "bad-variant",
+                    f"patches/{entry.name}",
+                    f"there is no readable patches/{names} whose header it could share",
+                )
+            )
     return found
 
 
-def _overlay(root: Path, queue: Queue) -> list[Problem]:
-    found = [Problem("unnamed-overlay", f"overlay/{path}", "no patch's Overlay names it, or a file that imports it") for path in queue.unnamed_overlay()]
-    for path in sorted((root / "overlay").rglob("*")):
-        if path.is_symlink():
-            found.append(Problem("symlink", path.relative_to(root).as_posix(), "an overlay file is a plain file"))
+def _overlay(root: Path, queue: Queue) -> list[Problem]:  # noqa: PLR0912
+    found = [
+        Problem(
+            "unnamed-overlay",
+            f"overlay/{path}",
+            "no patch's Overlay names it, or a file that imports it",
+        )
+        for path in queue.unnamed_overlay()
+    ]
+    for file in sorted((root / "overlay").rglob("*")):
+        if file.is_symlink():
+            where = file.relative_to(root).as_posix()
+            found.append(Problem("symlink", where, "an overlay file is a plain file"))
     for path, content in queue.overlay.items():
         where = f"overlay/{path}"
         if path == PROVENANCE:
-            found.append(Problem("reserved-name", where, "is written by the tool itself, for each tree", "choose another name"))
+            found.append(
+                Problem(
+                    "reserved-name",
+                    where,
+                    "is written by the tool itself, for each tree",
+                    "choose another name",
+                )
+            )
         if not path.startswith(("python/sglang/", "test/")):
             found.append(Problem("bad-path", where, "lies outside python/sglang/ and test/"))
         if re.search(r'[\s"\\\x00-\x1f]', path):
-            found.append(Problem("bad-path", where, "has white space, a quote, a backslash or a control character, which no patch can name"))
+            found.append(
+                Problem(
+                    "bad-path",
+                    where,
+                    "has white space, a quote, a backslash or a control character, which no patch"
+                    " can name",
+                )
+            )
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError:
             found.append(Problem("not-utf-8", where, "is not UTF-8 text"))
             continue
         if "\r" in text:
-            found.append(Problem("crlf", where, "has carriage returns", "save it with LF line ends"))
+            found.append(
+                Problem("crlf", where, "has carriage returns", "save it with LF line ends")
+            )
         elif not text.endswith("\n"):
-            found.append(Problem("overlay-form", where, "is empty, or its last line has no line end", "give it at least a docstring"))
+            found.append(
+                Problem(
+                    "overlay-form",
+                    where,
+                    "is empty, or its last line has no line end",
+                    "give it at least a docstring",
+                )
+            )
     for name in sorted(queue.patches):
         for wanted in queue.header(name).overlay:
-            if not any(path == wanted or (wanted.endswith("/") and path.startswith(wanted)) for path in queue.overlay):
-                found.append(Problem("missing-overlay", f"patches/{name}", f"needs overlay/{wanted}, which is not there"))
-        for missing in sorted(called(queue.patches[name]) & queue.overlay.keys() - queue.overlay_for([queue.patches[name]]).keys()):
-            found.append(Problem("unclosed-overlay", f"patches/{name}", f"its lines import {missing}, which its Overlay does not bring", "name it there, or a file that imports it"))
+            if not any(
+                path == wanted or (wanted.endswith("/") and path.startswith(wanted))
+                for path in queue.overlay
+            ):
+                found.append(
+                    Problem(
+                        "missing-overlay",
+                        f"patches/{name}",
+                        f"needs overlay/{wanted}, which is not there",
+                    )
+                )
+        for missing in sorted(
+            called(queue.patches[name])
+            & queue.overlay.keys() - queue.overlay_for([queue.patches[name]]).keys()
+        ):
+            found.append(
+                Problem(
+                    "unclosed-overlay",
+                    f"patches/{name}",
+                    f"its lines import {missing}, which its Overlay does not bring",
+                    "name it there, or a file that imports it",
+                )
+            )
     return found
 
 
 def called(patch: Patch) -> frozenset[str]:
     """The files that a patch's added lines import."""
     hunks = (hunk for file in patch.files for hunk in file.hunks)
-    return frozenset().union(*(imports.of_lines(line.text for line in hunk.lines if line.kind == "+") for hunk in hunks))
+    return frozenset().union(
+        *(imports.of_lines(line.text for line in hunk.lines if line.kind == "+") for hunk in hunks)
+    )
 
 
 def _tests(root: Path, queue: Queue) -> list[Problem]:

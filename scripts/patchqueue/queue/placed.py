@@ -35,7 +35,7 @@ HEAD = f"""\
 # tree: the hash of the files that the queue lays on the release (sha256sum's output, sorted by
 # path), provenance.json aside. Below it: at which line each hunk of a patch stands there, where
 # that is not the line in the patch file.
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)

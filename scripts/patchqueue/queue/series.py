@@ -1,4 +1,5 @@
-"""The queue: the ordered series with its guards, the patches it names, and the overlay files they need."""
+"""The queue: the ordered series with its guards, the patches it names, and the overlay files they
+need."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
@@ -20,15 +22,18 @@ from .patchfile import Patch
 from .placed import Placed
 
 FILE = Path("series")
-OVERLAY_PATCH = "overlay.patch"  # the overlay, as quilt sees it: one patch that makes new files, generated for each tree
+# the overlay, as quilt sees it: one patch that makes new files, generated for each tree
+OVERLAY_PATCH = "overlay.patch"
 
 PACKAGE = "python/sglang/srt/prefill_graph/"  # the overlay's own package
-PROVENANCE = PACKAGE + "provenance.json"  # generated for each tree: what it was made of, without a date or a place
+# generated for each tree: what it was made of, without a date or a place
+PROVENANCE = PACKAGE + "provenance.json"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the series. name: path below patches/; guard: the sglang releases it is for, text: as written; line: 1-based."""
+    """One line of the series. name: path below patches/; guard: the sglang releases it is for,
+    text: as written; line: 1-based."""
 
     name: str
     guard: SpecifierSet
@@ -37,7 +42,8 @@ class Entry:
 
     @property
     def base(self) -> str:
-        """The name that all variants of this patch share: `nsa/route-indexer@0.5.8.patch` -> `nsa/route-indexer.patch`."""
+        """The name that all variants of this patch share: `nsa/route-indexer@0.5.8.patch` ->
+        `nsa/route-indexer.patch`."""
         return re.sub(r"@[^/]*\.patch$", ".patch", self.name)
 
     def is_for(self, version: Version) -> bool:
@@ -46,7 +52,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Queue:
-    """Everything the project lays on a release. patches: each text as its file has it; overlay: path in the tree -> content.
+    """Everything the project lays on a release. patches: each text as its file has it; overlay:
+    path in the tree -> content.
 
     placed: what is pinned of the queue on each release.
     """
@@ -57,24 +64,37 @@ class Queue:
     placed: Mapping[Version, Placed] = field(default_factory=dict)
 
     def select(self, version: Version) -> list[Patch]:
-        """The patches for one release, in the series' order, each with the lines that are pinned for that release."""
-        return [self.at(entry.name, version) for entry in self.entries if entry.name in self.patches and entry.is_for(version)]
+        """The patches for one release, in the series' order, each with the lines that are pinned
+        for that release."""
+        return [
+            self.at(entry.name, version)
+            for entry in self.entries
+            if entry.name in self.patches and entry.is_for(version)
+        ]
 
     def at(self, patch: str, version: Version) -> Patch:
-        """One patch with a release's lines: every reader of a text that is laid on a release takes it from here."""
+        """One patch with a release's lines: every reader of a text that is laid on a release takes
+        it from here."""
         text = self.patches[patch]
         lines = self.placed.get(version, Placed()).lines.get(patch, ())
-        return placing.at(text, lines) if len(lines) == len(placing.own_lines(text)) else text  # lint names the others
+        # lint names the others
+        return placing.at(text, lines) if len(lines) == len(placing.own_lines(text)) else text
 
     def stale(self, version: Version) -> dict[str, str]:
         """What is pinned for a release and no text of it has: patch -> why."""
         found = {}
-        served = {entry.name for entry in self.entries if entry.name in self.patches and entry.is_for(version)}
+        served = {
+            entry.name
+            for entry in self.entries
+            if entry.name in self.patches and entry.is_for(version)
+        }
         for name, lines in self.placed.get(version, Placed()).lines.items():
             if name not in served:
                 found[name] = "the release does not get this patch"
             elif len(lines) != (count := len(placing.own_lines(self.patches[name]))):
-                found[name] = f"has {counted(len(lines), 'line')}, and the patch {counted(count, 'hunk')}"
+                found[name] = (
+                    f"has {counted(len(lines), 'line')}, and the patch {counted(count, 'hunk')}"
+                )
         return found
 
     def base(self, patch: str) -> str:
@@ -90,7 +110,10 @@ class Queue:
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
         """The overlay files that these patches name, and those that these import."""
         wanted = {name for patch in patches for name in self.header(patch.name).overlay}
-        laid = imports.closure({path for path in self.overlay if any(_names(name, path) for name in wanted)}, self.overlay)
+        laid = imports.closure(
+            {path for path in self.overlay if any(_names(name, path) for name in wanted)},
+            self.overlay,
+        )
         return {path: content for path, content in self.overlay.items() if path in laid}
 
     def unnamed_overlay(self) -> list[str]:
@@ -99,19 +122,36 @@ class Queue:
 
 
 def read(root: Path) -> tuple[Queue, list[Problem]]:
-    """The queue below `root`, as far as it is readable, and everything that is wrong with the series itself."""
+    """The queue below `root`, as far as it is readable, and everything that is wrong with the
+    series itself."""
     try:
-        text = (root / FILE).read_bytes().decode("utf-8")  # not read_text: it turns CRLF into LF unseen
+        # not read_text: it turns CRLF into LF unseen
+        text = (root / FILE).read_bytes().decode("utf-8")
     except OSError:
-        return Queue((), {}, {}), [Problem("no-series", str(FILE), "does not exist, or is no file", f"run it in the project's folder, not {root}")]
+        return Queue((), {}, {}), [
+            Problem(
+                "no-series",
+                str(FILE),
+                "does not exist, or is no file",
+                f"run it in the project's folder, not {root}",
+            )
+        ]
     except UnicodeDecodeError as error:
-        return Queue((), {}, {}), [Problem("not-utf-8", str(FILE), f"byte {error.start} is not UTF-8")]
+        return Queue((), {}, {}), [
+            Problem("not-utf-8", str(FILE), f"byte {error.start} is not UTF-8")
+        ]
     entries, problems = parse(text)
     patches = {}
     for entry in entries:
         path = root / "patches" / entry.name
         if not path.is_file() or path.is_symlink():
-            problems.append(Problem("missing-patch", f"{FILE}:{entry.line}", f"patches/{entry.name} is not there, or is no plain file"))
+            problems.append(
+                Problem(
+                    "missing-patch",
+                    f"{FILE}:{entry.line}",
+                    f"patches/{entry.name} is not there, or is no plain file",
+                )
+            )
             continue
         patch, wrong = patchfile.read(entry.name, path.read_bytes())
         problems += wrong
@@ -121,15 +161,33 @@ def read(root: Path) -> tuple[Queue, list[Problem]]:
     for path in sorted((root / "patches").rglob("*")):
         name = path.relative_to(root / "patches").as_posix()
         if path.is_file() and name not in listed:
-            problems.append(Problem("unlisted-file", f"patches/{name}", "is not in the series", "add a line `PATH  # GUARD` to series, or remove the file"))
+            problems.append(
+                Problem(
+                    "unlisted-file",
+                    f"patches/{name}",
+                    "is not in the series",
+                    "add a line `PATH  # GUARD` to series, or remove the file",
+                )
+            )
     placed, wrong = placing.read(root)
-    return Queue(tuple(entries), patches, read_overlay(root / "overlay"), placed), [*problems, *wrong]
+    return Queue(tuple(entries), patches, read_overlay(root / "overlay"), placed), [
+        *problems,
+        *wrong,
+    ]
 
 
 def read_overlay(folder: Path) -> dict[str, bytes]:
     """The overlay's files, by the path they get in the tree."""
-    files = ((path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file())
-    return {name: path.read_bytes() for name, path in files if is_part_of_tree(name) and not path.name.startswith(".git")}
+    files = (
+        (path.relative_to(folder).as_posix(), path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    )
+    return {
+        name: path.read_bytes()
+        for name, path in files
+        if is_part_of_tree(name) and not path.name.startswith(".git")
+    }
 
 
 def parse(text: str) -> tuple[list[Entry], list[Problem]]:
@@ -142,24 +200,46 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
     entries: list[Entry] = []
     problems: list[Problem] = []
     if text.startswith(patchfile.BOM):
-        problems.append(Problem("byte-order-mark", f"{FILE}:1", "begins with a byte order mark", "save it as UTF-8 without one"))
+        problems.append(
+            Problem(
+                "byte-order-mark",
+                f"{FILE}:1",
+                "begins with a byte order mark",
+                "save it as UTF-8 without one",
+            )
+        )
         text = text.removeprefix(patchfile.BOM)
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{FILE}:{number}"
         if "\r" in line:
-            problems.append(Problem("crlf", where, "has a carriage return", "save it with LF line ends"))
+            problems.append(
+                Problem("crlf", where, "has a carriage return", "save it with LF line ends")
+            )
             continue
         if not line.strip() or line.startswith("#"):
             continue
         name, hash_sign, guard_text = (part.strip() for part in line.partition(" #"))
         if not _is_patch_name(name):
-            problems.append(Problem("bad-path", where, f"{name!r} is not like topic/verb-object.patch, below patches/"))
+            problems.append(
+                Problem(
+                    "bad-path",
+                    where,
+                    f"{name!r} is not like topic/verb-object.patch, below patches/",
+                )
+            )
             continue
         if name in (entry.name for entry in entries):
             problems.append(Problem("duplicate", where, f"{name} is listed twice"))
             continue
         if not hash_sign or not guard_text:
-            problems.append(Problem("empty-guard", where, f"{name} has no guard", "write the releases it is for: `PATH  # >=0.5.9,<0.5.10`"))
+            problems.append(
+                Problem(
+                    "empty-guard",
+                    where,
+                    f"{name} has no guard",
+                    "write the releases it is for: `PATH  # >=0.5.9,<0.5.10`",
+                )
+            )
             continue
         try:
             entries.append(Entry(name, SpecifierSet(guard_text), guard_text, number))
@@ -168,28 +248,51 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
             continue
         if "===" in guard_text:
             entries.pop()
-            problems.append(Problem("bad-guard", where, f"{guard_text!r} compares text; a guard is a range", "write == for one release"))
+            problems.append(
+                Problem(
+                    "bad-guard",
+                    where,
+                    f"{guard_text!r} compares text; a guard is a range",
+                    "write == for one release",
+                )
+            )
     return entries, problems
 
 
 def overlapping(entries: Sequence[Entry]) -> list[tuple[Entry, Entry, Version]]:
     """Pairs of variants of one patch whose guards both take some release, with that release.
 
-    Two sets of ranges overlap only where one of their bounds lies, or right beside it; so those are all that is tried.
+    Two sets of ranges overlap only where one of their bounds lies, or right beside it; so those are
+    all that is tried.
     """
     pairs = [(a, b) for n, a in enumerate(entries) for b in entries[n + 1 :] if a.base == b.base]
     found = []
     for a, b in pairs:
-        both = [version for version in _around([*a.guard, *b.guard]) if a.is_for(version) and b.is_for(version)]
+        both = [
+            version
+            for version in _around([*a.guard, *b.guard])
+            if a.is_for(version) and b.is_for(version)
+        ]
         found += [(a, b, min(both))] if both else []
     return found
 
 
-def _around(specifiers) -> list[Version]:
-    bounds = [Version(re.sub(r"(\.\*)?$", "", spec.version)) for spec in specifiers] or [Version("0")]
+def _around(specifiers: Any) -> list[Version]:
+    bounds = [Version(re.sub(r"(\.\*)?$", "", spec.version)) for spec in specifiers] or [
+        Version("0")
+    ]
     nearby = ["0", *map(str, bounds)]
-    nearby += [f"{bound.base_version}{end}" for bound in bounds for end in ("", ".post1", ".post9", "rc1", ".1")]
-    nearby += [f"{bound.major}.{bound.minor}.{bound.micro + step}" for bound in bounds for step in (-1, 1) if bound.micro + step >= 0]
+    nearby += [
+        f"{bound.base_version}{end}"
+        for bound in bounds
+        for end in ("", ".post1", ".post9", "rc1", ".1")
+    ]
+    nearby += [
+        f"{bound.major}.{bound.minor}.{bound.micro + step}"
+        for bound in bounds
+        for step in (-1, 1)
+        if bound.micro + step >= 0
+    ]
     nearby += [f"{bound.major}.{bound.minor + 1}" for bound in bounds]  # behind a whole `!=0.5.*`
     return sorted(map(Version, nearby))
 
@@ -203,7 +306,11 @@ def as_patch(files: dict[str, bytes]) -> bytes:
     for path, content in sorted(files.items()):
         lines = content.decode("utf-8").removesuffix("\n").split("\n")
         body = "".join(f"+{line}\n" for line in lines)
-        parts.append(f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n{body}".replace("+1,1 @@", "+1 @@"))
+        parts.append(
+            f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n{body}".replace(
+                "+1,1 @@", "+1 @@"
+            )
+        )
     return "".join(parts).encode()
 
 
@@ -212,4 +319,7 @@ def _names(wanted: str, path: str) -> bool:
 
 
 def _is_patch_name(name: str) -> bool:
-    return re.fullmatch(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*(?:@[0-9][a-z0-9.]*)?\.patch", name) is not None
+    return (
+        re.fullmatch(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*(?:@[0-9][a-z0-9.]*)?\.patch", name)
+        is not None
+    )

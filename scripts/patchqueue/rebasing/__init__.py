@@ -1,4 +1,4 @@
-"""The queue carried to another release: what each patch would do there, and its conflicts, one at a time.
+"""The queue carried to another release: what each patch would do there, and its conflicts.
 
 Modules, low to high; none imports from its own floor or a higher one:
 forecast unified · conflictrepo requeue · rebase

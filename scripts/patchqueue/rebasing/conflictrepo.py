@@ -1,5 +1,6 @@
-"""The throw-away git repository that shows one conflict: the nearest pin and the release as tagged commits, the patches of the
-one as commits, and on the branch `rebase` the release with all that is laid below the conflict.
+"""The throw-away git repository that shows one conflict: the nearest pin and the release as tagged
+commits, the patches of the one as commits, and on the branch `rebase` the release with all that is
+laid below the conflict.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -24,13 +26,15 @@ from .forecast import Stages
 
 OWN = Path("work/.patchqueue")  # where things are built and put aside, out of everybody's sight
 MARKER = re.compile(rb"(?:<{7}|\|{7}|>{7})(?: .*)?|={7}")
-LEFT_OVER = re.compile(r"(?:\.orig|\.rej|\.swp|~)$|_(?:BACKUP|BASE|LOCAL|REMOTE)_\d+\.")  # what editors and merge tools leave
+# what editors and merge tools leave
+LEFT_OVER = re.compile(r"(?:\.orig|\.rej|\.swp|~)$|_(?:BACKUP|BASE|LOCAL|REMOTE)_\d+\.")
 WHO = b"patch queue <> 946684800 +0000"  # the same commits every time
 
 
 @dataclass(frozen=True)
 class Region:
-    """Where a marked file wants an edit. line: of its first marker, 1-based; count: how many regions it has."""
+    """Where a marked file wants an edit. line: of its first marker, 1-based; count: how many
+    regions it has."""
 
     path: str
     line: int
@@ -39,7 +43,8 @@ class Region:
 
 @dataclass(frozen=True)
 class Repository:
-    """The throw-away repository for one release. Its own files lie in .git/patchqueue/: what it is about, and the release."""
+    """The throw-away repository for one release. Its own files lie in .git/patchqueue/: what it is
+    about, and the release."""
 
     root: Path
     version: Version
@@ -61,14 +66,23 @@ class Repository:
         return self._own / "release.zip"
 
     @property
-    def state(self) -> dict | None:
-        """What it is about, None where there is none or it was not finished. Raises Refused for a folder of the user's."""
+    def state(self) -> dict[str, Any] | None:
+        """What it is about, None where there is none or it was not finished. Raises Refused for a
+        folder of the user's."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         if not self._own.is_dir():
-            raise Refused(Problem("foreign-tree", self.shown, "is there, but this tool did not make it", "move it away"))
+            raise Refused(
+                Problem(
+                    "foreign-tree",
+                    self.shown,
+                    "is there, but this tool did not make it",
+                    "move it away",
+                )
+            )
         try:
-            return json.loads((self._own / "state.json").read_text(encoding="utf-8"))
+            found: dict[str, Any] = json.loads((self._own / "state.json").read_text("utf-8"))
+            return found
         except (OSError, ValueError):
             return None
 
@@ -86,31 +100,67 @@ class Repository:
         state = self.state
         return state is not None and hash_listing(_listing(self.path)) != state["as_left"]
 
-    def lay_out(self, queue: Queue, stages: Stages, release: Release, rows: list[Row]) -> tuple[Region, ...]:
-        """Make it show the conflict that `rows` end with: the release with what is laid below it, and the patch merged into that."""
+    def lay_out(
+        self, queue: Queue, stages: Stages, release: Release, rows: list[Row]
+    ) -> tuple[Region, ...]:
+        """Make it show the conflict that `rows` end with: the release with what is laid below it,
+        and the patch merged into that."""
         if self.state is None:
             self.remove()
             aside = self.root / OWN / f"{self.path.name}.building"
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             git(aside, "init", "-q", "-b", "rebase")
-            for name, value in (("core.autocrlf", "false"), ("merge.conflictStyle", "diff3"), ("core.hooksPath", "/dev/null"), ("commit.gpgSign", "false"), ("gc.auto", "0")):
+            for name, value in (
+                ("core.autocrlf", "false"),
+                ("merge.conflictStyle", "diff3"),
+                ("core.hooksPath", "/dev/null"),
+                ("commit.gpgSign", "false"),
+                ("gc.auto", "0"),
+            ):
                 git(aside, "config", name, value)
             (aside / ".git/info/attributes").write_text("* -text\n")
             (aside / ".git/info/exclude").write_text("*.orig\n*.rej\n*~\n*.swp\n__pycache__/\n")
             (aside / ".git/patchqueue").mkdir()
             release.keep(aside / ".git/patchqueue/release.zip")
-            git(aside, "fast-import", "--quiet", "--force", stdin=b"".join(_trees(queue, stages, release)))
+            git(
+                aside,
+                "fast-import",
+                "--quiet",
+                "--force",
+                stdin=b"".join(_trees(queue, stages, release)),
+            )
             os.rename(aside, self.path)
-        (self._own / "state.json").unlink(missing_ok=True)  # from here on it is being made; a run that finds it so makes it anew
+        # from here on it is being made; a run that finds it so makes it anew
+        (self._own / "state.json").unlink(missing_ok=True)
         row = rows[-1]
-        git(self.path, "fast-import", "--quiet", "--force", stdin=b"".join(_branch(queue, release, rows)))
+        git(
+            self.path,
+            "fast-import",
+            "--quiet",
+            "--force",
+            stdin=b"".join(_branch(queue, release, rows)),
+        )
         git(self.path, "symbolic-ref", "HEAD", "refs/heads/rebase")  # wherever a person has gone
         git(self.path, "reset", "-q", "--hard")
         git(self.path, "clean", "-q", "-ffdx")
         if queue.base(row.patch) in stages.of:
-            git(self.path, "cherry-pick", "--no-commit", "--allow-empty", f"refs/patches/{_ref(queue.base(row.patch))}", check=False)  # its effect is looked at
-        state = {"name": release.name, "tree": tree_of(release), "patch": row.patch, "below": digest(queue, rows), "as_left": hash_listing(_listing(self.path))}
+            # its effect is looked at
+            git(
+                self.path,
+                "cherry-pick",
+                "--no-commit",
+                "--allow-empty",
+                f"refs/patches/{_ref(queue.base(row.patch))}",
+                check=False,
+            )
+        state = {
+            "name": release.name,
+            "tree": tree_of(release),
+            "patch": row.patch,
+            "below": digest(queue, rows),
+            "as_left": hash_listing(_listing(self.path)),
+        }
         temporary = self._own / "state.json.new"
         temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, self._own / "state.json")
@@ -118,26 +168,59 @@ class Repository:
 
     def regions(self) -> tuple[Region, ...]:
         """What is marked in it: of the files that git could not merge."""
-        names = git(self.path, "diff", "--name-only", "--diff-filter=U", "-z").stdout.decode("utf-8", "surrogateescape").split("\0")
+        names = (
+            git(self.path, "diff", "--name-only", "--diff-filter=U", "-z")
+            .stdout.decode("utf-8", "surrogateescape")
+            .split("\0")
+        )
         found = []
         for name in filter(None, names):
             content = (self.path / name).read_bytes() if (self.path / name).is_file() else b""
-            starts = [number for number, line in enumerate(content.split(b"\n"), 1) if line.startswith(b"<<<<<<< ")]
+            starts = [
+                number
+                for number, line in enumerate(content.split(b"\n"), 1)
+                if line.startswith(b"<<<<<<< ")
+            ]
             found.append(Region(name, starts[0] if starts else 1, len(starts)))
         return tuple(found)
 
     def solution(self, release: Release, below: Files) -> Files:
-        """The files that the person changed, as they are now. Raises Refused where they cannot be a patch, or still hold markers."""
-        expected = {path: sha256(release.read(path) or b"") for path in release.paths} | {path: sha256(content) for path, content in below.items()}
+        """The files that the person changed, as they are now. Raises Refused where they cannot be a
+        patch, or still hold markers."""
+        expected = {path: sha256(release.read(path) or b"") for path in release.paths} | {
+            path: sha256(content) for path, content in below.items()
+        }
         found, problems, changed = _listing(self.path), [], {}
         for name in differing(found, expected):
             where = f"{self.shown}/{name}"
             if name not in found:
-                problems.append(Problem("new-or-deleted-file", where, "is deleted, which no patch does", f"`git checkout rebase -- {name}` in {self.shown} brings it back"))
+                problems.append(
+                    Problem(
+                        "new-or-deleted-file",
+                        where,
+                        "is deleted, which no patch does",
+                        f"`git checkout rebase -- {name}` in {self.shown} brings it back",
+                    )
+                )
             elif name not in expected:
-                problems.append(Problem("new-or-deleted-file", where, "is a file that the release does not have", "move the change to where that code is now and remove the file; a new file belongs into overlay/"))
+                problems.append(
+                    Problem(
+                        "new-or-deleted-file",
+                        where,
+                        "is a file that the release does not have",
+                        "move the change to where that code is now and remove the file; a new file"
+                        " belongs into overlay/",
+                    )
+                )
             elif (self.path / name).is_symlink():
-                problems.append(Problem("symlink", where, "is a link", f"`git checkout rebase -- {name}` in {self.shown} brings the file back"))
+                problems.append(
+                    Problem(
+                        "symlink",
+                        where,
+                        "is a link",
+                        f"`git checkout rebase -- {name}` in {self.shown} brings the file back",
+                    )
+                )
             else:
                 changed[name] = (self.path / name).read_bytes()
                 before = below.get(name) or release.read(name) or b""
@@ -153,7 +236,8 @@ def tree_of(release: Release) -> str:
 
 
 def contents(queue: Queue, rows: Iterable[Row]) -> Files:
-    """What lies on the release for these rows, a conflict last: the overlay files that they need, and those that they change."""
+    """What lies on the release for these rows, a conflict last: the overlay files that they need,
+    and those that they change."""
     rows = list(rows)
     files = dict(_overlay(queue, rows))
     for row in rows:
@@ -167,51 +251,89 @@ def digest(queue: Queue, rows: Iterable[Row]) -> str:
 
 
 def _overlay(queue: Queue, rows: Iterable[Row]) -> Files:
-    return queue.overlay_for([queue.patches[row.patch] for row in rows if row.after or row.outcome is Outcome.CONFLICT])
+    return queue.overlay_for(
+        [queue.patches[row.patch] for row in rows if row.after or row.outcome is Outcome.CONFLICT]
+    )
 
 
 def _listing(folder: Path) -> dict[str, str]:
-    return {path: digest for path, digest in list_folder(folder).items() if not LEFT_OVER.search(path)}
+    return {
+        path: digest for path, digest in list_folder(folder).items() if not LEFT_OVER.search(path)
+    }
 
 
 def _markers(where: str, before: bytes, after: bytes) -> list[Problem]:
-    """Markers that are left: where regions begin, or else any line that is one and that the release does not have."""
+    """Markers that are left: where regions begin, or else any line that is one and that the release
+    does not have."""
     own = set(before.split(b"\n"))
-    found = [(number, line) for number, line in enumerate(after.split(b"\n"), 1) if MARKER.fullmatch(line) and line not in own]
+    found = [
+        (number, line)
+        for number, line in enumerate(after.split(b"\n"), 1)
+        if MARKER.fullmatch(line) and line not in own
+    ]
     starts = [each for each in found if each[1].startswith(b"<<<<<<<")] or found
     hint = "solve the region, remove its markers, then continue"
-    return [Problem("markers-left", f"{where}:{number}", f"has a conflict marker: {line.decode('utf-8', 'replace')[:60]}", hint) for number, line in starts]
+    return [
+        Problem(
+            "markers-left",
+            f"{where}:{number}",
+            f"has a conflict marker: {line.decode('utf-8', 'replace')[:60]}",
+            hint,
+        )
+        for number, line in starts
+    ]
 
 
 def _trees(queue: Queue, stages: Stages, release: Release) -> Iterator[bytes]:
-    """For git fast-import: the nearest pin, its patches one by one, and the release behind the pin, so that both can be compared."""
+    """For git fast-import: the nearest pin, its patches one by one, and the release behind the pin,
+    so that both can be compared."""
     before = {path: stages.pristine.read(path) or b"" for path in sorted(stages.pristine.listing())}
     after = {path: release.read(path) or b"" for path in release.paths}
     changed = {path: content for path, content in after.items() if before.get(path) != content}
     yield from _commit(f"refs/tags/{stages.pin.tag}", f"sglang {stages.pin.version}", before, "")
-    yield from _commit(f"refs/tags/{_tag(release)}", f"sglang {release.version}", changed, f"refs/tags/{stages.pin.tag}", before.keys() - after.keys())
+    yield from _commit(
+        f"refs/tags/{_tag(release)}",
+        f"sglang {release.version}",
+        changed,
+        f"refs/tags/{stages.pin.tag}",
+        before.keys() - after.keys(),
+    )
     queued = f"refs/heads/queue-on-{stages.pin.tag}"
     yield from _commit(queued, "The overlay", stages.overlay, f"refs/tags/{stages.pin.tag}")
-    for base, (_, after) in stages.of.items():
-        yield from _commit(queued, f"{queue.header(base).get('Subject')}\n\n{base}", after, "")
+    for base, (_, made) in stages.of.items():
+        yield from _commit(queued, f"{queue.header(base).get('Subject')}\n\n{base}", made, "")
         yield f"reset refs/patches/{_ref(base)}\nfrom {queued}\n\n".encode()
 
 
 def _branch(queue: Queue, release: Release, rows: list[Row]) -> Iterator[bytes]:
-    """The branch that a person works on: a commit for the overlay, and one for each patch that is laid."""
-    yield from _commit("refs/heads/rebase", "The overlay", _overlay(queue, rows), f"refs/tags/{_tag(release)}")
+    """The branch that a person works on: a commit for the overlay, and one for each patch that is
+    laid."""
+    yield from _commit(
+        "refs/heads/rebase", "The overlay", _overlay(queue, rows), f"refs/tags/{_tag(release)}"
+    )
     for row in rows:
         if row.after:
-            yield from _commit("refs/heads/rebase", f"{queue.header(row.patch).get('Subject')}\n\n{row.patch}: {row.why or 'as it is'}", row.after, "")
+            yield from _commit(
+                "refs/heads/rebase",
+                f"{queue.header(row.patch).get('Subject')}\n\n{row.patch}: {row.why or 'as it is'}",
+                row.after,
+                "",
+            )
 
 
-def _commit(ref: str, message: str, files: Mapping[str, bytes], parent: str, gone: Iterable[str] = ()) -> Iterator[bytes]:
-    """parent: a ref, or "" for what this stream has on `ref` already. files, gone: what the commit changes, and removes."""
+def _commit(
+    ref: str, message: str, files: Mapping[str, bytes], parent: str, gone: Iterable[str] = ()
+) -> Iterator[bytes]:
+    """parent: a ref, or "" for what this stream has on `ref` already. files, gone: what the commit
+    changes, and removes."""
     text = message.encode()
-    yield f"commit {ref}\ncommitter ".encode() + WHO + f"\ndata {len(text)}\n".encode() + text + b"\n"
+    yield (
+        f"commit {ref}\ncommitter ".encode() + WHO + f"\ndata {len(text)}\n".encode() + text + b"\n"
+    )
     if parent:
         yield f"from {parent}\n".encode()
-    yield from (f"D {path}\n".encode() for path in sorted(gone))  # first: a folder may have taken a file's name
+    # first: a folder may have taken a file's name
+    yield from (f"D {path}\n".encode() for path in sorted(gone))
     for path, content in files.items():
         yield f"M 644 inline {path}\ndata {len(content)}\n".encode() + content + b"\n"
     yield b"\n"

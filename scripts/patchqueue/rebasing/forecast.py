@@ -1,8 +1,10 @@
-"""What the queue would do on a release that has no variants yet: each patch applies, has moved, is merged upstream, or conflicts.
+"""What the queue would do on a release that has no variants yet: each patch applies, has moved, is
+merged upstream, or conflicts.
 
-Starts from what the nearest older pin gets, and lays it on the new tree in memory. A hunk is laid at the one place where its
-text stands; where that fails, git merges the change as it was made on the nearest pin, file by file. What needs no
-hand is laid, so that what builds on it can be judged too. Nothing is written.
+Starts from what the nearest older pin gets, and lays it on the new tree in memory. A hunk is laid
+at the one place where its text stands; where that fails, git merges the change as it was made on
+the nearest pin, file by file. What needs no hand is laid, so that what builds on it can be judged
+too. Nothing is written.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from packaging.version import Version
 
 from ..files import gitrun
 from ..hint import counted, to_type
-from ..laying.place import Files, Read, Row, lay_patch
+from ..laying.place import Files, Read, Row, in_front, lay_patch
 from ..laying.probe import passes
 from ..outcome import Outcome, Problem, Refused
 from ..queue.series import Entry, Queue
@@ -29,7 +31,8 @@ MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
 
 @dataclass(frozen=True)
 class Forecast:
-    """nearest: the pin whose patches were tried; rows: one for each of them, in the series' order."""
+    """nearest: the pin whose patches were tried; rows: one for each of them, in the series'
+    order."""
 
     version: Version
     nearest: Pin
@@ -46,7 +49,8 @@ class Forecast:
 
 @dataclass
 class Stages:
-    """What each patch did on the pin it comes from: patch (the name its variants share) -> its files before and after."""
+    """What each patch did on the pin it comes from: patch (the name its variants share) -> its
+    files before and after."""
 
     queue: Queue
     pin: Pin
@@ -65,9 +69,16 @@ class Stages:
         """Raises Refused where the queue is broken on that pin."""
         files, found = dict(self.overlay), {}
         for patch in self.queue.select(self.pin.version):
-            row = lay_patch(patch, lambda path: files[path] if path in files else self.pristine.read(path))
+            row = lay_patch(patch, in_front(files, self.pristine.read))
             if row.outcome is not Outcome.APPLIED:
-                raise Refused(Problem(str(row.outcome), f"patches/{patch.name}", f"does not apply on {self.pin.tag} itself", f"{to_type('check', self.pin.tag)} says why"))
+                raise Refused(
+                    Problem(
+                        str(row.outcome),
+                        f"patches/{patch.name}",
+                        f"does not apply on {self.pin.tag} itself",
+                        f"{to_type('check', self.pin.tag)} says why",
+                    )
+                )
             found[self.queue.base(patch.name)] = row.before, row.after
             files |= row.after
         return found
@@ -77,12 +88,26 @@ def nearest_to(pins: Pins, version: Version) -> Pin:
     """The newest pin before a version. Raises Refused where there is none."""
     older = [pin for pin in pins.all if pin.version < version]
     if not older:
-        raise Refused(Problem("too-old", f"sglang {version}", f"is not newer than the first pin, {pins.all[0].tag}", "name a newer one"))
+        raise Refused(
+            Problem(
+                "too-old",
+                f"sglang {version}",
+                f"is not newer than the first pin, {pins.all[0].tag}",
+                "name a newer one",
+            )
+        )
     return older[-1]
 
 
-def forecast(queue: Queue, pins: Pins, release: Release, say: Say, settled: Mapping[str, Files | str] | None = None) -> Forecast:
-    """The queue on a release. settled: what a person decided about a patch: its files as they left them, or why it is left out.
+def forecast(
+    queue: Queue,
+    pins: Pins,
+    release: Release,
+    say: Say,
+    settled: Mapping[str, Files | str] | None = None,
+) -> Forecast:
+    """The queue on a release. settled: what a person decided about a patch: its files as they left
+    them, or why it is left out.
 
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
@@ -92,18 +117,41 @@ def forecast(queue: Queue, pins: Pins, release: Release, say: Say, settled: Mapp
     overlay = queue.overlay_for([queue.patches[entry.name] for entry in tried])
     taken = [path for path in overlay if release.read(path) is not None]
     if taken:
-        raise Refused(Problem("overlay-shadows-upstream", f"overlay/{taken[0]} on {release.version}", "upstream has this file", "rename the overlay file"))
-    return Forecast(release.version, nearest, tuple(_rows(queue, tried, overlay, release, stages, settled or {})))
+        raise Refused(
+            Problem(
+                "overlay-shadows-upstream",
+                f"overlay/{taken[0]} on {release.version}",
+                "upstream has this file",
+                "rename the overlay file",
+            )
+        )
+    return Forecast(
+        release.version,
+        nearest,
+        tuple(_rows(queue, tried, overlay, release, stages, settled or {})),
+    )
 
 
 def candidates(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
-    """What is tried on a version: the patches that are for it already, and those of the nearest pin that have no such variant."""
+    """What is tried on a version: the patches that are for it already, and those of the nearest pin
+    that have no such variant."""
     there = {entry.base for entry in queue.entries if entry.is_for(version)}
     readable = (entry for entry in queue.entries if entry.name in queue.patches)
-    return [entry for entry in readable if entry.is_for(version) or (entry.base not in there and entry.is_for(nearest.version))]
+    return [
+        entry
+        for entry in readable
+        if entry.is_for(version) or (entry.base not in there and entry.is_for(nearest.version))
+    ]
 
 
-def _rows(queue: Queue, tried: list[Entry], overlay: Files, release: Release, stages: Stages, settled: Mapping[str, Files | str]) -> Iterator[Row]:
+def _rows(
+    queue: Queue,
+    tried: list[Entry],
+    overlay: Files,
+    release: Release,
+    stages: Stages,
+    settled: Mapping[str, Files | str],
+) -> Iterator[Row]:
     files = dict(overlay)
 
     def read(path: str) -> bytes | None:
@@ -111,7 +159,11 @@ def _rows(queue: Queue, tried: list[Entry], overlay: Files, release: Release, st
 
     for entry in tried:
         header, decided = queue.header(entry.name), settled.get(entry.name)
-        gaps = [gap.reason for gap in header.gaps if gap.releases.contains(release.version, prereleases=True)]
+        gaps = [
+            gap.reason
+            for gap in header.gaps
+            if gap.releases.contains(release.version, prereleases=True)
+        ]
         if any(passes(line, release.read) for line in header.probes):
             row = Row(entry.name, Outcome.MERGED_UPSTREAM)
         elif gaps and not entry.is_for(release.version):
@@ -119,20 +171,39 @@ def _rows(queue: Queue, tried: list[Entry], overlay: Files, release: Release, st
         elif isinstance(decided, str):
             row = Row(entry.name, Outcome.NOT_SELECTED, decided)
         elif decided is not None:
-            row = Row(entry.name, Outcome.NEEDS_REFRESH, "solved", {path: read(path) or b"" for path in decided}, decided)
+            row = Row(
+                entry.name,
+                Outcome.NEEDS_REFRESH,
+                "solved",
+                {path: read(path) or b"" for path in decided},
+                decided,
+            )
         else:
-            row = lay_patch(queue.at(entry.name, release.version if entry.is_for(release.version) else stages.pin.version), read)
+            row = lay_patch(
+                queue.at(
+                    entry.name,
+                    release.version if entry.is_for(release.version) else stages.pin.version,
+                ),
+                read,
+            )
             if row.outcome is Outcome.CONFLICT:
-                row = _merge(row, stages.of.get(entry.base, ({}, {})), read, (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch")))
+                row = _merge(
+                    row,
+                    stages.of.get(entry.base, ({}, {})),
+                    read,
+                    (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch")),
+                )
         files |= row.after
         yield row
 
 
 def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, str, str]) -> Row:
-    """A patch that conflicts, as git merges it: laid where no region is left to solve, and the text was nowhere else."""
+    """A patch that conflicts, as git merges it: laid where no region is left to solve, and the text
+    was nowhere else."""
     base, theirs = stage
-    before = {path: read(path) for path in theirs}
-    if not theirs or None in before.values() or row.ambiguous:
+    found = {path: read(path) for path in theirs}
+    before = {path: content for path, content in found.items() if content is not None}
+    if not theirs or len(before) < len(theirs) or row.ambiguous:
         return row
     merged = {path: gitrun.merge(base[path], before[path], theirs[path], names) for path in theirs}
     left = sum(each.regions for each in merged.values())
@@ -140,5 +211,9 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
         return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {counted(left, 'region')} to solve")
     after = {path: each.text for path, each in merged.items()}
     if after == before:
-        return Row(row.patch, Outcome.CONFLICT, "changes nothing there, though no Probe of it finds the change")
+        return Row(
+            row.patch,
+            Outcome.CONFLICT,
+            "changes nothing there, though no Probe of it finds the change",
+        )
     return Row(row.patch, Outcome.NEEDS_REFRESH, MERGED_BY_GIT, before, after)

@@ -1,7 +1,9 @@
-"""Carry the queue to another release: what conflicts is solved one at a time in a throw-away git repository.
+"""Carry the queue to another release: what conflicts is solved one at a time in a throw-away git
+repository.
 
-The queue itself is the state: what is solved is written to it at once, and every run starts from what it then says. The
-repository, work/rebase-VERSION/, holds one conflict; it can be thrown away and made again.
+The queue itself is the state: what is solved is written to it at once, and every run starts from
+what it then says. The repository, work/rebase-VERSION/, holds one conflict; it can be thrown away
+and made again.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step did. changes: what it wrote; folder: the repository with the next conflict, None where none is left.
+    """What a step did. changes: what it wrote; folder: the repository with the next conflict, None
+    where none is left.
 
-    regions: what git left to solve in it; empty where git merged the patch after all, or had nothing to merge it with.
-    to_write: whether the next step has something to write although nothing conflicts.
+    regions: what git left to solve in it; empty where git merged the patch after all, or had
+    nothing to merge it with. to_write: whether the next step has something to write although
+    nothing conflicts.
     """
 
     found: Forecast
@@ -45,25 +49,36 @@ class Progress:
     to_write: bool = False
 
 
-def begin(root: Path, pins: Pins, release: Release, say: Say, show: Callable[[Forecast], None]) -> Progress:
-    """Say what the queue does on a release (to `show`, at once), and lay out its first conflict. The queue is not written to.
+def begin(
+    root: Path, pins: Pins, release: Release, say: Say, show: Callable[[Forecast], None]
+) -> Progress:
+    """Say what the queue does on a release (to `show`, at once), and lay out its first conflict.
+    The queue is not written to.
 
-    A conflict that is laid out already stays as it is, with the edits made to it. Raises Refused where the queue has moved
-    on under such edits, and for a release that is pinned with another tree.
+    A conflict that is laid out already stays as it is, with the edits made to it. Raises Refused
+    where the queue has moved on under such edits, and for a release that is pinned with another
+    tree.
     """
     with _alone(root, say):
         refuse_other_tree(pins, release)
         queue = load_queue(root)
         found = forecast(queue, pins, release, say)
         show(found)
-        return replace(_next(root, queue, release, found, (), say), to_write=found.conflict is None and _to_write(root, queue, pins, found))
+        return replace(
+            _next(root, queue, release, found, (), say),
+            to_write=found.conflict is None and _to_write(root, queue, pins, found),
+        )
 
 
-def proceed(root: Path, pins: Pins, version: Version, release: Release | None, reason: str | None, say: Say) -> Progress:
-    """Write what is solved, and all that needed no hand, up to the next conflict; lay that out, or clean up.
+def proceed(
+    root: Path, pins: Pins, version: Version, release: Release | None, reason: str | None, say: Say
+) -> Progress:
+    """Write what is solved, and all that needed no hand, up to the next conflict; lay that out, or
+    clean up.
 
-    release: for a rebase without conflicts, which has no repository. reason: leave the patch out of this release, and say why.
-    Raises Refused, with nothing written, where the solution is none, or the queue would not give what was solved.
+    release: for a rebase without conflicts, which has no repository. reason: leave the patch out of
+    this release, and say why. Raises Refused, with nothing written, where the solution is none, or
+    the queue would not give what was solved.
     """
     with _alone(root, say):
         queue = load_queue(root)
@@ -71,49 +86,95 @@ def proceed(root: Path, pins: Pins, version: Version, release: Release | None, r
         state = repository.state
         if state is None:
             if release is None:
-                raise Refused(Problem("nothing-to-continue", f"work/rebase-{version}", "no rebase is under way", f"{to_type('rebase', version)} begins one"))
+                raise Refused(
+                    Problem(
+                        "nothing-to-continue",
+                        f"work/rebase-{version}",
+                        "no rebase is under way",
+                        f"{to_type('rebase', version)} begins one",
+                    )
+                )
             refuse_other_tree(pins, release)
             found = forecast(queue, pins, release, say)
             if found.conflict or reason is not None:
-                raise Refused(Problem("nothing-to-continue", f"work/rebase-{version}", "no conflict is laid out", f"{to_type('rebase', version)} begins"))
+                raise Refused(
+                    Problem(
+                        "nothing-to-continue",
+                        f"work/rebase-{version}",
+                        "no conflict is laid out",
+                        f"{to_type('rebase', version)} begins",
+                    )
+                )
             return _write(root, queue, pins, release, found, (), say)
-        with kept(version, state["name"], repository.archive) as release:
+        with kept(version, state["name"], repository.archive) as release:  # noqa: PLR1704
             again = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
             refuse_other_tree(pins, release, again)
             found = forecast(queue, pins, release, say)
             row = found.conflict
             laid = _below(found)
-            if row is None or row.patch != state["patch"]:  # written by a run that was killed behind it
+            # written by a run that was killed behind it
+            if row is None or row.patch != state["patch"]:
                 return _write(root, queue, pins, release, found, (), say)
             if state["below"] != digest(queue, [*laid, row]):
                 raise _stale(repository)
             if reason is not None:
                 gap = skipped(queue, row.patch, version, pins, reason)
-                after = forecast(with_changes(queue, [gap]), pins, release, say, {row.patch: reason})
+                after = forecast(
+                    with_changes(queue, [gap]), pins, release, say, {row.patch: reason}
+                )
                 return _write(root, queue, pins, release, after, (gap,), say)
             solution = repository.solution(release, contents(queue, [*laid, row]))
             if not solution:
-                raise Refused(Problem("empty-patch", f"patches/{row.patch}", f"changes nothing as {repository.shown} stands", f"if upstream has the change, correct its Probe in patches/ and continue; else {to_type('rebase', version, '--skip REASON')}"))
-            return _write(root, queue, pins, release, forecast(queue, pins, release, say, {row.patch: solution}), (), say)
+                raise Refused(
+                    Problem(
+                        "empty-patch",
+                        f"patches/{row.patch}",
+                        f"changes nothing as {repository.shown} stands",
+                        "if upstream has the change, correct its Probe in patches/ and continue;"
+                        f" else {to_type('rebase', version, '--skip REASON')}",
+                    )
+                )
+            return _write(
+                root,
+                queue,
+                pins,
+                release,
+                forecast(queue, pins, release, say, {row.patch: solution}),
+                (),
+                say,
+            )
 
 
 def abort(root: Path, version: Version, say: Say) -> None:
-    """Throw the repository away; what was written to the queue stays. Raises Refused where there is none."""
+    """Throw the repository away; what was written to the queue stays. Raises Refused where there is
+    none."""
     with _alone(root, say):
         repository = Repository(root, version)
         if repository.state is None and not repository.path.exists():
-            raise Refused(Problem("nothing-to-abort", repository.shown, "no rebase is under way", f"{to_type('rebase', version)} begins one"))
+            raise Refused(
+                Problem(
+                    "nothing-to-abort",
+                    repository.shown,
+                    "no rebase is under way",
+                    f"{to_type('rebase', version)} begins one",
+                )
+            )
         repository.remove()
 
 
 def under_way(root: Path) -> list[Version]:
     """The releases that have a repository, finished or not."""
-    names = (path.name.removeprefix("rebase-") for path in sorted((root / "work").glob("rebase-*")) if (path / ".git/patchqueue").is_dir())
+    names = (
+        path.name.removeprefix("rebase-")
+        for path in sorted((root / "work").glob("rebase-*"))
+        if (path / ".git/patchqueue").is_dir()
+    )
     return [Version(name) for name in names]
 
 
 def laid_out(root: Path, version: Version) -> bool:
-    """Whether a conflict of this release is laid out. Raises Refused where a folder of the user's is in its place."""
+    """Whether a conflict of this release is laid out. Raises Refused where a folder of the user's
+    is in its place."""
     return Repository(root, version).state is not None
 
 
@@ -139,7 +200,15 @@ def _to_write(root: Path, queue: Queue, pins: Pins, found: Forecast) -> bool:
         return True
 
 
-def _write(root: Path, queue: Queue, pins: Pins, release: Release, found: Forecast, first: tuple[Change, ...], say: Say) -> Progress:
+def _write(
+    root: Path,
+    queue: Queue,
+    pins: Pins,
+    release: Release,
+    found: Forecast,
+    first: tuple[Change, ...],
+    say: Say,
+) -> Progress:
     """Plan, prove, write, go on. first: changes that are decided already."""
     rows = _below(found)
     begun = with_changes(queue, first)
@@ -155,11 +224,23 @@ def _write(root: Path, queue: Queue, pins: Pins, release: Release, found: Foreca
     return _next(root, written, release, forecast(written, pins, release, say), changes, say)
 
 
-def _next(root: Path, queue: Queue, release: Release, found: Forecast, changes: tuple[Change, ...], say: Say) -> Progress:
+def _next(
+    root: Path,
+    queue: Queue,
+    release: Release,
+    found: Forecast,
+    changes: tuple[Change, ...],
+    say: Say,
+) -> Progress:
     """Lay out the first conflict, or leave it as it is where it is laid out already."""
     repository = Repository(root, release.version)
     state, row, laid = repository.state, found.conflict, _below(found)
-    if row is not None and state and (state["patch"], state["below"], state["tree"]) == (row.patch, digest(queue, [*laid, row]), tree_of(release)):
+    if (
+        row is not None
+        and state
+        and (state["patch"], state["below"], state["tree"])
+        == (row.patch, digest(queue, [*laid, row]), tree_of(release))
+    ):
         return Progress(found, changes, repository.path, repository.regions())
     if not changes and repository.edited():
         raise _stale(repository)
@@ -167,9 +248,22 @@ def _next(root: Path, queue: Queue, release: Release, found: Forecast, changes: 
         repository.remove()
     if row is None:
         return Progress(found, changes)
-    return Progress(found, changes, repository.path, repository.lay_out(queue, Stages(queue, found.nearest, say), release, [*laid, row]))
+    return Progress(
+        found,
+        changes,
+        repository.path,
+        repository.lay_out(queue, Stages(queue, found.nearest, say), release, [*laid, row]),
+    )
 
 
 def _stale(repository: Repository) -> Refused:
     what = "holds edits, and the queue or the release is no longer what they were made on"
-    return Refused(Problem("stale-rebase", repository.shown, what, f"keep what you need of them; {to_type('rebase', f'{repository.version} --abort')} throws them away"))
+    return Refused(
+        Problem(
+            "stale-rebase",
+            repository.shown,
+            what,
+            f"keep what you need of them; {to_type('rebase', f'{repository.version} --abort')}"
+            " throws them away",
+        )
+    )

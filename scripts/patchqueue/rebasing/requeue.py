@@ -1,4 +1,5 @@
-"""What a rebase writes to the queue: lines, variants, guards and headers, planned in memory and proved before anything is written."""
+"""What a rebase writes to the queue: lines, variants, guards and headers, planned in memory and
+proved before anything is written."""
 
 from __future__ import annotations
 
@@ -25,28 +26,46 @@ from .unified import unified
 
 Stands = dict[Version, dict[str, tuple[int, ...]]]  # release -> patch -> a line for each hunk
 
-def plan(root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[Row], complete: bool) -> list[Change]:
-    """What these rows make of the queue, the file of lines and trees last. complete: they are all there are, so that the tree is known.
+
+def plan(
+    root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[Row], complete: bool
+) -> list[Change]:
+    """What these rows make of the queue, the file of lines and trees last. complete: they are all
+    there are, so that the tree is known.
 
     Raises Refused where a guard cannot be made right.
     """
     rows, known = list(rows), [pin.version for pin in pins.all]
     old = (root / series.FILE).read_text(encoding="utf-8")
-    lines, changes, stands = Lines.of(old), [], {}
+    lines = Lines.of(old)
+    changes: list[Change] = []
+    stands: dict[Version, dict[str, tuple[int, ...]]] = {}
     for row in rows:
         entry = next(entry for entry in queue.entries if entry.name == row.patch)
         if row.outcome is Outcome.MERGED_UPSTREAM:
             changes += _end(queue, entry, version, known, lines)
         elif row.outcome is Outcome.NOT_SELECTED and entry.is_for(version):
             lines.guard(entry.name, _rest(entry, version, known))
-        elif row.outcome is Outcome.NEEDS_REFRESH or (row.outcome is Outcome.APPLIED and not entry.is_for(version)):
+        elif row.outcome is Outcome.NEEDS_REFRESH or (
+            row.outcome is Outcome.APPLIED and not entry.is_for(version)
+        ):
             changes += _carry(queue, pins, entry, row, version, lines, stands)
-    changes += [Change(str(series.FILE), lines.text.encode(), "guards")] if lines.text != old else []
+    changes += (
+        [Change(str(series.FILE), lines.text.encode(), "guards")] if lines.text != old else []
+    )
     return changes + _placed(with_changes(queue, changes), version, known, rows, complete, stands)
 
 
-def _placed(queue: Queue, version: Version, known: list[Version], rows: list[Row], complete: bool, stands: Stands) -> list[Change]:
-    """The lines of the texts that the release takes, and its tree. stands: those of texts that are written anew."""
+def _placed(
+    queue: Queue,
+    version: Version,
+    known: list[Version],
+    rows: list[Row],
+    complete: bool,
+    stands: Stands,
+) -> list[Change]:
+    """The lines of the texts that the release takes, and its tree. stands: those of texts that are
+    written anew."""
     selected = queue.select(version)
     names = {patch.name for patch in selected}
     files = dict(queue.overlay_for(selected))
@@ -54,20 +73,43 @@ def _placed(queue: Queue, version: Version, known: list[Version], rows: list[Row
         files |= row.after
     lines = {row.patch: row.lines for row in rows if row.lines is not None and row.patch in names}
     tree = pinned.laid_hash(files) if complete else ""
-    others = {other: pinned.Found(where, queue.placed.get(other, Placed()).tree) for other, where in stands.items()}
-    return pinned.plan(queue, known, others | {version: pinned.Found(lines | stands.get(version, {}), tree)})
+    others = {
+        other: pinned.Found(where, queue.placed.get(other, Placed()).tree)
+        for other, where in stands.items()
+    }
+    return pinned.plan(
+        queue, known, others | {version: pinned.Found(lines | stands.get(version, {}), tree)}
+    )
 
 
-def prove(root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable[Row], changes: Iterable[Change]) -> None:
-    """Raise Refused unless the queue with these changes passes lint, gives every other pin what it got, and the release
-    just what the rows say: replayed strictly, byte for byte.
+def prove(
+    root: Path,
+    queue: Queue,
+    pins: Pins,
+    release: Release,
+    rows: Iterable[Row],
+    changes: Iterable[Change],
+) -> None:
+    """Raise Refused unless the queue with these changes passes lint, gives every other pin what it
+    got, and the release just what the rows say: replayed strictly, byte for byte.
     """
     new = with_changes(queue, changes)
     problems = lint(root, new)
     for pin in pins.all:
-        names = [[(patch.name, edits(patch)) for patch in each.select(pin.version)] for each in (queue, new)]
+        names = [
+            [(patch.name, edits(patch)) for patch in each.select(pin.version)]
+            for each in (queue, new)
+        ]
         if pin.version != release.version and names[0] != names[1]:
-            problems.append(Problem("guard-not-split", str(series.FILE), f"{pin.tag} would get other patches: {sorted({name for name, _ in set(names[0]) ^ set(names[1])})}", "write this release's guards by hand"))
+            problems.append(
+                Problem(
+                    "guard-not-split",
+                    str(series.FILE),
+                    f"{pin.tag} would get other patches:"
+                    f" {sorted({name for name, _ in set(names[0]) ^ set(names[1])})}",
+                    "write this release's guards by hand",
+                )
+            )
     laid = [row for row in rows if row.outcome in (Outcome.APPLIED, Outcome.NEEDS_REFRESH)]
     bases = [queue.base(row.patch) for row in laid]
     selected = [patch for patch in new.select(release.version) if new.base(patch.name) in bases]
@@ -77,31 +119,63 @@ def prove(root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable
         wanted |= row.after
     wrong = [path for path, content in wanted.items() if replayed.files.get(path) != content]
     if [new.base(patch.name) for patch in selected] != bases or (wrong and not replayed.problems):
-        problems.append(Problem("not-proved", f"the queue on {release.version}", f"does not give the tree that was made: {' '.join(wrong) or 'other patches'}", "report this"))
+        problems.append(
+            Problem(
+                "not-proved",
+                f"the queue on {release.version}",
+                f"does not give the tree that was made: {' '.join(wrong) or 'other patches'}",
+                "report this",
+            )
+        )
     if problems or replayed.problems:
         raise Refused([*problems, *replayed.problems])
 
 
 def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) -> Change:
-    """The header that says why a release goes without the patch. Raises Refused for a reason that says nothing."""
+    """The header that says why a release goes without the patch. Raises Refused for a reason that
+    says nothing."""
     base = queue.base(name)
     if len(" ".join(reason.split())) < 10:
-        raise Refused(Problem("bad-field", f"patches/{base}", f"{reason!r} is no reason", 'say in ten characters or more why the release goes without: --skip "the code it changes is gone"'))
-    gap = f"Gap: {guards.own(version, [pin.version for pin in pins.all])}: {' '.join(reason.split())}\n"
+        raise Refused(
+            Problem(
+                "bad-field",
+                f"patches/{base}",
+                f"{reason!r} is no reason",
+                'say in ten characters or more why the release goes without: --skip "the code it'
+                ' changes is gone"',
+            )
+        )
+    gap = (
+        f"Gap: {guards.own(version, [pin.version for pin in pins.all])}:"
+        f" {' '.join(reason.split())}\n"
+    )
     head, diff = patchfile.split(queue.patches[base].content.decode("utf-8"))
     found = list(re.finditer(r"(?m)^(?:Gap|Probe):.*\n(?:[ \t].*\n)*", head))
     place = found[-1].end() if found else len(head)
-    return Change(f"patches/{base}", f"{head[:place]}{gap}{head[place:]}{diff}".encode(), f"{version} goes without it")
+    return Change(
+        f"patches/{base}",
+        f"{head[:place]}{gap}{head[place:]}{diff}".encode(),
+        f"{version} goes without it",
+    )
 
 
 def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
     rest = guards.parted(entry.text, version, pinned)[0]
     if not rest:
-        raise Refused(Problem("empty-guard", f"{series.FILE}:{entry.line}", f"{entry.name} would be for no pinned release any more", "remove it from series and patches/, then run this again"))
+        raise Refused(
+            Problem(
+                "empty-guard",
+                f"{series.FILE}:{entry.line}",
+                f"{entry.name} would be for no pinned release any more",
+                "remove it from series and patches/, then run this again",
+            )
+        )
     return rest
 
 
-def _end(queue: Queue, entry: Entry, version: Version, pinned: list[Version], lines: Lines) -> list[Change]:
+def _end(
+    queue: Queue, entry: Entry, version: Version, pinned: list[Version], lines: Lines
+) -> list[Change]:
     """Merged upstream: the guard stops before the release, and the header says since when."""
     if entry.is_for(version):
         lines.guard(entry.name, _rest(entry, version, pinned))
@@ -114,8 +188,11 @@ def _end(queue: Queue, entry: Entry, version: Version, pinned: list[Version], li
     return [Change(f"patches/{entry.base}", new.encode(), f"merged upstream: {status} before")]
 
 
-def _carry(queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, lines: Lines, stands: Stands) -> list[Change]:
-    """The patch for the release: its own text where that stands there, with less context if need be; else a variant.
+def _carry(
+    queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, lines: Lines, stands: Stands
+) -> list[Change]:
+    """The patch for the release: its own text where that stands there, with less context if need
+    be; else a variant.
 
     Where its text is written anew, the lines that it has on each release go into `stands`.
     """
@@ -133,28 +210,70 @@ def _carry(queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, l
             for each, own in texts.items():
                 stands.setdefault(each, {})[entry.name] = lines_of(text, own)
             content = of_files(queue.patches[entry.name], text.files).content
-            return [Change(f"patches/{entry.name}", content, f"for {version} too, with the context on which its releases agree")]
-    return [variant(queue, entry, version, known, lines, diff, f"for {version}: {row.why or 'fits as it is'}")]
+            return [
+                Change(
+                    f"patches/{entry.name}",
+                    content,
+                    f"for {version} too, with the context on which its releases agree",
+                )
+            ]
+    return [
+        variant(
+            queue,
+            entry,
+            version,
+            known,
+            lines,
+            diff,
+            f"for {version}: {row.why or 'fits as it is'}",
+        )
+    ]
 
 
-def _texts(queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, diff: str) -> dict[Version, Patch]:
-    """A patch as each release's own tree has it, and the new one's; empty where these cannot be one text.
+def _texts(
+    queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, diff: str
+) -> dict[Version, Patch]:
+    """A patch as each release's own tree has it, and the new one's; empty where these cannot be one
+    text.
 
     Releases that are not cached are not fetched for this: then they cannot.
     """
     served = [pin for pin in pins.all if pin.version != version and entry.is_for(pin.version)]
-    texts, below = {version: of_files(queue.patches[entry.name], patchfile.parse_diff(diff))}, {version: row.before}
+    texts, below = (
+        {version: of_files(queue.patches[entry.name], patchfile.parse_diff(diff))},
+        {version: row.before},
+    )
     for pin in served if all(map(source.is_cached, served)) else ():
-        there = next(each for each in pinned.rows_on(queue, pin.version, source.fetch(pin, None, lambda text: None).read)[0] if each.patch == entry.name)
+        there = next(
+            each
+            for each in pinned.rows_on(
+                queue, pin.version, source.fetch(pin, None, lambda text: None).read
+            )[0]
+            if each.patch == entry.name
+        )
         if there.lines is None:
             return {}
-        texts[pin.version], below[pin.version] = widened(at(queue.patches[entry.name], there.lines), there.before), there.before
+        texts[pin.version], below[pin.version] = (
+            widened(at(queue.patches[entry.name], there.lines), there.before),
+            there.before,
+        )
     text = shared([texts[each] for each in sorted(texts)])
-    at_one_place = text is not None and all(lay_patch(text, files.get).lines is not None for files in below.values())
+    at_one_place = text is not None and all(
+        lay_patch(text, files.get).lines is not None for files in below.values()
+    )
     return texts if at_one_place and len(texts) == 1 + len(served) else {}
 
 
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:
     """Whether the entry may have this guard beside its other variants."""
     wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
-    return not series.overlapping([wider, *(other for other in queue.entries if other.base == entry.base and other.name != entry.name)])
+    return not series.overlapping(
+        [
+            wider,
+            *(
+                other
+                for other in queue.entries
+                if other.base == entry.base and other.name != entry.name
+            ),
+        ]
+    )

@@ -1,4 +1,5 @@
-"""Pin a release: find all its wheels, prove that they hold one and the same tree, and write upstream/pins.toml."""
+"""Pin a release: find all its wheels, prove that they hold one and the same tree, and write
+upstream/pins.toml."""
 
 from __future__ import annotations
 
@@ -21,28 +22,58 @@ DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by 
 PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = 34  # manylinux_2_34, as every wheel since 0.5.11 has it
-HEAD = f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a version (series guards aside).\n"
+HEAD = (
+    f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a"
+    " version (series guards aside).\n"
+)
 
 
 def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -> pins.Pin:
     """Pin version `name` from the package index (or from a folder of its wheels, `origin`).
 
-    Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is to be had, or when its wheels
-    differ in more than compiled parts.
+    Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is to be had,
+    or when its wheels differ in more than compiled parts.
     """
     version = version_of(name)
     path = root / pins.FILE
     if path.is_file():
         pins.load(root)  # a file that is broken already is named, and left alone
-    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
+    document = (
+        tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
+    )
     if any(entry["version"] == str(version) for entry in document["revision"]):
-        raise Refused(Problem("duplicate-pin", str(pins.FILE), f"{version} is pinned already", f"{to_type('rebase', version)} says what the queue does on it"))
+        raise Refused(
+            Problem(
+                "duplicate-pin",
+                str(pins.FILE),
+                f"{version} is pinned already",
+                f"{to_type('rebase', version)} says what the queue does on it",
+            )
+        )
     if origin and not Path(origin).is_dir():
-        raise Refused(Problem("not-fetched", origin, "is no folder", f"name the folder that holds the wheels of sglang {version}"))
+        raise Refused(
+            Problem(
+                "not-fetched",
+                origin,
+                "is no folder",
+                f"name the folder that holds the wheels of sglang {version}",
+            )
+        )
     with tempfile.TemporaryDirectory() as space:
-        wheels = sorted(Path(origin).glob(f"sglang-{version}-*.whl")) if origin else _download_all(version, Path(space), say)
+        wheels = (
+            sorted(Path(origin).glob(f"sglang-{version}-*.whl"))
+            if origin
+            else _download_all(version, Path(space), say)
+        )
         if not wheels:
-            raise Refused(Problem("not-fetched", f"sglang {version}", "no wheel of it is to be had", "check the version, and `pip config list`"))
+            raise Refused(
+                Problem(
+                    "not-fetched",
+                    f"sglang {version}",
+                    "no wheel of it is to be had",
+                    "check the version, and `pip config list`",
+                )
+            )
         entry = describe(version, wheels)
     pins.check(entry.unwrap())
     document["revision"].append(entry)
@@ -58,7 +89,12 @@ def version_of(name: str) -> Version:
     try:
         return Version(name)
     except InvalidVersion:
-        problem = Problem("unknown-revision", repr(name), "is no version", f"name one as in {to_type('pin', '0.5.24')}")
+        problem = Problem(
+            "unknown-revision",
+            repr(name),
+            "is no version",
+            f"name one as in {to_type('pin', '0.5.24')}",
+        )
         raise Refused(problem) from None
 
 
@@ -69,15 +105,41 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     for wheel in wheels:
         try:
             with zipfile.ZipFile(wheel) as archive:
-                listing = {path: sha256(archive.read(member)) for path, member in source.members(archive, "wheel", wheel.name).items()}
-                newest = max([newest, *(datetime.date(*member.date_time[:3]) for member in archive.infolist())])
+                listing = {
+                    path: sha256(archive.read(member))
+                    for path, member in source.members(archive, "wheel", wheel.name).items()
+                }
+                newest = max(
+                    [
+                        newest,
+                        *(datetime.date(*member.date_time[:3]) for member in archive.infolist()),
+                    ]
+                )
         except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
-            raise Refused(Problem("bad-archive", wheel.name, f"is no zip archive that can be read: {error}", "fetch it again")) from None
+            raise Refused(
+                Problem(
+                    "bad-archive",
+                    wheel.name,
+                    f"is no zip archive that can be read: {error}",
+                    "fetch it again",
+                )
+            ) from None
         if not listing:
-            raise Refused(Problem("bad-archive", wheel.name, "holds no file of sglang", "do not use this archive"))
+            raise Refused(
+                Problem(
+                    "bad-archive", wheel.name, "holds no file of sglang", "do not use this archive"
+                )
+            )
         trees[wheel.name] = hash_listing(listing)
     if len(set(trees.values())) > 1:
-        raise Refused(Problem("wheels-differ", f"sglang {version}", f"its wheels hold different trees: {trees}", "find out which one is the release"))
+        raise Refused(
+            Problem(
+                "wheels-differ",
+                f"sglang {version}",
+                f"its wheels hold different trees: {trees}",
+                "find out which one is the release",
+            )
+        )
     entry = tomlkit.table()
     entry["version"] = str(version)
     entry["tag"] = f"v{version}"
@@ -104,20 +166,25 @@ def _download_all(version: Version, folder: Path, say: Callable[[str], None]) ->
 
 
 def wheel_of(version: Version, folder: Path, say: Callable[[str], None]) -> Path | None:
-    """Some wheel of the release, fetched into `folder`: their Python files are the same. None where there is none."""
+    """Some wheel of the release, fetched into `folder`: their Python files are the same. None where
+    there is none."""
     return next(_offered(version, folder, say), None)
 
 
 def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """The release's wheels as they come. pip lists no files, so each is asked for by name.
 
-    Before that the index is asked once whether it has the release. Where it cannot be reached, folders of wheels are asked that
-    pip is configured for. Raises Refused with the cause.
+    Before that the index is asked once whether it has the release. Where it cannot be reached,
+    folders of wheels are asked that pip is configured for. Raises Refused with the cause.
     """
     if not source.has_folders(folder):
         _refuse_unpublished(version, folder)
     names = [f"sglang-{version}-py3-none-any.whl"]
-    names += [f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl" for python in PYTHONS for machine in MACHINES]
+    names += [
+        f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl"
+        for python in PYTHONS
+        for machine in MACHINES
+    ]
     broken, had = "", False
     for name in names:
         if not broken:
@@ -136,7 +203,11 @@ def _refuse_unpublished(version: Version, folder: Path) -> None:
     """Raise Refused where the package index cannot be reached, or has no such release."""
     versions = sorted(map(Version, source.published(folder, "--pre")))
     if version not in versions:
-        what = f"the package index has no such release; its newest is {versions[-1]}" if versions else "the package index has none"
+        what = (
+            f"the package index has no such release; its newest is {versions[-1]}"
+            if versions
+            else "the package index has none"
+        )
         step = "name another, or give a wheel or checkout: --from PATH"
         raise Refused(Problem("not-fetched", f"sglang {version}", what, step))
 

@@ -1,12 +1,15 @@
-"""The pinned revisions: upstream/pins.toml, the only file that names a version of sglang (series guards aside)."""
+"""The pinned revisions: upstream/pins.toml, the only file that names a version of sglang (series
+guards aside)."""
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -21,7 +24,8 @@ else:
 
 FILE = Path("upstream/pins.toml")
 HASH = re.compile(r"sha256:[0-9a-f]{64}")
-TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # it names a folder in work/, and an argument of git
+# it names a folder in work/, and an argument of git
+TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Pin:
 
 @dataclass(frozen=True)
 class Pins:
-    """All pins, oldest first; the one that is meant when none is named; those that are tested when none is named."""
+    """All pins, oldest first; the one that is meant when none is named; those that are tested when
+    none is named."""
 
     all: tuple[Pin, ...]
     default: Pin
@@ -66,17 +71,25 @@ class Pins:
         Raises Refused with the known names when there is none.
         """
         try:
-            wanted = Version(Version(name).public)  # parses the leading v too; a local part (+cu130) does not matter
+            # parses the leading v too; a local part (+cu130) does not matter
+            wanted = Version(Version(name).public)
         except InvalidVersion:
-            raise Refused(self._unknown(name, "is no version", f"name one of these, as {self.default.tag}")) from None
+            raise Refused(
+                self._unknown(name, "is no version", f"name one of these, as {self.default.tag}")
+            ) from None
         for pin in self.all:
             if pin.version == wanted:
                 return pin
         near = [pin.tag for pin in self.all if _without_post(pin.version) == _without_post(wanted)]
         if near:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
-            raise Refused(Problem("unknown-revision", repr(name), what, f"the same command with {near[-1]}"))
-        step = f"name one of these; {to_type('rebase', wanted)} says what the queue does on another release"
+            raise Refused(
+                Problem("unknown-revision", repr(name), what, f"the same command with {near[-1]}")
+            )
+        step = (
+            f"name one of these; {to_type('rebase', wanted)} says what the queue does on another"
+            " release"
+        )
         raise Refused(self._unknown(name, "is not pinned", step))
 
     def _unknown(self, name: str, why: str, step: str) -> Problem:
@@ -89,27 +102,48 @@ def _without_post(version: Version) -> Version:
 
 
 def version(name: str) -> Version:
-    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter."""
+    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not
+    matter."""
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        raise Refused(Problem("unknown-revision", repr(name), "is no version, no wheel and no folder", f"name one as in {to_type('rebase', '0.5.24')}")) from None
+        raise Refused(
+            Problem(
+                "unknown-revision",
+                repr(name),
+                "is no version, no wheel and no folder",
+                f"name one as in {to_type('rebase', '0.5.24')}",
+            )
+        ) from None
 
 
 def load(root: Path) -> Pins:
-    """Read and check upstream/pins.toml below `root`. Raises Refused naming the entry and the field."""
+    """Read and check upstream/pins.toml below `root`. Raises Refused naming the entry and the
+    field."""
     path = root / FILE
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise Refused(Problem("no-pins", str(FILE), "does not exist, or is no file", f"run it in the project's folder, not {root}")) from None
+        raise Refused(
+            Problem(
+                "no-pins",
+                str(FILE),
+                "does not exist, or is no file",
+                f"run it in the project's folder, not {root}",
+            )
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(Problem("bad-pins", str(FILE), f"is not TOML: {error}")) from None
     entries = data.get("revision")
     if not isinstance(entries, list) or not entries:
         raise Refused(Problem("bad-pins", str(FILE), "has no [[revision]]"))
-    pins = tuple(sorted((_pin(number, entry) for number, entry in enumerate(entries, 1)), key=lambda pin: pin.version))
-    for earlier, later in zip(pins, pins[1:]):
+    pins = tuple(
+        sorted(
+            (_pin(number, entry) for number, entry in enumerate(entries, 1)),
+            key=lambda pin: pin.version,
+        )
+    )
+    for earlier, later in itertools.pairwise(pins):
         if earlier.version == later.version:
             raise Refused(Problem("duplicate-pin", str(FILE), f"{later.tag} is pinned twice"))
     if len({pin.tag for pin in pins}) < len(pins):
@@ -117,9 +151,17 @@ def load(root: Path) -> Pins:
     by_name = {str(pin.version): pin for pin in pins}
     tested = data.get("tested", [])
     if not isinstance(data.get("default"), str) or data["default"] not in by_name:
-        raise Refused(Problem("bad-pins", str(FILE), f"default = {data.get('default')!r} is none of its revisions"))
-    if not isinstance(tested, list) or not all(isinstance(name, str) and name in by_name for name in tested):
-        raise Refused(Problem("bad-pins", str(FILE), f"tested = {tested!r} is no list of its revisions"))
+        raise Refused(
+            Problem(
+                "bad-pins", str(FILE), f"default = {data.get('default')!r} is none of its revisions"
+            )
+        )
+    if not isinstance(tested, list) or not all(
+        isinstance(name, str) and name in by_name for name in tested
+    ):
+        raise Refused(
+            Problem("bad-pins", str(FILE), f"tested = {tested!r} is no list of its revisions")
+        )
     return Pins(pins, by_name[data["default"]], tuple(by_name[name] for name in tested))
 
 
@@ -130,26 +172,40 @@ def check(entry: object) -> None:
 
 def _pin(number: int, entry: object) -> Pin:
     if not isinstance(entry, dict):
-        raise Refused(Problem("bad-pins", f"{FILE}: revision {number}", f"is no [[revision]] table: {entry!r}"))
+        raise Refused(
+            Problem(
+                "bad-pins", f"{FILE}: revision {number}", f"is no [[revision]] table: {entry!r}"
+            )
+        )
     where = f"{FILE}: revision {entry.get('version', number)}"
 
-    def field(name: str, kind: type):
+    def field(name: str, kind: type) -> Any:
         value = entry.get(name)
         if type(value) is not kind:
-            raise Refused(Problem("bad-pins", where, f"{name} must be a {kind.__name__}, not {value!r}"))
+            raise Refused(
+                Problem("bad-pins", where, f"{name} must be a {kind.__name__}, not {value!r}")
+            )
         return value
 
     def tree_hash(name: str) -> str:
         if not HASH.fullmatch(field(name, str)):
-            raise Refused(Problem("bad-pins", where, f"{name} must be sha256: and 64 hex digits, not {entry[name]!r}"))
-        return entry[name]
+            raise Refused(
+                Problem(
+                    "bad-pins",
+                    where,
+                    f"{name} must be sha256: and 64 hex digits, not {entry[name]!r}",
+                )
+            )
+        return str(entry[name])
 
     try:
         version = Version(field("version", str))
     except InvalidVersion:
         raise Refused(Problem("bad-pins", where, "version is no PEP 440 version")) from None
     if not TAG.fullmatch(field("tag", str)):
-        raise Refused(Problem("bad-pins", where, f"tag {entry['tag']!r} could not name a folder in work/"))
+        raise Refused(
+            Problem("bad-pins", where, f"tag {entry['tag']!r} could not name a folder in work/")
+        )
     wheels = tuple(_wheel(where, version, wheel) for wheel in field("wheels", list))
     if not wheels:
         raise Refused(Problem("bad-pins", where, "has no wheels"))
@@ -157,14 +213,26 @@ def _pin(number: int, entry: object) -> Pin:
     if unknown:
         raise Refused(Problem("bad-pins", where, f"has unknown fields {sorted(unknown)}"))
     return Pin(
-        version, field("tag", str), field("released", datetime.date), field("resolve_as_of", datetime.date),
-        tree_hash("tree"), tree_hash("python"), wheels, field("no_patches", str) if "no_patches" in entry else "",
-    )  # fmt: skip
+        version,
+        field("tag", str),
+        field("released", datetime.date),
+        field("resolve_as_of", datetime.date),
+        tree_hash("tree"),
+        tree_hash("python"),
+        wheels,
+        field("no_patches", str) if "no_patches" in entry else "",
+    )
 
 
 def _wheel(where: str, version: Version, entry: object) -> Wheel:
-    if not isinstance(entry, dict) or set(entry) != {"file", "sha256"} or not all(isinstance(v, str) for v in entry.values()):
-        raise Refused(Problem("bad-pins", where, f"a wheel is {{file = …, sha256 = …}}, not {entry!r}"))
+    if (
+        not isinstance(entry, dict)
+        or set(entry) != {"file", "sha256"}
+        or not all(isinstance(v, str) for v in entry.values())
+    ):
+        raise Refused(
+            Problem("bad-pins", where, f"a wheel is {{file = …, sha256 = …}}, not {entry!r}")
+        )
     if not re.fullmatch("[0-9a-f]{64}", entry["sha256"]):
         raise Refused(Problem("bad-pins", where, f"{entry['file']}: sha256 is not 64 hex digits"))
     try:
@@ -172,5 +240,7 @@ def _wheel(where: str, version: Version, entry: object) -> Wheel:
     except (InvalidWheelFilename, InvalidVersion) as error:
         raise Refused(Problem("bad-pins", where, str(error))) from None
     if (name, found) != ("sglang", version):
-        raise Refused(Problem("bad-pins", where, f"{entry['file']} is not a wheel of sglang {version}"))
+        raise Refused(
+            Problem("bad-pins", where, f"{entry['file']} is not a wheel of sglang {version}")
+        )
     return Wheel(entry["file"], entry["sha256"])

@@ -1,4 +1,5 @@
-"""The files of any release, pinned or not: of a wheel, of a checkout, or as the package index has them."""
+"""The files of any release, pinned or not: of a wheel, of a checkout, or as the package index has
+them."""
 
 from __future__ import annotations
 
@@ -23,16 +24,19 @@ from .pin import wheel_of
 from .pins import Pin, Pins
 
 Say = Callable[[str], None]
-WRITTEN = re.compile(r"^(?:__version__ = )?(?:version|__version__) = ['\"]([^'\"]+)['\"]", re.MULTILINE)
+WRITTEN = re.compile(
+    r"^(?:__version__ = )?(?:version|__version__) = ['\"]([^'\"]+)['\"]", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
 class Release:
-    """read: a file's content by its path in git's layout, or None; paths: all of them, sorted; name: what was read."""
+    """read: a file's content by its path in git's layout, or None; paths: all of them, sorted;
+    name: what was read."""
 
     version: Version
     name: str
-    read: Callable[[str], "bytes | None"]
+    read: Callable[[str], bytes | None]
     paths: tuple[str, ...]
 
     def keep(self, file: Path) -> None:
@@ -110,7 +114,9 @@ def _archive(version: Version, origin: str | None, space: Path, say: Say) -> tup
     file = found[0] if found else None if origin else wheel_of(version, space, say)
     if file is None or not file.is_file():
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
-        raise Refused(Problem("not-fetched", f"sglang {version}", "no wheel of it is to be had", step))
+        raise Refused(
+            Problem("not-fetched", f"sglang {version}", "no wheel of it is to be had", step)
+        )
     return file, "wheel"
 
 
@@ -122,14 +128,20 @@ def kept(version: Version, name: str, file: Path) -> Iterator[Release]:
 
 
 def newer(pins: Pins) -> list[Version]:
-    """The releases that the package index has and that are newer than the newest pin, oldest first; no pre-releases."""
+    """The releases that the package index has and that are newer than the newest pin, oldest first;
+    no pre-releases."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-watch-") as space:
         versions = map(Version, source.published(Path(space)))
-    return sorted(version for version in versions if version > pins.all[-1].version and not version.is_prerelease)
+    return sorted(
+        version
+        for version in versions
+        if version > pins.all[-1].version and not version.is_prerelease
+    )
 
 
 def version_of(path: Path, pins: Pins) -> Version:
-    """The version of a wheel, or of a folder that holds python/sglang: its git tag, else the one written in its files.
+    """The version of a wheel, or of a folder that holds python/sglang: its git tag, else the one
+    written in its files.
 
     Commits on top of a tag that is pinned, or older than the newest pin, are a fork: that release
     with edits. On top of a newer tag they count as the next release: v0.5.24 and 692 commits is
@@ -139,10 +151,23 @@ def version_of(path: Path, pins: Pins) -> Version:
         try:
             return parse_wheel_filename(path.name)[1]
         except (InvalidWheelFilename, InvalidVersion):
-            raise Refused(Problem("unknown-revision", path.name, "is not named as a wheel is", f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}")) from None
+            raise Refused(
+                Problem(
+                    "unknown-revision",
+                    path.name,
+                    "is not named as a wheel is",
+                    f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}",
+                )
+            ) from None
     _holds_sglang(path)
     tag, behind = _described(path)
-    written = [match.group(1) for file in (GENERATED, "python/sglang/version.py") if (path / file).is_file() for match in [WRITTEN.search((path / file).read_text("utf-8", "replace"))] if match]
+    written = [
+        match.group(1)
+        for file in (GENERATED, "python/sglang/version.py")
+        if (path / file).is_file()
+        for match in [WRITTEN.search((path / file).read_text("utf-8", "replace"))]
+        if match
+    ]
     for text in [tag, *written]:
         try:
             found = Version(text)
@@ -153,7 +178,14 @@ def version_of(path: Path, pins: Pins) -> Version:
             step = 0 if found.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
             return Version(f"{found.major}.{found.minor}.{found.micro + step}")
         return Version(found.public)
-    raise Refused(Problem("unknown-revision", str(path), "has no release's tag and no version written in python/sglang", f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}"))
+    raise Refused(
+        Problem(
+            "unknown-revision",
+            str(path),
+            "has no release's tag and no version written in python/sglang",
+            f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}",
+        )
+    )
 
 
 def _described(path: Path) -> tuple[str, int]:
@@ -172,12 +204,26 @@ def _names_it(origin: str, version: Version) -> None:
     except (InvalidWheelFilename, InvalidVersion):
         return
     if Version(named.public) != version:
-        raise Refused(Problem("wrong-version", origin, f"is a wheel of {named}, not of {version}", to_type("rebase", f"{named} --from {origin}")))
+        raise Refused(
+            Problem(
+                "wrong-version",
+                origin,
+                f"is a wheel of {named}, not of {version}",
+                to_type("rebase", f"{named} --from {origin}"),
+            )
+        )
 
 
 def _holds_sglang(folder: Path) -> None:
     if not (folder / "python/sglang").is_dir():
-        raise Refused(Problem("not-fetched", str(folder), "holds no python/sglang", "give a wheel, or a checkout of sglang"))
+        raise Refused(
+            Problem(
+                "not-fetched",
+                str(folder),
+                "holds no python/sglang",
+                "give a wheel, or a checkout of sglang",
+            )
+        )
 
 
 def _of_folder(version: Version, folder: Path, say: Say) -> Release:
@@ -185,9 +231,25 @@ def _of_folder(version: Version, folder: Path, say: Say) -> Release:
     tag, behind = _described(folder)
     where = f" (v{tag} and {counted(behind, 'commit')})" if behind else ""
     say(f"sglang {version} from {folder}{where}: its files as they stand")
-    files = (path for root in ("python/sglang", "test") for path in (folder / root).rglob("*") if path.is_file() and not path.is_symlink())
-    paths = tuple(sorted(name for name in (path.relative_to(folder).as_posix() for path in files) if is_part_of_tree(name)))
-    return Release(version, folder.resolve().name, lambda path: (folder / path).read_bytes() if (folder / path).is_file() else None, paths)
+    files = (
+        path
+        for root in ("python/sglang", "test")
+        for path in (folder / root).rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
+    paths = tuple(
+        sorted(
+            name
+            for name in (path.relative_to(folder).as_posix() for path in files)
+            if is_part_of_tree(name)
+        )
+    )
+    return Release(
+        version,
+        folder.resolve().name,
+        lambda path: (folder / path).read_bytes() if (folder / path).is_file() else None,
+        paths,
+    )
 
 
 @contextmanager
@@ -195,6 +257,15 @@ def _of_archive(version: Version, file: Path, kind: str) -> Iterator[Release]:
     try:
         with zipfile.ZipFile(file) as archive:
             found = source.members(archive, kind, file.name)
-            yield Release(version, file.name, lambda path: archive.read(found[path]) if path in found else None, tuple(sorted(found)))
+            yield Release(
+                version,
+                file.name,
+                lambda path: archive.read(found[path]) if path in found else None,
+                tuple(sorted(found)),
+            )
     except zipfile.BadZipFile as error:
-        raise Refused(Problem("bad-archive", file.name, f"is no zip archive: {error}", "do not use this archive")) from None
+        raise Refused(
+            Problem(
+                "bad-archive", file.name, f"is no zip archive: {error}", "do not use this archive"
+            )
+        ) from None

@@ -1,6 +1,8 @@
-"""Where a pristine release comes from: its wheel, or its git tag, checked, cached read-only, and read from there.
+"""Where a pristine release comes from: its wheel, or its git tag, checked, cached read-only, and
+read from there.
 
-Only whole archives are cached, under their own sha256: an entry is good or it is not, and every use looks.
+Only whole archives are cached, under their own sha256: an entry is good or it is not, and every use
+looks.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ from .pins import Pin, Wheel
 
 Say = Callable[[str], None]
 
-LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")  # a backslash, or a part that is empty, . or ..
+# a backslash, or a part that is empty, . or ..
+LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")
 # What pip says, in its warnings, of a package index that it cannot reach.
-UNREACHABLE = re.compile(r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify failed|Tunnel connection failed: [^\"')]+")
+UNREACHABLE = re.compile(
+    r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify"
+    r" failed|Tunnel connection failed: [^\"')]+"
+)
 
 SHORT = 12  # hex digits of a commit, in the name of an archive
 CACHE_README = """Upstream release archives, kept by the sglang patch queue under their own sha256.
@@ -52,7 +58,8 @@ def cache_folder() -> Path:
 
 @dataclass
 class Source:
-    """One release's pristine files. archive: a checked zip; kind: "wheel" or "git"; name: its file, or its commit."""
+    """One release's pristine files. archive: a checked zip; kind: "wheel" or "git"; name: its file,
+    or its commit."""
 
     pin: Pin
     archive: Path
@@ -65,14 +72,22 @@ class Source:
         try:
             return zipfile.ZipFile(self.archive)
         except zipfile.BadZipFile as error:
-            raise Refused(Problem("bad-archive", self.archive.name, f"is no zip archive: {error}", "do not use this archive")) from None
+            raise Refused(
+                Problem(
+                    "bad-archive",
+                    self.archive.name,
+                    f"is no zip archive: {error}",
+                    "do not use this archive",
+                )
+            ) from None
 
     @cached_property
     def _members(self) -> dict[str, zipfile.ZipInfo]:
         return members(self._zip, self.kind, self.archive.name)
 
     def read(self, path: str) -> bytes | None:
-        """A file of the pristine tree, by its path in git's layout, or None where the release has none."""
+        """A file of the pristine tree, by its path in git's layout, or None where the release has
+        none."""
         member = self._members.get(path)
         return self._zip.read(member) if member else None
 
@@ -99,34 +114,63 @@ class Source:
     def verify(self, listing: dict[str, str]) -> None:
         """Raise Refused unless the listing is what the pin says."""
         found, pinned = (
-            (hash_listing(listing), self.pin.tree) if self.kind == "wheel" else (hash_listing(python_part(listing)), self.pin.python)
+            (hash_listing(listing), self.pin.tree)
+            if self.kind == "wheel"
+            else (hash_listing(python_part(listing)), self.pin.python)
         )
         if found != pinned:
             raise Refused(
-                Problem(str(Outcome.TREE_MISMATCH), f"{self.pin.tag} from {self.name}", f"its tree is {found}, pinned is {pinned}", "it is not the release; take another source")
-            )  # fmt: skip
+                Problem(
+                    str(Outcome.TREE_MISMATCH),
+                    f"{self.pin.tag} from {self.name}",
+                    f"its tree is {found}, pinned is {pinned}",
+                    "it is not the release; take another source",
+                )
+            )
 
 
 def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile.ZipInfo]:
     """The archive's members that belong to the tree, by their path in git's layout.
 
-    A wheel's `sglang/` lies under `python/` in git. Raises Refused for a name that would leave the tree, and for a link
-    in a wheel (git archives may hold links; no patch can touch one, so they are left out).
+    A wheel's `sglang/` lies under `python/` in git. Raises Refused for a name that would leave the
+    tree, and for a link in a wheel (git archives may hold links; no patch can touch one, so they
+    are left out).
     """
     found: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         path = member.filename
         if LEAVES_THE_TREE.search(path.removesuffix("/")) or "\0" in member.orig_filename:
-            raise Refused(Problem("bad-member", name, f"has a member called {member.orig_filename!r}", "do not use this archive"))
+            raise Refused(
+                Problem(
+                    "bad-member",
+                    name,
+                    f"has a member called {member.orig_filename!r}",
+                    "do not use this archive",
+                )
+            )
         is_link = stat.S_ISLNK(member.external_attr >> 16)
         if is_link and kind == "wheel":
-            raise Refused(Problem("bad-member", name, f"{path} is a link", "do not use this archive"))
+            raise Refused(
+                Problem("bad-member", name, f"{path} is a link", "do not use this archive")
+            )
         if kind == "wheel":
             path = f"python/{path}" if path.startswith("sglang/") else ""
-        if not path.startswith(("python/sglang/", "test/")) or path.endswith("/") or is_link or not is_part_of_tree(path):
+        if (
+            not path.startswith(("python/sglang/", "test/"))
+            or path.endswith("/")
+            or is_link
+            or not is_part_of_tree(path)
+        ):
             continue
         if path in found:
-            raise Refused(Problem("bad-member", name, f"has two members called {member.filename!r}", "do not use this archive"))
+            raise Refused(
+                Problem(
+                    "bad-member",
+                    name,
+                    f"has two members called {member.filename!r}",
+                    "do not use this archive",
+                )
+            )
         found[path] = member
     return found
 
@@ -149,8 +193,14 @@ def fetch(pin: Pin, origin: str | None, say: Say, wheel_only: bool = False) -> S
         local = [path / wheel.file for wheel in pin.wheels if (path / wheel.file).is_file()]
         if not local and any(path.glob("*.whl")) and not (path / ".git").exists():
             what = f"holds wheels, but none is {_preferred(pin.wheels)[0].file}"
-            raise Refused(Problem("not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}"))
-        return _from_wheel_file(pin, local[0], cache, say) if local else _from_git(pin, origin, cache, say)
+            raise Refused(
+                Problem("not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}")
+            )
+        return (
+            _from_wheel_file(pin, local[0], cache, say)
+            if local
+            else _from_git(pin, origin, cache, say)
+        )
     for wheel in _preferred(pin.wheels):
         source = _cached(pin, wheel, cache, say)
         if source:
@@ -160,12 +210,17 @@ def fetch(pin: Pin, origin: str | None, say: Say, wheel_only: bool = False) -> S
         return archived
     with _workspace(cache, say) as space:
         wheel = _preferred(pin.wheels)[0]
-        return _cached(pin, wheel, cache, say) or _from_index(pin, wheel, cache, space, say)  # another run may have it by now
+        # another run may have it by now
+        return _cached(pin, wheel, cache, say) or _from_index(pin, wheel, cache, space, say)
 
 
 def kept(pin: Pin, digest: str, say: Say) -> Source | None:
-    """The git archive of the release that a tree was made of, by its sha256; None where the cache has it no more."""
-    return next((found for found in _kept_from_git(pin, cache_folder(), say) if found.sha256 == digest), None)
+    """The git archive of the release that a tree was made of, by its sha256; None where the cache
+    has it no more."""
+    return next(
+        (found for found in _kept_from_git(pin, cache_folder(), say) if found.sha256 == digest),
+        None,
+    )
 
 
 def is_cached(pin: Pin) -> bool:
@@ -176,8 +231,16 @@ def is_cached(pin: Pin) -> bool:
 
 
 def _preferred(wheels: tuple[Wheel, ...]) -> list[Wheel]:
-    """The wheels, best first. All have the same tree; this machine's own also has compiled parts that run here."""
-    return sorted(wheels, key=lambda wheel: (f"_{platform.machine()}." not in wheel.file, "-cp311-" not in wheel.file, wheel.file))
+    """The wheels, best first. All have the same tree; this machine's own also has compiled parts
+    that run here."""
+    return sorted(
+        wheels,
+        key=lambda wheel: (
+            f"_{platform.machine()}." not in wheel.file,
+            "-cp311-" not in wheel.file,
+            wheel.file,
+        ),
+    )
 
 
 def _entry(cache: Path, digest: str, name: str) -> Path:
@@ -221,7 +284,8 @@ def _kept_from_git(pin: Pin, cache: Path, say: Say) -> Iterator[Source]:
 
 
 def _keep(file: Path, digest: str, name: str, cache: Path) -> Path:
-    """Move a checked archive into the cache, read-only; renamed last, so a half one is never seen."""
+    """Move a checked archive into the cache, read-only; renamed last, so a half one is never
+    seen."""
     path = _entry(cache, digest, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     (cache / "README").write_text(CACHE_README)
@@ -234,8 +298,17 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
     digest = file_sha256(file)
     wheel = next((wheel for wheel in pin.wheels if wheel.sha256 == digest), None)
     if wheel is None:
-        pinned = next((wheel.sha256 for wheel in pin.wheels if wheel.file == file.name), "another file name")
-        raise Refused(Problem("wrong-sha256", file.name, f"its sha256 is {digest}, pinned is {pinned}", "do not use it; see where your package index gets it from"))
+        pinned = next(
+            (wheel.sha256 for wheel in pin.wheels if wheel.file == file.name), "another file name"
+        )
+        raise Refused(
+            Problem(
+                "wrong-sha256",
+                file.name,
+                f"its sha256 is {digest}, pinned is {pinned}",
+                "do not use it; see where your package index gets it from",
+            )
+        )
     probe = Source(pin, file, digest, "wheel", wheel.file)
     probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
     return Source(pin, _keep(file, digest, wheel.file, cache), digest, "wheel", wheel.file)
@@ -253,7 +326,10 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path, say: Say) -> S
     done = download(str(pin.version), wheel.file, space)
     file = space / wheel.file
     if done.returncode or not file.is_file():
-        step = disk.said(done.stderr) or "check `pip config list`, or give a wheel or checkout: --from PATH"
+        step = (
+            disk.said(done.stderr)
+            or "check `pip config list`, or give a wheel or checkout: --from PATH"
+        )
         raise Refused(Problem("not-fetched", wheel.file, _why(done), step))
     return _checked(pin, file, cache)
 
@@ -265,35 +341,87 @@ def unreachable(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _why(done: subprocess.CompletedProcess[str]) -> str:
-    """Why pip had nothing, in a line: its last one names no cause where the index cannot be reached."""
+    """Why pip had nothing, in a line: its last one names no cause where the index cannot be
+    reached."""
     said = done.stderr.strip() or done.stdout.strip() or "pip said nothing"
     return unreachable(done) or said.splitlines()[-1]
 
 
-def download(version: str, file: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of sglang. words: more for pip."""
+def download(
+    version: str, file: str, folder: Path, *words: str
+) -> subprocess.CompletedProcess[str]:
+    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of
+    sglang. words: more for pip."""
     tag: Tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
     platforms = {tag.platform for tag in parse_wheel_filename(file)[3]}
-    chosen = ["--python-version", tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11", "--platform", sorted(platforms)[0]]
+    chosen = [
+        "--python-version",
+        tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11",
+        "--platform",
+        sorted(platforms)[0],
+    ]
     if tag.abi != "none":
         chosen += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-input", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary=:all:", "--progress-bar", "off", *chosen, *words, "-d", str(folder), f"sglang=={version}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
+    command += [
+        "--only-binary=:all:",
+        "--progress-bar",
+        "off",
+        *chosen,
+        *words,
+        "-d",
+        str(folder),
+        f"sglang=={version}",
+    ]
     return _pip(command, folder)
 
 
 def published(folder: Path, *words: str) -> list[str]:
-    """Every version of sglang that the package index pip is configured for has a Linux wheel of, for a Python that all pins know.
+    """Every version of sglang that the package index pip is configured for has a Linux wheel of,
+    for a Python that all pins know.
 
     folder: an empty one to run pip in. words: more for pip. Raises Refused where pip cannot say.
     """
-    command = [sys.executable, "-m", "pip", "index", "versions", "sglang", "--json", "--disable-pip-version-check", "--no-input"]
-    command += ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_34_x86_64", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "index",
+        "versions",
+        "sglang",
+        "--json",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
+    command += [
+        "--only-binary=:all:",
+        "--python-version",
+        "3.12",
+        "--platform",
+        "manylinux_2_34_x86_64",
+        *words,
+    ]
     done = _pip(command, folder)
     try:
-        return json.loads(done.stdout)["versions"]
+        return [str(version) for version in json.loads(done.stdout)["versions"]]
     except (ValueError, KeyError):
-        raise Refused(Problem("not-fetched", "the versions of sglang", _why(done), "check the network and `pip config list`, or give a wheel or checkout: --from PATH")) from None
+        raise Refused(
+            Problem(
+                "not-fetched",
+                "the versions of sglang",
+                _why(done),
+                "check the network and `pip config list`, or give a wheel or checkout: --from PATH",
+            )
+        ) from None
 
 
 def has_folders(folder: Path) -> bool:
@@ -302,8 +430,11 @@ def has_folders(folder: Path) -> bool:
 
 
 def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """pip's own five tries take eight seconds where there is no network: two, unless the user says otherwise."""
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env={"PIP_RETRIES": "1", **os.environ})
+    """pip's own five tries take eight seconds where there is no network: two, unless the user says
+    otherwise."""
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env={"PIP_RETRIES": "1", **os.environ}
+    )
 
 
 def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
@@ -323,31 +454,97 @@ def archive_of_tag(tag: str, origin: str, space: Path, say: Say) -> tuple[Path, 
     """
     repository = Path(origin)
     if not repository.is_dir() and ":" not in origin:
-        raise Refused(Problem("not-fetched", origin, "is no file and no folder", "name a wheel, a folder of wheels, or a git repository"))
+        raise Refused(
+            Problem(
+                "not-fetched",
+                origin,
+                "is no file and no folder",
+                "name a wheel, a folder of wheels, or a git repository",
+            )
+        )
     if not repository.is_dir():
         say(f"cloning {tag} of {origin}")
         repository = space / "clone"
-        _git(origin, tag, "clone", "-q", "--bare", "--depth=1", f"--branch={tag}", "--", origin, str(repository))
-    commit = _git(origin, tag, "-C", str(repository), "rev-parse", "--verify", "-q", f"refs/tags/{tag}^{{commit}}").strip()
-    say(f"{tag} from {origin}: the commit of that tag, {commit[:SHORT]}; what is checked out is not read")
-    top = _git(origin, tag, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
+        _git(
+            origin,
+            tag,
+            "clone",
+            "-q",
+            "--bare",
+            "--depth=1",
+            f"--branch={tag}",
+            "--",
+            origin,
+            str(repository),
+        )
+    commit = _git(
+        origin,
+        tag,
+        "-C",
+        str(repository),
+        "rev-parse",
+        "--verify",
+        "-q",
+        f"refs/tags/{tag}^{{commit}}",
+    ).strip()
+    say(
+        f"{tag} from {origin}: the commit of that tag, {commit[:SHORT]}; what is checked out is not"
+        " read"
+    )
+    top = _git(
+        origin, tag, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit
+    ).split("\0")
     wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
     file = space / f"sglang-{tag}-{commit[:SHORT]}.zip"
     # From outside the checkout: inside one, git archives the current folder only.
     folder = _git(origin, tag, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
-    _git(origin, tag, "-C", str(space), f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}", commit, "--", *wanted)
+    _git(
+        origin,
+        tag,
+        "-C",
+        str(space),
+        f"--git-dir={folder}",
+        "archive",
+        "--format=zip",
+        f"--output={file}",
+        commit,
+        "--",
+        *wanted,
+    )
     return file, commit
 
 
 def _git(origin: str, tag: str, *arguments: str) -> str:
     """Run git as nobody's repository and nobody's configuration would have it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_SSL")}
-    environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
-    command = ["git", "-c", "core.autocrlf=false", "-c", "core.eol=lf", "-c", "safe.directory=*", "-c", "core.attributesFile=/dev/null", *arguments]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith("GIT_SSL")
+    }
+    environment |= {
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "LC_ALL": "C",
+    }
+    command = [
+        "git",
+        "-c",
+        "core.autocrlf=false",
+        "-c",
+        "core.eol=lf",
+        "-c",
+        "safe.directory=*",
+        "-c",
+        "core.attributesFile=/dev/null",
+        *arguments,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     except FileNotFoundError:
-        raise Refused(Problem("no-git", origin, "git is not installed", "install git, or give a wheel")) from None
+        raise Refused(
+            Problem("no-git", origin, "git is not installed", "install git, or give a wheel")
+        ) from None
     if done.returncode:
         last = (done.stderr.strip() or f"it has no tag {tag}").splitlines()[-1]
         step = disk.said(last) or f"give a wheel, or a git repository that has the tag {tag}"
@@ -357,7 +554,8 @@ def _git(origin: str, tag: str, *arguments: str) -> str:
 
 @contextmanager
 def _workspace(cache: Path, say: Say) -> Iterator[Path]:
-    """A folder of this run's own in the cache, which nobody else fills meanwhile; what a killed run left is removed."""
+    """A folder of this run's own in the cache, which nobody else fills meanwhile; what a killed run
+    left is removed."""
     with locked(cache / ".lock", say):
         for left in cache.glob("tmp-*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -1,7 +1,8 @@
 """Repack a release's official wheel with the queue on it: `sglang-0.5.9+pcg.1-….whl`.
 
-The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts and entry points
-included, comes byte for byte from the wheel that the pin names. The same input gives the same bytes.
+The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts and
+entry points included, comes byte for byte from the wheel that the pin names. The same input gives
+the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
-from ..files.tree import GENERATED, LISTING, hash_listing, is_part_of_tree, list_folder, listing_text, own_listing, sha256
+from ..files.tree import (
+    GENERATED,
+    LISTING,
+    hash_listing,
+    is_part_of_tree,
+    list_folder,
+    listing_text,
+    own_listing,
+    sha256,
+)
 from ..hint import to_type
 from ..laying.apply import apply
 from ..outcome import Problem, Refused
@@ -36,13 +46,15 @@ Say = Callable[[str], None]
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
 VERSION_FILE = GENERATED.removeprefix("python/")
-PLAIN_VERSION_FILE = "sglang/version.py"  # where releases up to 0.5.6 say it, which were not made with setuptools-scm
+# where releases up to 0.5.6 say it, which were not made with setuptools-scm
+PLAIN_VERSION_FILE = "sglang/version.py"
 FILE_MODE, PROGRAM_MODE = 0o644, 0o755
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a wheel is to run. python: "3.12"; machine: as platform.machine() names it, "x86_64"."""
+    """Where a wheel is to run. python: "3.12"; machine: as platform.machine() names it,
+    "x86_64"."""
 
     python: str
     machine: str
@@ -57,7 +69,9 @@ class Target:
 
     def _takes(self, tag: Tag) -> bool:
         pythons = (f"cp{self.python.replace('.', '')}", "py3")
-        return tag.interpreter in pythons and (tag.platform == "any" or tag.platform.endswith(f"_{self.machine}"))
+        return tag.interpreter in pythons and (
+            tag.platform == "any" or tag.platform.endswith(f"_{self.machine}")
+        )
 
     def __str__(self) -> str:
         return f"Python {self.python} on {self.machine}"
@@ -65,9 +79,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Built:
-    """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the tree's provenance.
+    """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the
+    tree's provenance.
 
-    added, changed, removed: the difference of its RECORD to upstream's, by member name; upstream: the wheel it was made of.
+    added, changed, removed: the difference of its RECORD to upstream's, by member name; upstream:
+    the wheel it was made of.
     """
 
     pin: Pin
@@ -88,32 +104,73 @@ def local_version(pin: Pin) -> str:
 
 
 def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, say: Say) -> Built:
-    """Apply the queue, then repack the official wheel for `target` into the folder `out`, whole or not at all.
+    """Apply the queue, then repack the official wheel for `target` into the folder `out`, whole or
+    not at all.
 
     origin: as for apply; a wheel or a folder of wheels (a git checkout has no wheel to repack).
-    Raises Refused where no patch is for this release, where it has no wheel for `target`, or where apply refuses.
+    Raises Refused where no patch is for this release, where it has no wheel for `target`, or where
+    apply refuses.
     """
     if pin.no_patches:
-        raise Refused(Problem("nothing-to-build", pin.tag, f"no patch is for it: {pin.no_patches}", "install upstream's own wheel"))
+        raise Refused(
+            Problem(
+                "nothing-to-build",
+                pin.tag,
+                f"no patch is for it: {pin.no_patches}",
+                "install upstream's own wheel",
+            )
+        )
     wheel = _wheel_for(pin, target)
     archive = source.fetch(replace(pin, wheels=(wheel,)), origin, say, wheel_only=True)
     if archive.kind != "wheel":
-        raise Refused(Problem("no-wheel", pin.tag, f"{origin} has no wheel to repack", "give a wheel or a folder of wheels, or leave --from out"))
+        raise Refused(
+            Problem(
+                "no-wheel",
+                pin.tag,
+                f"{origin} has no wheel to repack",
+                "give a wheel or a folder of wheels, or leave --from out",
+            )
+        )
     report = apply(root, pin, None if origin is None else str(archive.archive), say)
     with zipfile.ZipFile(archive.archive) as upstream:
-        members = {member.filename: upstream.read(member) for member in upstream.infolist() if not member.is_dir()}
-    record = report.record | {"source": {"kind": archive.kind, "name": archive.name, "sha256": archive.sha256}}  # apply takes this host's wheel
+        members = {
+            member.filename: upstream.read(member)
+            for member in upstream.infolist()
+            if not member.is_dir()
+        }
+    # apply takes this host's wheel
+    record = report.record | {
+        "source": {"kind": archive.kind, "name": archive.name, "sha256": archive.sha256}
+    }
     made = repack(members, patched_files(report.path), pin, record)
     path = out / name_of(wheel, pin)
     _write(path, made, _epoch(pin))
-    return Built(pin, path, local_version(pin), source.file_sha256(path), wheel.file, record, *difference(members, made), archive.archive)
+    return Built(
+        pin,
+        path,
+        local_version(pin),
+        source.file_sha256(path),
+        wheel.file,
+        record,
+        *difference(members, made),
+        archive.archive,
+    )
 
 
 def _wheel_for(pin: Pin, target: Target) -> Wheel:
     fitting = [wheel for wheel in pin.wheels if target.takes(wheel)]
     if not fitting:
-        known = sorted({"-".join(wheel.file.removesuffix(".whl").split("-")[2:]) for wheel in pin.wheels})
-        raise Refused(Problem("no-wheel", pin.tag, f"has no wheel for {target}; its wheels are for {' '.join(known)}", to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")))
+        known = sorted(
+            {"-".join(wheel.file.removesuffix(".whl").split("-")[2:]) for wheel in pin.wheels}
+        )
+        raise Refused(
+            Problem(
+                "no-wheel",
+                pin.tag,
+                f"has no wheel for {target}; its wheels are for {' '.join(known)}",
+                to_type("build", f"{pin.tag} --python 3.12 --machine x86_64"),
+            )
+        )
     return fitting[0]
 
 
@@ -124,67 +181,135 @@ def name_of(wheel: Wheel, pin: Pin) -> str:
 
 
 def patched_files(tree: Path) -> dict[str, bytes]:
-    """The work tree's files under their names in a wheel ("sglang/…"); what belongs to no wheel (test/) is left out."""
+    """The work tree's files under their names in a wheel ("sglang/…"); what belongs to no wheel
+    (test/) is left out."""
     names = (name for name in list_folder(tree) if name.startswith("python/sglang/"))
     return {name.removeprefix("python/"): (tree / name).read_bytes() for name in names}
 
 
-def repack(upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin, record: dict) -> dict[str, bytes]:
-    """The members of the new wheel, RECORD last. `record`, the tree's provenance, goes into its .dist-info/.
+def repack(
+    upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin, record: dict
+) -> dict[str, bytes]:
+    """The members of the new wheel, RECORD last. `record`, the tree's provenance, goes into its
+    .dist-info/.
 
     Raises Refused where the patched files are not the tree that the record names.
     """
     listing = {f"python/{name}": sha256(content) for name, content in patched.items()}
     if hash_listing(listing) != record["tree"]["after"]:
-        raise Refused(Problem("tree-mismatch", f"work/{pin.tag}", "is not the tree that its record names", to_type("apply", f"{pin.tag} --discard")))
+        raise Refused(
+            Problem(
+                "tree-mismatch",
+                f"work/{pin.tag}",
+                "is not the tree that its record names",
+                to_type("apply", f"{pin.tag} --discard"),
+            )
+        )
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{local_version(pin)}.dist-info/"
-    made = {name: content for name, content in upstream.items() if not name.startswith("sglang/") or not is_part_of_tree(name)}
-    made = {name.replace(old, new, 1) if name.startswith(old) else name: content for name, content in made.items()} | dict(patched)
-    stamp, name = (stamp_module, VERSION_FILE) if VERSION_FILE in made else (stamp_plain_module, PLAIN_VERSION_FILE)
+    made = {
+        name: content
+        for name, content in upstream.items()
+        if not name.startswith("sglang/") or not is_part_of_tree(name)
+    }
+    made = {
+        name.replace(old, new, 1) if name.startswith(old) else name: content
+        for name, content in made.items()
+    } | dict(patched)
+    stamp, name = (
+        (stamp_module, VERSION_FILE)
+        if VERSION_FILE in made
+        else (stamp_plain_module, PLAIN_VERSION_FILE)
+    )
     made[name] = stamp(made.get(name, b"").decode(), str(pin.version), local_version(pin)).encode()
     made |= listing_of(made)
-    made[f"{new}METADATA"] = stamp_metadata(made[f"{new}METADATA"].decode(), str(pin.version), local_version(pin)).encode()
-    made[f"{new}{PROVENANCE}"] = (json.dumps(record | {"release": RELEASE}, indent=1) + "\n").encode()
+    made[f"{new}METADATA"] = stamp_metadata(
+        made[f"{new}METADATA"].decode(), str(pin.version), local_version(pin)
+    ).encode()
+    made[f"{new}{PROVENANCE}"] = (
+        json.dumps(record | {"release": RELEASE}, indent=1) + "\n"
+    ).encode()
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))
     return made | {f"{new}RECORD": record_of(made, f"{new}RECORD")}
 
 
 def listing_of(members: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The wheel's listing of its own files, with the stamped version, for `--verify` where it is installed; none without the
-    overlay's package, which reads it."""
-    listing = own_listing({f"python/{name}": sha256(content) for name, content in members.items() if is_part_of_tree(f"python/{name}")})
-    return {LISTING.removeprefix("python/"): listing_text(listing).encode()} if TREE_PROVENANCE in listing else {}
+    """The wheel's listing of its own files, with the stamped version, for `--verify` where it is
+    installed; none without the overlay's package, which reads it."""
+    listing = own_listing(
+        {
+            f"python/{name}": sha256(content)
+            for name, content in members.items()
+            if is_part_of_tree(f"python/{name}")
+        }
+    )
+    return (
+        {LISTING.removeprefix("python/"): listing_text(listing).encode()}
+        if TREE_PROVENANCE in listing
+        else {}
+    )
 
 
 def stamp_metadata(text: str, public: str, local: str) -> str:
-    """METADATA with the local version in its one Version field. Raises Refused where it does not name the public one."""
+    """METADATA with the local version in its one Version field. Raises Refused where it does not
+    name the public one."""
     head, blank, body = text.partition("\n\n")
     stamped, count = re.subn(rf"(?m)^Version: {re.escape(public)}$", f"Version: {local}", head)
     if count != 1:
-        raise Refused(Problem("bad-metadata", "METADATA", f"names version {public} {count} times, not once", "do not use this wheel"))
+        raise Refused(
+            Problem(
+                "bad-metadata",
+                "METADATA",
+                f"names version {public} {count} times, not once",
+                "do not use this wheel",
+            )
+        )
     return stamped + blank + body
 
 
 def stamp_module(text: str, public: str, local: str) -> str:
-    """sglang/_version.py with the local version, as setuptools-scm would write it: in the text and in the tuple."""
-    text, count = re.subn(rf"(?m)^(__version__ = version = ')({re.escape(public)})(')$", rf"\g<1>{local}\g<3>", text)
-    parts, more = re.subn(r"(?m)^(__version_tuple__ = version_tuple = \(.*?)(,?)\)$", rf"\g<1>, '{local.partition('+')[2]}')", text)
+    """sglang/_version.py with the local version, as setuptools-scm would write it: in the text and
+    in the tuple."""
+    text, count = re.subn(
+        rf"(?m)^(__version__ = version = ')({re.escape(public)})(')$", rf"\g<1>{local}\g<3>", text
+    )
+    parts, more = re.subn(
+        r"(?m)^(__version_tuple__ = version_tuple = \(.*?)(,?)\)$",
+        rf"\g<1>, '{local.partition('+')[2]}')",
+        text,
+    )
     if (count, more) != (1, 1):
-        raise Refused(Problem("bad-version-file", VERSION_FILE, f"does not set version {public} in the form that setuptools-scm writes", "do not use this wheel"))
+        raise Refused(
+            Problem(
+                "bad-version-file",
+                VERSION_FILE,
+                f"does not set version {public} in the form that setuptools-scm writes",
+                "do not use this wheel",
+            )
+        )
     return parts
 
 
 def stamp_plain_module(text: str, public: str, local: str) -> str:
     """sglang/version.py with the local version, where the wheel has no sglang/_version.py."""
-    stamped, count = re.subn(rf"(?m)^(__version__ = [\"']){re.escape(public)}([\"'])$", rf"\g<1>{local}\g<2>", text)
+    stamped, count = re.subn(
+        rf"(?m)^(__version__ = [\"']){re.escape(public)}([\"'])$", rf"\g<1>{local}\g<2>", text
+    )
     if count != 1:
-        raise Refused(Problem("bad-version-file", PLAIN_VERSION_FILE, f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}", "do not use this wheel"))
+        raise Refused(
+            Problem(
+                "bad-version-file",
+                PLAIN_VERSION_FILE,
+                f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}",
+                "do not use this wheel",
+            )
+        )
     return stamped
 
 
 def record_of(members: Mapping[str, bytes], own_name: str) -> bytes:
-    """A wheel's RECORD: every member with its sha256 (url-safe base64, no padding) and size in bytes; its own without."""
+    """A wheel's RECORD: every member with its sha256 (url-safe base64, no padding) and size in
+    bytes; its own without."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for name, content in members.items():
@@ -199,28 +324,44 @@ def record_row(name: str, content: bytes) -> list[str]:
     return [name, f"sha256={digest}", str(len(content))]
 
 
-def difference(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """(added, changed, removed) members between the two wheels' RECORDs, the version in .dist-info's name aside."""
+def difference(
+    upstream: Mapping[str, bytes], made: Mapping[str, bytes]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """(added, changed, removed) members between the two wheels' RECORDs, the version in
+    .dist-info's name aside."""
     before, after = (_digests(members) for members in (upstream, made))
     both = before.keys() & after.keys()
     changed = sorted(name for name in both if before[name] != after[name])
-    return tuple(sorted(after.keys() - before.keys())), tuple(changed), tuple(sorted(before.keys() - after.keys()))
+    return (
+        tuple(sorted(after.keys() - before.keys())),
+        tuple(changed),
+        tuple(sorted(before.keys() - after.keys())),
+    )
 
 
 def member_digests(archive: zipfile.ZipFile) -> dict[str, str]:
     """The sha256 of every file in a wheel, by its name there."""
-    return {member.filename: sha256(archive.read(member)) for member in archive.infolist() if not member.is_dir()}
+    return {
+        member.filename: sha256(archive.read(member))
+        for member in archive.infolist()
+        if not member.is_dir()
+    }
 
 
 def _digests(members: Mapping[str, bytes]) -> dict[str, str]:
-    name, content = next((name, content) for name, content in members.items() if name.endswith(".dist-info/RECORD"))
+    name, content = next(
+        (name, content) for name, content in members.items() if name.endswith(".dist-info/RECORD")
+    )
     prefix = name.removesuffix("RECORD")
     rows = csv.reader(content.decode().splitlines())
-    return {row[0].replace(prefix, ".dist-info/", 1): row[1] for row in rows if row and row[0] != name}
+    return {
+        row[0].replace(prefix, ".dist-info/", 1): row[1] for row in rows if row and row[0] != name
+    }
 
 
 def _epoch(pin: Pin) -> tuple[int, int, int, int, int, int]:
-    """When the members say they were written: the release's day, so that the same queue always gives the same bytes."""
+    """When the members say they were written: the release's day, so that the same queue always
+    gives the same bytes."""
     return (pin.released.year, pin.released.month, pin.released.day, 0, 0, 0)
 
 
@@ -228,11 +369,18 @@ def _write(path: Path, members: Mapping[str, bytes], when: Sequence[int]) -> Non
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        with (
+            os.fdopen(handle, "wb") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive,
+        ):
             for name, content in members.items():
                 member = zipfile.ZipInfo(name, tuple(when))
-                member.create_system = 3  # Unix, whatever made it: the permissions below count there only
-                member.external_attr = (0o100000 | (PROGRAM_MODE if name.endswith(".so") else FILE_MODE)) << 16
+                member.create_system = (
+                    3  # Unix, whatever made it: the permissions below count there only
+                )
+                member.external_attr = (
+                    0o100000 | (PROGRAM_MODE if name.endswith(".so") else FILE_MODE)
+                ) << 16
                 member.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(member, content, compresslevel=6)
         os.chmod(temporary, FILE_MODE)

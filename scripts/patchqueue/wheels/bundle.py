@@ -1,10 +1,12 @@
-"""Pack what a GPU host needs that reaches no package index: the patched wheel, its dependencies, tests/gpu.
+"""Pack what a GPU host needs that reaches no package index: the patched wheel, its dependencies,
+tests/gpu.
 
 untouched/ beside the patched tree holds the release's own content of what the queue changed.
 
-The dependencies are resolved as of the pin's day for the host's own Python, less what the host brings, less what a run
-from random weights never reaches, less kernels for other GPUs: about 45 MiB packed instead of 9 GB installed. The tree
-is packed apart from them, because it changes with every edit of the queue and they do not.
+The dependencies are resolved as of the pin's day for the host's own Python, less what the host
+brings, less what a run from random weights never reaches, less kernels for other GPUs: about 45 MiB
+packed instead of 9 GB installed. The tree is packed apart from them, because it changes with every
+edit of the queue and they do not.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ KERNEL_EDIT = 2  # which form of _let_missing_kernels_raise a kept site has been
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Packages that are not packed although the release requires them. modules: what sglang imports of them, to be stood in for."""
+    """Packages that are not packed although the release requires them. modules: what sglang imports
+    of them, to be stood in for."""
 
     reason: str
     names: tuple[str, ...]
@@ -64,56 +67,117 @@ class Trimmed:
 LEFT_OUT = (
     LeftOut(
         "structured output: the runs ask for none",
-        tuple("xgrammar llguidance outlines outlines-core interegular openai-harmony".split()),
-        tuple("xgrammar llguidance outlines interegular openai_harmony".split()),
+        ("xgrammar", "llguidance", "outlines", "outlines-core", "interegular", "openai-harmony"),
+        ("xgrammar", "llguidance", "outlines", "interegular", "openai_harmony"),
     ),
     LeftOut(
         "fetching models and data sets: the runs make their models",
-        tuple("modelscope datasets hf-xet hf-transfer blobfile pycryptodomex lxml multiprocess pycountry diskcache zstandard".split()),
-        tuple("modelscope datasets blobfile pycountry".split()),
+        (
+            "modelscope",
+            "datasets",
+            "hf-xet",
+            "hf-transfer",
+            "blobfile",
+            "pycryptodomex",
+            "lxml",
+            "multiprocess",
+            "pycountry",
+            "diskcache",
+            "zstandard",
+        ),
+        ("modelscope", "datasets", "blobfile", "pycountry"),
     ),
     LeftOut(
         "audio, images and video: the models take text",
-        tuple("decord2 torchcodec timm soundfile av opencv-python-headless".split()),
+        ("decord2", "torchcodec", "timm", "soundfile", "av", "opencv-python-headless"),
         ("decord",),
     ),
     LeftOut(
         "other front ends, profilers, transfer between hosts",
-        tuple(
-            "anthropic mistral-common ipython jedi parso prompt-toolkit pygments matplotlib-inline smg-grpc-servicer smg-grpc-proto grpcio "
-            "grpcio-health-checking grpcio-reflection protobuf py-spy xxhash build litellm mooncake-transfer-engine".split()
+        (
+            "anthropic",
+            "mistral-common",
+            "ipython",
+            "jedi",
+            "parso",
+            "prompt-toolkit",
+            "pygments",
+            "matplotlib-inline",
+            "smg-grpc-servicer",
+            "smg-grpc-proto",
+            "grpcio",
+            "grpcio-health-checking",
+            "grpcio-reflection",
+            "protobuf",
+            "py-spy",
+            "xxhash",
+            "build",
+            "litellm",
+            "mooncake-transfer-engine",
         ),
-        tuple("anthropic IPython smg_grpc_servicer smg_grpc_proto grpc".split()),
+        ("anthropic", "IPython", "smg_grpc_servicer", "smg_grpc_proto", "grpc"),
     ),
     LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
-        tuple(
-            "flashinfer-cubin tilelang quack-kernels easydict cuda-tile sgl-deep-ep sgl-flash-mla torch-c-dlpack-ext z3-solver "
-            "ml-dtypes tokenspeed-mla tokenspeed-triton nvidia-mathdx nvidia-cudnn-frontend nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base "
-            "flash-attn-4".split()
+        (
+            "flashinfer-cubin",
+            "tilelang",
+            "quack-kernels",
+            "easydict",
+            "cuda-tile",
+            "sgl-deep-ep",
+            "sgl-flash-mla",
+            "torch-c-dlpack-ext",
+            "z3-solver",
+            "ml-dtypes",
+            "tokenspeed-mla",
+            "tokenspeed-triton",
+            "nvidia-mathdx",
+            "nvidia-cudnn-frontend",
+            "nvidia-cutlass-dsl",
+            "nvidia-cutlass-dsl-libs-base",
+            "flash-attn-4",
         ),
-        tuple("tilelang quack easydict sgl_kernel.flash_ops".split()),
+        ("tilelang", "quack", "easydict", "sgl_kernel.flash_ops"),
     ),
 )
 
 TRIMMED = (
-    Trimmed("FlashAttention 3 and InfLLM kernels (1 GB): the runs use flashinfer's attention and FlashMLA's", ("sgl_kernel/flash_ops*", "sgl_kernel/infllm_ops*")),
+    Trimmed(
+        "FlashAttention 3 and InfLLM kernels (1 GB): the runs use flashinfer's attention and"
+        " FlashMLA's",
+        ("sgl_kernel/flash_ops*", "sgl_kernel/infllm_ops*"),
+    ),
     Trimmed("kernels that only runs on several nodes load", ("*_mscclpp*",)),
-    Trimmed("programs, headers and byte code: nothing starts or compiles them", ("bin", "lib", "lib64", "include", "share", "**/__pycache__")),
+    Trimmed(
+        "programs, headers and byte code: nothing starts or compiles them",
+        ("bin", "lib", "lib64", "include", "share", "**/__pycache__"),
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A finished bundle. sizes: archive -> packed bytes; packages: "name==version" of what was packed."""
+    """A finished bundle. sizes: archive -> packed bytes; packages: "name==version" of what was
+    packed."""
 
     path: Path
     manifest: dict
     sizes: dict[str, int]
 
 
-def pack(root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size: int, origin: str | None, say: Say) -> Bundle:
-    """Write dist/bundle/<tag>/ for the host described and GPUs of compute capability `sm` (90 is Hopper).
+def pack(
+    root: Path,
+    pins: Pins,
+    pin: Pin,
+    description: Path,
+    sm: int,
+    part_size: int,
+    origin: str | None,
+    say: Say,
+) -> Bundle:
+    """Write dist/bundle/<tag>/ for the host described and GPUs of compute capability `sm` (90 is
+    Hopper).
 
     part_size: in bytes, what one part may have. Raises Refused with uv's or apply's reason.
     """
@@ -121,7 +185,14 @@ def pack(root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size
     shared = pins.find(str(host.dependencies_of))
     if not shutil.which("xz"):
         raise Refused(Problem("no-xz", "bundle", "xz is not installed", "install xz-utils"))
-    built = build.build(root, pin, build.Target(host.python, host.platform.split("-")[0]), origin, root / "dist", say)
+    built = build.build(
+        root,
+        pin,
+        build.Target(host.python, host.platform.split("-")[0]),
+        origin,
+        root / "dist",
+        say,
+    )
     site, facts = dependencies(shared, load_host(description, shared.version), sm, say)
     folder = root / "dist/bundle" / pin.tag
     shutil.rmtree(folder, ignore_errors=True)
@@ -130,31 +201,78 @@ def pack(root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
         with zipfile.ZipFile(built.path) as wheel:
             wheel.extractall(Path(scratch) / "tree")
-        plan = {"stand_ins": sorted(module for rule in LEFT_OUT for module in rule.modules), "shims": [shim.module for shim in host.shims]}
+        plan = {
+            "stand_ins": sorted(module for rule in LEFT_OUT for module in rule.modules),
+            "shims": [shim.module for shim in host.shims],
+        }
         _lay_host_files(Path(scratch) / "hostsite", plan)
         own = untouched.lay(built, Path(scratch) / untouched.FOLDER)
-        packed = [(Path(scratch) / "tree", "tree"), (Path(scratch) / "hostsite", "hostsite"), (own, untouched.FOLDER)]
+        packed = [
+            (Path(scratch) / "tree", "tree"),
+            (Path(scratch) / "hostsite", "hostsite"),
+            (own, untouched.FOLDER),
+        ]
         _archive(tree, [*packed, (root / "tests/gpu", "tests/gpu")])
-    parts = [*_split(site, folder, "site.tar.xz", part_size), *_split(tree, folder, "tree.tar.xz", part_size)]
+    parts = [
+        *_split(site, folder, "site.tar.xz", part_size),
+        *_split(tree, folder, "tree.tar.xz", part_size),
+    ]
     tree.unlink()
-    (folder / "parts.sha256").write_text("".join(f"{part['sha256']}  {part['file']}\n" for part in parts))
+    (folder / "parts.sha256").write_text(
+        "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
+    )
     shutil.copy(HOSTSITE / "unpack", folder / "unpack")
     manifest = {
-        "schema": SCHEMA, "version": str(pin.version), "tag": pin.tag, "local_version": built.version, "queue_release": RELEASE,
-        "queue": built.record["queue"], "tree": built.record["tree"]["after"], "wheel": {"file": built.path.name, "sha256": built.sha256},
-        "host": {"name": host.name, "python": host.python, "torch": host.torch, "brings": list(host.brings)}, "sm": sm,
-        "kernel": asdict(host.kernel) if host.kernel else None, "others": [asdict(other) for other in host.others], "shims": [asdict(shim) for shim in host.shims],
-        "dependencies_of": {"version": str(shared.version), "why": host.shared_because}, **facts, "parts": parts,
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "version": str(pin.version),
+        "tag": pin.tag,
+        "local_version": built.version,
+        "queue_release": RELEASE,
+        "queue": built.record["queue"],
+        "tree": built.record["tree"]["after"],
+        "wheel": {"file": built.path.name, "sha256": built.sha256},
+        "host": {
+            "name": host.name,
+            "python": host.python,
+            "torch": host.torch,
+            "brings": list(host.brings),
+        },
+        "sm": sm,
+        "kernel": asdict(host.kernel) if host.kernel else None,
+        "others": [asdict(other) for other in host.others],
+        "shims": [asdict(shim) for shim in host.shims],
+        "dependencies_of": {"version": str(shared.version), "why": host.shared_because},
+        **facts,
+        "parts": parts,
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    return Bundle(folder, manifest, {name: sum(p["bytes"] for p in parts if p["file"].startswith(name)) for name in ("site", "tree")})
+    return Bundle(
+        folder,
+        manifest,
+        {
+            name: sum(p["bytes"] for p in parts if p["file"].startswith(name))
+            for name in ("site", "tree")
+        },
+    )
 
 
 def dependencies(pin: Pin, host: Host, sm: int, say: Say) -> tuple[Path, dict]:
-    """The packed dependencies of a release (kept: the same answer is made once), and what the manifest says about them."""
+    """The packed dependencies of a release (kept: the same answer is made once), and what the
+    manifest says about them."""
     locked = resolve(pin, host)
     patterns = [rule.patterns for rule in trim_rules(sm)]
-    key = hashlib.sha256(json.dumps([locked, patterns, host.python, host.platform, KERNEL_EDIT if host.kernel else False, SCHEMA]).encode()).hexdigest()
+    key = hashlib.sha256(
+        json.dumps(
+            [
+                locked,
+                patterns,
+                host.python,
+                host.platform,
+                KERNEL_EDIT if host.kernel else False,
+                SCHEMA,
+            ]
+        ).encode()
+    ).hexdigest()
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
         say(f"packing the dependencies of {pin.version} (a few minutes, once)")
@@ -163,38 +281,78 @@ def dependencies(pin: Pin, host: Host, sm: int, say: Say) -> tuple[Path, dict]:
 
 
 def resolve(pin: Pin, host: Host) -> str:
-    """What is installed, as hashed requirements: the release's dependencies as of its day, and what replaces some on the host."""
+    """What is installed, as hashed requirements: the release's dependencies as of its day, and what
+    replaces some on the host."""
     replaced = [*([host.kernel] if host.kernel else []), *host.others]
     instead = [name for one in replaced for name in one.instead_of]
-    excluded = [*host.brings, *(name for rule in LEFT_OUT for name in rule.names), *instead, *_cuda_libraries()]
+    excluded = [
+        *host.brings,
+        *(name for rule in LEFT_OUT for name in rule.names),
+        *instead,
+        *_cuda_libraries(),
+    ]
     common = ["--python-version", host.python, "--python-platform", host.platform]
-    text = _compile([f"sglang=={pin.version}", "dill"], [*common, "--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"], excluded)
+    text = _compile(
+        [f"sglang=={pin.version}", "dill"],
+        [*common, "--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"],
+        excluded,
+    )
     if replaced:
         text += _compile([one.package for one in replaced], [*common, "--no-deps"], [])
     return re.sub(r"(?m)^sglang==.*\n(?:    --hash.*\n)*", "", text)
 
 
 def _cuda_libraries() -> list[str]:
-    parts = "cublas cuda-cccl cuda-cupti cuda-nvcc cuda-nvrtc cuda-runtime cudnn cufft cufile curand cusolver cusparse cusparselt nccl nvjitlink nvshmem nvtx nvvm cuda-crt"
+    parts = (
+        "cublas cuda-cccl cuda-cupti cuda-nvcc cuda-nvrtc cuda-runtime cudnn cufft cufile curand"
+        " cusolver cusparse cusparselt nccl nvjitlink nvshmem nvtx nvvm cuda-crt"
+    )
     return [f"nvidia-{part}{suffix}" for part in parts.split() for suffix in ("", "-cu12", "-cu13")]
 
 
 def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
-        names, excludes, made = (Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml"))
+        names, excludes, made = (
+            Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml")
+        )
         names.write_text("".join(f"{line}\n" for line in wanted))
         excludes.write_text("".join(f"{name}\n" for name in sorted(set(excluded))))
-        _uv("resolve", "pip", "compile", "--quiet", "--no-config", "--no-build", "--format", "pylock.toml", "--no-header", *words, "--excludes", str(excludes), "--output-file", str(made), str(names))
+        _uv(
+            "resolve",
+            "pip",
+            "compile",
+            "--quiet",
+            "--no-config",
+            "--no-build",
+            "--format",
+            "pylock.toml",
+            "--no-header",
+            *words,
+            "--excludes",
+            str(excludes),
+            "--output-file",
+            str(made),
+            str(names),
+        )
         return body(tomllib.loads(made.read_text()))
 
 
 def _uv(what: str, *arguments: str) -> None:
     try:
-        done = subprocess.run([find_uv(), *arguments], env=quiet_uv(os.environ), capture_output=True, text=True)
+        done = subprocess.run(
+            [find_uv(), *arguments], env=quiet_uv(os.environ), capture_output=True, text=True
+        )
     except LockFailed as failure:
         raise Refused(Problem("no-uv", "bundle", failure.what, failure.next_step)) from None
     if done.returncode:
-        raise Refused(Problem("no-bundle", f"uv could not {what}", done.stderr.strip(), "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py"))
+        raise Refused(
+            Problem(
+                "no-bundle",
+                f"uv could not {what}",
+                done.stderr.strip(),
+                "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py",
+            )
+        )
 
 
 def trim_rules(sm: int) -> tuple[Trimmed, ...]:
@@ -204,24 +362,43 @@ def trim_rules(sm: int) -> tuple[Trimmed, ...]:
 
 
 def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
-    """Install, trim and pack into `kept`; facts.json last, so that a killed run leaves nothing that looks whole."""
+    """Install, trim and pack into `kept`; facts.json last, so that a killed run leaves nothing that
+    looks whole."""
     kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
         wanted, site = Path(scratch) / "requirements.txt", Path(scratch) / "site"
         wanted.write_text(locked)
         _uv(
-            f"install {pin.version}'s dependencies", "pip", "install", "--quiet", "--no-config", "--no-deps", "--no-build", "--require-hashes",
-            "--python-version", host.python, "--python-platform", host.platform, "--link-mode", "hardlink", "--target", str(site), "--requirement", str(wanted),
-        )  # fmt: skip
+            f"install {pin.version}'s dependencies",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-config",
+            "--no-deps",
+            "--no-build",
+            "--require-hashes",
+            "--python-version",
+            host.python,
+            "--python-platform",
+            host.platform,
+            "--link-mode",
+            "hardlink",
+            "--target",
+            str(site),
+            "--requirement",
+            str(wanted),
+        )
         trimmed = [_trim(site, rule) for rule in trim_rules(sm)]
         if host.kernel:
             _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
         _archive(Path(scratch) / "site.tar.xz", [(site, "site")])
         os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
     facts = {
-        "resolved_as_of": pin.resolve_as_of.isoformat(), "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
-        "left_out": [{"reason": rule.reason, "names": list(rule.names)} for rule in LEFT_OUT], "trimmed": trimmed,
-    }  # fmt: skip
+        "resolved_as_of": pin.resolve_as_of.isoformat(),
+        "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
+        "left_out": [{"reason": rule.reason, "names": list(rule.names)} for rule in LEFT_OUT],
+        "trimmed": trimmed,
+    }
     (kept / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -235,16 +412,19 @@ def _trim(site: Path, rule: Trimmed) -> dict:
 
 
 def _let_missing_kernels_raise(init: Path) -> None:
-    """Old releases import names that the newer kernel package dropped: they raise when called, not when imported.
+    """Old releases import names that the newer kernel package dropped: they raise when called, not
+    when imported.
 
-    A module of the package is no such name: `from sgl_kernel import flashmla_ops` asks here first, and must go on to load it.
+    A module of the package is no such name: `from sgl_kernel import flashmla_ops` asks here first,
+    and must go on to load it.
     """
-    text = init.read_text() + (
-        "\n\ndef __getattr__(name):  # added by the bundle\n"
-        "    import importlib.util\n\n"
-        '    if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}"):\n        raise AttributeError(name)\n\n'
-        "    def missing(*args, **kwargs):\n"
-        '        raise NotImplementedError(f"this kernel package has no sgl_kernel.{name}")\n\n    return missing\n'
+    text = (
+        init.read_text()
+        + "\n\ndef __getattr__(name):  # added by the bundle\n    import importlib.util\n\n    if"
+        ' name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}"):\n        raise'
+        " AttributeError(name)\n\n    def missing(*args, **kwargs):\n        raise"
+        ' NotImplementedError(f"this kernel package has no sgl_kernel.{name}")\n\n    return'
+        " missing\n"
     )
     init.unlink()  # it may be a hard link into uv's cache
     init.write_text(text)
@@ -258,23 +438,51 @@ def _lay_host_files(folder: Path, plan: dict) -> None:
 
 
 def _archive(out: Path, folders: Iterable[tuple[Path, str]]) -> None:
-    """A .tar.xz of folders under new names: sorted, without owners or dates, so that equal content packs equally."""
+    """A .tar.xz of folders under new names: sorted, without owners or dates, so that equal content
+    packs equally."""
     # a broken pipe: xz has ended, and said why
-    with contextlib.suppress(BrokenPipeError), subprocess.Popen(["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")) as xz:
+    with (
+        contextlib.suppress(BrokenPipeError),
+        subprocess.Popen(
+            ["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")
+        ) as xz,
+    ):
         with tarfile.open(fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT) as archive:
             for folder, name in folders:
-                for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-                    entry = archive.gettarinfo(path, f"{name}/{path.relative_to(folder).as_posix()}")
-                    entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size  # no hard links
+                for path in sorted(
+                    path
+                    for path in folder.rglob("*")
+                    if path.is_file() and "__pycache__" not in path.parts
+                ):
+                    entry = archive.gettarinfo(
+                        path, f"{name}/{path.relative_to(folder).as_posix()}"
+                    )
+                    # no hard links
+                    entry.type, entry.linkname, entry.size = (
+                        tarfile.REGTYPE,
+                        "",
+                        path.stat().st_size,
+                    )
                     entry.uid = entry.gid = entry.mtime = 0
                     entry.uname = entry.gname = ""
-                    entry.mode = 0o755 if path.suffix in (".so", ".sh") or os.access(path, os.X_OK) else 0o644
+                    entry.mode = (
+                        0o755
+                        if path.suffix in (".so", ".sh") or os.access(path, os.X_OK)
+                        else 0o644
+                    )
                     with path.open("rb") as file:
                         archive.addfile(entry, file)
         xz.stdin.close()
     if xz.returncode:
         what = f"xz ended with code {xz.returncode}, for the reason above"
-        raise Refused(Problem("no-bundle", str(out), what, "where the disk is full, free some space, then run it again"))
+        raise Refused(
+            Problem(
+                "no-bundle",
+                str(out),
+                what,
+                "where the disk is full, free some space, then run it again",
+            )
+        )
 
 
 def _split(archive: Path, folder: Path, name: str, size: int) -> list[dict]:

@@ -1,4 +1,5 @@
-"""A GPU host's description (upstream/hosts/*.toml): what it brings itself, and what a release needs to run there."""
+"""A GPU host's description (upstream/hosts/*.toml): what it brings itself, and what a release needs
+to run there."""
 
 from __future__ import annotations
 
@@ -41,9 +42,10 @@ class Shim:
 class Host:
     """One host, as it is for one release.
 
-    python: "3.12"; platform: uv's name of it; torch: its version; brings: packages that are not packed.
-    kernel: the package with the kernels, where it is another; others: more packages that are.
-    dependencies_of: the release whose dependencies are packed (mostly the same release), and why another's are.
+    python: "3.12"; platform: uv's name of it; torch: its version; brings: packages that are not
+    packed. kernel: the package with the kernels, where it is another; others: more packages that
+    are. dependencies_of: the release whose dependencies are packed (mostly the same release), and
+    why another's are.
     """
 
     name: str
@@ -59,27 +61,54 @@ class Host:
 
 
 def load(path: Path, version: Version) -> Host:
-    """The host that `path` describes, for one release. Raises Refused naming the file and what is wrong with it."""
+    """The host that `path` describes, for one release. Raises Refused naming the file and what is
+    wrong with it."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         kernels, others = (_replaced(data, kind, version) for kind in ("kernel", "package"))
         shims = tuple(Shim(e["module"], e["reason"]) for e in _matching(data, "shim", version))
         shared = _matching(data, "share", version)
         return Host(
-            path.stem, data["python"], data["platform"], data["torch"], tuple(data["brings"]), kernels[0] if kernels else None, others, shims,
-            Version(shared[0]["dependencies_of"]) if shared else version, shared[0]["reason"] if shared else "",
-        )  # fmt: skip
+            path.stem,
+            data["python"],
+            data["platform"],
+            data["torch"],
+            tuple(data["brings"]),
+            kernels[0] if kernels else None,
+            others,
+            shims,
+            Version(shared[0]["dependencies_of"]) if shared else version,
+            shared[0]["reason"] if shared else "",
+        )
     except OSError as error:
-        raise Refused(Problem("no-host", str(path), f"cannot be read: {error.strerror}", f"describe the host as {DEFAULT} does")) from None
+        raise Refused(
+            Problem(
+                "no-host",
+                str(path),
+                f"cannot be read: {error.strerror}",
+                f"describe the host as {DEFAULT} does",
+            )
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidSpecifier, TypeError) as error:
-        raise Refused(Problem("bad-host", str(path), f"is no host description: {error}", f"see {DEFAULT}")) from None
+        raise Refused(
+            Problem("bad-host", str(path), f"is no host description: {error}", f"see {DEFAULT}")
+        ) from None
     except KeyError as missing:
-        raise Refused(Problem("bad-host", str(path), f"does not say {missing}", f"see {DEFAULT}")) from None
+        raise Refused(
+            Problem("bad-host", str(path), f"does not say {missing}", f"see {DEFAULT}")
+        ) from None
 
 
 def _replaced(data: dict, kind: str, version: Version) -> tuple[Replaced, ...]:
-    return tuple(Replaced(e["package"], tuple(e["instead_of"]), e["reason"]) for e in _matching(data, kind, version))
+    return tuple(
+        Replaced(e["package"], tuple(e["instead_of"]), e["reason"])
+        for e in _matching(data, kind, version)
+    )
 
 
 def _matching(data: dict, kind: str, version: Version) -> list[dict]:
-    return [entry for entry in data.get(kind, []) if SpecifierSet(entry["for"]).contains(version, prereleases=True)]
+    return [
+        entry
+        for entry in data.get(kind, [])
+        if SpecifierSet(entry["for"]).contains(version, prereleases=True)
+    ]

@@ -1,7 +1,9 @@
-"""A loader that replaces parameters, as packing a quantised layer does: this folder first on PYTHONPATH.
+"""A loader that replaces parameters, as packing a quantised layer does: this folder first on
+PYTHONPATH.
 
-After each load, every `down_proj` gets a new parameter with the same values. The old one keeps its memory, and holds zeros:
-a graph that still reads it answers something else, and reads no memory that is another's.
+After each load, every `down_proj` gets a new parameter with the same values. The old one keeps its
+memory, and holds zeros: a graph that still reads it answers something else, and reads no memory
+that is another's.
 """
 
 import functools

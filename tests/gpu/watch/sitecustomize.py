@@ -1,11 +1,14 @@
-"""Write down what every prefill of an engine ran on, from inside its scheduler: PREFILL_WATCH=FILE, this folder on PYTHONPATH.
+"""Write down what every prefill of an engine ran on, from inside its scheduler: PREFILL_WATCH=FILE,
+this folder on PYTHONPATH.
 
-One JSON line per prefill: when, its mode, how many tokens and requests, whether the prefill runner replayed, and how many CUDA
-graphs were launched meanwhile. Counting the launches is the proof: a runner that falls back replays none. With
-PREFILL_REASONS=1, which takes time, a line says why a runner refused: its own word, else its last lines that ran. The first line
-of a runner also has the sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a limit.
-With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch. PREFILL_FORGET=MODULE:FUNCTION, for a control: the
-function does nothing, as if the patch that calls it were not there.
+One JSON line per prefill: when, its mode, how many tokens and requests, whether the prefill runner
+replayed, and how many CUDA graphs were launched meanwhile. Counting the launches is the proof: a
+runner that falls back replays none. With PREFILL_REASONS=1, which takes time, a line says why a
+runner refused: its own word, else its last lines that ran. The first line of a runner also has the
+sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a
+limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
+PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if the patch that calls
+it were not there.
 """
 
 import importlib.abc
@@ -21,11 +24,21 @@ HERE = pathlib.Path(__file__).resolve().parent
 RUNNERS = {
     "sglang.srt.model_executor.piecewise_cuda_graph_runner": "PiecewiseCudaGraphRunner",
     "sglang.srt.model_executor.breakable_cuda_graph_runner": "BreakableCudaGraphRunner",
-    "sglang.srt.prefill_graph.breakable.runner": "BreakableRunner",  # the queue's own, where the release has none
+    # the queue's own, where the release has none
+    "sglang.srt.prefill_graph.breakable.runner": "BreakableRunner",
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": "PrefillCudaGraphRunner",
 }
-PADDING = "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR"  # model_executor/runner/prefill_cuda_graph_runner.py:119 in 0.5.16
-state = {"runner": None, "launches": 0, "counting": False, "captured": [], "padding": None, "noted": False, "why": None}
+# model_executor/runner/prefill_cuda_graph_runner.py:119 in 0.5.16
+PADDING = "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR"
+state = {
+    "runner": None,
+    "launches": 0,
+    "counting": False,
+    "captured": [],
+    "padding": None,
+    "noted": False,
+    "why": None,
+}
 REFUSED_IN = 4  # lines of a runner's code that show a refusal: conditions, and what was returned
 
 
@@ -51,7 +64,10 @@ def watch_runner(module, name):
 
         def wrapped(self, *args, _original=original, **kwargs):
             # all releases call it so: model_executor/piecewise_cuda_graph_runner.py:173 in 0.5.9
-            state["runner"], state["captured"] = name, sorted(getattr(self, "capture_num_tokens", ()))
+            state["runner"], state["captured"] = (
+                name,
+                sorted(getattr(self, "capture_num_tokens", ())),
+            )
             return _original(self, *args, **kwargs)
 
         setattr(kind, method, wrapped)
@@ -106,10 +122,22 @@ def watch_model_runner(module):
         if not state["counting"]:
             watch_launches()
             state["counting"] = True
-        state["runner"], state["why"], before, tokens = None, None, state["launches"], len(forward_batch.input_ids)
+        state["runner"], state["why"], before, tokens = (
+            None,
+            None,
+            state["launches"],
+            len(forward_batch.input_ids),
+        )
         requests, mode = int(forward_batch.batch_size), forward_batch.forward_mode.name
         result = original(self, forward_batch, *args, **kwargs)
-        line = {"at": time.time(), "mode": mode, "tokens": tokens, "requests": requests, "runner": state["runner"], "launches": state["launches"] - before}
+        line = {
+            "at": time.time(),
+            "mode": mode,
+            "tokens": tokens,
+            "requests": requests,
+            "runner": state["runner"],
+            "launches": state["launches"] - before,
+        }
         if state["why"]:
             line["why"] = state["why"]
         if state["runner"] and not state["noted"]:
@@ -153,7 +181,9 @@ def next_sitecustomize():
 
 
 if os.environ.get("PREFILL_WATCH"):
-    hooks = {name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()}
+    hooks = {
+        name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()
+    }
     hooks["sglang.srt.model_executor.model_runner"] = watch_model_runner
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")

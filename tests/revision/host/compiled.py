@@ -1,7 +1,8 @@
 """A Triton kernel compiled for a GPU that need not be there: what it takes of it, and its PTX.
 
-The interpreter accepts what the compiler rejects, so a kernel that is interpreted in one test is compiled in another. This
-works in an ordinary test process only: where TRITON_INTERPRET is set, there are no kernels to compile.
+The interpreter accepts what the compiler rejects, so a kernel that is interpreted in one test is
+compiled in another. This works in an ordinary test process only: where TRITON_INTERPRET is set,
+there are no kernels to compile.
 """
 
 import re
@@ -13,7 +14,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Compiled:
-    """registers: of one thread. spilled: bytes of one thread, stores and loads. shared: bytes of one program. ptx: the code."""
+    """registers: of one thread. spilled: bytes of one thread, stores and loads. shared: bytes of
+    one program. ptx: the code."""
 
     registers: int
     spilled: int
@@ -22,11 +24,12 @@ class Compiled:
 
 
 def compiled(kernel, signature, constexprs, options=None, capability=90, aligned=None):
-    """`kernel` (a triton.jit function) compiled for the `capability` of a GPU: 80, 90, or 100. Raises where Triton does.
+    """`kernel` (a triton.jit function) compiled for the `capability` of a GPU: 80, 90, or 100.
+    Raises where Triton does.
 
-    signature: Triton's type of each other parameter by name, as {"x_ptr": "*bf16", "rows": "i32"}. constexprs: value by name.
-    options: num_warps, num_stages and so on. aligned: names of the parameters that 16 divides, as Triton finds out at a
-    launch; all pointers where None.
+    signature: Triton's type of each other parameter by name, as {"x_ptr": "*bf16", "rows": "i32"}.
+    constexprs: value by name. options: num_warps, num_stages and so on. aligned: names of the
+    parameters that 16 divides, as Triton finds out at a launch; all pointers where None.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -54,7 +57,8 @@ def compiled(kernel, signature, constexprs, options=None, capability=90, aligned
 
 
 def _assemble(ptx, capability, fused):
-    """What the assembler that Triton brings says of `ptx`. fused: multiplications and additions may become one."""
+    """What the assembler that Triton brings says of `ptx`. fused: multiplications and additions may
+    become one."""
     from triton import knobs
 
     tool = knobs.nvidia.ptxas

@@ -1,4 +1,5 @@
-"""A stand-in for a GPU: memory that is handed out again as soon as it is free, and CUDA graphs of kernels.
+"""A stand-in for a GPU: memory that is handed out again as soon as it is free, and CUDA graphs of
+kernels.
 
     device = Device()
     device.install(monkeypatch)             torch.cuda.CUDAGraph, memory_snapshot and current_stream
@@ -6,7 +7,7 @@
     device.launch(torch.add, x, 1, out=y)   runs now; during a capture it is recorded instead, and runs in each replay
 
 Freed memory stays readable: who reads it finds what its next owner wrote.
-"""
+"""  # noqa: E501
 
 import ctypes
 import functools
@@ -37,19 +38,22 @@ class DeviceTensor(torch.Tensor):
 
 
 def _tensor(address, count):
-    """A tensor of `count` floats at `address`, and the object that lives as long as the tensor's storage."""
+    """A tensor of `count` floats at `address`, and the object that lives as long as the tensor's
+    storage."""
     memory = (ctypes.c_float * count).from_address(address)
     return torch.frombuffer(memory, dtype=torch.float32).as_subclass(DeviceTensor), memory
 
 
 def weak_view(tensor):
-    """What sgl_kernel.weak_ref_tensor makes: the same shape and address, without a share in the memory."""
+    """What sgl_kernel.weak_ref_tensor makes: the same shape and address, without a share in the
+    memory."""
     last = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride()))
     return _tensor(tensor.data_ptr(), last + 1)[0].as_strided(tensor.shape, tensor.stride())
 
 
 class Device:
-    """blocks: pool -> {address: bytes} of all memory it ever got. free: pool -> addresses, the last freed one last."""
+    """blocks: pool -> {address: bytes} of all memory it ever got. free: pool -> addresses, the last
+    freed one last."""
 
     def __init__(self):
         self._arena = (ctypes.c_char * CAPACITY)()
@@ -59,9 +63,15 @@ class Device:
         self.capturing = None
 
     def install(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (_Segment,), {"device": self}))
+        monkeypatch.setattr(
+            torch.cuda, "CUDAGraph", type("CUDAGraph", (_Segment,), {"device": self})
+        )
         monkeypatch.setattr(torch.cuda, "memory_snapshot", self.memory_snapshot)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0, stream_id=0))
+        monkeypatch.setattr(
+            torch.cuda,
+            "current_stream",
+            lambda device=None: SimpleNamespace(cuda_stream=0, stream_id=0),
+        )
 
     def full(self, value, *shape):
         """A new tensor. Its memory is the last freed block that is large enough, or new."""
@@ -102,7 +112,9 @@ class Device:
                 "total_size": size,
                 "segment_pool_id": pool,
                 "device": 0,
-                "blocks": [{"address": address, "size": size, "state": states[address in self.free[pool]]}],
+                "blocks": [
+                    {"address": address, "size": size, "state": states[address in self.free[pool]]}
+                ],
             }
             for pool, blocks in asked.items()
             for address, size in blocks.items()
@@ -110,7 +122,8 @@ class Device:
 
 
 class _Segment:
-    """torch.cuda.CUDAGraph. Its memory stays in its pool; nothing of it is kept from being handed out there again."""
+    """torch.cuda.CUDAGraph. Its memory stays in its pool; nothing of it is kept from being handed
+    out there again."""
 
     device: Device
 

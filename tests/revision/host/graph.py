@@ -1,4 +1,5 @@
-"""The piecewise graph without a GPU: the release's own tracer, splitter and context, and stand-ins for captures and kernels."""
+"""The piecewise graph without a GPU: the release's own tracer, splitter and context, and stand-ins
+for captures and kernels."""
 
 import contextlib
 import importlib
@@ -50,8 +51,9 @@ def prefill_batch(tokens, **fields):
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of the split forward. op: the split op's name, "" for a piece that is captured. has_size: a symbolic
-    number of tokens is among its inputs; the release's runner captures no piece without."""
+    """A piece of the split forward. op: the split op's name, "" for a piece that is captured.
+    has_size: a symbolic number of tokens is among its inputs; the release's runner captures no
+    piece without."""
 
     op: str
     has_size: bool
@@ -59,20 +61,27 @@ class Piece:
 
 @dataclass(frozen=True)
 class Traced:
-    """A forward compiled by the release's own backend. outputs: of the first and of a second run."""
+    """A forward compiled by the release's own backend. outputs: of the first and of a second
+    run."""
 
     pieces: tuple[Piece, ...]
     outputs: tuple[torch.Tensor, ...]
 
 
 def traced_forward(model, batch, lists, tokens):
-    """Compile `model.model` as the release's runner does, split it, and run it twice on `tokens` tokens.
+    """Compile `model.model` as the release's runner does, split it, and run it twice on `tokens`
+    tokens.
 
-    lists: attention_layers, and where the release has them moe_layers and moe_fusions. Split ops need CPU kernels.
+    lists: attention_layers, and where the release has them moe_layers and moe_fusions. Split ops
+    need CPU kernels.
     """
-    compile_, config = (importlib.import_module(f"sglang.srt.compilation.{name}") for name in ("compile", "compilation_config"))
+    compile_, config = (
+        importlib.import_module(f"sglang.srt.compilation.{name}")
+        for name in ("compile", "compilation_config")
+    )
     backend = importlib.import_module("sglang.srt.compilation.backend")
-    settings = config.CompilationConfig([tokens + 1], "eager")  # sizes it would capture: not the one that is run
+    # sizes it would capture: not the one that is run
+    settings = config.CompilationConfig([tokens + 1], "eager")
     made = []
 
     def factory(graph, inputs):
@@ -81,27 +90,52 @@ def traced_forward(model, batch, lists, tokens):
 
     torch._dynamo.reset()
     compile_.install_torch_compiled(
-        model.model, fullgraph=True, dynamic_arg_dims=None, compile_config=settings, graph_pool=object(), backend_factory=factory
+        model.model,
+        fullgraph=True,
+        dynamic_arg_dims=None,
+        compile_config=settings,
+        graph_pool=object(),
+        backend_factory=factory,
     )
     ids = torch.arange(tokens)
-    compiling = getattr(context_module(), "enable_piecewise_cuda_graph_compile", contextlib.nullcontext)
-    compiled = getattr(compile_, "set_compiled", contextlib.nullcontext)  # up to 0.5.9; later the context alone decides
-    with context_module().enable_piecewise_cuda_graph(), compiled(True), compiling(), torch.no_grad():
-        with forward_context(batch, **lists):
-            outputs = tuple(model.model.forward(ids, ids, batch) for _ in range(2))
+    compiling = getattr(
+        context_module(), "enable_piecewise_cuda_graph_compile", contextlib.nullcontext
+    )
+    # up to 0.5.9; later the context alone decides
+    compiled = getattr(compile_, "set_compiled", contextlib.nullcontext)
+    with (
+        context_module().enable_piecewise_cuda_graph(),
+        compiled(True),
+        compiling(),
+        torch.no_grad(),
+        forward_context(batch, **lists),
+    ):
+        outputs = tuple(model.model.forward(ids, ids, batch) for _ in range(2))
     return Traced(tuple(_piece(item) for item in made[0].piecewise_graphs), outputs)
 
 
 def _piece(item):
     nodes = item.graph.graph.nodes
-    op = next((str(node.target) for node in nodes if item.is_splitting_graph and node.op == "call_function"), "")
-    sizes = [node for node in nodes if node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt)]
+    op = next(
+        (
+            str(node.target)
+            for node in nodes
+            if item.is_splitting_graph and node.op == "call_function"
+        ),
+        "",
+    )
+    sizes = [
+        node
+        for node in nodes
+        if node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt)
+    ]
     return Piece(op, bool(sizes))
 
 
 @contextlib.contextmanager
 def cpu_kernel(op, function):
-    """Give a GPU-only op of the release a kernel for CPU tensors, for as long as the context lasts."""
+    """Give a GPU-only op of the release a kernel for CPU tensors, for as long as the context
+    lasts."""
     library = torch.library.Library("sglang", "IMPL")
     library.impl(op, function, "CPU")
     try:

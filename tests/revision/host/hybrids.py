@@ -1,4 +1,5 @@
-"""Hybrid models on a CPU: their recurrent layers sum up each request's own rows, and what only has a GPU kernel is plain torch."""
+"""Hybrid models on a CPU: their recurrent layers sum up each request's own rows, and what only has
+a GPU kernel is plain torch."""
 
 import importlib
 from types import SimpleNamespace
@@ -7,14 +8,16 @@ import torch
 
 
 def sums(rows, forward_batch):
-    """Each row with all rows of its request before it. Refuses rows that no request accounts for."""
+    """Each row with all rows of its request before it. Refuses rows that no request accounts
+    for."""
     lengths = forward_batch.extend_seq_lens.tolist()
     assert len(rows) == sum(lengths), f"{len(rows)} rows for requests of {lengths}"
     return torch.cat([part.cumsum(0) / len(rows) for part in rows.split(lengths)])
 
 
 def on_cpu(monkeypatch):
-    """Let NemotronH and Qwen3.5 compute on the CPU; `seen`: the batches that their recurrent layers were given."""
+    """Let NemotronH and Qwen3.5 compute on the CPU; `seen`: the batches that their recurrent layers
+    were given."""
     seen = []
 
     def mamba(self, hidden_states, forward_batch, *_):
@@ -33,7 +36,8 @@ def on_cpu(monkeypatch):
 
 
 def recurrent(attention, seen):
-    """`attention`, an attention backend, with the linear attention and the Mamba2 metadata of a hybrid one."""
+    """`attention`, an attention backend, with the linear attention and the Mamba2 metadata of a
+    hybrid one."""
 
     class Hybrid(type(attention)):
         @property

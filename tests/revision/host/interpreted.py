@@ -1,8 +1,10 @@
-"""Run a module of tests in a process where Triton interprets its kernels, so that the release's own ones run on the CPU.
+"""Run a module of tests in a process where Triton interprets its kernels, so that the release's own
+ones run on the CPU.
 
-The interpreter must be chosen before triton is first imported, hence a process of its own. In it, `start` comes first. It is a
-fork of one that has imported what sglang imports from others: most of ten seconds, which every module would take again. Where
-tests run in several processes, all of them use the one that the first has started.
+The interpreter must be chosen before triton is first imported, hence a process of its own. In it,
+`start` comes first. It is a fork of one that has imported what sglang imports from others: most of
+ten seconds, which every module would take again. Where tests run in several processes, all of them
+use the one that the first has started.
 """
 
 import atexit
@@ -20,9 +22,11 @@ import sys
 import tempfile
 import traceback
 
-SHARED = "PATCHQUEUE_INTERPRETED"  # the variable with the socket of a server that several processes of tests use
+# the variable with the socket of a server that several processes of tests use
+SHARED = "PATCHQUEUE_INTERPRETED"
 
-# What sglang's layers import from others. Nothing of sglang: each module says what is there before it.
+# What sglang's layers import from others. Nothing of sglang: each module says what is there before
+# it.
 LIBRARIES = (
     *("torch", "triton", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed"),
     *("torchvision", "torchao", "scipy.special", "transformers", "openai", "flashinfer", "IPython"),
@@ -31,24 +35,29 @@ LIBRARIES = (
 
 
 def run(module, cases):
-    """What `python -m module` makes of `cases` (a dict by name): its results by name. Its stderr shows when it fails."""
+    """What `python -m module` makes of `cases` (a dict by name): its results by name. Its stderr
+    shows when it fails."""
     done = call(module, json.dumps(cases))
     assert done.returncode == 0, f"{module} ended with {done.returncode}: {done.stderr[-3000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def call(module, *words, folder="", **variables):
-    """`python -m module words`; folder: one that comes first on its path, where no byte code is left; variables: its own."""
+    """`python -m module words`; folder: one that comes first on its path, where no byte code is
+    left; variables: its own."""
     with tempfile.TemporaryDirectory() as space, socket.socket(socket.AF_UNIX) as server:
         server.connect(os.environ.get(SHARED) or start_server())
         server.sendall((json.dumps([module, words, str(folder), space, variables]) + "\n").encode())
         code = int(server.makefile().readline())
-        return subprocess.CompletedProcess([module, *words], code, *(_read(space, name) for name in ("stdout", "stderr")))
+        return subprocess.CompletedProcess(
+            [module, *words], code, *(_read(space, name) for name in ("stdout", "stderr"))
+        )
 
 
 @functools.lru_cache(maxsize=1)
 def start_server():
-    """The socket of the process whose forks run the modules. It ends when this one closes its input, or ends."""
+    """The socket of the process whose forks run the modules. It ends when this one closes its
+    input, or ends."""
     variables = {**os.environ, "TRITON_INTERPRET": "1"}
     tests = os.path.dirname(os.path.dirname(__file__))
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], tests])
@@ -58,7 +67,9 @@ def start_server():
         listening.bind(path)
         listening.listen()  # who connects before the server is ready waits
         command = [sys.executable, "-m", "host.interpreted", str(listening.fileno())]
-        server = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
+        server = subprocess.Popen(
+            command, env=variables, stdin=subprocess.PIPE, pass_fds=[listening.fileno()]
+        )
     atexit.register(_end, server, folder)
     return path
 
@@ -71,7 +82,10 @@ def _end(server, folder):
 
 def _read(folder, name):
     path = os.path.join(folder, name)
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(path, encoding="utf-8", errors="replace") as file,
+    ):
         return file.read()
     return ""
 
@@ -89,12 +103,14 @@ def serve(listening):
             _answer(connection)
         connection.close()
         forks = [one for one in [*forks, fork] if not os.waitpid(one, os.WNOHANG)[0]]
-    for fork in forks:  # alone: a library's own process ends behind this one (inductor's workers, torch 2.8)
+    # alone: a library's own process ends behind this one (inductor's workers, torch 2.8)
+    for fork in forks:
         os.waitpid(fork, 0)
 
 
 def _answer(connection):
-    """Run the module that the connection names, in a fork, and answer with its exit code. Does not return."""
+    """Run the module that the connection names, in a fork, and answer with its exit code. Does not
+    return."""
     try:
         words = json.loads(connection.makefile().readline())
         child = os.fork()
@@ -137,15 +153,18 @@ def start():
 
     def patched(tensor, *scope):  # triton 3.6 has the latter too
         patch(tensor, *scope)
-        tensor.__index__ = lambda self: int(self.handle.data.item())  # NumPy 2.4 refuses int() of an array of one
+        # NumPy 2.4 refuses int() of an array of one
+        tensor.__index__ = lambda self: int(self.handle.data.item())
 
     interpreter._patch_lang_tensor = patched
     interpreter._convert_float = functools.partial(_convert_float, interpreter._convert_float)
-    torch.cuda.device = torch.cpu.device = lambda *_: contextlib.nullcontext()  # kernels enter the device of their tensors
+    # kernels enter the device of their tensors
+    torch.cuda.device = torch.cpu.device = lambda *_: contextlib.nullcontext()
 
 
 def _convert_float(convert, values, source, target, rounding_mode):
-    """The interpreter's, which cuts bfloat16's last bits off where a GPU rounds to the nearest, and loses denormal numbers."""
+    """The interpreter's, which cuts bfloat16's last bits off where a GPU rounds to the nearest, and
+    loses denormal numbers."""
     import torch
 
     if (source.name, target.name, rounding_mode) == ("fp32", "bf16", None):
@@ -161,9 +180,11 @@ def main(compare):
 
 
 def resolve_late(package):
-    """Where modules of `package` keep triton's functions under names of their own: look them up at each call.
+    """Where modules of `package` keep triton's functions under names of their own: look them up at
+    each call.
 
-    The interpreter replaces the functions in triton.language while a kernel runs; copies of them stay uncompiled builtins.
+    The interpreter replaces the functions in triton.language while a kernel runs; copies of them
+    stay uncompiled builtins.
     """
     import triton.language as language
 
@@ -175,7 +196,8 @@ def resolve_late(package):
 
 
 def choose_first_configs(package):
-    """Let autotuned kernels in modules of `package` take the first of their configurations: there is nothing to time."""
+    """Let autotuned kernels in modules of `package` take the first of their configurations: there
+    is nothing to time."""
     for module in [module for key, module in sys.modules.items() if key.startswith(package)]:
         for kernel in list(vars(module).values()):
             while kernel is not None:

@@ -1,4 +1,5 @@
-"""Launches of Triton kernels recorded without a GPU, and each kernel compiled for the very arguments of a launch.
+"""Launches of Triton kernels recorded without a GPU, and each kernel compiled for the very
+arguments of a launch.
 
 Works in an ordinary test process, as host.compiled does; the arguments are tensors on the CPU.
 """
@@ -11,14 +12,20 @@ import torch
 from . import compiled
 
 TYPES = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
-}  # fmt: skip
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i1",
+}
 BLOCK = 16  # what divides an address or a number, so that Triton compiles another kernel
 
 
 @dataclass(frozen=True)
 class Launch:
-    """kernel: a triton.jit function. given: each argument that was given, by name. options: num_warps and so on."""
+    """kernel: a triton.jit function. given: each argument that was given, by name. options:
+    num_warps and so on."""
 
     kernel: Any
     given: dict[str, Any]
@@ -37,7 +44,7 @@ class Launch:
         constants = {
             name: value
             for name, value in values.items()
-            if name in fixed or value is None or isinstance(value, int) and value == 1
+            if name in fixed or value is None or (isinstance(value, int) and value == 1)
         }
         values = {name: value for name, value in values.items() if name not in constants}
         signature = {name: _type(value) for name, value in values.items()}

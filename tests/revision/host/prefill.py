@@ -1,6 +1,8 @@
-"""How 0.5.14 and later set up the prefill graph: the release's own code on a model, captures stood in for."""
+"""How 0.5.14 and later set up the prefill graph: the release's own code on a model, captures stood
+in for."""
 
 import __future__
+
 import ast
 import importlib
 import inspect
@@ -10,13 +12,16 @@ from types import SimpleNamespace
 from unittest import mock
 
 _RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
-_SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"  # from 0.5.16; before, ModelRunner did it
+# from 0.5.16; before, ModelRunner did it
+_SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 _MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
-_BACKENDS = {"breakable": "BreakableCudaGraphBackend", "full": "FullCudaGraphBackend"}  # those that capture the stack alone
+# those that capture the stack alone
+_BACKENDS = {"breakable": "BreakableCudaGraphBackend", "full": "FullCudaGraphBackend"}
 
 
 def offers(backend):
-    """Whether the release's prefill runner captures the stack alone with `backend`, "breakable" or "full"."""
+    """Whether the release's prefill runner captures the stack alone with `backend`, "breakable" or
+    "full"."""
     return _BACKENDS[backend] in vars(importlib.import_module(_RUNNER))
 
 
@@ -26,43 +31,70 @@ def takes_every_wrapper():
 
 
 def resolve(model, backend="breakable", pristine=None):
-    """A runner after the statement of PrefillCudaGraphRunner.__init__ that sets its layer_model, for a whole `model`.
+    """A runner after the statement of PrefillCudaGraphRunner.__init__ that sets its layer_model,
+    for a whole `model`.
 
-    pristine: folder of the unpatched package, to run that release's own statement, and what it calls, instead.
+    pristine: folder of the unpatched package, to run that release's own statement, and what it
+    calls, instead.
     """
     module = importlib.import_module(_RUNNER)
     names, source = dict(vars(module)), inspect.getsource(module)
     if pristine:
-        files = [pristine.parent / f"{name.replace('.', '/')}.py" for name in (_MODEL_RUNNER, "sglang.srt.model_loader.utils", _RUNNER)]
+        files = [
+            pristine.parent / f"{name.replace('.', '/')}.py"
+            for name in (_MODEL_RUNNER, "sglang.srt.model_loader.utils", _RUNNER)
+        ]
         source = files[-1].read_text("utf-8")
         for file in files:
-            exec(_functions(file.read_text("utf-8"), {"resolve_language_model", "_resolve_transformer_layer_model"}), names)
-    [cls] = [part for part in ast.parse(source).body if getattr(part, "name", "") == "PrefillCudaGraphRunner"]
+            exec(
+                _functions(
+                    file.read_text("utf-8"),
+                    {"resolve_language_model", "_resolve_transformer_layer_model"},
+                ),
+                names,
+            )
+    [cls] = [
+        part
+        for part in ast.parse(source).body
+        if getattr(part, "name", "") == "PrefillCudaGraphRunner"
+    ]
     [init] = [part for part in cls.body if getattr(part, "name", "") == "__init__"]
-    [statement] = [part for part in init.body if isinstance(part, ast.If) and "self.layer_model =" in ast.unparse(part)]
+    [statement] = [
+        part
+        for part in init.body
+        if isinstance(part, ast.If) and "self.layer_model =" in ast.unparse(part)
+    ]
     made = object.__new__(names[_BACKENDS[backend]]) if backend in _BACKENDS else None
-    runner = SimpleNamespace(model_runner=SimpleNamespace(model=model), backend=made, layer_model=None)
+    runner = SimpleNamespace(
+        model_runner=SimpleNamespace(model=model), backend=made, layer_model=None
+    )
     exec(_compiled(statement), {**names, "self": runner})
     return runner
 
 
 def _made(runner, backend):
     made = resolve(runner.model, backend)
-    made.capture_num_tokens = sorted(runner.server_args.cuda_graph_config.prefill.bs)  # as its __init__ has it
+    # as its __init__ has it
+    made.capture_num_tokens = sorted(runner.server_args.cuda_graph_config.prefill.bs)
     return made
 
 
 def _functions(source, wanted):
-    return _compiled(*[part for part in ast.parse(source).body if getattr(part, "name", "") in wanted])
+    return _compiled(
+        *[part for part in ast.parse(source).body if getattr(part, "name", "") in wanted]
+    )
 
 
 def _compiled(*statements):
     flag = __future__.annotations.compiler_flag  # as the release's files have it
-    return compile(ast.Module(list(statements), []), "<release>", "exec", flags=flag, dont_inherit=True)
+    return compile(
+        ast.Module(list(statements), []), "<release>", "exec", flags=flag, dont_inherit=True
+    )
 
 
 def set_up(model, backend="breakable", tp_rank=0):
-    """What the release's set-up makes of `model`: a runner of resolve(), or None where it leaves prefill eager.
+    """What the release's set-up makes of `model`: a runner of resolve(), or None where it leaves
+    prefill eager.
 
     The number of layers, another decision, is always right.
     """
@@ -70,17 +102,31 @@ def set_up(model, backend="breakable", tp_rank=0):
     return getattr(found, "runner", found)  # from 0.5.17 with what it cost
 
 
-def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), context_len=4096, requests=8, eager_runner=None, draft=False, arguments=(), memory=(80.0, 80.0)):
+def capture(
+    model,
+    backend="breakable",
+    tp_rank=0,
+    layers=0,
+    sizes=(64,),
+    context_len=4096,
+    requests=8,
+    eager_runner=None,
+    draft=False,
+    arguments=(),
+    memory=(80.0, 80.0),
+):
     """What the release's set-up returns for `model`: from 0.5.17 a GraphCapture, before a runner.
 
-    layers: how many the model is said to have; sizes: tokens to capture for; requests: what the pool has room for; draft:
-    the model is a draft, and its head is there; arguments: further server arguments; memory: GB that are free before the
-    capture and after it. Ranks are given in every way that a
-    release looks them up.
+    layers: how many the model is said to have; sizes: tokens to capture for; requests: what the
+    pool has room for; draft: the model is a draft, and its head is there; arguments: further server
+    arguments; memory: GB that are free before the capture and after it. Ranks are given in every
+    way that a release looks them up.
     """
     prefill = SimpleNamespace(bs=list(sizes), backend=backend, full_prefill_max_req=1)
     config = SimpleNamespace(prefill=prefill)
-    ranks = SimpleNamespace(tp_rank=tp_rank, pp_rank=0, pp_size=1, dp_rank=None, moe_ep_rank=0, enable_prefill_cp=False)
+    ranks = SimpleNamespace(
+        tp_rank=tp_rank, pp_rank=0, pp_size=1, dp_rank=None, moe_ep_rank=0, enable_prefill_cp=False
+    )
     fields = dict(
         model=model,
         server_args=SimpleNamespace(cuda_graph_config=config, enable_lora=False, **dict(arguments)),
@@ -96,7 +142,9 @@ def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), contex
     stand_ins = dict(
         PrefillCudaGraphRunner=lambda runner: _made(runner, backend),
         check_cuda_graph_backend=lambda phase, asked: asked == backend,
-        get_available_gpu_memory=lambda *args, told=chain(memory, repeat(memory[-1])), **kwargs: next(told),
+        get_available_gpu_memory=lambda *args, told=chain(memory, repeat(memory[-1])), **kwargs: (
+            next(told)
+        ),
         get_exec=lambda: SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=config)),
         get_parallel=lambda: ranks,
     )
@@ -115,9 +163,15 @@ def capture(model, backend="breakable", tp_rank=0, layers=0, sizes=(64,), contex
         if "self.ps = " in inspect.getsource(importlib.import_module(_MODEL_RUNNER)):
             fields["ps"] = ranks
         else:
-            patches.enter_context(mock.patch.object(runtime_context, "get_parallel", stand_ins["get_parallel"]))
-        runner = SimpleNamespace(**fields, get_cuda_graph_layers=layer_setup.compute_attention_and_moe_layers)
-        return module.capture_prefill_graph(model_runner=runner, eager_runner=eager_runner, force_for_draft_worker=draft)
+            patches.enter_context(
+                mock.patch.object(runtime_context, "get_parallel", stand_ins["get_parallel"])
+            )
+        runner = SimpleNamespace(
+            **fields, get_cuda_graph_layers=layer_setup.compute_attention_and_moe_layers
+        )
+        return module.capture_prefill_graph(
+            model_runner=runner, eager_runner=eager_runner, force_for_draft_worker=draft
+        )
 
 
 def _has(module):

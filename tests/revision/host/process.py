@@ -1,4 +1,5 @@
-"""One process that sglang takes for a whole deployment: default server arguments and groups of one rank over gloo."""
+"""One process that sglang takes for a whole deployment: default server arguments and groups of one
+rank over gloo."""
 
 import contextlib
 import dataclasses
@@ -13,7 +14,8 @@ import torch
 
 
 def default_server_args(model_path="dummy", **changes):
-    """ServerArgs with every field at its default, except `changes`; not resolved, because resolving inspects the host.
+    """ServerArgs with every field at its default, except `changes`; not resolved, because resolving
+    inspects the host.
 
     Raises TypeError for a change that names no field of this release.
     """
@@ -41,7 +43,8 @@ def use_server_args(args):
     """Make `args` the ones that layers look up."""
     from sglang.srt import server_args
 
-    if getattr(args, "mamba_ssm_dtype", None):  # up to 0.5.8 its value reaches the Mamba layers through this variable
+    # up to 0.5.8 its value reaches the Mamba layers through this variable
+    if getattr(args, "mamba_ssm_dtype", None):
         os.environ["SGLANG_MAMBA_SSM_DTYPE"] = args.mamba_ssm_dtype
     try:
         from sglang.srt.runtime_context import SpawnRanks, publish
@@ -53,7 +56,8 @@ def use_server_args(args):
 
 @contextlib.contextmanager
 def cpu_device_module():
-    """A CUDA build of torch names torch.cuda as the device module even where there is no device to ask it about."""
+    """A CUDA build of torch names torch.cuda as the device module even where there is no device to
+    ask it about."""
     real = torch.get_device_module
 
     def device_module(device=None):
@@ -71,7 +75,8 @@ def free_port():
 
 @functools.lru_cache(maxsize=1)
 def start_groups():
-    """World, tensor-, expert- and pipeline-parallel groups of this one process. Once per process; later calls return."""
+    """World, tensor-, expert- and pipeline-parallel groups of this one process. Once per process;
+    later calls return."""
     from sglang.srt import distributed
 
     distributed.init_distributed_environment(
@@ -81,9 +86,12 @@ def start_groups():
         local_rank=0,
         distributed_init_method=f"tcp://127.0.0.1:{free_port()}",
     )
-    widths = {"tensor_model_parallel_size": 1}  # newer releases read the widths from the published arguments
+    # newer releases read the widths from the published arguments
+    widths = {"tensor_model_parallel_size": 1}
     known = inspect.signature(distributed.initialize_model_parallel).parameters
-    distributed.initialize_model_parallel(**{name: width for name, width in widths.items() if name in known})
+    distributed.initialize_model_parallel(
+        **{name: width for name, width in widths.items() if name in known}
+    )
 
 
 def start_dp_attention(args, hidden_size, dtype):
@@ -91,8 +99,12 @@ def start_dp_attention(args, hidden_size, dtype):
     from sglang.srt.layers import dp_attention
 
     model_config = types.SimpleNamespace(
-        hidden_size=hidden_size, dtype=dtype, hf_config=types.SimpleNamespace(hybrid_override_pattern=None)
+        hidden_size=hidden_size,
+        dtype=dtype,
+        hf_config=types.SimpleNamespace(hybrid_override_pattern=None),
     )
     values = {"server_args": args, "model_config": model_config}
     known = inspect.signature(dp_attention.initialize_dp_attention).parameters
-    dp_attention.initialize_dp_attention(**{name: value for name, value in values.items() if name in known})
+    dp_attention.initialize_dp_attention(
+        **{name: value for name, value in values.items() if name in known}
+    )

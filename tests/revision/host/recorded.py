@@ -1,7 +1,8 @@
-"""A CUDA graph for tensors on the CPU: a capture records every op that runs, a replay runs these ops again.
+"""A CUDA graph for tensors on the CPU: a capture records every op that runs, a replay runs these
+ops again.
 
-As on a GPU a replay reads and writes the tensors of the capture, whatever Python has done with them since, and memory that
-was only allocated holds anything: here NaN.
+As on a GPU a replay reads and writes the tensors of the capture, whatever Python has done with them
+since, and memory that was only allocated holds anything: here NaN.
 """
 
 import contextlib
@@ -30,10 +31,18 @@ class Graph:
     def replay(self):
         for function, args, kwargs, result in self.ops:
             again = function(*args, **kwargs)
-            inputs = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            inputs = {
+                _storage(leaf)
+                for leaf in tree_leaves((args, kwargs))
+                if isinstance(leaf, torch.Tensor)
+            }
             for old, new in zip(tree_leaves(result), tree_leaves(again)):
                 if isinstance(old, torch.Tensor) and _storage(old) not in inputs:
-                    old.copy_(_poisoned(new) if function.overloadpacket.__name__.startswith(("empty", "new_empty")) else new)
+                    old.copy_(
+                        _poisoned(new)
+                        if function.overloadpacket.__name__.startswith(("empty", "new_empty"))
+                        else new
+                    )
 
 
 def _storage(tensor):
@@ -45,8 +54,8 @@ def _poisoned(tensor):
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every op for the graph that is being captured. bodies: sglang's own ops by name, of which the ops inside are
-    noted: their Python does not run at a replay."""
+    """Notes every op for the graph that is being captured. bodies: sglang's own ops by name, of
+    which the ops inside are noted: their Python does not run at a replay."""
 
     def __init__(self, bodies):
         super().__init__()

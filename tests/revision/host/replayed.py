@@ -1,6 +1,8 @@
-"""A prefill through the release's own graph runner, with no graph behind it: breaks run, and get the batch that a replay gives them."""
+"""A prefill through the release's own graph runner, with no graph behind it: breaks run, and get
+the batch that a replay gives them."""
 
 import __future__
+
 import ast
 import contextlib
 import importlib
@@ -18,12 +20,14 @@ from . import process
 _PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph_runner"
 _OLDER = {"piecewise": _PIECEWISE, "breakable": _BREAKABLE}
-_PREFILL = (
-    "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"  # from 0.5.14, for all graphs
+_PREFILL = (  # from 0.5.14, for all graphs
+    "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 )
 _CONTEXTS = {
     "sglang.srt.compilation.piecewise_context_manager": "get_forward_context",
-    "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager": "get_tc_piecewise_forward_context",
+    "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager": (
+        "get_tc_piecewise_forward_context"
+    ),
 }
 SIZES = [64, 256]
 
@@ -31,13 +35,15 @@ Layers = Callable[[Any], object]
 
 
 class Replays:
-    """The release's runner of one kind of graph, set up for a pool that keeps states for the prefix cache."""
+    """The release's runner of one kind of graph, set up for a pool that keeps states for the prefix
+    cache."""
 
     def __init__(
         self, kind: str, attention: Any, layers: Layers, speculative: str | None = None
     ) -> None:
-        """attention: a backend with init_forward_metadata(batch). layers(batch): what breaks do with the batch that
-        they look up. speculative: the name of the algorithm that drafts for the model, if any."""
+        """attention: a backend with init_forward_metadata(batch). layers(batch): what breaks do
+        with the batch that they look up. speculative: the name of the algorithm that drafts for the
+        model, if any."""
         self._model = _Model(lambda *_, **__: layers(_batch_of_breaks()))
         self._runner = _made(
             kind, self._model, _model_runner(kind, attention, self._model, speculative)
@@ -71,12 +77,21 @@ def _model_runner(kind: str, attention: Any, model: Any, speculative: str | None
     return types.SimpleNamespace(
         server_args=_server_args(kind),
         spec_algorithm=SpeculativeAlgorithm.from_string(speculative),
-        model=model, attn_backend=attention, device="cpu", dtype=torch.float32,
+        model=model,
+        attn_backend=attention,
+        device="cpu",
+        dtype=torch.float32,
         model_config=types.SimpleNamespace(hidden_size=128, is_multimodal=False, vocab_size=8),
-        req_to_token_pool=types.SimpleNamespace(size=32), token_to_kv_pool=None, pp_group=types.SimpleNamespace(is_last_rank=True),
+        req_to_token_pool=types.SimpleNamespace(size=32),
+        token_to_kv_pool=None,
+        pp_group=types.SimpleNamespace(is_last_rank=True),
         tp_group=types.SimpleNamespace(ca_comm=None),
-        is_multimodal=False, is_generation=True, is_draft_worker=False, is_hybrid_swa=False, graph_shared_output=None,
-    )  # fmt: skip
+        is_multimodal=False,
+        is_generation=True,
+        is_draft_worker=False,
+        is_hybrid_swa=False,
+        graph_shared_output=None,
+    )
 
 
 def _server_args(kind: str) -> Any:
@@ -106,21 +121,34 @@ def _backend(kind: str) -> Any:
 
 
 def _made(kind: str, model: _Model, model_runner: Any) -> Any:
-    """The runner behind the statements of its __init__ that make its buffers; captures are stood in for."""
+    """The runner behind the statements of its __init__ that make its buffers; captures are stood in
+    for."""
     name = _PREFILL if _found(_PREFILL) else _OLDER[kind]
     module = importlib.import_module(name)
     cls = next(value for value in vars(module).values() if _is_runner(value, name))
     made = cls.__new__(cls)
     vars(made).update(
-        model_runner=model_runner, device="cpu", quant_config=None, capture_num_tokens=SIZES,
-        attention_layers=[], moe_layers=[], moe_fusions=[], dsa_indexers=[], mha_companion_layers=[],
-        has_mha_companion_layers=False, use_captured_attn_metadata=False, attn_metadata_buffers=None,
-        _prefill_static_buffers=None, static_draft_hidden_states=None, _is_full_backend=False,
-        _input_embeds_arg_idx=None, use_input_embeds=False,
+        model_runner=model_runner,
+        device="cpu",
+        quant_config=None,
+        capture_num_tokens=SIZES,
+        attention_layers=[],
+        moe_layers=[],
+        moe_fusions=[],
+        dsa_indexers=[],
+        mha_companion_layers=[],
+        has_mha_companion_layers=False,
+        use_captured_attn_metadata=False,
+        attn_metadata_buffers=None,
+        _prefill_static_buffers=None,
+        static_draft_hidden_states=None,
+        _is_full_backend=False,
+        _input_embeds_arg_idx=None,
+        use_input_embeds=False,
         layer_model=model.model if kind == "breakable" else None,
         graphs={size: types.SimpleNamespace(replay=model.breaks) for size in SIZES},
         output_buffers=dict.fromkeys(SIZES),
-    )  # fmt: skip
+    )
     _run(_buffers_of(cls), vars(module) | {"self": made, "model_runner": model_runner})
     if name == _PREFILL:
         base = module.BreakableCudaGraphBackend if kind == "breakable" else object

@@ -23,24 +23,43 @@ class Captured:
         self.attention_layers = model_runner.attention_layers
 
 
-def decide(model, num_hidden_layers=None, tp_rank=0, context_len=4096, speculative=None, is_multimodal=False, **server_args):
-    """What ModelRunner.init_piecewise_cuda_graphs makes of `model`: the runner it left behind, captures stood in for.
+def decide(
+    model,
+    num_hidden_layers=None,
+    tp_rank=0,
+    context_len=4096,
+    speculative=None,
+    is_multimodal=False,
+    **server_args,
+):
+    """What ModelRunner.init_piecewise_cuda_graphs makes of `model`: the runner it left behind,
+    captures stood in for.
 
-    num_hidden_layers: what the configuration says; more than there are keeps a release from capturing. speculative: the
-    name of the algorithm that drafts for it.
+    num_hidden_layers: what the configuration says; more than there are keeps a release from
+    capturing. speculative: the name of the algorithm that drafts for it.
     """
     from sglang.srt.model_executor import model_runner
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    switch = {name: True for name in ("enable_piecewise_cuda_graph",) if name in ServerArgs.__dataclass_fields__}
-    args = process.default_server_args(**{**switch, "piecewise_cuda_graph_tokens": [64, 128], **server_args})
+    switch = {
+        name: True
+        for name in ("enable_piecewise_cuda_graph",)
+        if name in ServerArgs.__dataclass_fields__
+    }
+    args = process.default_server_args(
+        **{**switch, "piecewise_cuda_graph_tokens": [64, 128], **server_args}
+    )
     layers = num_hidden_layers or getattr(getattr(model, "config", None), "num_hidden_layers", 1)
     runner = model_runner.ModelRunner.__new__(model_runner.ModelRunner)
     vars(runner).update(
         model=model,
         server_args=args,
-        model_config=types.SimpleNamespace(num_hidden_layers=layers, context_len=context_len, hf_text_config=getattr(model, "config", types.SimpleNamespace(architectures=[""]))),
+        model_config=types.SimpleNamespace(
+            num_hidden_layers=layers,
+            context_len=context_len,
+            hf_text_config=getattr(model, "config", types.SimpleNamespace(architectures=[""])),
+        ),
         max_total_num_tokens=1 << 20,
         device="cpu",
         gpu_id=0,
@@ -53,7 +72,9 @@ def decide(model, num_hidden_layers=None, tp_rank=0, context_len=4096, speculati
         attn_backend=NativeSparseAttnBackend(),
         spec_algorithm=SpeculativeAlgorithm.from_string(speculative),
     )
-    stand_ins = dict(PiecewiseCudaGraphRunner=Captured, get_available_gpu_memory=lambda *_, **__: 0.0)
+    stand_ins = dict(
+        PiecewiseCudaGraphRunner=Captured, get_available_gpu_memory=lambda *_, **__: 0.0
+    )
     with contextlib.ExitStack() as stack:
         for name in stand_ins.keys() & vars(model_runner).keys():
             stack.enter_context(mock.patch.object(model_runner, name, stand_ins[name]))
@@ -75,8 +96,14 @@ def _decide(runner):
         return
     # In 0.5.5 the decision is a statement of __init__, which also loads the model.
     init = ast.parse(textwrap.dedent(inspect.getsource(type(runner).__init__))).body[0]
-    [decision] = [part for part in init.body if isinstance(part, ast.If) and "enable_piecewise_cuda_graph" in ast.unparse(part.test)]
-    exec(compile(ast.Module([decision], []), "<decision>", "exec"), {**vars(module), "self": runner})
+    [decision] = [
+        part
+        for part in init.body
+        if isinstance(part, ast.If) and "enable_piecewise_cuda_graph" in ast.unparse(part.test)
+    ]
+    exec(
+        compile(ast.Module([decision], []), "<decision>", "exec"), {**vars(module), "self": runner}
+    )
 
 
 def names(model, objects):
@@ -87,10 +114,16 @@ def names(model, objects):
 
 def lists(runner):
     """The runner's lists by layer_id, as names."""
-    kept = {name: getattr(runner, name, None) for name in ("attention_layers", "moe_layers", "moe_fusions")}
-    return {name: names(runner.model, objects) for name, objects in kept.items() if objects is not None}
+    kept = {
+        name: getattr(runner, name, None)
+        for name in ("attention_layers", "moe_layers", "moe_fusions")
+    }
+    return {
+        name: names(runner.model, objects) for name, objects in kept.items() if objects is not None
+    }
 
 
 def collected(kind, **changes):
-    """The lists that the release's own loop collects for a model of `kind`, whether it would capture or not."""
+    """The lists that the release's own loop collects for a model of `kind`, whether it would
+    capture or not."""
     return lists(decide(models.build(kind, **changes), num_hidden_layers=10**6))

@@ -1,4 +1,5 @@
-"""A kernel for the tests of host/compiled.py: Triton reads the source of its functions from a module."""
+"""A kernel for the tests of host/compiled.py: Triton reads the source of its functions from a
+module."""
 
 import triton
 import triton.language as tl

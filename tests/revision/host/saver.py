@@ -1,8 +1,9 @@
-"""torch_memory_saver without a GPU: its own Python on a stand-in for the library that it loads before all others.
+"""torch_memory_saver without a GPU: its own Python on a stand-in for the library that it loads
+before all others.
 
-saver = Saver()
-saver.install(monkeypatch)      the release's adapter finds it; torch.cuda.graph runs on the stand-in for graphs
-saver.library.region            (tag, kept on the host) of what cudaMalloc would allocate now, None outside of a region
+saver = Saver() saver.install(monkeypatch)      the release's adapter finds it; torch.cuda.graph
+runs on the stand-in for graphs saver.library.region            (tag, kept on the host) of what
+cudaMalloc would allocate now, None outside of a region
 """
 
 import collections
@@ -12,11 +13,13 @@ import torch
 
 
 class Library:
-    """The state that the library keeps for a thread, asked and set through the functions that its Python calls."""
+    """The state that the library keeps for a thread, asked and set through the functions that its
+    Python calls."""
 
     def __init__(self):
         self.inside, self.tag, self.backup = False, b"default", False
-        self.freed_inside = []  # for each torch.cuda.empty_cache(): whether cudaFree would know paused memory
+        # for each torch.cuda.empty_cache(): whether cudaFree would know paused memory
+        self.freed_inside = []
 
     @property
     def region(self):
@@ -63,9 +66,8 @@ class Saver:
         wrapper = object.__new__(binary_wrapper.BinaryWrapper)
         wrapper.cdll = self.library
         implementation = object.__new__(entrypoint._TorchMemorySaverImpl)
-        pools = collections.defaultdict(
-            object
-        )  # what a region allocates outside of graphs is of no matter here
+        # what a region allocates outside of graphs is of no matter here
+        pools = collections.defaultdict(object)
         known = dict(
             _mem_pools=pools, _primary_mem_pool=None, _device_module=torch.cuda, _is_xpu=False
         )

@@ -1,4 +1,5 @@
-"""What a breakable prefill graph of 0.5.14 or later records of a model, and what it leaves to its breaks: without a GPU."""
+"""What a breakable prefill graph of 0.5.14 or later records of a model, and what it leaves to its
+breaks: without a GPU."""
 
 import contextlib
 import functools
@@ -15,11 +16,13 @@ CAPTURED, BREAK = "captured", "break"
 
 
 def of(model, monkeypatch, tokens=8, prepare=None):
-    """(at the capture, at a replay): the calls of attention and of Mamba2 mixers, in order, each as (what, CAPTURED or BREAK).
+    """(at the capture, at a replay): the calls of attention and of Mamba2 mixers, in order, each as
+    (what, CAPTURED or BREAK).
 
-    The release's own primitive captures the layer stack of `model`, built on the CPU, on a stand-in for CUDA graphs. The
-    attention backend notes the calls instead of computing anything. A captured call's Python does not run at a replay.
-    prepare(backend, note): what is done with that backend before; note(what): notes a call.
+    The release's own primitive captures the layer stack of `model`, built on the CPU, on a stand-in
+    for CUDA graphs. The attention backend notes the calls instead of computing anything. A captured
+    call's Python does not run at a replay. prepare(backend, note): what is done with that backend
+    before; note(what): notes a call.
     """
     seen, batch = [], _batch(tokens)
     backend = _backend(seen, tokens)
@@ -63,8 +66,12 @@ def recording(monkeypatch):
 
 
 def _batch(tokens):
-    batch = graph.prefill_batch(tokens, out_cache_loc=torch.arange(tokens), positions=torch.arange(tokens))
-    batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = tokens  # the latter from 0.5.20
+    batch = graph.prefill_batch(
+        tokens, out_cache_loc=torch.arange(tokens), positions=torch.arange(tokens)
+    )
+    batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = (
+        tokens  # the latter from 0.5.20
+    )
     return batch
 
 
@@ -73,14 +80,17 @@ def _note(seen, what):
 
 
 def _backend(seen, tokens):
-    """A hybrid backend, as Falcon-H1 insists on one, whose halves note that they are called, and where."""
+    """A hybrid backend, as Falcon-H1 insists on one, whose halves note that they are called, and
+    where."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
 
     note = functools.partial(_note, seen)
 
     class Mamba2(hybrid.Mamba2AttnBackend):
         def __init__(self):
-            self.forward_metadata = SimpleNamespace(num_prefill_tokens=tokens, num_decodes=0, is_target_verify=False, draft_token_num=1)
+            self.forward_metadata = SimpleNamespace(
+                num_prefill_tokens=tokens, num_decodes=0, is_target_verify=False, draft_token_num=1
+            )
 
         def forward(self, mixer, hidden_states, output=None, **_):
             note("mixer")
@@ -103,10 +113,23 @@ def _contexts(layer_model, batch, backend, tokens):
     from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
 
     yield forward_context(ForwardContext(attn_backend=backend))
-    layers = [layer.attn if hasattr(layer, "attn") else getattr(layer.mixer, "attn", layer) for layer in layer_model.layers]
-    values = dict(forward_batch=batch, attention_layers=layers, quant_config=None, moe_layers=[], moe_fusions=[], num_tokens=tokens, raw_num_tokens=tokens)
+    layers = [
+        layer.attn if hasattr(layer, "attn") else getattr(layer.mixer, "attn", layer)
+        for layer in layer_model.layers
+    ]
+    values = dict(
+        forward_batch=batch,
+        attention_layers=layers,
+        quant_config=None,
+        moe_layers=[],
+        moe_fusions=[],
+        num_tokens=tokens,
+        raw_num_tokens=tokens,
+    )
     known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
-    yield pieces.set_tc_piecewise_forward_context(**{name: value for name, value in values.items() if name in known})
+    yield pieces.set_tc_piecewise_forward_context(
+        **{name: value for name, value in values.items() if name in known}
+    )
     try:
         from sglang.srt.model_executor.runner_utils.forward_batch import set_forward_batch
         from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope

@@ -8,13 +8,16 @@ from . import graph
 
 
 def batch_of(tokens, backend):
-    batch = graph.prefill_batch(tokens, num_token_non_padded_cpu=tokens, out_cache_loc=torch.arange(tokens))
+    batch = graph.prefill_batch(
+        tokens, num_token_non_padded_cpu=tokens, out_cache_loc=torch.arange(tokens)
+    )
     batch.attn_backend = backend  # up to 0.5.12; later releases ask their forward context
     return batch
 
 
 def published(backend):
-    """What ModelRunner makes around a forward: from 0.5.13 on layers ask it for the attention backend."""
+    """What ModelRunner makes around a forward: from 0.5.13 on layers ask it for the attention
+    backend."""
     try:
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
     except ImportError:

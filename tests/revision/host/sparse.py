@@ -1,4 +1,5 @@
-"""Sparse attention without a GPU: a pool, metadata and plain kernels for the release's own indexer, and a plain one to hold it against."""
+"""Sparse attention without a GPU: a pool, metadata and plain kernels for the release's own indexer,
+and a plain one to hold it against."""
 
 import contextlib
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ FP8 = torch.float8_e4m3fn
 
 
 class Pool:
-    """The index cache: for each layer and slot a key in fp8 and its scale, as NSATokenToKVPool hands them out (bytes)."""
+    """The index cache: for each layer and slot a key in fp8 and its scale, as NSATokenToKVPool
+    hands them out (bytes)."""
 
     page_size = PAGE
 
@@ -22,28 +24,46 @@ class Pool:
 
     def set_index_k_scale_buffer(self, layer_id, loc, index_k, index_k_scale):
         assert len(loc) == len(index_k) == len(index_k_scale)
-        keys, scales = self.layers.setdefault(layer_id, (torch.zeros(self.slots, index_k.shape[1], dtype=torch.uint8), torch.zeros(self.slots)))
+        keys, scales = self.layers.setdefault(
+            layer_id,
+            (torch.zeros(self.slots, index_k.shape[1], dtype=torch.uint8), torch.zeros(self.slots)),
+        )
         keys[loc], scales[loc] = index_k.view(torch.uint8), index_k_scale.view(-1)
 
     def get_index_k_scale_buffer(self, layer_id, lengths, tables, *_):
         """Of one request with its length (up to 0.5.9), else of all with theirs."""
         rows = [(lengths, tables)] if tables.dim() == 1 else zip(lengths.tolist(), tables)
-        slots = torch.cat([(table[:, None] * PAGE + torch.arange(PAGE)).view(-1)[:length] for length, table in rows])
+        slots = torch.cat(
+            [
+                (table[:, None] * PAGE + torch.arange(PAGE)).view(-1)[:length]
+                for length, table in rows
+            ]
+        )
         keys, scales = self.layers[layer_id]
         return keys[slots], scales[slots][:, None].view(torch.uint8)
 
 
 class Metadata:
-    """What the sparse backend knows of a batch (NSAIndexerMetadata). prefixes, new: tokens of each request; first_page: of each."""
+    """What the sparse backend knows of a batch (NSAIndexerMetadata). prefixes, new: tokens of each
+    request; first_page: of each."""
 
     def __init__(self, prefixes, new, first_page):
         self.lengths = [before + more for before, more in zip(prefixes, new)]
         self.starts = torch.tensor([0, *self.lengths[:-1]]).cumsum(0).tolist()
         self.owner = torch.tensor([number for number, more in enumerate(new) for _ in range(more)])
-        self.expanded = torch.tensor([before + n + 1 for before, more in zip(prefixes, new) for n in range(more)], dtype=torch.int32)
+        self.expanded = torch.tensor(
+            [before + n + 1 for before, more in zip(prefixes, new) for n in range(more)],
+            dtype=torch.int32,
+        )
         pages = -(-max(self.lengths) // PAGE)
         self.tables = torch.tensor([[page + n for n in range(pages)] for page in first_page])
-        self.slots = torch.tensor([page * PAGE + before + n for page, before, more in zip(first_page, prefixes, new) for n in range(more)])
+        self.slots = torch.tensor(
+            [
+                page * PAGE + before + n
+                for page, before, more in zip(first_page, prefixes, new)
+                for n in range(more)
+            ]
+        )
         self.positions = self.expanded.long() - 1
 
     def get_page_table_64(self):
@@ -75,16 +95,25 @@ class Metadata:
 
 
 class Rope(torch.nn.Module):
-    """Rotary embedding of [tokens, …, width]; the release's own has GPU kernels for keys without an axis of heads only."""
+    """Rotary embedding of [tokens, …, width]; the release's own has GPU kernels for keys without an
+    axis of heads only."""
 
     def forward(self, positions, *parts):
         return tuple(self.rotated(positions, part) for part in parts)
 
     def rotated(self, positions, x):
         half = x.shape[-1] // 2
-        angles = (positions[:, None] * 10_000.0 ** (-torch.arange(half) / half)).view(len(x), *(1,) * (x.dim() - 2), half)
+        angles = (positions[:, None] * 10_000.0 ** (-torch.arange(half) / half)).view(
+            len(x), *(1,) * (x.dim() - 2), half
+        )
         first, second = x.float().chunk(2, -1)
-        return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1).to(x.dtype)
+        return torch.cat(
+            [
+                first * angles.cos() - second * angles.sin(),
+                second * angles.cos() + first * angles.sin(),
+            ],
+            -1,
+        ).to(x.dtype)
 
 
 def hadamard(x):
@@ -103,7 +132,8 @@ def quantised(x, block=128, scale_fmt=None):
 
 
 def logits_of(q, kv, weights, ks, ke, clean_logits=True):
-    """deep_gemm.fp8_mqa_logits: [tokens, keys], every head's positive score times its weight; columns outside of ks..ke hold anything."""
+    """deep_gemm.fp8_mqa_logits: [tokens, keys], every head's positive score times its weight;
+    columns outside of ks..ke hold anything."""
     keys, scales = kv
     scores = torch.einsum("thd,sd->ths", q.float(), keys.float()).relu()
     return torch.einsum("ths,th->ts", scores, weights.float()) * scales
@@ -118,9 +148,13 @@ def kernels():
         return x.float() @ self.weights_proj.weight.float().t()
 
     changes = [
-        patch.object(nsa_indexer, "_is_cuda", True), patch.object(nsa_indexer, "rotate_activation", hadamard), patch.object(triton_kernel, "act_quant", quantised),
-        patch.object(nsa_indexer, "deep_gemm", SimpleNamespace(fp8_mqa_logits=logits_of), create=True),
-    ]  # fmt: skip
+        patch.object(nsa_indexer, "_is_cuda", True),
+        patch.object(nsa_indexer, "rotate_activation", hadamard),
+        patch.object(triton_kernel, "act_quant", quantised),
+        patch.object(
+            nsa_indexer, "deep_gemm", SimpleNamespace(fp8_mqa_logits=logits_of), create=True
+        ),
+    ]
     if hasattr(nsa_indexer, "can_use_nsa_fused_store"):
         changes.append(patch.object(nsa_indexer, "can_use_nsa_fused_store", lambda *_: False))
     if hasattr(nsa_indexer.Indexer, "_weights_proj_bf16_in_fp32_out"):
@@ -132,22 +166,33 @@ def kernels():
 
 
 def batch_of(metadata, pool, rows, attention=None):
-    """A ForwardBatch of that batch padded to `rows`: its slots behind the real tokens are 0, which no request owns."""
+    """A ForwardBatch of that batch padded to `rows`: its slots behind the real tokens are 0, which
+    no request owns."""
     tokens = len(metadata.slots)
     slots = torch.zeros(rows, dtype=torch.int64)
     slots[:tokens] = metadata.slots
     batch = graph.prefill_batch(
-        rows, batch_size=len(metadata.lengths), seq_lens=torch.tensor(metadata.lengths), seq_lens_cpu=torch.tensor(metadata.lengths),
-        extend_seq_lens_cpu=torch.bincount(metadata.owner).tolist(), extend_num_tokens=tokens, out_cache_loc=slots, token_to_kv_pool=pool,
-    )  # fmt: skip
-    batch.attn_backend = SimpleNamespace(get_indexer_metadata=lambda layer_id, _: metadata, forward=attention)
+        rows,
+        batch_size=len(metadata.lengths),
+        seq_lens=torch.tensor(metadata.lengths),
+        seq_lens_cpu=torch.tensor(metadata.lengths),
+        extend_seq_lens_cpu=torch.bincount(metadata.owner).tolist(),
+        extend_num_tokens=tokens,
+        out_cache_loc=slots,
+        token_to_kv_pool=pool,
+    )
+    batch.attn_backend = SimpleNamespace(
+        get_indexer_metadata=lambda layer_id, _: metadata, forward=attention
+    )
     return batch
 
 
 def selected_plainly(indexer, requests):
-    """What an indexer selects, by its definition (DeepSeek-V3.2-Exp's report, equation 1), for whole prompts at once.
+    """What an indexer selects, by its definition (DeepSeek-V3.2-Exp's report, equation 1), for
+    whole prompts at once.
 
-    requests: (x [tokens, hidden], q_lora [tokens, rank]) of each whole prompt. For each token of each the set of positions.
+    requests: (x [tokens, hidden], q_lora [tokens, rank]) of each whole prompt. For each token of
+    each the set of positions.
     """
     found = []
     for x, q_lora in requests:
@@ -156,11 +201,17 @@ def selected_plainly(indexer, requests):
         key = indexer.k_norm.forward_native(x @ indexer.wk.weight.t())
         rope = indexer.rope_head_dim
         q_rope, k_rope = indexer.rotary_emb(positions, query[..., :rope], key[..., :rope])
-        query, key = torch.cat([q_rope, query[..., rope:]], -1), torch.cat([k_rope, key[..., rope:]], -1)
+        query, key = (
+            torch.cat([q_rope, query[..., rope:]], -1),
+            torch.cat([k_rope, key[..., rope:]], -1),
+        )
         (q8, q_scale), (k8, k_scale) = quantised(hadamard(query)), quantised(hadamard(key))
         gates = x.float() @ indexer.weights_proj.weight.float().t() * indexer.n_heads**-0.5
         weights = (gates[..., None] * q_scale * indexer.softmax_scale).squeeze(-1)
         scores = torch.einsum("thd,sd->ths", q8.float(), k8.float()).relu()
         logits = torch.einsum("ths,th->ts", scores, weights) * k_scale.view(-1)
-        found += [set(logits[t, : t + 1].topk(min(indexer.index_topk, t + 1)).indices.tolist()) for t in range(len(x))]
+        found += [
+            set(logits[t, : t + 1].topk(min(indexer.index_topk, t + 1)).indices.tolist())
+            for t in range(len(x))
+        ]
     return found

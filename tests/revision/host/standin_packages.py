@@ -4,8 +4,8 @@ import importlib.machinery
 import sys
 import types
 
-# sglang's fallbacks for hosts without a GPU name vllm's kernels, and up to 0.5.7 its layers.
-# Only these modules: quantization probes further ones, and must go on finding that vllm is not there.
+# sglang's fallbacks for hosts without a GPU name vllm's kernels, and up to 0.5.7 its layers. Only
+# these modules: quantization probes further ones, and must go on finding that vllm is not there.
 VLLM = (
     "vllm",
     "vllm._custom_ops",
@@ -17,7 +17,8 @@ VLLM = (
 
 
 class _StandIn(types.ModuleType):
-    """A module that has whatever public name is asked of it: a layer of vllm_layers, else a class that cannot be made."""
+    """A module that has whatever public name is asked of it: a layer of vllm_layers, else a class
+    that cannot be made."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -34,7 +35,8 @@ def _cannot_run(self, *_, **__):
 
 
 def _let_the_compilers_backend_load():
-    """Its weak references to captured memory refuse to be imported where nothing can be captured; nothing is here."""
+    """Its weak references to captured memory refuse to be imported where nothing can be captured;
+    nothing is here."""
     name = "sglang.srt.compilation.weak_ref_tensor"
     if name not in sys.modules:
         module = types.ModuleType(name)
@@ -43,13 +45,15 @@ def _let_the_compilers_backend_load():
 
 
 def install():
-    """Put the stand-ins where `import` finds them, unless the real package is there already. May be called again."""
+    """Put the stand-ins where `import` finds them, unless the real package is there already. May be
+    called again."""
     _let_the_compilers_backend_load()
     for name in VLLM:
         if name in sys.modules:
             continue
         module = _StandIn(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # importlib.util.find_spec refuses a module without
+        # importlib.util.find_spec refuses a module without
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
         if parent:

@@ -1,4 +1,5 @@
-"""pytest for tests in upstream's own shape: `python -m host.upstream [words for pytest]`, on a host that lacks what upstream's CI has."""
+"""pytest for tests in upstream's own shape: `python -m host.upstream [words for pytest]`, on a host
+that lacks what upstream's CI has."""
 
 import importlib.util
 import os
@@ -10,7 +11,8 @@ import pytest
 from . import standin_packages
 
 NO_GPU = "9"  # sglang.test.test_utils takes its ports from the first digit, and "" has none
-CI_ONLY = {"datasets": ("load_dataset",)}  # sglang.test.test_utils imports its benchmarks, and these import it
+# sglang.test.test_utils imports its benchmarks, and these import it
+CI_ONLY = {"datasets": ("load_dataset",)}
 
 
 def install():

@@ -1,4 +1,5 @@
-"""The layers that sglang up to 0.5.7 takes from vllm where it finds no GPU: the same parameters and the same mathematics."""
+"""The layers that sglang up to 0.5.7 takes from vllm where it finds no GPU: the same parameters and
+the same mathematics."""
 
 import torch
 from torch import nn

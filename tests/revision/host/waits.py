@@ -8,7 +8,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _READING = frozenset(
-    "_local_scalar_dense is_nonzero item nonzero masked_select index index_put index_put_".split()
+    [
+        "_local_scalar_dense",
+        "is_nonzero",
+        "item",
+        "nonzero",
+        "masked_select",
+        "index",
+        "index_put",
+        "index_put_",
+    ]
 )
 
 

@@ -1,4 +1,5 @@
-"""Run by every Python that has this folder on PYTHONPATH: fill the gaps of a trimmed set of packages."""
+"""Run by every Python that has this folder on PYTHONPATH: fill the gaps of a trimmed set of
+packages."""
 
 import json
 import pathlib

@@ -1,16 +1,18 @@
-"""A captured Mamba2 layer, its kernels interpreted: beside the release's mixer and the plain reference."""
+"""A captured Mamba2 layer, its kernels interpreted: beside the release's mixer and the plain
+reference."""
 
 from host.references import compare_ssd  # starts the interpreter
 
-import torch  # noqa: E402
-from host import interpreted  # noqa: E402
-from host.references import compare_mamba2, compare_scan, mamba2  # noqa: E402
-from sglang.srt.prefill_graph.captured import tables  # noqa: E402
-from sglang.srt.prefill_graph.captured import mamba2 as captured  # noqa: E402
+import torch
+from host import interpreted
+from host.references import compare_mamba2, compare_scan, mamba2
+from sglang.srt.prefill_graph.captured import tables
+from sglang.srt.prefill_graph.captured import mamba2 as captured
 
 
 def row_by_row(projection):
-    """A projection's forward whose bits do not depend on how many rows there are. Its `words` are what else it was told."""
+    """A projection's forward whose bits do not depend on how many rows there are. Its `words` are
+    what else it was told."""
     weight = projection.weight
 
     def forward(rows, **words):
@@ -21,14 +23,14 @@ def row_by_row(projection):
 
 
 def compare(batches, rows, places, chunk=16, fuses_reduce=False, eagerly=True):
-    """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is behind every batch.
-    Request i has slot i + 1. fuses_reduce: the next norm sums over the ranks.
+    """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is
+    behind every batch. Request i has slot i + 1. fuses_reduce: the next norm sums over the ranks.
     eagerly: compare with the release's mixer, too.
 
-    Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain mixer;
-    `bits`: how many values of output and states differ from the release's mixer, run eagerly on the same batch;
-    `others`: how many slots that nobody owns have changed; `launched`: the kernels of the last batch;
-    `told`: what the last projection was told beside its rows.
+    Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain
+    mixer; `bits`: how many values of output and states differ from the release's mixer, run eagerly
+    on the same batch; `others`: how many slots that nobody owns have changed; `launched`: the
+    kernels of the last batch; `told`: what the last projection was told beside its rows.
     """
     mixer = compare_mamba2.layer().mixer
     for projection in (mixer.in_proj, mixer.out_proj):
@@ -54,15 +56,13 @@ def compare(batches, rows, places, chunk=16, fuses_reduce=False, eagerly=True):
             assert captured.why_not(mixer, cache, hidden.dtype) is None
             made.fill(lengths, [prefix > 0 for prefix in prefixes], torch.arange(1, count + 1))
             captured.run(mixer, cache, made, hidden, output, fuses_reduce)
-        bits += sum(
-            (a != b).sum().item() for a, b in zip((output[:total], now, then), eager or ())
-        )
+        bits += sum((a != b).sum().item() for a, b in zip((output[:total], now, then), eager or ()))
         others += sum(
             not torch.equal(new[slot], old[slot])
             for new, old in ((now, conv), (then, ssm))
             for slot in (0, count + 1, count + 2)
         )
-        for i, length in enumerate(lengths):
+        for i, _length in enumerate(lengths):
             part = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
             old = [
                 state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1])

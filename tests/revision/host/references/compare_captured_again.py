@@ -1,16 +1,18 @@
-"""A captured Mamba2 layer on the same requests in other company, its kernels interpreted: which bits change."""
+"""A captured Mamba2 layer on the same requests in other company, its kernels interpreted: which
+bits change."""
 
 from host.references import compare_ssd  # starts the interpreter
 
-import torch  # noqa: E402
-from host import interpreted  # noqa: E402
-from host.references import compare_captured, compare_mamba2, compare_scan  # noqa: E402
-from sglang.srt.prefill_graph.captured import tables  # noqa: E402
-from sglang.srt.prefill_graph.captured import mamba2 as captured  # noqa: E402
+import torch
+from host import interpreted
+from host.references import compare_captured, compare_mamba2, compare_scan
+from sglang.srt.prefill_graph.captured import tables
+from sglang.srt.prefill_graph.captured import mamba2 as captured
 
 
 class Layer:
-    """A mixer and its pool. Request i has slot i + 1: a drawn state where it goes on from one, else NaN, as in all other slots."""
+    """A mixer and its pool. Request i has slot i + 1: a drawn state where it goes on from one, else
+    NaN, as in all other slots."""
 
     def __init__(self, lengths, prefixes, sizes, chunk):
         torch.manual_seed(3)
@@ -32,7 +34,8 @@ class Layer:
         self.tables = {size: tables.Tables(size, count, chunk, cpu) for size in sizes}
 
     def run(self, requests, size, pool, parts=None, goes_on=False):
-        """Output of each request; parts: which of its rows are given; goes_on: all from their states. NaN is behind them."""
+        """Output of each request; parts: which of its rows are given; goes_on: all from their
+        states. NaN is behind them."""
         given = [self.hidden[i][parts[i] if parts else slice(None)] for i in requests]
         lengths = [len(rows) for rows in given]
         hidden = torch.full((size, 128), float("nan"))
@@ -56,11 +59,13 @@ def bits(found, wanted):
 
 
 def compare(lengths, prefixes, sizes, chunk=16):
-    """All requests through the first of `sizes`; what differs from that, in output or any slot of the pool:
+    """All requests through the first of `sizes`; what differs from that, in output or any slot of
+    the pool:
 
-    `sizes`: through every size, up and down again, by the tables that served the others; `alone`: each request for itself;
-    `order`: in reverse; `parts`: each request's first chunk for itself, and then the rest of it. `finite`: whether no NaN
-    is in outputs or own slots; `others`: values of other slots that have changed.
+    `sizes`: through every size, up and down again, by the tables that served the others; `alone`:
+    each request for itself; `order`: in reverse; `parts`: each request's first chunk for itself,
+    and then the rest of it. `finite`: whether no NaN is in outputs or own slots; `others`: values
+    of other slots that have changed.
     """
     layer, everyone = Layer(lengths, prefixes, sizes, chunk), list(range(len(lengths)))
     found = dict.fromkeys(("sizes", "alone", "order", "parts"), 0)

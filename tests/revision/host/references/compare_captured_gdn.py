@@ -1,19 +1,20 @@
-"""A captured gated delta net, its kernels interpreted: beside the release's own layer, run eagerly, and the plain reference."""
+"""A captured gated delta net, its kernels interpreted: beside the release's own layer, run eagerly,
+and the plain reference."""
 
 from host import interpreted
 
 interpreted.start()
 
-import contextlib  # noqa: E402
+import contextlib
 
-import torch  # noqa: E402
-from host import graph  # noqa: E402
-from host.references import compare_captured, compare_tracked_gdn, gdn  # noqa: E402
-from host.served import published  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MambaPool  # noqa: E402
-from sglang.srt.prefill_graph.captured import gdn as captured  # noqa: E402
-from sglang.srt.prefill_graph.captured import tables  # noqa: E402
-from sglang.srt.prefill_graph.kernels import delta_tables  # noqa: E402
+import torch
+from host import graph
+from host.references import compare_captured, compare_tracked_gdn, gdn
+from host.served import published
+from sglang.srt.mem_cache.memory_pool import MambaPool
+from sglang.srt.prefill_graph.captured import gdn as captured
+from sglang.srt.prefill_graph.captured import tables
+from sglang.srt.prefill_graph.kernels import delta_tables
 
 TYPE, WIDTH, SPARE = compare_tracked_gdn.TYPE, compare_tracked_gdn.WIDTH, 3
 
@@ -26,12 +27,14 @@ def one_layer():
 
 
 def compare(batches, rows, places):
-    """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is behind every batch.
-    Slots of requests that begin hold what others left, and the pool's order is not the batch's.
+    """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is
+    behind every batch. Slots of requests that begin hold what others left, and the pool's order is
+    not the batch's.
 
-    Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain layer;
-    `bits`: how many values of output and states differ from the release's layer, run eagerly on the same batch;
-    `others`: how many slots that nobody owns have changed; `behind`: the largest value that the delta rule leaves behind a batch.
+    Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain
+    layer; `bits`: how many values of output and states differ from the release's layer, run eagerly
+    on the same batch; `others`: how many slots that nobody owns have changed; `behind`: the largest
+    value that the delta rule leaves behind a batch.
     """
     layer, found = one_layer(), [0.0, 0.0, 0.0]
     bits, others, behind = 0, 0, 0.0
@@ -55,14 +58,18 @@ def compare(batches, rows, places):
         output, mixed = replayed(layer, kept, made, hidden, lengths, prefixes, slots)
         bits += sum(
             (a != b).sum().item()
-            for a, b in zip((output[:total], now[slots], then[slots]), (wanted[0], wanted[1][slots], wanted[2][slots]), strict=True)
-        )  # fmt: skip
+            for a, b in zip(
+                (output[:total], now[slots], then[slots]),
+                (wanted[0], wanted[1][slots], wanted[2][slots]),
+                strict=True,
+            )
+        )
         behind = max([behind, *mixed[0, total:].abs().flatten().tolist()])
         spare = [slot for slot in range(places + SPARE) if slot not in slots.tolist()]
         others += sum(
             not torch.equal(now[i], conv[i]) or not torch.equal(then[i], state[i]) for i in spare
         )
-        for i, length in enumerate(lengths):
+        for i, _length in enumerate(lengths):
             part, slot = slice(sum(lengths[:i]), sum(lengths[: i + 1])), slots[i]
             before = old[0][slot] * bool(prefixes[i]), compare_tracked_gdn._plain(old[1][slot])
             with torch.no_grad():
@@ -93,7 +100,8 @@ def eager(layer, pool, hidden, lengths, prefixes, slots):
 
 
 def replayed(layer, kept, made, hidden, lengths, prefixes, slots):
-    """The layer's output with the captured launches between its projections, and what these leave."""
+    """The layer's output with the captured launches between its projections, and what these
+    leave."""
     batch, linear = _through(layer, (kept.conv[0], kept.temporal), lengths, prefixes, slots)
     seen = []
 
@@ -139,7 +147,8 @@ def _published(linear):
 
 
 def begin(lengths, warm, rows, places, parts):
-    """What the first launch says of a batch, on tables that another batch has filled whole before; and which slots it zeroed."""
+    """What the first launch says of a batch, on tables that another batch has filled whole before;
+    and which slots it zeroed."""
     made = tables.Tables(rows, places, captured.CHUNK, torch.device("cpu"))
     made.fill([1] * places, [False] * places, torch.arange(places, 0, -1))
     made.fill(lengths, warm, torch.arange(1, len(lengths) + 1))

@@ -1,20 +1,21 @@
-"""A small Qwen3.5 whose gated delta nets are captured, through the runner, with interpreted kernels in the recorded graph."""
+"""A small Qwen3.5 whose gated delta nets are captured, through the runner, with interpreted kernels
+in the recorded graph."""
 
 from host import interpreted
 
 interpreted.start()
 
-import contextlib  # noqa: E402
-import importlib  # noqa: E402
-import os  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
+import contextlib
+import importlib
+import os
+from types import SimpleNamespace
 
-import pytest  # noqa: E402
-import test_breakable_runner as parts  # noqa: E402
-import torch  # noqa: E402
-from host import hybrids, models, process, recorded, segments  # noqa: E402
-from host.references import compare_tracked_gdn  # noqa: E402
-from triton.runtime import interpreter  # noqa: E402
+import pytest
+import test_breakable_runner as parts
+import torch
+from host import hybrids, models, process, recorded, segments
+from host.references import compare_tracked_gdn
+from triton.runtime import interpreter
 
 TYPE, SLOTS = compare_tracked_gdn.TYPE, 8
 
@@ -33,7 +34,8 @@ class Launch:
 
 @contextlib.contextmanager
 def launches_recorded():
-    """Note each launch of a capture in its graph; what the interpreter does of its own is no part of it."""
+    """Note each launch of a capture in its graph; what the interpreter does of its own is no part
+    of it."""
     own = interpreter.GridExecutor.__call__
 
     def call(self, *args, **kwargs):
@@ -130,17 +132,24 @@ def runner_of(patch, sizes):
         piecewise_cuda_graph_tokens=sizes, enable_breakable_cuda_graph=True
     )
     made = parts.model_runner(
-        model, attn_backend=Hybrid(linear), req_to_token_pool=linear.req_to_token_pool, dtype=TYPE, server_args=args,
-        is_multimodal=True, model_config=SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128),
-    )  # fmt: skip
+        model,
+        attn_backend=Hybrid(linear),
+        req_to_token_pool=linear.req_to_token_pool,
+        dtype=TYPE,
+        server_args=args,
+        is_multimodal=True,
+        model_config=SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128),
+    )
     return made, breakable.make_runner(made), pool
 
 
 def compare(batches, sizes):
-    """Each batch, (lengths, prefixes), replayed and eagerly, from the same states, one after the other.
+    """Each batch, (lengths, prefixes), replayed and eagerly, from the same states, one after the
+    other.
 
-    Returns the largest differences of `logits` and of `states`, how large logits are, how many `nets` there are, `ran`: how
-    many of them ran eagerly in a replay, and `others`: how many slots of no request have changed.
+    Returns the largest differences of `logits` and of `states`, how large logits are, how many
+    `nets` there are, `ran`: how many of them ran eagerly in a replay, and `others`: how many slots
+    of no request have changed.
     """
     os.environ["SGLANG_PREFILL_GRAPH_STATES"] = "all"
     found = dict(logits=0.0, states=0.0, size=0.0, ran=0, others=0)

@@ -1,19 +1,21 @@
-"""The states that a captured Mamba2 layer leaves for the prefix cache, its kernels interpreted: beside the release's mixer."""
+"""The states that a captured Mamba2 layer leaves for the prefix cache, its kernels interpreted:
+beside the release's mixer."""
 
 from host.references import compare_ssd  # starts the interpreter
 
-from types import SimpleNamespace  # noqa: E402
+from types import SimpleNamespace
 
-import torch  # noqa: E402
-from host import interpreted  # noqa: E402
-from host.references import compare_captured, compare_mamba2, compare_scan, mamba2  # noqa: E402
-from sglang.srt.prefill_graph.captured import layers, tables  # noqa: E402
-from sglang.srt.prefill_graph.captured import mamba2 as captured  # noqa: E402
+import torch
+from host import interpreted
+from host.references import compare_captured, compare_mamba2, compare_scan, mamba2
+from sglang.srt.prefill_graph.captured import layers, tables
+from sglang.srt.prefill_graph.captured import mamba2 as captured
 
 
 def said_of(lengths, prefixes, wanted):
-    """A batch's three fields. Request i leaves a state in slot count + 1 + i; wanted: behind how many of its new tokens,
-    or one more where that is not the last whole chunk, as the scheduler asks for it; -1: none."""
+    """A batch's three fields. Request i leaves a state in slot count + 1 + i; wanted: behind how
+    many of its new tokens, or one more where that is not the last whole chunk, as the scheduler
+    asks for it; -1: none."""
     count = len(lengths)
     asked = torch.tensor(wanted)
     mask = asked > 0
@@ -25,12 +27,14 @@ def said_of(lengths, prefixes, wanted):
 
 
 def compare(batches, rows, places, chunk=16, step=None):
-    """Each batch, (lengths, prefixes, wanted), through the tables of one size, one after the other. wanted: as in said_of; None
-    where the batch says nothing. NaN is behind every batch. Request i has slot i + 1.
+    """Each batch, (lengths, prefixes, wanted), through the tables of one size, one after the other.
+    wanted: as in said_of; None where the batch says nothing. NaN is behind every batch. Request i
+    has slot i + 1.
 
-    Returns, over all batches: `bits`, how many values of output and states differ from the release's mixer, run eagerly on
-    the same batch; `others`: how many slots have changed that nobody writes to; `left`: how many states were left;
-    `conv` and `ssm`: their largest differences from the plain mixer; `launched`: the kernels of the last batch.
+    Returns, over all batches: `bits`, how many values of output and states differ from the
+    release's mixer, run eagerly on the same batch; `others`: how many slots have changed that
+    nobody writes to; `left`: how many states were left; `conv` and `ssm`: their largest differences
+    from the plain mixer; `launched`: the kernels of the last batch.
     """
     step = step or chunk
     mixer = compare_mamba2.layer().mixer
@@ -53,9 +57,11 @@ def compare(batches, rows, places, chunk=16, step=None):
         cache = compare_mamba2.backend(now, then).req_to_token_pool.mamba2_layer_cache(0)
         output = torch.full_like(hidden, float("nan"))
         batch = SimpleNamespace(
-            extend_prefix_lens=torch.tensor(prefixes), extend_seq_lens=torch.tensor(lengths),
-            **dict.fromkeys(("mamba_track_mask", "mamba_track_seqlens", "mamba_track_indices")) | said,
-        )  # fmt: skip
+            extend_prefix_lens=torch.tensor(prefixes),
+            extend_seq_lens=torch.tensor(lengths),
+            **dict.fromkeys(("mamba_track_mask", "mamba_track_seqlens", "mamba_track_indices"))
+            | said,
+        )
         if not number:
             made = tables.Tables(rows, places, chunk, torch.device("cpu"), tracks=True)
         with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches:

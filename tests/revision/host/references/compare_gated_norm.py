@@ -1,13 +1,14 @@
-"""The release's gated norm, its kernel interpreted, against the plain norm in float64, rank by rank."""
+"""The release's gated norm, its kernel interpreted, against the plain norm in float64, rank by
+rank."""
 
 from host import interpreted
 
 interpreted.start()
 
-import torch  # noqa: E402
-from host.references import mamba2  # noqa: E402
-from sglang.srt.layers.attention.fla import layernorm_gated  # noqa: E402
-from sglang.srt.layers.attention.mamba import mixer2_rms_norm_gated as release  # noqa: E402
+import torch
+from host.references import mamba2
+from sglang.srt.layers.attention.fla import layernorm_gated
+from sglang.srt.layers.attention.mamba import mixer2_rms_norm_gated as release
 
 EPS = 1e-5
 
@@ -29,11 +30,12 @@ def made(hidden, groups, rank, ranks):
 
 
 def compare(tokens, groups, size, ranks=1, dtype="float32", wide=None, multiprocessors=1):
-    """tokens: rows. size: channels of a group. wide: the columns of the tensor whose first ones are the gate, as they are in
-    a layer; else the gate is a tensor of its own. multiprocessors: the kernel takes more rows at once where they are few.
+    """tokens: rows. size: channels of a group. wide: the columns of the tensor whose first ones are
+    the gate, as they are in a layer; else the gate is a tensor of its own. multiprocessors: the
+    kernel takes more rows at once where they are few.
 
-    Returns the largest error relative to the output's size, in units of what rounding once to dtype may cost, and how
-    many ranks went to PyTorch (these are not compared).
+    Returns the largest error relative to the output's size, in units of what rounding once to dtype
+    may cost, and how many ranks went to PyTorch (these are not compared).
     """
     layernorm_gated._get_sm_count = lambda device: multiprocessors  # 0.5.8 and later ask
     torch.manual_seed(3)

@@ -1,23 +1,32 @@
-"""The gated delta net's split op, with the release's own layer and kernels interpreted, against the plain reference."""
+"""The gated delta net's split op, with the release's own layer and kernels interpreted, against the
+plain reference."""
 
 from host import interpreted
 
 interpreted.start()
 
-import functools  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
+import functools
+from types import SimpleNamespace
 
-import torch  # noqa: E402
-from host import graph, models  # noqa: E402
-from host.references import gdn  # noqa: E402
+import torch
+from host import graph, models
+from host.references import gdn
 
 LAYER, SLOTS, TYPE = 1, 4, torch.float16  # the chunked kernels refuse float32
 
 
 @functools.lru_cache
 def layer(**changes):
-    """A Qwen3GatedDeltaNet with weights that make every part of it matter. changes: to its model's config."""
-    model = models.build("qwen3_next", device="cpu", dtype=TYPE, num_hidden_layers=4, torch_dtype="float16", **changes)
+    """A Qwen3GatedDeltaNet with weights that make every part of it matter. changes: to its model's
+    config."""
+    model = models.build(
+        "qwen3_next",
+        device="cpu",
+        dtype=TYPE,
+        num_hidden_layers=4,
+        torch_dtype="float16",
+        **changes,
+    )
     made = model.model.layers[LAYER].linear_attn
     torch.manual_seed(1)
     with torch.no_grad():
@@ -39,9 +48,12 @@ def backend(conv, state):
     made = GDNAttnBackend.__new__(GDNAttnBackend)
     made.device = "cpu"
     made.req_to_token_pool = SimpleNamespace(
-        mamba2_layer_cache=lambda layer_id: kept, get_mamba_indices=lambda requests: requests.to(torch.int32)
+        mamba2_layer_cache=lambda layer_id: kept,
+        get_mamba_indices=lambda requests: requests.to(torch.int32),
     )
-    made.forward = lambda q, k, v, layer, forward_batch, **kwargs: made.forward_extend(q, k, v, layer, forward_batch, **kwargs)
+    made.forward = lambda q, k, v, layer, forward_batch, **kwargs: made.forward_extend(
+        q, k, v, layer, forward_batch, **kwargs
+    )
     return made
 
 
@@ -73,15 +85,24 @@ def compare(lengths, prefixes, rows, poison):
     hidden_states = torch.randn(rows, 128).to(TYPE)
     hidden_states[count:] = float(poison)
     output = torch.full_like(hidden_states, float("nan"))
-    with graph.context_module().enable_piecewise_cuda_graph(), graph.forward_context(batch, [None] * LAYER + [made]), torch.no_grad():
+    with (
+        graph.context_module().enable_piecewise_cuda_graph(),
+        graph.forward_context(batch, [None] * LAYER + [made]),
+        torch.no_grad(),
+    ):
         output = made(hidden_states, batch)
     differences = []
     with torch.no_grad():
         for request, start, length, cached in zip(requests, starts, lengths, prefixes, strict=True):
-            old = before[0][request] if cached else torch.zeros_like(before[0][request]), before[1][request]
+            old = (
+                before[0][request] if cached else torch.zeros_like(before[0][request]),
+                before[1][request],
+            )
             wanted = gdn.net(made, hidden_states[start : start + length], *old)
             found = output[start : start + length], conv[request], state[request]
-            differences.append([(a.float() - b).abs().max().item() for a, b in zip(found, wanted, strict=True)])
+            differences.append(
+                [(a.float() - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
+            )
     others = [slot for slot in range(SLOTS) if slot not in requests]
     return dict(
         output=max(output for output, _, _ in differences),
@@ -89,12 +110,16 @@ def compare(lengths, prefixes, rows, poison):
         state=max(state for _, _, state in differences),
         padding=output[count:].abs().max().item() if rows > count else 0.0,
         size=output[:count].abs().max().item(),
-        others_untouched=all(torch.equal(now[others], then[others]) for now, then in zip((conv, state), before, strict=True)),
+        others_untouched=all(
+            torch.equal(now[others], then[others])
+            for now, then in zip((conv, state), before, strict=True)
+        ),
     )
 
 
 def uncovered():
-    """The chunked kernel alone, on rows that no sequence covers, from an allocator that hands out NaN."""
+    """The chunked kernel alone, on rows that no sequence covers, from an allocator that hands out
+    NaN."""
     from sglang.srt.layers.attention.fla import chunk_o
 
     interpreted.resolve_late("sglang.srt.layers.attention.fla")
@@ -108,7 +133,10 @@ def uncovered():
         output = chunk_o.chunk_fwd_o(q, k, v, h, g=torch.zeros(1, rows, heads), cu_seqlens=ends)
     finally:
         torch.empty_like = fresh
-    return dict(finite=output[:, :covered].isfinite().all().item(), zero=output[:, covered:].eq(0).all().item())
+    return dict(
+        finite=output[:, :covered].isfinite().all().item(),
+        zero=output[:, covered:].eq(0).all().item(),
+    )
 
 
 if __name__ == "__main__":

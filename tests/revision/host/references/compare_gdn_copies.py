@@ -7,18 +7,18 @@ from host import interpreted
 
 interpreted.start()
 
-import importlib  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-from types import ModuleType, SimpleNamespace  # noqa: E402
-from typing import Any  # noqa: E402
-from unittest import mock  # noqa: E402
+import importlib
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
 
-import torch  # noqa: E402
-from host import graph, standin_packages  # noqa: E402
-from host.references import compare_tracked_gdn, gdn, mamba2  # noqa: E402
-from packaging.version import Version  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+import torch
+from host import graph, standin_packages
+from host.references import compare_tracked_gdn, gdn, mamba2
+from packaging.version import Version
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TYPE, WIDTH = compare_tracked_gdn.TYPE, compare_tracked_gdn.WIDTH
 LISTED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.6")  # its pool may have several
@@ -153,8 +153,9 @@ def compare(
 
 
 def split_last(tokens: int) -> bool:
-    """Whether the kernel puts all parts of the last of many tokens where they belong, at the size of
-    Qwen3-Next on one GPU. Nothing else of its tensors is touched, so that they take up no memory."""
+    """Whether the kernel puts all parts of the last of many tokens where they belong, at the size
+    of Qwen3-Next on one GPU. Nothing else of its tensors is touched, so that they take up no
+    memory."""
     from sglang.srt.models import qwen3_next
     from triton.runtime.interpreter import interpreter_builder as builder
 

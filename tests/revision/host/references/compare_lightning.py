@@ -1,20 +1,21 @@
-"""The states that lightning attention leaves for the prefix cache, by the release's own backend and interpreted kernels.
+"""The states that lightning attention leaves for the prefix cache, by the release's own backend and
+interpreted kernels.
 
-The plain recurrence runs on the tokens that each state stands for: s <- exp(-slope) s + k v for each
-token (Qin et al., Lightning Attention-2, 2024), and what a token reads is q s.
+The plain recurrence runs on the tokens that each state stands for: s <- exp(-slope) s + k v for
+each token (Qin et al., Lightning Attention-2, 2024), and what a token reads is q s.
 """
 
 from host import interpreted
 
 interpreted.start()
 
-from types import SimpleNamespace  # noqa: E402
-from typing import Any  # noqa: E402
+from types import SimpleNamespace
+from typing import Any
 
-import torch  # noqa: E402
-from host import graph  # noqa: E402
-from sglang.srt.layers.attention import hybrid_linear_attn_backend as module  # noqa: E402
-from sglang.srt.layers.attention.linear import lightning_backend  # noqa: E402
+import torch
+from host import graph
+from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
+from sglang.srt.layers.attention.linear import lightning_backend
 
 CHUNK, HEADS, SIZE = 16, 2, 128
 RETRIEVED = ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token")

@@ -1,15 +1,16 @@
-"""The Mamba2 split op, with the release's own mixer and kernels interpreted, against the plain reference."""
+"""The Mamba2 split op, with the release's own mixer and kernels interpreted, against the plain
+reference."""
 
 from host import interpreted
 
 interpreted.start()
 
-import functools  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
+import functools
+from types import SimpleNamespace
 
-import torch  # noqa: E402
-from host import graph, models  # noqa: E402
-from host.references import mamba2  # noqa: E402
+import torch
+from host import graph, models
+from host.references import mamba2
 
 LAYER, SLOTS = 2, 5
 
@@ -26,11 +27,19 @@ def layer():
     # mamba.py imports its kernels only where it finds CUDA.
     mamba.causal_conv1d_fn_triton = convolution.causal_conv1d_fn
     mamba.causal_conv1d_update_triton = convolution.causal_conv1d_update
-    made = models.build("nemotron_h", device="cpu", dtype=torch.float32, mamba_n_groups=4).model.layers[LAYER]
+    made = models.build(
+        "nemotron_h", device="cpu", dtype=torch.float32, mamba_n_groups=4
+    ).model.layers[LAYER]
     torch.manual_seed(1)
     mixer = made.mixer
     with torch.no_grad():
-        for weight in (mixer.D, mixer.dt_bias, mixer.norm.weight, mixer.conv1d.weight, mixer.conv1d.bias):
+        for weight in (
+            mixer.D,
+            mixer.dt_bias,
+            mixer.norm.weight,
+            mixer.conv1d.weight,
+            mixer.conv1d.bias,
+        ):
             weight.normal_()
         mixer.in_proj.weight.normal_(std=0.1)
         mixer.A.copy_(-2 * torch.rand_like(mixer.A))
@@ -43,12 +52,17 @@ def backend(conv, ssm):
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
     # 0.5.5 keeps a list for KDA alone, and says Union
-    kept = [conv] if str(MambaPool.State.__annotations__["conv"]).removeprefix("typing.").startswith("List") else conv
+    kept = (
+        [conv]
+        if str(MambaPool.State.__annotations__["conv"]).removeprefix("typing.").startswith("List")
+        else conv
+    )
     state = MambaPool.State(conv=kept, temporal=ssm)
     made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
     made.device = "cpu"
     name = "mamba_chunk_size"
-    setattr(made, name if getattr(type(made), name, None) is None else f"_{name}", 16)  # a property in 0.5.23
+    # a property in 0.5.23
+    setattr(made, name if getattr(type(made), name, None) is None else f"_{name}", 16)
     made.req_to_token_pool = SimpleNamespace(
         mamba2_layer_cache=lambda layer_id: state,
         get_mamba_indices=lambda requests: requests.to(torch.int32),
@@ -58,15 +72,19 @@ def backend(conv, ssm):
 
 
 def compare(lengths, prefixes, rows, poison):
-    """Lengths and cached prefixes per request, rows of the captured size. poison: what stands in the padded rows.
+    """Lengths and cached prefixes per request, rows of the captured size. poison: what stands in
+    the padded rows.
 
-    Returns the largest differences from the reference, of the output and of both states, the largest value in the padded
-    rows, and whether slots of other requests are as they were.
+    Returns the largest differences from the reference, of the output and of both states, the
+    largest value in the padded rows, and whether slots of other requests are as they were.
     """
     torch.manual_seed(2)
     made, count, prefix = layer(), sum(lengths), torch.tensor(prefixes)
     mixer, requests = made.mixer, range(1, len(lengths) + 1)
-    conv, ssm = torch.randn(SLOTS, mixer.conv_dim, 3), torch.randn(SLOTS, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
+    conv, ssm = (
+        torch.randn(SLOTS, mixer.conv_dim, 3),
+        torch.randn(SLOTS, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size),
+    )
     before = conv.clone(), ssm.clone()
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     batch = graph.prefill_batch(
@@ -91,17 +109,24 @@ def compare(lengths, prefixes, rows, poison):
     differences = []
     with torch.no_grad():
         for request, start, length, cached in zip(requests, starts, lengths, prefixes, strict=True):
-            old = [state[request] if cached else torch.zeros_like(state[request]) for state in before]
+            old = [
+                state[request] if cached else torch.zeros_like(state[request]) for state in before
+            ]
             wanted = mamba2.mixer(mixer, hidden_states[start : start + length], *old)
             found = output[start : start + length], conv[request], ssm[request]
-            differences.append([(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)])
+            differences.append(
+                [(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
+            )
     others = [slot for slot in range(SLOTS) if slot not in requests]
     return dict(
         output=max(output for output, _, _ in differences),
         conv=max(conv for _, conv, _ in differences),
         ssm=max(ssm for _, _, ssm in differences),
         padding=output[count:].abs().max().item() if rows > count else 0.0,
-        others_untouched=all(torch.equal(now[others], then[others]) for now, then in zip((conv, ssm), before, strict=True)),
+        others_untouched=all(
+            torch.equal(now[others], then[others])
+            for now, then in zip((conv, ssm), before, strict=True)
+        ),
     )
 
 

@@ -1,4 +1,5 @@
-"""tests/gpu/nemotron_sums.py beside transformers' NemotronH: in a process where sglang has changed nothing of it."""
+"""tests/gpu/nemotron_sums.py beside transformers' NemotronH: in a process where sglang has changed
+nothing of it."""
 
 import sys
 import tempfile
@@ -9,14 +10,15 @@ import transformers
 from host import interpreted
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "gpu"))
-import models  # noqa: E402
-import nemotron_sums  # noqa: E402
+import models
+import nemotron_sums
 
 TOKENS = 100  # of one chunk: across chunks, transformers' own sums are others
 
 
 def _knows_mlps():
-    """Not before 5.6: 0.5.10.post1's transformers 5.3 refuses the published dense models' pattern."""
+    """Not before 5.6: 0.5.10.post1's transformers 5.3 refuses the published dense models'
+    pattern."""
     try:
         return bool(transformers.NemotronHConfig._pattern_to_list("-"))
     except KeyError:
@@ -27,8 +29,12 @@ def compare():
     """None where transformers has no NemotronH with all its kinds of layers."""
     if not hasattr(transformers, "NemotronHForCausalLM") or not _knows_mlps():
         return None
-    small = dict(head_dim=16, attention_head_dim=16, n_groups=4, mamba_n_groups=4, ssm_state_size=16)
-    config = models.nemotron_h("M-*M", 64, 96, (4, 2), (8, 16), 256, use_mamba_kernels=False, **small)
+    small = dict(
+        head_dim=16, attention_head_dim=16, n_groups=4, mamba_n_groups=4, ssm_state_size=16
+    )
+    config = models.nemotron_h(
+        "M-*M", 64, 96, (4, 2), (8, 16), 256, use_mamba_kernels=False, **small
+    )
     with tempfile.TemporaryDirectory() as folder:
         models.write(Path(folder), config)
         read, weights = nemotron_sums.read(Path(folder), "cpu")

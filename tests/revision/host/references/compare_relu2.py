@@ -5,8 +5,8 @@ from host import interpreted, standin_packages
 interpreted.start()
 standin_packages.install()
 
-import torch  # noqa: E402
-from sglang.srt.layers import activation  # noqa: E402
+import torch
+from sglang.srt.layers import activation
 
 EDGES = [
     0.0,
@@ -52,8 +52,8 @@ def values(shape, dtype):
 
 
 def compare(shape, dtype):
-    """Returns how many elements the layer gives other bits than the two operations (NaN is NaN), and how many launches it
-    takes: each goes through the module's launch()."""
+    """Returns how many elements the layer gives other bits than the two operations (NaN is NaN),
+    and how many launches it takes: each goes through the module's launch()."""
     from sglang.srt.prefill_graph.kernels import relu2
 
     x = values(shape, getattr(torch, dtype))

@@ -1,14 +1,15 @@
-"""The overlay's scan of a Mamba2 prefill, its kernels interpreted: alone, and in the release's own mixer, backend and pool."""
+"""The overlay's scan of a Mamba2 prefill, its kernels interpreted: alone, and in the release's own
+mixer, backend and pool."""
 
 from host.references import compare_ssd  # starts the interpreter
 
-import contextlib  # noqa: E402
-import os  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
+import contextlib
+import os
+from types import SimpleNamespace
 
-import torch  # noqa: E402
-from host import graph, interpreted, standin_packages  # noqa: E402
-from host.references import compare_mamba2, mamba2  # noqa: E402
+import torch
+from host import graph, interpreted, standin_packages
+from host.references import compare_mamba2, mamba2
 
 try:
     from sglang.srt.prefill_graph.kernels import mamba2_scan, ssd, tiles
@@ -22,7 +23,8 @@ TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_HEADS=2))
 
 @contextlib.contextmanager
 def small(chunk, **tile):
-    """A CPU gets tiles, and chunks have `chunk` rows. tile: those of "states" and of "scan", unless TILE."""
+    """A CPU gets tiles, and chunks have `chunk` rows. tile: those of "states" and of "scan", unless
+    TILE."""
     before = tiles.own, tiles.CHUNK
     tiles.own, tiles.CHUNK = lambda kernel, *_: (TILE | tile)[kernel], chunk
     mamba2_scan.known_shape.cache_clear()
@@ -48,11 +50,13 @@ def kernels(
     pool="float32",
     **tile,
 ):
-    """The three kernels on columns of wider tensors with `tail` rows of NaN behind the batch. tracked: rows of each request
-    behind which its state is kept too. alone: requests to scan once more, without the others.
+    """The three kernels on columns of wider tensors with `tail` rows of NaN behind the batch.
+    tracked: rows of each request behind which its state is kept too. alone: requests to scan once
+    more, without the others.
 
-    Returns the largest differences from the recurrence in float64 of `output`, `state` and the `tracked` states; `others`: how
-    many slots and rows that nobody owns have changed; `alone`: how many values differ from those among others.
+    Returns the largest differences from the recurrence in float64 of `output`, `state` and the
+    `tracked` states; `others`: how many slots and rows that nobody owns have changed; `alone`: how
+    many values differ from those among others.
     """
     torch.manual_seed(5)
     values = compare_ssd.drawn(
@@ -73,9 +77,8 @@ def kernels(
     before = before.to(getattr(torch, pool))
     states = torch.where(warm[:, None, None, None], before[own.long()].float(), 0)
     if pool != "float32":
-        before[own[~warm].long()] = float(
-            "nan"
-        )  # what a request does not go on from may be anything
+        # what a request does not go on from may be anything
+        before[own[~warm].long()] = float("nan")
     kept, out = before.clone(), torch.full((len(wide), heads, size), 7.0, dtype=x.dtype)
     scan(
         wide,
@@ -168,7 +171,8 @@ def scan(
     tracked,
     tile,
 ):
-    """Launch the kernels on (rows, heads * size + 2 * groups * d_state) and on (rows, ...), whose last columns are dt."""
+    """Launch the kernels on (rows, heads * size + 2 * groups * d_state) and on (rows, ...), whose
+    last columns are dt."""
     heads = len(a)
     x, b, c = wide.split([heads * size, groups * d_state, groups * d_state], -1)
     plan = ssd.plan(
@@ -188,10 +192,11 @@ def scan(
 
 
 def mixer(lengths, prefixes, chunk=16, release=False, **tile):
-    """The release's mixer over its backend's metadata and pool. release: with SGLANG_MAMBA2_SCAN=release.
+    """The release's mixer over its backend's metadata and pool. release: with
+    SGLANG_MAMBA2_SCAN=release.
 
-    Returns the largest differences of `output`, `conv` and `ssm` from the plain mixer; `launched`: what scanned; `others`: how
-    many slots that nobody owns have changed.
+    Returns the largest differences of `output`, `conv` and `ssm` from the plain mixer; `launched`:
+    what scanned; `others`: how many slots that nobody owns have changed.
     """
     torch.manual_seed(2)
     made, count = compare_mamba2.layer().mixer, len(lengths)
@@ -219,15 +224,24 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
     output, *states = (max(column) for column in zip(*differences, strict=True))
     others = [0, *range(count + 1, len(conv))]
     return dict(
-        output=output, conv=states[0], ssm=states[1], launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name],
-        others=sum(not torch.equal(now[slot], then[slot]) for now, then in zip((conv, ssm), before, strict=True) for slot in others),
-    )  # fmt: skip
+        output=output,
+        conv=states[0],
+        ssm=states[1],
+        launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name],
+        others=sum(
+            not torch.equal(now[slot], then[slot])
+            for now, then in zip((conv, ssm), before, strict=True)
+            for slot in others
+        ),
+    )
 
 
 def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, step=None, **tile):
-    """The release's mixer `made`, on a batch whose request i has slot i + 1: its output, and the pools that it wrote to.
+    """The release's mixer `made`, on a batch whose request i has slot i + 1: its output, and the
+    pools that it wrote to.
 
-    said: what the batch says of the states that the prefix cache keeps, which is for multiples of `step` tokens.
+    said: what the batch says of the states that the prefix cache keeps, which is for multiples of
+    `step` tokens.
     """
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
 
@@ -239,10 +253,17 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
     count = len(lengths)
     starts, prefix = [sum(lengths[:i]) for i in range(count)], torch.tensor(prefixes)
     batch = graph.prefill_batch(
-        sum(lengths), batch_size=count, req_pool_indices=torch.arange(1, count + 1), seq_lens=torch.tensor(lengths) + prefix,
-        extend_seq_lens=torch.tensor(lengths), extend_prefix_lens=prefix, extend_start_loc=torch.tensor(starts),
-        extend_seq_lens_cpu=lengths, extend_prefix_lens_cpu=prefixes, **(said or {}),
-    )  # fmt: skip
+        sum(lengths),
+        batch_size=count,
+        req_pool_indices=torch.arange(1, count + 1),
+        seq_lens=torch.tensor(lengths) + prefix,
+        extend_seq_lens=torch.tensor(lengths),
+        extend_prefix_lens=prefix,
+        extend_start_loc=torch.tensor(starts),
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=prefixes,
+        **(said or {}),
+    )
     linear = compare_mamba2.backend(conv, ssm)
     linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = (
         conv.shape,
@@ -266,7 +287,8 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
 
 
 def tracked(chunk=16, **case):
-    """compare_tracked's comparison with chunks of `chunk` rows; `launched` beside what it returns."""
+    """compare_tracked's comparison with chunks of `chunk` rows; `launched` beside what it
+    returns."""
     from host.references import compare_tracked
 
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)

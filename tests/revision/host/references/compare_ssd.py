@@ -1,17 +1,18 @@
-"""The release's scan of a Mamba2 prefill, its kernels interpreted, against the recurrence in float64; and how it launches them."""
+"""The release's scan of a Mamba2 prefill, its kernels interpreted, against the recurrence in
+float64; and how it launches them."""
 
 from host import interpreted
 
 interpreted.start()
 
-import importlib  # noqa: E402
+import importlib
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from host.references import mamba2  # noqa: E402
-from sglang.srt.layers.attention.mamba import mamba  # noqa: E402
-from triton.runtime import autotuner  # noqa: E402
-from triton.runtime import interpreter  # noqa: E402
+import torch
+import torch.nn.functional as F
+from host.references import mamba2
+from sglang.srt.layers.attention.mamba import mamba
+from triton.runtime import autotuner
+from triton.runtime import interpreter
 
 try:
     from sglang.srt.prefill_graph.kernels import tiles
@@ -22,7 +23,8 @@ HEADS, GROUPS = 4, 2
 
 
 class Launches:
-    """Every launch while the context lasts. seen: (kernel, the words of its launch). timed: kernels that an Autotuner had."""
+    """Every launch while the context lasts. seen: (kernel, the words of its launch). timed: kernels
+    that an Autotuner had."""
 
     def __enter__(self):
         self.seen, self.timed = [], []
@@ -60,7 +62,8 @@ def metadata_class():
 
 
 def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
-    """Tensors of a layer's prefill, and the states that its requests go on from (zero for those without a prefix)."""
+    """Tensors of a layer's prefill, and the states that its requests go on from (zero for those
+    without a prefix)."""
     tokens, states = sum(lengths), torch.randn(len(lengths), heads, size, d_state)
     x, b, c = (
         torch.randn(tokens, *shape).to(dtype)
@@ -76,7 +79,8 @@ def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
 
 
 def expected(lengths, x, dt, a, b, c, d, bias, states):
-    """The recurrence in float64: outputs of all requests, and the state of each behind its last token."""
+    """The recurrence in float64: outputs of all requests, and the state of each behind its last
+    token."""
     x, dt, a, b, c, d, bias, states = (
         tensor.double() for tensor in (x, dt, a, b, c, d, bias, states)
     )
@@ -91,8 +95,9 @@ def expected(lengths, x, dt, a, b, c, d, bias, states):
 def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32", chunk=32):
     """sizes: (head size, state size) whose measured tiles the kernels take; None: the safe ones.
 
-    Returns the largest differences of the outputs and of the states; `timed` and `defaulted`: kernels launched through an
-    Autotuner, and with a default block; `given`: each kernel's words; `tables`: what they are to be.
+    Returns the largest differences of the outputs and of the states; `timed` and `defaulted`:
+    kernels launched through an Autotuner, and with a default block; `given`: each kernel's words;
+    `tables`: what they are to be.
     """
     torch.manual_seed(4)
     tables = choose(sizes)
@@ -108,12 +113,29 @@ def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32",
     out = torch.full_like(x, float("nan"))
     with Launches() as launches:
         left = mamba_scan()(
-            x[None], dt[None], a, b[None], c[None], chunk_size=chunk, D=d, z=None, dt_bias=bias,
-            seq_idx=torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), cu.diff())[None],
-            chunk_indices=indices, chunk_offsets=offsets, cu_seqlens=cu, initial_states=states if warm else None,
-            return_varlen_states=True, return_final_states=False, dt_softplus=True, dt_limit=(0.0, float("inf")),
-            out=out[None], state_dtype=torch.float32,
-        )  # fmt: skip
+            x[None],
+            dt[None],
+            a,
+            b[None],
+            c[None],
+            chunk_size=chunk,
+            D=d,
+            z=None,
+            dt_bias=bias,
+            seq_idx=torch.repeat_interleave(
+                torch.arange(len(lengths), dtype=torch.int32), cu.diff()
+            )[None],
+            chunk_indices=indices,
+            chunk_offsets=offsets,
+            cu_seqlens=cu,
+            initial_states=states if warm else None,
+            return_varlen_states=True,
+            return_final_states=False,
+            dt_softplus=True,
+            dt_limit=(0.0, float("inf")),
+            out=out[None],
+            state_dtype=torch.float32,
+        )
     wanted = expected(lengths, *values)
     given = {
         kernel.__name__: {
@@ -152,7 +174,8 @@ def defaults(kernel):
 
 
 def choose(sizes):
-    """Have every kernel take the tile of these sizes, though it runs on a CPU; return them by the kernel's own name."""
+    """Have every kernel take the tile of these sizes, though it runs on a CPU; return them by the
+    kernel's own name."""
     if tiles is None:
         return {}
 

@@ -1,44 +1,55 @@
-"""The Mamba2 states that a prefill leaves for the prefix cache, by the release's own backend, mixer and interpreted kernels,
-against the plain reference on the tokens that each state stands for."""
+"""The Mamba2 states that a prefill leaves for the prefix cache, by the release's own backend, mixer
+and interpreted kernels, against the plain reference on the tokens that each state stands for."""
 
 from host import interpreted
 
 interpreted.start()
 
-from types import SimpleNamespace  # noqa: E402
+from types import SimpleNamespace
 
-import torch  # noqa: E402
-from host import graph, replayed, waits  # noqa: E402
-from host.references import compare_mamba2, mamba2  # noqa: E402
-from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend  # noqa: E402
+import torch
+from host import graph, replayed, waits
+from host.references import compare_mamba2, mamba2
+from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
 
 SIZE, WIDTH = 16, 3  # tokens of a chunk of the scan; of a convolution's state
 
 
 def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculative=None):
-    """New tokens and cached ones of each request; step: of how many tokens a multiple the cache keeps states for; branching:
-    {request: tokens} for requests that leave the state behind so many tokens, not behind their last whole chunk; through: the
-    kind of prefill graph whose runner makes the batch that the layer reads (host/replayed.py), eager without; speculative:
-    the name of the algorithm that drafts for the model.
+    """New tokens and cached ones of each request; step: of how many tokens a multiple the cache
+    keeps states for; branching: {request: tokens} for requests that leave the state behind so many
+    tokens, not behind their last whole chunk; through: the kind of prefill graph whose runner makes
+    the batch that the layer reads (host/replayed.py), eager without; speculative: the name of the
+    algorithm that drafts for the model.
 
-    Returns `left`: for each request that leaves a state, the largest difference of its convolution's and its SSM state, and the
-    tokens of the batch before that state; `own`: the largest differences of the requests' outputs and of the states that they
-    go on with; `others`: how many slots that nobody writes to have changed; and `waits`: the ops of the layer in which a host
-    would wait for its GPU.
+    Returns `left`: for each request that leaves a state, the largest difference of its
+    convolution's and its SSM state, and the tokens of the batch before that state; `own`: the
+    largest differences of the requests' outputs and of the states that they go on with; `others`:
+    how many slots that nobody writes to have changed; and `waits`: the ops of the layer in which a
+    host would wait for its GPU.
     """
     arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
     backend.get_server_args = backend.get_global_server_args = lambda: arguments
     backend.mamba_cache_chunk_size = lambda: step
     torch.manual_seed(2)
     mixer, count = compare_mamba2.layer().mixer, len(lengths)
-    conv, ssm = torch.randn(2 * count + 2, mixer.conv_dim, WIDTH), torch.randn(2 * count + 2, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
+    conv, ssm = (
+        torch.randn(2 * count + 2, mixer.conv_dim, WIDTH),
+        torch.randn(2 * count + 2, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size),
+    )
     before = conv.clone(), ssm.clone()
     starts = [sum(lengths[:i]) for i in range(count)]
-    whole = [(branching or {}).get(str(i), length // step * step) for i, length in enumerate(lengths)]
+    whole = [
+        (branching or {}).get(str(i), length // step * step) for i, length in enumerate(lengths)
+    ]
     mask = [length >= step for length in lengths]
     prefix = torch.tensor(prefixes)
-    # managers/schedule_batch.py:2426 in 0.5.16: a state that is not the last one is asked for by one token more
-    seen = [length if tokens == length // step * step else tokens + 1 for length, tokens in zip(lengths, whole)]
+    # managers/schedule_batch.py:2426 in 0.5.16: a state that is not the last one is asked for by
+    # one token more
+    seen = [
+        length if tokens == length // step * step else tokens + 1
+        for length, tokens in zip(lengths, whole)
+    ]
     batch = graph.prefill_batch(
         sum(lengths),
         batch_size=count,
@@ -56,10 +67,20 @@ def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculat
         mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
     )
     linear = compare_mamba2.backend(conv, ssm)
-    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = conv.shape, False, False
+    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = (
+        conv.shape,
+        False,
+        False,
+    )
     hidden_states = torch.randn(sum(lengths), 128)
     output, left, own = torch.empty_like(hidden_states), {}, []
-    words = dict(mixer=mixer, hidden_states=hidden_states, output=output, layer_id=compare_mamba2.LAYER, use_triton_causal_conv=True)
+    words = dict(
+        mixer=mixer,
+        hidden_states=hidden_states,
+        output=output,
+        layer_id=compare_mamba2.LAYER,
+        use_triton_causal_conv=True,
+    )
     with torch.no_grad():
         reads = waits.MaskReads()
 
@@ -69,16 +90,27 @@ def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculat
 
         _prefill(through, speculative, linear, layer, batch)
         for i, (start, length) in enumerate(zip(starts, lengths)):
-            old = [state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in before]
+            old = [
+                state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in before
+            ]
             wanted = mamba2.mixer(mixer, hidden_states[start : start + length], *old)
             own.append(_apart((output[start : start + length], conv[i + 1], ssm[i + 1]), wanted))
             if mask[i]:
                 _, *wanted = mamba2.mixer(mixer, hidden_states[start : start + whole[i]], *old)
-                left[str(i)] = [*_apart((conv[count + 1 + i], ssm[count + 1 + i]), wanted), start + whole[i]]
+                left[str(i)] = [
+                    *_apart((conv[count + 1 + i], ssm[count + 1 + i]), wanted),
+                    start + whole[i],
+                ]
     written = {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
     others = [slot for slot in range(len(conv)) if slot not in written]
-    changed = sum(not torch.equal(now[slot], then[slot]) for now, then in zip((conv, ssm), before) for slot in others)
-    return dict(left=left, own=[max(column) for column in zip(*own)], others=changed, waits=reads.names)
+    changed = sum(
+        not torch.equal(now[slot], then[slot])
+        for now, then in zip((conv, ssm), before)
+        for slot in others
+    )
+    return dict(
+        left=left, own=[max(column) for column in zip(*own)], others=changed, waits=reads.names
+    )
 
 
 def _prefill(through, speculative, linear, layer, batch):

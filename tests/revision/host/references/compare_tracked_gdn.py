@@ -8,15 +8,15 @@ from host import interpreted
 
 interpreted.start()
 
-import os  # noqa: E402
-from collections.abc import Callable  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-from typing import Any  # noqa: E402
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
-import torch  # noqa: E402
-from host import graph, replayed, waits  # noqa: E402
-from host.references import compare_gdn, gdn  # noqa: E402
-from packaging.version import Version  # noqa: E402
+import torch
+from host import graph, replayed, waits
+from host.references import compare_gdn, gdn
+from packaging.version import Version
 
 LAYERS, CHUNK, WIDTH, TYPE = 2, 64, 3, compare_gdn.TYPE
 # Its pool holds [heads, value, key].
@@ -61,7 +61,7 @@ def compare(
     for pool, then, hidden_states, output in zip(pools, before, inputs, outputs, strict=True):
         unwritten = {0} | {len(lengths) + 1 + i for i, n in enumerate(lengths) if n < CHUNK}
         found["others"] += sum(not _same(pool, then, slot) for slot in unwritten)
-        for i, length in enumerate(lengths):
+        for i, _length in enumerate(lengths):
             rows = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
             old = then[0][i + 1] * bool(prefixes[i]), _plain(then[1][i + 1])
             own, left = _differences(layer, hidden_states[rows], output[rows], old, pool, i)
@@ -154,7 +154,7 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
     arguments = SimpleNamespace(mamba_cache_chunk_size=CHUNK)
     module.get_global_server_args = lambda: arguments
     try:
-        from sglang.srt.layers.attention.linear import gdn_backend, kernels  # noqa: F401 (from 0.5.10)
+        from sglang.srt.layers.attention.linear import gdn_backend, kernels
         from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
     except ImportError:
         made = module.GDNAttnBackend.__new__(module.GDNAttnBackend)

@@ -1,4 +1,5 @@
-"""Gated delta net (Yang, Kautz and Hatamizadeh, arXiv 2412.06464), the recurrence as written: one step per token.
+"""Gated delta net (Yang, Kautz and Hatamizadeh, arXiv 2412.06464), the recurrence as written: one
+step per token.
 
 For a layer with k key heads of size n, each shared by r value heads of size p.
 """
@@ -12,22 +13,36 @@ from .mamba2 import causal_convolution
 def net(module, hidden_states, conv_state, state):
     """The whole layer on one sequence, in float32.
 
-    module: Qwen3GatedDeltaNet. hidden_states: [tokens, hidden]. conv_state: [channels, width - 1]. state: [k * r, n, p].
-    Returns output [tokens, hidden] and the two states after it.
+    module: Qwen3GatedDeltaNet. hidden_states: [tokens, hidden]. conv_state: [channels, width - 1].
+    state: [k * r, n, p]. Returns output [tokens, hidden] and the two states after it.
     """
     heads, n, p = module.num_k_heads, module.head_k_dim, module.head_v_dim
     r = module.num_v_heads // heads
-    hidden_states, weights = hidden_states.float(), {name: value.float() for name, value in module.named_parameters()}
+    hidden_states, weights = (
+        hidden_states.float(),
+        {name: value.float() for name, value in module.named_parameters()},
+    )
     qkvz = F.linear(hidden_states, weights["in_proj_qkvz.weight"]).unflatten(-1, (heads, -1))
     q, k, v, z = (part.flatten(1) for part in qkvz.split([n, n, r * p, r * p], dim=-1))
     ba = F.linear(hidden_states, weights["in_proj_ba.weight"]).unflatten(-1, (heads, -1))
     b, a = (part.flatten(1) for part in ba.split([r, r], dim=-1))
-    mixed, conv_state = causal_convolution(torch.cat([q, k, v], dim=-1), weights["conv1d.weight"].squeeze(1), None, conv_state.float())
+    mixed, conv_state = causal_convolution(
+        torch.cat([q, k, v], dim=-1), weights["conv1d.weight"].squeeze(1), None, conv_state.float()
+    )
     q, k, v = mixed.split([heads * n, heads * n, heads * r * p], dim=-1)
-    q, k = (F.normalize(part.unflatten(-1, (heads, n)), dim=-1).repeat_interleave(r, 1) for part in (q, k))
+    q, k = (
+        F.normalize(part.unflatten(-1, (heads, n)), dim=-1).repeat_interleave(r, 1)
+        for part in (q, k)
+    )
     decay = torch.exp(-weights["A_log"].exp() * F.softplus(a + weights["dt_bias"]))
-    y, state = delta_rule(q * n**-0.5, k, v.unflatten(-1, (heads * r, p)), decay, b.sigmoid(), state.float())
-    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + module.layer_norm_epsilon) * weights["norm.weight"]
+    y, state = delta_rule(
+        q * n**-0.5, k, v.unflatten(-1, (heads * r, p)), decay, b.sigmoid(), state.float()
+    )
+    y = (
+        y
+        * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + module.layer_norm_epsilon)
+        * weights["norm.weight"]
+    )
     y = (y * F.silu(z.unflatten(-1, (heads * r, p)))).flatten(1)
     return F.linear(y, weights["out_proj.weight"]), conv_state, state
 

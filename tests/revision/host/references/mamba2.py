@@ -10,14 +10,22 @@ import torch.nn.functional as F
 def mixer(module, hidden_states, conv_state, ssm_state):
     """The whole mixer on one sequence.
 
-    module: MambaMixer2. hidden_states: [tokens, hidden]. conv_state: [channels, width - 1], the last inputs of the
-    convolution, oldest first. ssm_state: [h, p, n]. Returns output [tokens, hidden] and the two states after it.
+    module: MambaMixer2. hidden_states: [tokens, hidden]. conv_state: [channels, width - 1], the
+    last inputs of the convolution, oldest first. ssm_state: [h, p, n]. Returns output [tokens,
+    hidden] and the two states after it.
     """
-    heads, size, groups, n = module.num_heads, module.head_dim, module.n_groups, module.ssm_state_size
+    heads, size, groups, n = (
+        module.num_heads,
+        module.head_dim,
+        module.n_groups,
+        module.ssm_state_size,
+    )
     inner = heads * size
     projected = F.linear(hidden_states, module.in_proj.weight)
     gate, mixed, dt = projected.split([inner, inner + 2 * groups * n, heads], dim=-1)
-    mixed, conv_state = causal_convolution(mixed, module.conv1d.weight.squeeze(1), module.conv1d.bias, conv_state)
+    mixed, conv_state = causal_convolution(
+        mixed, module.conv1d.weight.squeeze(1), module.conv1d.bias, conv_state
+    )
     x, b, c = mixed.split([inner, groups * n, groups * n], dim=-1)
     y, ssm_state = scan(
         x.unflatten(-1, (heads, size)),
@@ -28,15 +36,22 @@ def mixer(module, hidden_states, conv_state, ssm_state):
         module.D,
         ssm_state,
     )
-    y = gated_group_norm(y.flatten(-2), gate, module.norm.weight, groups, module.norm.variance_epsilon)
+    y = gated_group_norm(
+        y.flatten(-2), gate, module.norm.weight, groups, module.norm.variance_epsilon
+    )
     return F.linear(y, module.out_proj.weight), conv_state, ssm_state
 
 
 def causal_convolution(inputs, weight, bias, state):
-    """Depthwise, then SiLU. inputs: [tokens, channels], weight: [channels, width], state: [channels, width - 1]."""
+    """Depthwise, then SiLU. inputs: [tokens, channels], weight: [channels, width], state:
+    [channels, width - 1]."""
     history = torch.cat([state, inputs.T], dim=1)
     width = weight.shape[1]
-    outputs = torch.stack([(history[:, t : t + width] * weight).sum(-1) for t in range(len(inputs))]) if len(inputs) else inputs
+    outputs = (
+        torch.stack([(history[:, t : t + width] * weight).sum(-1) for t in range(len(inputs))])
+        if len(inputs)
+        else inputs
+    )
     if bias is not None:
         outputs = outputs + bias
     return F.silu(outputs), history[:, history.shape[1] - (width - 1) :]
@@ -48,7 +63,10 @@ def scan(x, dt, a, b, c, d, state):
     outputs = []
     for t in range(len(x)):
         b_t, c_t = b[t].repeat_interleave(per_group, 0), c[t].repeat_interleave(per_group, 0)
-        state = state * torch.exp(dt[t] * a)[:, None, None] + (dt[t][:, None] * x[t])[:, :, None] * b_t[:, None, :]
+        state = (
+            state * torch.exp(dt[t] * a)[:, None, None]
+            + (dt[t][:, None] * x[t])[:, :, None] * b_t[:, None, :]
+        )
         outputs.append((state * c_t[:, None, :]).sum(-1) + d[:, None] * x[t])
     return (torch.stack(outputs) if outputs else x), state
 

@@ -1,7 +1,9 @@
-"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in the modes of FAKE_FAULT_IN.
+"""An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in
+the modes of FAKE_FAULT_IN.
 
-FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a call takes, {mode: seconds} as JSON.
-FAKE_STEP: what a call for one token takes, in seconds, times SLOW of sglang/srt/slow.py where the tree has that.
+FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a call takes, {mode:
+seconds} as JSON. FAKE_STEP: what a call for one token takes, in seconds, times SLOW of
+sglang/srt/slow.py where the tree has that.
 """
 
 import array
@@ -35,14 +37,34 @@ class Flushed:
 
 class Engine:
     def __init__(self, **words):
-        on = "piecewise" if words.get("enable_piecewise_cuda_graph") else "breakable" if words.get("enable_breakable_cuda_graph") else ""
+        on = (
+            "piecewise"
+            if words.get("enable_piecewise_cuda_graph")
+            else "breakable"
+            if words.get("enable_breakable_cuda_graph")
+            else ""
+        )
         self.on = bool(on)
-        self.name = f"piecewise-{words['piecewise_cuda_graph_compiler']}" if on == "piecewise" else on or "eager"
+        self.name = (
+            f"piecewise-{words['piecewise_cuda_graph_compiler']}"
+            if on == "piecewise"
+            else on or "eager"
+        )
         self.flushed = 0
-        self.kept_eager = bool(os.environ.get("PREFILL_KEEP_EAGER"))  # what runs is decided by the watch, not here
-        self.fault = FAULT if ("graph" if on and not self.kept_eager else "eager") in FAULT_IN else ""
-        sizes = words.get("piecewise_cuda_graph_tokens") or [16, 512, 8192 if self.fault == "beyond-context" else 2048]
-        self.runner = ModelRunner("" if self.fault == "graph-unused" else on, sizes[1:] if self.fault == "lost-size" else sizes)
+        # what runs is decided by the watch, not here
+        self.kept_eager = bool(os.environ.get("PREFILL_KEEP_EAGER"))
+        self.fault = (
+            FAULT if ("graph" if on and not self.kept_eager else "eager") in FAULT_IN else ""
+        )
+        sizes = words.get("piecewise_cuda_graph_tokens") or [
+            16,
+            512,
+            8192 if self.fault == "beyond-context" else 2048,
+        ]
+        self.runner = ModelRunner(
+            "" if self.fault == "graph-unused" else on,
+            sizes[1:] if self.fault == "lost-size" else sizes,
+        )
         self.draft = ModelRunner("", [], is_draft_worker=True)
         self.loop = asyncio.new_event_loop()
         self.seen, self.calls = [], 0
@@ -54,19 +76,29 @@ class Engine:
             pathlib.Path(f"{pid}.pid").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         if self.fault == "dies":
             raise ValueError("planted: the engine does not start")
-        print(f"max_total_num_tokens=9, max_prefill_tokens=9, max_running_requests={words.get('max_running_requests')}, context_len=9")
+        print(
+            "max_total_num_tokens=9, max_prefill_tokens=9,"
+            f" max_running_requests={words.get('max_running_requests')}, context_len=9"
+        )
         if told := os.environ.get("FAKE_TOLD"):  # a variable
             print(f"{told}={os.environ.get(told)}", flush=True)
         self._note("start")
         if self.on and self.fault not in ("not-captured", "no-report"):
             self._report(words["model_path"])
         if self.on and self.fault != "not-captured":
-            print("Capture piecewise CUDA graph begin. avail mem=1 GB\nCapture piecewise CUDA graph end. Time elapsed: 5.36 s. mem usage=0.12 GB. avail mem=1 GB.")
+            print(
+                "Capture piecewise CUDA graph begin. avail mem=1 GB\nCapture piecewise CUDA graph"
+                " end. Time elapsed: 5.36 s. mem usage=0.12 GB. avail mem=1 GB."
+            )
 
     def _report(self, model):
         if "XDG_RUNTIME_DIR" in os.environ:
-            servers = [{"model": model, "feature": self.name, "verdict": "on", "reason": "captured"}]
-            pathlib.Path(os.environ["XDG_RUNTIME_DIR"], "report.json").write_text(json.dumps({"servers": servers}))
+            servers = [
+                {"model": model, "feature": self.name, "verdict": "on", "reason": "captured"}
+            ]
+            pathlib.Path(os.environ["XDG_RUNTIME_DIR"], "report.json").write_text(
+                json.dumps({"servers": servers})
+            )
 
     def flush_cache(self):
         if not self.calls:
@@ -88,16 +120,26 @@ class Engine:
         self.events = None
 
     def _trace(self, tokens):
-        """Two kernels of `tokens` microseconds each, the second half as long again where the tree is SLOW, and a runtime call."""
+        """Two kernels of `tokens` microseconds each, the second half as long again where the tree
+        is SLOW, and a runtime call."""
         at = 1e4 * len(self.events)
         for cat, name, began, span in (
-            ("kernel", "nvjet_tst_128x64", at, tokens), ("kernel", "_chunk_scan_fwd_kernel", at + tokens, tokens * SLOW), ("cuda_runtime", "cudaLaunchKernel", at, 5),
-        ):  # fmt: skip
+            ("kernel", "nvjet_tst_128x64", at, tokens),
+            ("kernel", "_chunk_scan_fwd_kernel", at + tokens, tokens * SLOW),
+            ("cuda_runtime", "cudaLaunchKernel", at, 5),
+        ):
             self.events.append({"ph": "X", "cat": cat, "name": name, "ts": began, "dur": span})
 
     def generate(
-        self, input_ids, sampling_params, return_logprob=False, logprob_start_len=None, top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False
-    ):  # fmt: skip
+        self,
+        input_ids,
+        sampling_params,
+        return_logprob=False,
+        logprob_start_len=None,
+        top_logprobs_num=0,
+        return_hidden_states=False,
+        return_routed_experts=False,
+    ):
         if sampling_params["max_new_tokens"] == 1:
             self._note(f"first-token {len(input_ids)}x{len(input_ids[0])}")
         if sampling_params["max_new_tokens"] < 2:
@@ -109,29 +151,49 @@ class Engine:
             os._exit(9)
         if self.fault == "stuck" and self.calls > CALLS_BEFORE:
             time.sleep(600)
-        for batch in [[prompt] for prompt in input_ids] if self.fault == "one-by-one" else [input_ids]:
+        for batch in (
+            [[prompt] for prompt in input_ids] if self.fault == "one-by-one" else [input_ids]
+        ):
             self.runner.forward(Batch(batch))
             self.draft.forward(Batch(batch))
             self.runner.forward(Batch(batch, "TARGET_VERIFY"))  # what drafts cost is no prefill
         if self.mixes and not return_logprob and self.fault != "never-mixed":
             self.runner.forward(Batch(input_ids, "MIXED"))
             self.mixed = True
-        answers = [self._answer(prompt, sampling_params["max_new_tokens"], len(input_ids) == 1 or self.on and not self.kept_eager) for prompt in input_ids]
+        answers = [
+            self._answer(
+                prompt,
+                sampling_params["max_new_tokens"],
+                len(input_ids) == 1 or (self.on and not self.kept_eager),
+            )
+            for prompt in input_ids
+        ]
         for prompt, answer in zip(input_ids, answers):
-            answer["meta_info"] |= self._returned(prompt, return_hidden_states, return_routed_experts)
+            answer["meta_info"] |= self._returned(
+                prompt, return_hidden_states, return_routed_experts
+            )
             if not return_logprob:
-                del answer["meta_info"]["output_token_logprobs"], answer["meta_info"]["output_top_logprobs"]
+                del (
+                    answer["meta_info"]["output_token_logprobs"],
+                    answer["meta_info"]["output_top_logprobs"],
+                )
         return answers
 
     def _returned(self, prompt, states, experts):
         """Two of each token's features, one of them position's, and the experts of 8 layers."""
         shift = 1 if self.fault == "shifted" else 0
-        rows = [[float(token % 7 + 1), float(number + shift)] for number, token in enumerate(prompt)]
-        chosen = [(token + layer + side) % 8 for token in prompt for layer in range(8) for side in (0, 1)]
+        rows = [
+            [float(token % 7 + 1), float(number + shift)] for number, token in enumerate(prompt)
+        ]
+        chosen = [
+            (token + layer + side) % 8 for token in prompt for layer in range(8) for side in (0, 1)
+        ]
         if self.fault == "stale-experts":
             chosen = [0] * len(chosen)
         packed = base64.b64encode(array.array("i", chosen).tobytes()).decode()
-        return ({"hidden_states": [rows]} if states else {}) | ({"routed_experts": packed} if experts else {})
+        return ({"hidden_states": [rows]} if states else {}) | (
+            {"routed_experts": packed} if experts else {}
+        )
 
     async def async_generate(self, input_ids, sampling_params):
         self._note("load")
@@ -163,11 +225,21 @@ class Engine:
             tokens[1:2] = [5]
         if FAULT == "rounds" and like_alone and prompt[0] % 20 == 0:
             logprobs[1] += 0.4
-        cached = 0 if self.fault == "no-cache" else max((len(s) for s in self.seen if tuple(prompt[: len(s)]) == s), default=0)
+        cached = (
+            0
+            if self.fault == "no-cache"
+            else max((len(s) for s in self.seen if tuple(prompt[: len(s)]) == s), default=0)
+        )
         self.seen.append(tuple(prompt))
         info = {
-            "output_token_logprobs": [(value, token, None) for value, token in zip(logprobs, tokens)],
-            "output_top_logprobs": [[(value, token, None), (value - 1, token + 1, None)] for value, token in zip(logprobs, tokens)],
-            "cached_tokens": cached, "completion_tokens": count,
-        }  # fmt: skip
+            "output_token_logprobs": [
+                (value, token, None) for value, token in zip(logprobs, tokens)
+            ],
+            "output_top_logprobs": [
+                [(value, token, None), (value - 1, token + 1, None)]
+                for value, token in zip(logprobs, tokens)
+            ],
+            "cached_tokens": cached,
+            "completion_tokens": count,
+        }
         return {"output_ids": tokens, "meta_info": info}

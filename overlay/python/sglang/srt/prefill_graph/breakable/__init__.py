@@ -1,4 +1,5 @@
-"""The breakable graph: the layer stack alone is captured, and a batch may have any number of requests. Modules, low to high:
+"""The breakable graph: the layer stack alone is captured, and a batch may have any number of
+requests. Modules, low to high:
 
     lifetimes     what a graph with breaks has to keep alive
     graph         a graph with breaks, for releases that have none

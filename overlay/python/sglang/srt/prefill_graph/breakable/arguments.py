@@ -1,7 +1,7 @@
 """Server arguments that cannot go together with the breakable graph.
 
-With --enable-breakable-cuda-graph that is an error at start, not a crash in warm-up. What a model cannot do is no error: it
-prefills eagerly (runner.refuse).
+With --enable-breakable-cuda-graph that is an error at start, not a crash in warm-up. What a model
+cannot do is no error: it prefills eagerly (runner.refuse).
 """
 
 from __future__ import annotations
@@ -13,26 +13,37 @@ from ..model import multimodal
 
 FLAG = "--enable-breakable-cuda-graph"
 
-# What the releases keep from the piecewise graph (0.5.10 to 0.5.13) because torch.compile cannot trace it, as if it were not given.
-# Captured is what eager code does, so that these are as right as in eager prefill:
+# What the releases keep from the piecewise graph (0.5.10 to 0.5.13) because torch.compile cannot
+# trace it, as if it were not given. Captured is what eager code does, so that these are as right as
+# in eager prefill:
 _TRACED = {
-    "enable_hierarchical_cache": False,  # attention waits for what is fetched, and runs between the captured pieces
-    "enable_deterministic_inference": False,  # arguments choose the kernels, and no row depends on how many are behind it
-    "load_format": "auto", "quantization": None, "model_path": "",  # GGUF: the decode graphs capture its kernels too
-}  # fmt: skip
+    # attention waits for what is fetched, and runs between the captured pieces
+    "enable_hierarchical_cache": False,
+    # arguments choose the kernels, and no row depends on how many are behind it
+    "enable_deterministic_inference": False,
+    # GGUF: the decode graphs capture its kernels too
+    "load_format": "auto",
+    "quantization": None,
+    "model_path": "",
+}
 
 
 def add_breakable(parser: Any) -> None:
     """The option, where the release has none (before 0.5.11)."""
-    help = "Run prefill in a CUDA graph with eager breaks instead of the piecewise CUDA graph: no torch.compile."
+    help = (
+        "Run prefill in a CUDA graph with eager breaks instead of the piecewise CUDA graph: no"
+        " torch.compile."
+    )
     parser.add_argument(FLAG, action="store_true", help=help)
 
 
 def check_breakable(args: Any) -> None:
-    """Raise ValueError where the graph is asked for and another argument forbids it, naming every such argument.
+    """Raise ValueError where the graph is asked for and another argument forbids it, naming every
+    such argument.
 
-    args: ServerArgs, once the release has applied its own rules for the piecewise graph. On releases where that graph is
-    off unless asked for (0.5.9) asking for the breakable one asks for it, before memory is divided.
+    args: ServerArgs, once the release has applied its own rules for the piecewise graph. On
+    releases where that graph is off unless asked for (0.5.9) asking for the breakable one asks for
+    it, before memory is divided.
     """
     if not getattr(args, "enable_breakable_cuda_graph", False):
         return
@@ -45,23 +56,28 @@ def check_breakable(args: Any) -> None:
 def as_breakable(args: Any) -> Any:
     """The arguments as the release's rules for the piecewise graph are to see them.
 
-    They are the arguments themselves, unless the breakable graph is asked for: then some rules of torch.compile's have nothing
-    to find. A server that only prefills (--disaggregation-mode prefill) sends what it computed behind the forward.
+    They are the arguments themselves, unless the breakable graph is asked for: then some rules of
+    torch.compile's have nothing to find. A server that only prefills (--disaggregation-mode
+    prefill) sends what it computed behind the forward.
     """
     if not getattr(args, "enable_breakable_cuda_graph", False):
         return args
     role = {"disaggregation_mode": "null"} if args.disaggregation_mode == "prefill" else {}
-    return arguments.Seen(args, get_model_config=lambda: _as_text(args.get_model_config()), **_TRACED, **role)
+    return arguments.Seen(
+        args, get_model_config=lambda: _as_text(args.get_model_config()), **_TRACED, **role
+    )
 
 
 def _as_text(model_config: Any) -> Any:
-    """The model as the rule about multimodal ones is to see it: as another, where text alone is captured."""
+    """The model as the rule about multimodal ones is to see it: as another, where text alone is
+    captured."""
     known = multimodal.is_known(model_config.hf_config.architectures)
     return arguments.Seen(model_config, is_multimodal=False) if known else model_config
 
 
 def _against(args: Any) -> list[str]:
-    """The arguments that no release's breakable graph goes together with, and those that this package's does not."""
+    """The arguments that no release's breakable graph goes together with, and those that this
+    package's does not."""
     found = []
     if getattr(args, "pp_size", 1) > 1:
         found.append("--pipeline-parallel-size: the layer stack is captured as a whole")
@@ -71,7 +87,10 @@ def _against(args: Any) -> list[str]:
         found.append("--enable-lora: adapters are picked per batch")
     if getattr(args, "enable_dp_attention", False) and not features.knows_idle_ranks():
         found.append("--enable-dp-attention: the graph of this release knows no idle ranks")
-    if getattr(args, "moe_a2a_backend", "none") not in (None, "none") and not features.knows_idle_ranks():
+    if (
+        getattr(args, "moe_a2a_backend", "none") not in (None, "none")
+        and not features.knows_idle_ranks()
+    ):
         found.append("--moe-a2a-backend: its dispatch waits for the host")
     if getattr(args, "attn_cp_size", 1) > 1:
         found.append("--attn-cp-size: tokens are spread over ranks")
@@ -80,11 +99,22 @@ def _against(args: Any) -> list[str]:
     if getattr(args, "disaggregation_mode", "null") == "decode":
         found.append("--disaggregation-mode decode: other servers prefill")
     if getattr(args, "cpu_offload_gb", 0) > 0:
-        found.append("--cpu-offload-gb: what runs between the captured pieces would find its weights on the host")
+        found.append(
+            "--cpu-offload-gb: what runs between the captured pieces would find its weights on the"
+            " host"
+        )
     if getattr(args, "enable_symm_mem", False):
-        found.append("--enable-symm-mem: what runs between the captured pieces would get memory that these write")
-    if getattr(args, "enable_eplb", False) or getattr(args, "expert_distribution_recorder_mode", None):
-        found.append("--enable-eplb and --expert-distribution-recorder-mode: padded rows would count as tokens")
+        found.append(
+            "--enable-symm-mem: what runs between the captured pieces would get memory that these"
+            " write"
+        )
+    if getattr(args, "enable_eplb", False) or getattr(
+        args, "expert_distribution_recorder_mode", None
+    ):
+        found.append(
+            "--enable-eplb and --expert-distribution-recorder-mode: padded rows would count as"
+            " tokens"
+        )
     if getattr(args, "dllm_algorithm", None):
         found.append("--dllm-algorithm: the decode graphs run its blocks")
     return found

@@ -1,7 +1,7 @@
 """The break that stands for a split op's function in the overlay's breakable graph.
 
-These releases' functions (before 0.5.11) expect a batch without padding. A break therefore gets its tensors cut to the tokens
-of the batch in the forward context, and zeroes the rows behind them.
+These releases' functions (before 0.5.11) expect a batch without padding. A break therefore gets its
+tensors cut to the tokens of the batch in the forward context, and zeroes the rows behind them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from .graph import break_at
 
 
 def in_breakable_graph() -> contextlib.AbstractContextManager[None]:
-    """For a forward that is captured for, or replayed from, the overlay's breakable graph: split ops are breaks inside."""
+    """For a forward that is captured for, or replayed from, the overlay's breakable graph: split
+    ops are breaks inside."""
     return op_function.broken_by(broken)
 
 
 @functools.cache
 def broken(function: Callable[..., None], name: str) -> Callable[..., None]:
-    """The function of the split op `name`, made a break; its layer's captured launches, while it has such."""
+    """The function of the split op `name`, made a break; its layer's captured launches, while it
+    has such."""
     broken_off = break_at(_cut(function, name))
 
     @functools.wraps(function)
@@ -40,7 +42,10 @@ def _cut(function: Callable[..., None], name: str) -> Callable[..., None]:
     op = rows.OPS.get(name)
     if op is None:
         return function
-    cut, output_of = rows.each(function, op.ranks, op.ranks, rows.head), rows.argument(function, "output")
+    cut, output_of = (
+        rows.each(function, op.ranks, op.ranks, rows.head),
+        rows.argument(function, "output"),
+    )
 
     @functools.wraps(function)
     def run(*given: Any, **kwargs: Any) -> None:

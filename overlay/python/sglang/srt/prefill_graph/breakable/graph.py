@@ -1,8 +1,9 @@
-"""A CUDA graph with breaks: segments that are captured, and between them functions that run eagerly at every replay.
+"""A CUDA graph with breaks: segments that are captured, and between them functions that run eagerly
+at every replay.
 
     graph = Graph()
     with Capture(graph, pool, stream):
-        output = forward()      # a function made by break_at ends the segment it is called in and begins the next
+        output = forward()      # what break_at made ends its segment, and begins the next
     graph.replay()              # writes output
 
 For releases that have no such graph of their own (before 0.5.11).
@@ -25,7 +26,8 @@ from .lifetimes import OwnMemory, hold
 
 
 class Graph:
-    """Segments, and the breaks between them. Everything that a break reads or writes lives as long as the graph."""
+    """Segments, and the breaks between them. Everything that a break reads or writes lives as long
+    as the graph."""
 
     def __init__(self) -> None:
         self.segments: list[torch.cuda.CUDAGraph] = []
@@ -43,12 +45,20 @@ _current: ContextVar[Capture | None] = ContextVar("capture", default=None)
 
 
 class Capture:
-    """Captures what runs inside `with` into `graph`. pool: a graph memory pool's handle; stream: a side stream.
+    """Captures what runs inside `with` into `graph`. pool: a graph memory pool's handle; stream: a
+    side stream.
 
-    Side streams that are forked from `stream` have to be joined before a break: a segment cannot end otherwise.
+    Side streams that are forked from `stream` have to be joined before a break: a segment cannot
+    end otherwise.
     """
 
-    def __init__(self, graph: Graph, pool: Any, stream: torch.cuda.Stream | None, own: OwnMemory | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        pool: Any,
+        stream: torch.cuda.Stream | None,
+        own: OwnMemory | None = None,
+    ) -> None:
         self.graph, self.pool, self.stream = graph, pool, stream
         self.own = own
         self._stack = contextlib.ExitStack()
@@ -80,11 +90,12 @@ class Capture:
 
 
 def break_at(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, made a break: called during a capture it runs eagerly, and again at that place in every replay.
+    """`function`, made a break: called during a capture it runs eagerly, and again at that place in
+    every replay.
 
-    At replay it gets the tensors of the capture, as they are then, and every other argument as it was. What it returns
-    is None, or a tensor whose storage later segments read: a replay copies its result there. Outside of a capture it
-    just runs.
+    At replay it gets the tensors of the capture, as they are then, and every other argument as it
+    was. What it returns is None, or a tensor whose storage later segments read: a replay copies its
+    result there. Outside of a capture it just runs.
     """
 
     @functools.wraps(function)
@@ -94,7 +105,10 @@ def break_at(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         capture.end()
         result = function(*args, **kwargs)
-        held_args, held_kwargs = hold(args, capture.own, weak_view), hold(kwargs, capture.own, weak_view)
+        held_args, held_kwargs = (
+            hold(args, capture.own, weak_view),
+            hold(kwargs, capture.own, weak_view),
+        )
 
         def again() -> None:
             new = function(*held_args, **held_kwargs)

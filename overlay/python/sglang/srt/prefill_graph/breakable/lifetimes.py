@@ -1,10 +1,11 @@
 """What a graph with breaks has to keep alive for its breaks, and what it may let go.
 
-A break runs in every replay on the tensors it was captured with. One that a segment of the same graph allocated may be
-held weakly: in every replay it is written again before the break reads it, and during the capture nothing else could get
-its memory in between. Any other tensor was written once, by nobody knows whom: if only its address is kept, whoever gets
-the memory next, such as the capture of a smaller size, overwrites what the break will read. To hold all of them would be
-as safe, but would keep every layer's activations of every captured size.
+A break runs in every replay on the tensors it was captured with. One that a segment of the same
+graph allocated may be held weakly: in every replay it is written again before the break reads it,
+and during the capture nothing else could get its memory in between. Any other tensor was written
+once, by nobody knows whom: if only its address is kept, whoever gets the memory next, such as the
+capture of a smaller size, overwrites what the break will read. To hold all of them would be as
+safe, but would keep every layer's activations of every captured size.
 """
 
 from __future__ import annotations
@@ -21,36 +22,46 @@ from ..compat import features
 
 logger = logging.getLogger(__name__)
 
-NO_POOL = (0, 0)  # to capture_begin: a new pool for this segment alone; to memory_snapshot: every pool
+# to capture_begin: a new pool for this segment alone; to memory_snapshot: every pool
+NO_POOL = (0, 0)
 Snapshot = Callable[[tuple[int, int]], list[dict[str, Any]]]
 
 
 class OwnMemory:
-    """What a graph pool hands out from now on. Make one when a capture begins, before its first segment.
+    """What a graph pool hands out from now on. Make one when a capture begins, before its first
+    segment.
 
-    pool: the handle that the segments are captured with. With None or NO_POOL, or where the allocator gives no snapshot
-    (cudaMallocAsync, a pluggable one, another kind of device), nothing counts as owned.
-    snapshot: torch.cuda.memory_snapshot, whose segments and blocks torch/cuda/memory.py _snapshot describes (2.11).
+    pool: the handle that the segments are captured with. With None or NO_POOL, or where the
+    allocator gives no snapshot (cudaMallocAsync, a pluggable one, another kind of device), nothing
+    counts as owned. snapshot: torch.cuda.memory_snapshot, whose segments and blocks
+    torch/cuda/memory.py _snapshot describes (2.11).
     """
 
-    def __init__(self, pool: tuple[int, int] | None, snapshot: Snapshot | None = None):
+    def __init__(self, pool: tuple[int, int] | None, snapshot: Snapshot | None = None) -> None:
         self._pool = NO_POOL if pool is None else tuple(pool)
         self._snapshot = snapshot or torch.cuda.memory_snapshot
         self._outside: set[int] = set()
         segments = self._segments()
         self._pools = _Spans((segment["address"], segment["total_size"]) for segment in segments)
-        blocks = (block for segment in segments for block in segment["blocks"] if block["state"] != "inactive")
+        blocks = (
+            block
+            for segment in segments
+            for block in segment["blocks"]
+            if block["state"] != "inactive"
+        )
         self._taken = _Spans((block["address"], block["size"]) for block in blocks)
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage was allocated from the pool since this object was made.
 
-        No for a block that was taken then, even if it has been freed and taken again since. Host and other devices'
-        memory needs no care: addresses are unique in a process.
+        No for a block that was taken then, even if it has been freed and taken again since. Host
+        and other devices' memory needs no care: addresses are unique in a process.
         """
         address = tensor.untyped_storage().data_ptr()
         if address not in self._pools and address not in self._outside:  # the pool may have grown
-            self._pools = _Spans((segment["address"], segment["total_size"]) for segment in self._segments())
+            self._pools = _Spans(
+                (segment["address"], segment["total_size"]) for segment in self._segments()
+            )
             if address not in self._pools:
                 self._outside.add(address)
         return address in self._pools and address not in self._taken
@@ -61,7 +72,10 @@ class OwnMemory:
         try:
             segments = self._snapshot(self._pool)
         except (AttributeError, RuntimeError) as error:
-            _warn(f"The allocator does not say what belongs to a graph pool ({error}): all that breaks read is kept")
+            _warn(
+                f"The allocator does not say what belongs to a graph pool ({error}): all that"
+                " breaks read is kept"
+            )
             self._pool = NO_POOL
             return []
         return [segment for segment in segments if segment["segment_pool_id"] == self._pool]
@@ -70,7 +84,7 @@ class OwnMemory:
 class _Spans:
     """Spans of memory, as (address, size), that do not overlap."""
 
-    def __init__(self, spans: Iterable[tuple[int, int]]):
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
         self._spans = sorted(spans)
 
     def __contains__(self, address: int) -> bool:
@@ -84,8 +98,9 @@ _warn = functools.lru_cache(logger.warning)  # once, not at every captured size
 def hold(value: Any, own: OwnMemory, weak_view: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """`value` as a break should keep it: tensors that are `own` become weak views, all others stay.
 
-    Tensors are looked for in tuples, lists and dicts; these are made anew, any other object stays as it is.
-    weak_view: makes a tensor of the same shape, strides and address that does not keep the memory.
+    Tensors are looked for in tuples, lists and dicts; these are made anew, any other object stays
+    as it is. weak_view: makes a tensor of the same shape, strides and address that does not keep
+    the memory.
     """
     if isinstance(value, torch.Tensor):
         return weak_view(value) if value.numel() and own.owns(value) else value
@@ -100,5 +115,6 @@ def hold(value: Any, own: OwnMemory, weak_view: Callable[[torch.Tensor], torch.T
 
 
 def holder(capture: Any) -> Callable[[Any], Any]:
-    """hold() for the breaks of a release's own BreakableCUDAGraphCapture, in place of what its module makes weak views with."""
+    """hold() for the breaks of a release's own BreakableCUDAGraphCapture, in place of what its
+    module makes weak views with."""
     return functools.partial(hold, own=capture._own_memory, weak_view=features.weak_views(capture))

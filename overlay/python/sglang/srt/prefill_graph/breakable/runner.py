@@ -1,8 +1,10 @@
-"""The breakable prefill graph's runner: it captures the layer stack alone, so that any number of requests can replay it.
+"""The breakable prefill graph's runner: it captures the layer stack alone, so that any number of
+requests can replay it.
 
-Logits and pooling depend on how many requests there are; they run eagerly after the replay, on the batch as it came. The
-capture's own batch, one request, is a placeholder: captured kernels see rows of tokens only, breaks see the real batch.
-The boundary is that of upstream sglang#24662 (releases from 0.5.12); `set_up` is what a ModelRunner calls.
+Logits and pooling depend on how many requests there are; they run eagerly after the replay, on the
+batch as it came. The capture's own batch, one request, is a placeholder: captured kernels see rows
+of tokens only, breaks see the real batch. The boundary is that of upstream sglang#24662 (releases
+from 0.5.12); `set_up` is what a ModelRunner calls.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ class CannotCapture(RuntimeError):
 
 
 def set_up(runner: Any) -> bool:
-    """Whether the release must not go on to capture its piecewise graph for a ModelRunner whose layers it has collected.
+    """Whether the release must not go on to capture its piecewise graph for a ModelRunner whose
+    layers it has collected.
 
-    Where the breakable graph is asked for, it is captured here, or refused. Otherwise the server may have to stay eager, and
-    the release gets the sizes that fit.
+    Where the breakable graph is asked for, it is captured here, or refused. Otherwise the server
+    may have to stay eager, and the release gets the sizes that fit.
     """
     if not runner.server_args.enable_breakable_cuda_graph:
         return not (admission.admits(runner) and _admits_sparse(runner))
@@ -52,7 +55,12 @@ def set_up(runner: Any) -> bool:
     runner.piecewise_cuda_graph_runner = made
     if made is not None:
         took, used = time.perf_counter() - begun, before - model_runner.free_memory(runner)
-        logger.info("Captured the breakable prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.", took, used, before - used)
+        logger.info(
+            "Captured the breakable prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.",
+            took,
+            used,
+            before - used,
+        )
     return True
 
 
@@ -65,24 +73,27 @@ def _admits_sparse(runner: Any) -> bool:
 
 
 def _upstream() -> type | None:
-    """The release's own runner, where it has this boundary itself. On 0.5.12 it also replays batches that want hidden states
-    which the server is not set up for: those run eagerly."""
+    """The release's own runner, where it has this boundary itself. On 0.5.12 it also replays
+    batches that want hidden states which the server is not set up for: those run eagerly."""
     own = capture.breakable_runner()
     if own is None or "capture_hidden_mode" in own.can_run.__code__.co_names:
         return own
 
     class Checked(own):
         def can_run(self, forward_batch: Any) -> bool:
-            return forward_batch.capture_hidden_mode in capture.hidden_modes(self.model_runner) and super().can_run(forward_batch)
+            return forward_batch.capture_hidden_mode in capture.hidden_modes(
+                self.model_runner
+            ) and super().can_run(forward_batch)
 
     return Checked
 
 
 def make_runner(runner: Any, upstream: type | None = None) -> Any:
-    """The breakable graph's runner for a ModelRunner, or None where it has to prefill eagerly: one warning then says why.
+    """The breakable graph's runner for a ModelRunner, or None where it has to prefill eagerly: one
+    warning then says why.
 
-    upstream: the release's own runner class, where it has this boundary itself. The reason stays with the ModelRunner as
-    `prefill_graph_refusal`, for the report.
+    upstream: the release's own runner class, where it has this boundary itself. The reason stays
+    with the ModelRunner as `prefill_graph_refusal`, for the report.
     """
     if multimodal.takes_embeds(runner.model):
         upstream = None  # which captures the embedding too, for positions in one row
@@ -100,7 +111,9 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     if refusal and model_runner.is_first_rank(runner):
         logger.warning("Prefill runs without a CUDA graph: %s", refusal.reason)
     elif isinstance(captured, str) and model_runner.is_first_rank(runner):
-        logger.info("Layers with recurrent states run between the prefill graph's segments: %s", captured)
+        logger.info(
+            "Layers with recurrent states run between the prefill graph's segments: %s", captured
+        )
     return made
 
 
@@ -119,8 +132,12 @@ def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
     """
     if getattr(runner, "use_mla_backend", False) and not capture.keeps_own_metadata(runner):
         return Refusal("MLA attention runs outside of the graph's breaks")
-    if getattr(runner, "is_multimodal", False) and (in_order or not multimodal.takes_embeds(runner.model)):
-        return Refusal("the model is multimodal, and not known to work in the breakable graph of this release")
+    if getattr(runner, "is_multimodal", False) and (
+        in_order or not multimodal.takes_embeds(runner.model)
+    ):
+        return Refusal(
+            "the model is multimodal, and not known to work in the breakable graph of this release"
+        )
     if not in_order and (lacking := _not_handed_on(runner)):
         return Refusal(lacking)
     try:
@@ -131,17 +148,22 @@ def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
     lacking = [name for name in INPUTS if name not in named]
     required = [name for name, known in named.items() if known.default is known.empty]
     if lacking or (in_order and required != list(INPUTS)):
-        return Refusal(f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({', '.join(INPUTS)})")
+        return Refusal(
+            f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({', '.join(INPUTS)})"
+        )
     offender = layers.outside_breaks(found.layers)
     return offender and Refusal(str(offender), offender)
 
 
 def _not_handed_on(runner: Any) -> str | None:
-    """What this package's runner would not hand the layer stack, or None. The releases' own runners do (0.5.13)."""
+    """What this package's runner would not hand the layer stack, or None. The releases' own runners
+    do (0.5.13)."""
     args = getattr(runner, "server_args", None)
     if getattr(runner, "is_draft_worker", False):
         return "drafts start from hidden states of the target, which are not captured"
-    if getattr(args, "enable_dp_attention", False) or getattr(args, "moe_a2a_backend", "none") not in (None, "none"):
+    if getattr(args, "enable_dp_attention", False) or getattr(
+        args, "moe_a2a_backend", "none"
+    ) not in (None, "none"):
         return "layers gather tokens of other ranks, which may be idle"
     return None
 
@@ -154,8 +176,9 @@ def _arguments(module: Any) -> dict[str, inspect.Parameter]:
 def primitive() -> capture.Primitive:
     """The release's own graph with breaks, else this package's.
 
-    Releases without one know of one prefill graph only: while it is captured their piecewise flag is set, so that model
-    code takes the ways that can be captured (custom all-reduce, dispose_tensor, MoE ops).
+    Releases without one know of one prefill graph only: while it is captured their piecewise flag
+    is set, so that model code takes the ways that can be captured (custom all-reduce,
+    dispose_tensor, MoE ops).
     """
 
     @contextlib.contextmanager
@@ -168,10 +191,11 @@ def primitive() -> capture.Primitive:
 
 
 class BreakableRunner:
-    """Captures a model's layer stack once per size, and replays it for batches of at most that many tokens.
+    """Captures a model's layer stack once per size, and replays it for batches of at most that many
+    tokens.
 
-    capture_num_tokens: the sizes, ascending. Raises CannotCapture where none fits the server's limits or its memory, or
-    where the stack does not run on a batch of its own.
+    capture_num_tokens: the sizes, ascending. Raises CannotCapture where none fits the server's
+    limits or its memory, or where the stack does not run on a batch of its own.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -182,9 +206,12 @@ class BreakableRunner:
         self.hidden_modes = capture.hidden_modes(runner)
         captured = captured_layers.of(runner)
         self.captured = captured if isinstance(captured, captured_layers.Captured) else None
-        self.tables: dict[int, tables.Tables] = {}  # of each size, where layers with states are captured
+        self.tables: dict[
+            int, tables.Tables
+        ] = {}  # of each size, where layers with states are captured
         self.graphs: dict[int, Any] = {}
-        self.output: Any = None  # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
+        # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
+        self.output: Any = None
         chosen = capture_sizes.choose(runner.server_args, sizes_that_fit(runner))
         self.why_these_sizes = chosen.why
         self.inputs = static_inputs(runner, chosen.tokens[-1])
@@ -203,19 +230,33 @@ class BreakableRunner:
         if forward_batch.forward_mode.is_target_verify():
             return "drafts are being verified"
         if forward_batch.capture_hidden_mode not in self.hidden_modes:
-            return f"hidden states are wanted as {forward_batch.capture_hidden_mode}, which this server is not set up for"
-        if any(getattr(forward_batch, name, None) is not None for name in ("input_embeds", "replace_embeds")):
+            return (
+                f"hidden states are wanted as {forward_batch.capture_hidden_mode}, which this"
+                " server is not set up for"
+            )
+        if any(
+            getattr(forward_batch, name, None) is not None
+            for name in ("input_embeds", "replace_embeds")
+        ):
             return "the request brings embeddings"
         if EMBEDS in self.given and forward_batch.contains_mm_inputs():
             return "the batch has images"
         if self.captured and self._size_for(forward_batch) is None:
-            return f"{forward_batch.batch_size} requests; the tables of states have {self.tables[self.capture_num_tokens[-1]].requests} places"
+            return (
+                f"{forward_batch.batch_size} requests; the tables of states have"
+                f" {self.tables[self.capture_num_tokens[-1]].requests} places"
+            )
         return self.captured and captured_layers.why_not(forward_batch, self.captured)
 
     def _size_for(self, forward_batch: Any) -> int | None:
-        """The smallest size that has room for a batch: for its tokens, and for its requests where their states are captured."""
+        """The smallest size that has room for a batch: for its tokens, and for its requests where
+        their states are captured."""
         first = bisect.bisect_left(self.capture_num_tokens, len(forward_batch.input_ids))
-        fitting = (size for size in self.capture_num_tokens[first:] if not self.captured or forward_batch.batch_size <= self.tables[size].requests)
+        fitting = (
+            size
+            for size in self.capture_num_tokens[first:]
+            if not self.captured or forward_batch.batch_size <= self.tables[size].requests
+        )
         return next(fitting, None)
 
     def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
@@ -225,9 +266,15 @@ class BreakableRunner:
 
         def replay_stack(*args: Any, **more: Any) -> Any:
             given = self.arguments.bind(*args, **more).arguments
-            extra = [name for name, value in given.items() if name not in self.given and value is not None]
+            extra = [
+                name
+                for name, value in given.items()
+                if name not in self.given and value is not None
+            ]
             if extra:  # captured was a forward without it
-                _warn(f"Prefill replays no graph: the model hands its layer stack {', '.join(extra)}")
+                _warn(
+                    f"Prefill replays no graph: the model hands its layer stack {', '.join(extra)}"
+                )
                 return forward(*args, **more)
             values = {name: given[name] for name in self.inputs if given.get(name) is not None}
             fill(self.inputs, size, {**values, "out_cache_loc": forward_batch.out_cache_loc})
@@ -238,12 +285,19 @@ class BreakableRunner:
             return first_rows(self.output, given["positions"].shape[-1])
 
         capture.prepare_attention(self.runner, forward_batch, alone=self.captured is not None)
-        with self.primitive.replaying(), capture.forward_scope(self.runner, forward_batch), forward_of(self.stack, replay_stack):
-            return self.runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)
+        with (
+            self.primitive.replaying(),
+            capture.forward_scope(self.runner, forward_batch),
+            forward_of(self.stack, replay_stack),
+        ):
+            return self.runner.model.forward(
+                forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs
+            )
 
     def _capture(self, sizes: list[int]) -> None:
-        """Largest first, so that smaller ones find their memory in the pool. Where memory is too small, all again without
-        the largest: a size left out in between would have its batches padded to whatever is above."""
+        """Largest first, so that smaller ones find their memory in the pool. Where memory is too
+        small, all again without the largest: a size left out in between would have its batches
+        padded to whatever is above."""
         while lack := self._lack_of_memory(sizes):
             self.graphs.clear()
             self.output = None
@@ -257,14 +311,20 @@ class BreakableRunner:
         pool, shown = capture.graph_pool(self.runner), model_runner.is_first_rank(self.runner)
         try:
             with capture.capture_context(self.runner) as stream, self.primitive.capturing():
-                for size in tqdm.tqdm(sizes[::-1], desc="Capturing the breakable prefill graph", disable=not shown):
+                for size in tqdm.tqdm(
+                    sizes[::-1], desc="Capturing the breakable prefill graph", disable=not shown
+                ):
                     self.graphs[size] = self._capture_one(size, pool, stream)
         except torch.OutOfMemoryError as error:
             return _out_of_memory(self.runner, error)
         return None
 
     def _capture_one(self, size: int, pool: Any, stream: Any) -> Any:
-        inputs = {name: tokens_of(name, tensor, 0, size) for name, tensor in self.inputs.items() if name != EMBEDS}
+        inputs = {
+            name: tokens_of(name, tensor, 0, size)
+            for name, tensor in self.inputs.items()
+            if name != EMBEDS
+        }
         batch = capture.placeholder_batch(self.runner, inputs, size)
         capture.prepare_attention(self.runner, batch)
         capture.torch_device_module(self.runner).synchronize()
@@ -275,7 +335,9 @@ class BreakableRunner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise CannotCapture(f"a batch of {size} tokens does not run: {type(error).__name__}: {error}") from error
+            raise CannotCapture(
+                f"a batch of {size} tokens does not run: {type(error).__name__}: {error}"
+            ) from error
         if self.output is None:  # the largest size comes first
             self.output = room_for(output)
         del output
@@ -285,7 +347,8 @@ class BreakableRunner:
         return graph
 
     def _states_of(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """For a forward of a placeholder: layers with states read this size's tables, where they are captured."""
+        """For a forward of a placeholder: layers with states read this size's tables, where they
+        are captured."""
         if not self.captured:
             return contextlib.nullcontext()
         if size not in self.tables:
@@ -299,17 +362,23 @@ class BreakableRunner:
         given = {"input_ids": batch.input_ids, "positions": batch.positions, "forward_batch": batch}
         if EMBEDS in self.inputs:
             given |= {"input_ids": None, EMBEDS: self.inputs[EMBEDS][:size]}
-        wanted = {name: None for name, known in self.arguments.parameters.items() if known.default is known.empty and known.kind is known.POSITIONAL_OR_KEYWORD}
+        wanted = {
+            name: None
+            for name, known in self.arguments.parameters.items()
+            if known.default is known.empty and known.kind is known.POSITIONAL_OR_KEYWORD
+        }
         with capture.forward_scope(self.runner, batch):
             return self.stack.forward(**{**wanted, **given})
 
 
 def _out_of_memory(runner: Any, error: Exception) -> Exception:
-    """What becomes of a lack of memory: eager prefill on one rank. Several ranks could not tell each other, and would go on
-    with different graphs: an error."""
+    """What becomes of a lack of memory: eager prefill on one rank. Several ranks could not tell
+    each other, and would go on with different graphs: an error."""
     advice = "a smaller --mem-fraction-static or --piecewise-cuda-graph-max-tokens leaves more"
     if getattr(runner, "tp_size", 1) > 1:
-        return RuntimeError(f"too little memory is left to capture the breakable prefill graph: {advice} ({error})")
+        return RuntimeError(
+            f"too little memory is left to capture the breakable prefill graph: {advice} ({error})"
+        )
     return CannotCapture(f"too little memory is left to capture it: {advice}")
 
 
@@ -322,22 +391,26 @@ def sizes_that_fit(runner: Any) -> list[int]:
 
 
 def static_inputs(runner: Any, tokens: int) -> dict[str, torch.Tensor]:
-    """What captured kernels read, [tokens] each: input_ids, positions and out_cache_loc, the cache's slots (int64).
+    """What captured kernels read, [tokens] each: input_ids, positions and out_cache_loc, the
+    cache's slots (int64).
 
-    A stack that gets embeddings has input_embeds, [tokens, hidden], too. Its positions can be [3, tokens].
+    A stack that gets embeddings has input_embeds, [tokens, hidden], too. Its positions can be [3,
+    tokens].
     """
     names = ("input_ids", "positions", "out_cache_loc")
     made = {name: torch.zeros(tokens, dtype=torch.int64, device=runner.device) for name in names}
     if multimodal.takes_embeds(runner.model):
-        made[EMBEDS] = torch.zeros(tokens, runner.model_config.hidden_size, dtype=runner.dtype, device=runner.device)
+        made[EMBEDS] = torch.zeros(
+            tokens, runner.model_config.hidden_size, dtype=runner.dtype, device=runner.device
+        )
         if multimodal.has_axes(runner.model):
             made["positions"] = made["positions"].repeat(3, 1)
     return made
 
 
 def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Tensor]) -> None:
-    """Put a batch into the first `size` rows. Rows behind it are token 0 at position 0 in the cache's slot 0, which no
-    request owns."""
+    """Put a batch into the first `size` rows. Rows behind it are token 0 at position 0 in the
+    cache's slot 0, which no request owns."""
     for name, value in values.items():
         count = value.shape[-1] if name == "positions" else len(value)
         tokens_of(name, inputs[name], 0, count).copy_(value)
@@ -345,12 +418,14 @@ def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Ten
 
 
 def tokens_of(name: str, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """The rows of some tokens in the input `name`: positions count tokens last, everything else first."""
+    """The rows of some tokens in the input `name`: positions count tokens last, everything else
+    first."""
     return rows[..., first:end] if name == "positions" else rows[first:end]
 
 
 def first_rows(output: Any, tokens: int) -> Any:
-    """`output` without its padding: a tensor [padded tokens, …], or tuples and lists of such (auxiliary hidden states)."""
+    """`output` without its padding: a tensor [padded tokens, …], or tuples and lists of such
+    (auxiliary hidden states)."""
     if isinstance(output, torch.Tensor):
         return output[:tokens]
     if isinstance(output, (tuple, list)):
@@ -368,7 +443,8 @@ def room_for(output: Any) -> Any:
 
 
 def store(output: Any, room: Any) -> None:
-    """Copy `output`, of [tokens, …] each, into the first rows of what `room_for` made for as many tokens or more."""
+    """Copy `output`, of [tokens, …] each, into the first rows of what `room_for` made for as many
+    tokens or more."""
     if isinstance(output, (tuple, list)):
         for part, place in zip(output, room, strict=True):
             store(part, place)

@@ -1,8 +1,10 @@
-"""Which sizes the breakable graph captures where nobody chose any: the release's own, and more where padding would cost much.
+"""Which sizes the breakable graph captures where nobody chose any: the release's own, and more
+where padding would cost much.
 
-A batch replays the smallest size that holds it, and the GPU works on all of its rows. Up to some hundred
-rows that costs little, since a layer's weights are read once for all rows. The releases' default sizes are
-64 to 512 tokens apart from 512 tokens on, where rows cost what they count: 1025 tokens were padded to 1280.
+A batch replays the smallest size that holds it, and the GPU works on all of its rows. Up to some
+hundred rows that costs little, since a layer's weights are read once for all rows. The releases'
+default sizes are 64 to 512 tokens apart from 512 tokens on, where rows cost what they count: 1025
+tokens were padded to 1280.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ def choose(server_args: Any, fitting: Sequence[int]) -> Sizes:
     made = with_less_padding(fitting)
     if len(made) == len(fitting):
         return Sizes(made, "the release's default ones")
-    why = f"the release's default ones, and more between them so that batches of {FULL} tokens or more are padded by less than {MOST_PADDING} %"
+    why = (
+        f"the release's default ones, and more between them so that batches of {FULL} tokens or"
+        f" more are padded by less than {MOST_PADDING} %"
+    )
     return Sizes(made, why)
 
 
 def with_less_padding(sizes: Sequence[int]) -> list[int]:
-    """`sizes`, ascending, and those between that a batch of FULL tokens or more needs for less than MOST_PADDING."""
+    """`sizes`, ascending, and those between that a batch of FULL tokens or more needs for less than
+    MOST_PADDING."""
     made: list[int] = []
     for size in sizes:
         while made and made[-1] >= FULL and _padding(made[-1] + 1, size) >= MOST_PADDING:

@@ -1,4 +1,5 @@
-"""The prefix cache of models with recurrent states, Mamba's and gated delta nets'. Modules, low to high:
+"""The prefix cache of models with recurrent states, Mamba's and gated delta nets'. Modules, low to
+high:
 
     used_states    which state the cache gives up first
 

@@ -1,9 +1,11 @@
-"""Mamba2 prefills through upstream's own hook for linear attention inside a graph (0.5.23), where they are asked for.
+"""Mamba2 prefills through upstream's own hook for linear attention inside a graph (0.5.23), where
+they are asked for.
 
-SGLANG_PREFILL_GRAPH_STATES=capture in the environment asks. HybridLinearAttnBackend asks its linear half whether it can
-capture (`supports_prefill_graph_extend`), has it make the tables of each size and fill them before each replay. Layers
-ask whether they are to break (`linear_extend_in_graph`). Upstream has KDA answer
-(layers/attention/linear/kda_prefill_graph.py); Mamba2Prefill answers for Mamba2AttnBackend.
+SGLANG_PREFILL_GRAPH_STATES=capture in the environment asks. HybridLinearAttnBackend asks its linear
+half whether it can capture (`supports_prefill_graph_extend`), has it make the tables of each size
+and fill them before each replay. Layers ask whether they are to break (`linear_extend_in_graph`).
+Upstream has KDA answer (layers/attention/linear/kda_prefill_graph.py); Mamba2Prefill answers for
+Mamba2AttnBackend.
 """
 
 from __future__ import annotations
@@ -20,10 +22,8 @@ from . import layers, mamba2, own_runner
 from .tables import MOST_REQUESTS, Tables
 
 logger = logging.getLogger(__name__)
-LAYER, MIXER = (
-    "NemotronHMambaDecoderLayer",
-    "MambaMixer2",
-)  # the only layer that asks, and its mixer
+# the only layer that asks, and its mixer
+LAYER, MIXER = ("NemotronHMambaDecoderLayer", "MambaMixer2")
 
 
 def why_not(runner: Any) -> str | None:
@@ -49,7 +49,8 @@ def why_not(runner: Any) -> str | None:
 
 
 class Mamba2Prefill:
-    """What Mamba2AttnBackend inherits in front of its own base. Methods are named as upstream calls them."""
+    """What Mamba2AttnBackend inherits in front of its own base. Methods are named as upstream calls
+    them."""
 
     prefill_graph_max_seqs = MOST_REQUESTS  # a batch of more runs eagerly
     prefill_graph_metadata: Tables | None = None  # of the size that is captured or replayed
@@ -66,7 +67,8 @@ class Mamba2Prefill:
         return self.prefill_graph_metadata is not None
 
     def init_prefill_graph_metadata(self, forward_batch: Any) -> Tables:
-        """The tables of a size, with the batch of its capture, whose states go to the slot that no request owns."""
+        """The tables of a size, with the batch of its capture, whose states go to the slot that no
+        request owns."""
         tokens, tracks = forward_batch.extend_num_tokens, self._states().step is not None
         places, device = min(tokens, MOST_REQUESTS), torch.device(self.device)
         made = Tables(tokens, places, tiles.CHUNK, device, tracks)
@@ -86,7 +88,8 @@ class Mamba2Prefill:
         return layers.Captured(self.req_to_token_pool, layers.step_of(self._model_runner))
 
     def extend_in_graph(self, layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-        """A layer's prefill as launches that any batch can replay; its output, before the sum over the ranks."""
+        """A layer's prefill as launches that any batch can replay; its output, before the sum over
+        the ranks."""
         output = torch.empty_like(hidden_states)
         cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
         mamba2.run(layer.mixer, cache, self.prefill_graph_metadata, hidden_states, output)

@@ -1,7 +1,8 @@
-"""A gated delta net's prefill as launches that any batch can replay: what stands between its projections.
+"""A gated delta net's prefill as launches that any batch can replay: what stands between its
+projections.
 
-The convolution is Mamba2's, and has the release's bits. The delta rule runs in the release's own kernels, whose grids the
-tables give, from the state pool and to it.
+The convolution is Mamba2's, and has the release's bits. The delta rule runs in the release's own
+kernels, whose grids the tables give, from the state pool and to it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MOST_KEY = 256  # the largest head of keys that the release's kernels take
 
 
 def why_not(layer: Any, cache: Any, dtype: torch.dtype) -> str | None:
-    """Why this RadixLinearAttention has to stay a break, or None. cache: its layer's part of the state pool, `conv` and `temporal`."""
+    """Why this RadixLinearAttention has to stay a break, or None. cache: its layer's part of the
+    state pool, `conv` and `temporal`."""
     weight, conv, states = layer.conv_weights, cache.conv[0], cache.temporal
     if not isinstance(weight, torch.Tensor):
         return "its convolution has weights for queries, keys and values apart"
@@ -41,11 +43,18 @@ def why_not(layer: Any, cache: Any, dtype: torch.dtype) -> str | None:
 
 
 def run(
-    layer: Any, cache: Any, tables: Tables, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor, output: torch.Tensor,
-) -> None:  # fmt: skip
+    layer: Any,
+    cache: Any,
+    tables: Tables,
+    mixed_qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    output: torch.Tensor,
+) -> None:
     """Fill `output`, (1, rows, heads of values, their size), and each request's slot of the pool.
 
-    mixed_qkv: (rows, features); a, b: (rows, heads of values). Rows behind the batch go into no state, and come out as zeros.
+    mixed_qkv: (rows, features); a, b: (rows, heads of values). Rows behind the batch go into no
+    state, and come out as zeros.
     """
     q, k, v = _convolved(layer, cache.conv[0], tables, mixed_qkv)
     g, beta = delta_rule.gates()(layer.A_log, a, b, layer.dt_bias)
@@ -54,16 +63,25 @@ def run(
     begun = delta_tables.begin(cache.temporal, plan, tables.owner, tables.slots, tables.warm, cut)
     with delta_rule.chunked_by(begun.pairs, begun.parts, plan.first):
         made = delta_rule.rule()(
-            q=q, k=k, v=v, g=g, beta=beta, initial_state=cache.temporal, initial_state_indices=begun.slots, cu_seqlens=plan.cu,
-            head_first=False, use_qk_l2norm_in_kernel=True,
-        )  # fmt: skip
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            beta=beta,
+            initial_state=cache.temporal,
+            initial_state_indices=begun.slots,
+            cu_seqlens=plan.cu,
+            head_first=False,
+            use_qk_l2norm_in_kernel=True,
+        )
     output.set_(made[0])  # in place of a copy: whoever holds `output` reads the kernel's own memory
 
 
 def _convolved(
     layer: Any, pool: torch.Tensor, tables: Tables, mixed_qkv: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Queries, keys and values, (1, rows, heads, size) each, contiguous: the delta rule would copy parts of one tensor."""
+    """Queries, keys and values, (1, rows, heads, size) each, contiguous: the delta rule would copy
+    parts of one tensor."""
     heads = layer.num_q_heads, layer.num_k_heads, layer.num_v_heads
     sizes = layer.head_q_dim, layer.head_k_dim, layer.head_v_dim
     made, first = [], 0
@@ -71,9 +89,16 @@ def _convolved(
         part = slice(first, first + count * size)
         out = mixed_qkv.new_empty(len(mixed_qkv), count * size)
         convolution.convolve(
-            mixed_qkv[:, part], layer.conv_weights[part], None if layer.bias is None else layer.bias[part], pool[:, part], out,
-            tables.plan, tables.owner, tables.slots, tables.warm,
-        )  # fmt: skip
+            mixed_qkv[:, part],
+            layer.conv_weights[part],
+            None if layer.bias is None else layer.bias[part],
+            pool[:, part],
+            out,
+            tables.plan,
+            tables.owner,
+            tables.slots,
+            tables.warm,
+        )
         made.append(out.view(1, len(out), count, size))
         first = part.stop
     return made

@@ -1,4 +1,5 @@
-"""Which layers with recurrent states a graph captures, and what runs in the place of their breaks."""
+"""Which layers with recurrent states a graph captures, and what runs in the place of their
+breaks."""
 
 from __future__ import annotations
 
@@ -27,10 +28,11 @@ VALUES = {
 
 @dataclass(frozen=True)
 class Captured:
-    """The layers with recurrent states of a model, where they stay in the graph. pool: the release's HybridReqToTokenPool.
+    """The layers with recurrent states of a model, where they stay in the graph. pool: the
+    release's HybridReqToTokenPool.
 
-    step: of how many tokens a multiple the prefix cache keeps states for, where it keeps some of a prefill.
-    chunk: rows of a chunk in the tables, where they are not those of Mamba2's scan.
+    step: of how many tokens a multiple the prefix cache keeps states for, where it keeps some of a
+    prefill. chunk: rows of a chunk in the tables, where they are not those of Mamba2's scan.
     """
 
     pool: Any
@@ -44,17 +46,21 @@ class Captured:
     def tables(self, tokens: int, device: Any) -> tables.Tables:
         """The tables of a graph of `tokens` rows."""
         places, tracks = tables.places(tokens), self.step is not None
-        return tables.Tables(tokens, places, self.chunk or tiles.CHUNK, torch.device(device), tracks)
+        return tables.Tables(
+            tokens, places, self.chunk or tiles.CHUNK, torch.device(device), tracks
+        )
 
     def batch(self, forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
-        """A batch's rows of each request, which of them go on from a state, and each one's slot, on the device."""
+        """A batch's rows of each request, which of them go on from a state, and each one's slot, on
+        the device."""
         given = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
         lengths, prefixes = (list(map(int, lengths)) for lengths in given)
         slots = ops.state_slots(self.pool, forward_batch.req_pool_indices)
         return lengths, [prefix > 0 for prefix in prefixes], slots
 
     def track(self, made: tables.Tables, forward_batch: Any) -> None:
-        """Have the states kept that the prefix cache asks for: those that an eager prefill of the batch leaves."""
+        """Have the states kept that the prefix cache asks for: those that an eager prefill of the
+        batch leaves."""
         if self.step is None:
             return
         if forward_batch.mamba_track_mask is None:
@@ -65,7 +71,8 @@ class Captured:
 
 
 def of(runner: Any) -> Captured | str | None:
-    """What a ModelRunner's graph captures of such layers, or why they break; None where the model has none."""
+    """What a ModelRunner's graph captures of such layers, or why they break; None where the model
+    has none."""
     found = enumerate(getattr(runner, "attention_layers", ()))
     mixers = {layer: getattr(owner, "mixer", None) for layer, owner in found}
     mixers = {
@@ -100,25 +107,32 @@ def of(runner: Any) -> Captured | str | None:
 
 
 def step_of(runner: Any) -> int | None:
-    """Of how many tokens a multiple a server's prefix cache keeps states for; None where it keeps none of a prefill."""
+    """Of how many tokens a multiple a server's prefix cache keeps states for; None where it keeps
+    none of a prefill."""
     return ops.mamba_cache_chunk_size() if model_runner.tracks_states(runner) else None
 
 
 def other_steps(step: int | None) -> str | None:
     """Why states cannot be kept in the graph for such steps, or None."""
     if step and step % tiles.CHUNK:
-        return f"the prefix cache keeps states behind each {step} tokens, and chunks have {tiles.CHUNK}"
+        return (
+            f"the prefix cache keeps states behind each {step} tokens, and chunks have"
+            f" {tiles.CHUNK}"
+        )
     return None
 
 
 def _linear(runner: Any) -> dict[int, Any]:
     """A ModelRunner's layers with linear attention, by layer_id."""
     found = enumerate(getattr(runner, "attention_layers", ()))
-    return {layer: owner for layer, owner in found if type(owner).__name__ == "RadixLinearAttention"}
+    return {
+        layer: owner for layer, owner in found if type(owner).__name__ == "RadixLinearAttention"
+    }
 
 
 def _switch() -> str:
-    """What the environment asks for, one of VALUES. Anything else is one warning, and as if it were not set."""
+    """What the environment asks for, one of VALUES. Anything else is one warning, and as if it were
+    not set."""
     value = os.environ.get(SWITCH, "")
     if value in VALUES:
         return value
@@ -128,7 +142,8 @@ def _switch() -> str:
 
 
 def _no_nets(runner: Any, mixed: bool) -> str | None:
-    """Why this server's layers with linear attention have to break, whatever each of them is, or None."""
+    """Why this server's layers with linear attention have to break, whatever each of them is, or
+    None."""
     if mixed:
         return "Mamba2 layers and linear attention have tables of different chunks"
     if reason := delta_rule.other_kernels(runner):
@@ -150,7 +165,8 @@ def why_not(forward_batch: Any, captured: Captured) -> str | None:
 
 
 def run_captured(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a split op was run as captured launches, in the place of its break. Breaks call this first.
+    """Whether a split op was run as captured launches, in the place of its break. Breaks call this
+    first.
 
     op: the name of its function. True inside of tables.capturing_into, for the ops of RUN.
     """
@@ -176,8 +192,13 @@ def _run_mamba2(
 
 
 def _run_gdn(
-    now: tables.Current, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor, output: torch.Tensor, layer_id: int
-) -> None:  # fmt: skip
+    now: tables.Current,
+    mixed_qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    output: torch.Tensor,
+    layer_id: int,
+) -> None:
     layer = ops.forward_context().attention_layers[layer_id]
     gdn.run(layer, now.states(layer_id), now.tables, mixed_qkv, a, b, output)
 

@@ -1,8 +1,9 @@
 """A MambaMixer2's prefill as launches that any batch can replay.
 
-In place of the release's steps between its two projections: the convolution and the scan over chunks that begin with
-their request, from the state pool and to it. An eager prefill runs the same kernels on a table of its own,
-but for the convolution, whose bits are alike. So a replay has the bits of an eager prefill, as far as the projections have.
+In place of the release's steps between its two projections: the convolution and the scan over
+chunks that begin with their request, from the state pool and to it. An eager prefill runs the same
+kernels on a table of its own, but for the convolution, whose bits are alike. So a replay has the
+bits of an eager prefill, as far as the projections have.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from .tables import Tables
 
 
 def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
-    """Why this mixer has to stay a break, or None. cache: its layer's part of the state pool, `conv` and `temporal`."""
+    """Why this mixer has to stay a break, or None. cache: its layer's part of the state pool,
+    `conv` and `temporal`."""
     if mixer.activation != "silu" or mixer.conv1d.weight.shape[-1] != convolution.WIDTH:
         return "its convolution is not one of 4 tokens with SiLU"
     if mixer.n_groups % mixer.tp_size:
@@ -35,9 +37,13 @@ def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
 
 
 def run(
-    mixer: Any, cache: Any, tables: Tables, hidden_states: torch.Tensor, output: torch.Tensor,
+    mixer: Any,
+    cache: Any,
+    tables: Tables,
+    hidden_states: torch.Tensor,
+    output: torch.Tensor,
     fuses_reduce: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Fill `output`, (rows, hidden) as hidden_states, and each request's slot of the pool.
 
     Rows behind the batch go into no state, and come out as the last projection makes them of zeros.
@@ -50,22 +56,33 @@ def run(
     convolved = torch.empty_like(mixed, memory_format=torch.contiguous_format)
     weight = mixer.conv1d.weight.view(mixer.conv1d.weight.size(0), convolution.WIDTH)
     convolution.convolve(
-        mixed, weight, mixer.conv1d.bias, cache.conv[0], convolved, tables.plan, tables.owner,
-        tables.slots, tables.warm,
-    )  # fmt: skip
+        mixed,
+        weight,
+        mixer.conv1d.bias,
+        cache.conv[0],
+        convolved,
+        tables.plan,
+        tables.owner,
+        tables.slots,
+        tables.warm,
+    )
     if tables.plan.track_rows is not None:
         tracked_windows.keep(mixed, cache.conv[0], tables.plan)
     scanned = _scan(mixer, cache.temporal, tables, convolved, dt, inner)
     reduced = {"skip_all_reduce": True} if fuses_reduce else {}
     result, _ = mixer.out_proj(mixer.norm(scanned, gate), **reduced)
-    output.set_(
-        result
-    )  # in place of a copy: whoever holds `output` reads the projection's own memory
+    # in place of a copy: whoever holds `output` reads the projection's own memory
+    output.set_(result)
 
 
 def _scan(
-    mixer: Any, pool: torch.Tensor, tables: Tables, convolved: torch.Tensor, dt: torch.Tensor, inner: int
-) -> torch.Tensor:  # fmt: skip
+    mixer: Any,
+    pool: torch.Tensor,
+    tables: Tables,
+    convolved: torch.Tensor,
+    dt: torch.Tensor,
+    inner: int,
+) -> torch.Tensor:
     groups = mixer.n_groups // mixer.tp_size
     _, heads, size, d_state = pool.shape
     x, b, c = convolved.split([inner, groups * d_state, groups * d_state], -1)
@@ -73,10 +90,20 @@ def _scan(
     shape = mamba2_scan.known_shape(heads, groups, size, d_state)
     states, scan = mamba2_scan.tiles_of(shape, x.dtype, x.device)
     launches = ssd.Launches(
-        shape, tables.plan, x.unflatten(-1, (heads, size)), b.unflatten(-1, (groups, d_state)),
-        c.unflatten(-1, (groups, d_state)), dt, mixer.A, mixer.D, mixer.dt_bias,
-        out.unflatten(-1, (heads, size)), pool, tables.slots, tables.warm,
-    )  # fmt: skip
+        shape,
+        tables.plan,
+        x.unflatten(-1, (heads, size)),
+        b.unflatten(-1, (groups, d_state)),
+        c.unflatten(-1, (groups, d_state)),
+        dt,
+        mixer.A,
+        mixer.D,
+        mixer.dt_bias,
+        out.unflatten(-1, (heads, size)),
+        pool,
+        tables.slots,
+        tables.warm,
+    )
     launches.steps()
     launches.states(states)
     launches.scan(scan)

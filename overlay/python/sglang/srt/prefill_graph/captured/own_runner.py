@@ -1,8 +1,10 @@
-"""Layers with recurrent states inside the graph of the release's own prefill runner (from 0.5.14), where they are asked for.
+"""Layers with recurrent states inside the graph of the release's own prefill runner (from 0.5.14),
+where they are asked for.
 
 SGLANG_PREFILL_GRAPH_STATES=capture in the environment asks. The runner is PrefillCudaGraphRunner
-(model_executor/runner/prefill_cuda_graph_runner.py), with the breakable backend. Its hooks are, in the order of their calls:
-`with_states` around each size's forward; `why_not` before each batch; `padded` and `prepared` before each replay.
+(model_executor/runner/prefill_cuda_graph_runner.py), with the breakable backend. Its hooks are, in
+the order of their calls: `with_states` around each size's forward; `why_not` before each batch;
+`padded` and `prepared` before each replay.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class States:
     tables: dict[int, tables.Tables] = field(default_factory=dict)
 
     def placeholder(self, size: int, device: Any) -> tables.Tables:
-        """The tables of a size, with the batch of its capture: one request, whose state is in the slot that no request owns,
-        and none that the prefix cache keeps."""
+        """The tables of a size, with the batch of its capture: one request, whose state is in the
+        slot that no request owns, and none that the prefix cache keeps."""
         made = self.tables.get(size) or self.captured.tables(size, device)
         self.tables[size] = made
         made.slots.zero_()
@@ -41,7 +43,8 @@ class States:
         return made
 
     def size_for(self, forward_batch: Any) -> int | None:
-        """The smallest size that has room for a batch's tokens, and for the states of its requests."""
+        """The smallest size that has room for a batch's tokens, and for the states of its
+        requests."""
         tokens, requests = len(forward_batch.input_ids), forward_batch.batch_size
         fitting = (
             made
@@ -52,7 +55,8 @@ class States:
 
 
 def of(graph_runner: Any) -> States | str | None:
-    """What a graph runner is to capture, or why such layers break; None where nobody asks, or where there are none."""
+    """What a graph runner is to capture, or why such layers break; None where nobody asks, or where
+    there are none."""
     runner = graph_runner.model_runner
     if os.environ.get(layers.SWITCH) != CAPTURE:
         return None
@@ -67,7 +71,8 @@ def of(graph_runner: Any) -> States | str | None:
 
 
 def with_states(graph_runner: Any, size: int, forward: Callable[[], Any]) -> Callable[[], Any]:
-    """`forward`, a forward of the placeholder of `size` rows, with the layers that are captured reading that size's tables.
+    """`forward`, a forward of the placeholder of `size` rows, with the layers that are captured
+    reading that size's tables.
 
     Called before the graph of each size is captured.
     """
@@ -105,7 +110,8 @@ def why_not(graph_runner: Any, forward_batch: Any) -> str | None:
 
 
 def padded(graph_runner: Any, forward_batch: Any, size: int) -> int:
-    """The size that a batch is replayed in. size: the one that the runner chose, by its tokens alone."""
+    """The size that a batch is replayed in. size: the one that the runner chose, by its tokens
+    alone."""
     states = getattr(graph_runner, _KEPT, None)
     return (states and states.size_for(forward_batch)) or size
 
@@ -113,8 +119,9 @@ def padded(graph_runner: Any, forward_batch: Any, size: int) -> int:
 def prepared(graph_runner: Any, forward_batch: Any, size: int) -> Any:
     """The attention backend that has to prepare a batch for its replay in `size` rows.
 
-    Where states are captured, their tables describe the batch from here on: of a hybrid backend the half with
-    full attention is left. The other half's plan waits for the device, and no layer would read it.
+    Where states are captured, their tables describe the batch from here on: of a hybrid backend the
+    half with full attention is left. The other half's plan waits for the device, and no layer would
+    read it.
     """
     backend = graph_runner.model_runner.attn_backend
     states = getattr(graph_runner, _KEPT, None)

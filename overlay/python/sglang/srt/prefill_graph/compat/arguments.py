@@ -1,8 +1,10 @@
-"""A release's server arguments for the prefill graph: its switch, its sizes, and the rules by which it leaves the graph off.
+"""A release's server arguments for the prefill graph: its switch, its sizes, and the rules by which
+it leaves the graph off.
 
-The switches are in server_args.py: enable_piecewise_cuda_graph up to 0.5.9, then disable_… Up to 0.5.13 alone: from 0.5.14 on
-a release has other arguments, and from 0.5.16 on nobody may assign to them once they are resolved.
-Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+The switches are in server_args.py: enable_piecewise_cuda_graph up to 0.5.9, then disable_… Up to
+0.5.13 alone: from 0.5.14 on a release has other arguments, and from 0.5.16 on nobody may assign to
+them once they are resolved. Importing this module imports neither torch nor any other part of
+sglang; its functions do where they need them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ def feature(server_args: Any) -> str:
     """Which prefill graph these arguments are about."""
     if getattr(server_args, "enable_breakable_cuda_graph", False):
         return "breakable CUDA graph"
-    return f"piecewise CUDA graph, {getattr(server_args, 'piecewise_cuda_graph_compiler', 'eager')} compiler"
+    return (
+        f"piecewise CUDA graph, {getattr(server_args, 'piecewise_cuda_graph_compiler', 'eager')}"
+        " compiler"
+    )
 
 
 def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
@@ -32,14 +37,16 @@ def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
 def sizes_that_fit(runner: Any) -> list[int]:
     """Those of them that a batch of this server can have, ascending.
 
-    A placeholder request longer than the context has no place in req_to_token; one larger than the cache never comes.
+    A placeholder request longer than the context has no place in req_to_token; one larger than the
+    cache never comes.
     """
     limit = largest_batch(runner)
     return sorted({size for size in sizes_to_capture(runner.server_args) if size <= limit})
 
 
 def has_default_sizes(server_args: Any) -> bool:
-    """Whether the sizes are the release's own: those that it makes of the largest one where nobody chose any (up to 0.5.13)."""
+    """Whether the sizes are the release's own: those that it makes of the largest one where nobody
+    chose any (up to 0.5.13)."""
     own = getattr(server_args, "_generate_piecewise_cuda_graph_tokens", None)
     if own is None or getattr(server_args, "piecewise_cuda_graph_max_tokens", None) is None:
         return False
@@ -54,12 +61,16 @@ def largest_batch(runner: Any) -> int:
 def no_size_fits(runner: Any) -> str:
     """The reason where none of the sizes asked for can be captured."""
     asked = list(sizes_to_capture(runner.server_args))
-    return f"no capture size fits: asked for were {asked}, the context and the cache allow {largest_batch(runner)} tokens"
+    return (
+        f"no capture size fits: asked for were {asked}, the context and the cache allow"
+        f" {largest_batch(runner)} tokens"
+    )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition under which the release leaves the graph off. holds: None where it cannot be evaluated from here."""
+    """A condition under which the release leaves the graph off. holds: None where it cannot be
+    evaluated from here."""
 
     where: str
     condition: str
@@ -88,7 +99,8 @@ def switch(server_args: Any) -> Switch | None:
 
 
 class Seen:
-    """Server arguments as a rule is to see them: some with another value. What it assigns goes to the arguments themselves."""
+    """Server arguments as a rule is to see them: some with another value. What it assigns goes to
+    the arguments themselves."""
 
     def __init__(self, server_args: Any, **others: Any) -> None:
         vars(self).update(_server_args=server_args, _others=others)
@@ -102,10 +114,12 @@ class Seen:
 
 
 def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
-    """The release's own rules that turn its switch off, each evaluated on the arguments as they are now, or as they are `seen`.
+    """The release's own rules that turn its switch off, each evaluated on the arguments as they are
+    now, or as they are `seen`.
 
-    They are read from the source of ServerArgs: conditions over `self.disable_piecewise_cuda_graph = True` (or
-    `self.enable_… = False`). What a rule asks is therefore always what this release asks.
+    They are read from the source of ServerArgs: conditions over `self.disable_piecewise_cuda_graph
+    = True` (or `self.enable_… = False`). What a rule asks is therefore always what this release
+    asks.
     """
     wanted = {OPT_IN: False, OPT_OUT: True}
 
@@ -121,9 +135,11 @@ def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
 
 
 def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
-    """Why other arguments turn the prefill graph off: the switch itself, or the release's rules about arguments alone.
+    """Why other arguments turn the prefill graph off: the switch itself, or the release's rules
+    about arguments alone.
 
-    seen: see switch_rules. Rules that ask about the model say nothing about what was typed, and are left to the report.
+    seen: see switch_rules. Rules that ask about the model say nothing about what was typed, and are
+    left to the report.
     """
     now = switch(server_args)
     if now is None or now.on or now.opt_in:
@@ -131,7 +147,11 @@ def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
     rules = switch_rules(server_args, seen)
     holding = [rule for rule in rules if rule.holds]
     if not holding:
-        return [" or ".join([f"{now.flag} is given", *(str(rule) for rule in rules if rule.holds is None)])]
+        return [
+            " or ".join(
+                [f"{now.flag} is given", *(str(rule) for rule in rules if rule.holds is None)]
+            )
+        ]
     return [str(rule) for rule in holding if "get_model_config" not in rule.condition]
 
 
@@ -142,7 +162,8 @@ def switch_on(server_args: Any) -> None:
 
 
 def piecewise_unasked(args: Any) -> bool:
-    """Whether the piecewise graph is on (0.5.13, 0.5.14), and by default: nobody asked for it, nor for another one.
+    """Whether the piecewise graph is on (0.5.13, 0.5.14), and by default: nobody asked for it, nor
+    for another one.
 
     From 0.5.14 on one setting holds each phase's graph, and those that were typed are locked.
     """
@@ -162,8 +183,9 @@ def piecewise_off(args: Any) -> None:
 
 
 def wants_graph(runner: Any) -> bool:
-    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as its arguments and the release's rules about
-    them go. From 0.5.11 on a draft's is not, until its worker asks for it (0.5.13): the release looks at that model itself."""
+    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as its arguments and
+    the release's rules about them go. From 0.5.11 on a draft's is not, until its worker asks for it
+    (0.5.13): the release looks at that model itself."""
     now = switch(runner.server_args)
     if now is None or not now.on or any(rule.holds for rule in runner_rules(runner)):
         return False
@@ -173,16 +195,23 @@ def wants_graph(runner: Any) -> bool:
 
 
 def runner_rules(runner: Any) -> list[Rule]:
-    """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to 0.5.9), evaluated now."""
+    """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to 0.5.9),
+    evaluated now."""
     method = getattr(type(runner), "can_run_piecewise_cuda_graph", None)
 
     def says_no(statement: ast.stmt) -> bool:
-        return isinstance(statement, ast.Return) and isinstance(statement.value, ast.Constant) and statement.value.value is False
+        return (
+            isinstance(statement, ast.Return)
+            and isinstance(statement.value, ast.Constant)
+            and statement.value.value is False
+        )
 
     return _rules(method, runner, says_no) if inspect.isfunction(method) else []
 
 
-def _rules(method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool], seen: Any = None) -> list[Rule]:
+def _rules(
+    method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool], seen: Any = None
+) -> list[Rule]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
     except (OSError, SyntaxError, IndexError):
@@ -191,11 +220,19 @@ def _rules(method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool], 
     found = []
     for conditions in _paths(tree.body, (), is_effect):
         text = " and ".join(ast.unparse(condition) for condition in conditions)
-        found.append(Rule(f"{type(owner).__name__}.{method.__name__}", text or "always", _all_hold(conditions, names)))
+        found.append(
+            Rule(
+                f"{type(owner).__name__}.{method.__name__}",
+                text or "always",
+                _all_hold(conditions, names),
+            )
+        )
     return found
 
 
-def _paths(body: list[ast.stmt], conditions: tuple, is_effect: Callable[[ast.stmt], bool]) -> Iterator[tuple]:
+def _paths(
+    body: list[ast.stmt], conditions: tuple, is_effect: Callable[[ast.stmt], bool]
+) -> Iterator[tuple]:
     """The conditions on each way through `body` to a statement that is_effect."""
     for statement in body:
         if is_effect(statement):
@@ -219,5 +256,7 @@ def _holds(condition: ast.expr, names: dict[str, Any]) -> bool | None:
     expression = ast.fix_missing_locations(ast.Expression(condition))
     try:
         return bool(eval(compile(expression, "<rule>", "eval"), names))
-    except Exception:  # a local name of the method, or a check that needs the moment it was made for
+    except (
+        Exception
+    ):  # a local name of the method, or a check that needs the moment it was made for
         return None

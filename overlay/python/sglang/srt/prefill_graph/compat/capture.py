@@ -1,6 +1,8 @@
-"""How a release captures a graph with breaks: its memory, its stream, its forward, and a batch for it.
+"""How a release captures a graph with breaks: its memory, its stream, its forward, and a batch for
+it.
 
-Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+Importing this module imports neither torch nor any other part of sglang; its functions do where
+they need them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .features import BREAKABLE, CONTEXT, FORWARD, has, has_breakable, hides_attention_backend, mentions
+from .features import (
+    BREAKABLE,
+    CONTEXT,
+    FORWARD,
+    has,
+    has_breakable,
+    hides_attention_backend,
+    mentions,
+)
 from .model_runner import layer_lists
 
 
@@ -20,8 +30,9 @@ from .model_runner import layer_lists
 class Primitive:
     """How a release captures a graph with breaks.
 
-    graph(): a new graph with replay(); capture(graph, pool, stream): a context manager that captures into it;
-    capturing(), replaying(): context managers around all captures, and around a replay.
+    graph(): a new graph with replay(); capture(graph, pool, stream): a context manager that
+    captures into it; capturing(), replaying(): context managers around all captures, and around a
+    replay.
     """
 
     graph: Callable[[], Any]
@@ -40,7 +51,8 @@ def own_primitive() -> Primitive | None:
 
 
 def breakable_runner() -> type | None:
-    """The release's own runner of the breakable graph, where it captures the layer stack alone (0.5.12, 0.5.13)."""
+    """The release's own runner of the breakable graph, where it captures the layer stack alone
+    (0.5.12, 0.5.13)."""
     module = "sglang.srt.model_executor.breakable_cuda_graph_runner"
     own = importlib.import_module(module).BreakableCudaGraphRunner if has(module) else None
     return own if own and "layer_model" in own.can_run.__code__.co_names else None
@@ -52,12 +64,13 @@ def piecewise_flag() -> Any:
 
 
 def capture_context(runner: Any) -> Any:
-    """The release's context manager for capturing graphs, with garbage collection frozen; gives the stream."""
+    """The release's context manager for capturing graphs, with garbage collection frozen; gives the
+    stream."""
     from sglang.srt.distributed.parallel_state import graph_capture
     from sglang.srt.model_executor.piecewise_cuda_graph_runner import freeze_gc
 
     @contextlib.contextmanager
-    def context():
+    def context() -> Any:
         with freeze_gc(runner.server_args.enable_cudagraph_gc), graph_capture() as capture:
             yield capture.stream
 
@@ -70,7 +83,9 @@ def graph_pool(runner: Any) -> Any:
     from sglang.srt.model_executor import cuda_graph_runner
 
     if cuda_graph_runner.get_global_graph_memory_pool() is None:
-        cuda_graph_runner.set_global_graph_memory_pool(torch_device_module(runner).graph_pool_handle())
+        cuda_graph_runner.set_global_graph_memory_pool(
+            torch_device_module(runner).graph_pool_handle()
+        )
     pool = cuda_graph_runner.get_global_graph_memory_pool()
     set_graph_pool_id(pool)
     return pool
@@ -84,14 +99,18 @@ def torch_device_module(runner: Any) -> Any:
 
 @contextlib.contextmanager
 def forward_scope(runner: Any, forward_batch: Any) -> Iterator[None]:
-    """The release's set_forward_context for a batch: what breaks look their layer and their batch up in.
+    """The release's set_forward_context for a batch: what breaks look their layer and their batch
+    up in.
 
-    From 0.5.13 on they find the attention backend elsewhere; see published_backend. 0.5.10 takes num_tokens as well, from
-    which its attention plans padding; breaks get no padding, so it stays unset.
+    From 0.5.13 on they find the attention backend elsewhere; see published_backend. 0.5.10 takes
+    num_tokens as well, from which its attention plans padding; breaks get no padding, so it stays
+    unset.
     """
     lists = [getattr(runner, name) for name in ("attention_layers", *layer_lists(runner))]
     quantization = getattr(runner.model, "quant_config", None)
-    scope = importlib.import_module(CONTEXT).set_forward_context(forward_batch, lists[0], quantization, *lists[1:])
+    scope = importlib.import_module(CONTEXT).set_forward_context(
+        forward_batch, lists[0], quantization, *lists[1:]
+    )
     with published_backend(runner), scope:
         yield
 
@@ -99,9 +118,9 @@ def forward_scope(runner: Any, forward_batch: Any) -> Iterator[None]:
 def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> None:
     """Let the attention backend prepare a batch, as a model runner does before its forward.
 
-    alone: no layer with recurrent states will ask a hybrid backend. Its plan for these waits for the device, several times
-    where requests go on from cached states. What 0.5.13 does first with that plan, it does: the states that requests go on
-    from are copied out of the prefix cache.
+    alone: no layer with recurrent states will ask a hybrid backend. Its plan for these waits for
+    the device, several times where requests go on from cached states. What 0.5.13 does first with
+    that plan, it does: the states that requests go on from are copied out of the prefix cache.
     """
     backend = runner.attn_backend
     linear = getattr(backend, "linear_attn_backend", None)
@@ -109,13 +128,17 @@ def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> N
     with published_backend(runner):
         if alone and begin_states:
             begin_states(forward_batch)
-        (alone and getattr(backend, "full_attn_backend", None) or backend).init_forward_metadata(forward_batch)
+        ((alone and getattr(backend, "full_attn_backend", None)) or backend).init_forward_metadata(
+            forward_batch
+        )
 
 
 def published_backend(runner: Any) -> contextlib.AbstractContextManager[Any]:
-    """Inside, layers find the attention backend: from 0.5.13 on in the forward's context, before that in their batch.
+    """Inside, layers find the attention backend: from 0.5.13 on in the forward's context, before
+    that in their batch.
 
-    A context that is there already stays: ModelRunner._forward_raw makes it, and a capture has none.
+    A context that is there already stays: ModelRunner._forward_raw makes it, and a capture has
+    none.
     """
     if not hides_attention_backend():
         return contextlib.nullcontext()
@@ -135,38 +158,55 @@ def begin_forward(forward_batch: Any, tokens: int) -> None:
 
 
 def hidden_modes(runner: Any) -> tuple[Any, ...]:
-    """The CaptureHiddenModes that this server's prefills can have: none wanted, and others where it was set up for them.
+    """The CaptureHiddenModes that this server's prefills can have: none wanted, and others where it
+    was set up for them.
 
-    The captured layer stack is the same for all; what is kept of its result is decided behind the replay.
+    The captured layer stack is the same for all; what is kept of its result is decided behind the
+    replay.
     """
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode as Mode
 
     speculative = getattr(runner, "spec_algorithm", None)
-    wanted = runner.server_args.enable_return_hidden_states or (speculative is not None and not speculative.is_none())
+    wanted = runner.server_args.enable_return_hidden_states or (
+        speculative is not None and not speculative.is_none()
+    )
     return (Mode.NULL, Mode.LAST, Mode.FULL) if wanted else (Mode.NULL,)
 
 
 def starves_drafts(runner: Any) -> bool:
-    """Whether no prefill of this server can replay the release's piecewise graph, because its drafts want hidden states.
+    """Whether no prefill of this server can replay the release's piecewise graph, because its
+    drafts want hidden states.
 
-    From 0.5.11 on a batch must want those that the graph was captured with: none, unless the server returns them. EAGLE and
-    its kind, and DFLASH, want every token's; on 0.5.11 a standalone draft model does too.
+    From 0.5.11 on a batch must want those that the graph was captured with: none, unless the server
+    returns them. EAGLE and its kind, and DFLASH, want every token's; on 0.5.11 a standalone draft
+    model does too.
     """
     speculative = getattr(runner, "spec_algorithm", None)
-    if speculative is None or speculative.is_none() or runner.server_args.enable_return_hidden_states:
+    if (
+        speculative is None
+        or speculative.is_none()
+        or runner.server_args.enable_return_hidden_states
+    ):
         return False
-    own = importlib.import_module("sglang.srt.model_executor.piecewise_cuda_graph_runner").PiecewiseCudaGraphRunner
+    own = importlib.import_module(
+        "sglang.srt.model_executor.piecewise_cuda_graph_runner"
+    ).PiecewiseCudaGraphRunner
     if "capture_hidden_mode" not in own.can_run.__code__.co_names:
         return False
     spared = mentions("sglang.srt.speculative.eagle_worker_v2", "CaptureHiddenMode.NULL")
-    return speculative.is_eagle() or speculative.is_dflash() or (speculative.is_standalone() and not spared)
+    return (
+        speculative.is_eagle()
+        or speculative.is_dflash()
+        or (speculative.is_standalone() and not spared)
+    )
 
 
 def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
     """A ForwardBatch of one request with `tokens` new tokens, for capturing.
 
-    inputs: the static tensors that captured kernels read (input_ids, positions, out_cache_loc, …), cut to `tokens`.
-    Nothing but these and the breaks may depend on the batch. Field names as in 0.5.9 to 0.5.13.
+    inputs: the static tensors that captured kernels read (input_ids, positions, out_cache_loc, …),
+    cut to `tokens`. Nothing but these and the breaks may depend on the batch. Field names as in
+    0.5.9 to 0.5.13.
     """
     import torch
     from sglang.srt.layers.dp_attention import DpPaddingMode
@@ -176,27 +216,53 @@ def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
         return torch.tensor([value], dtype=torch.int64, device=runner.device)
 
     values = inputs | dict(
-        forward_mode=ForwardMode.EXTEND, global_forward_mode=ForwardMode.EXTEND, batch_size=1, seq_lens_sum=tokens,
-        req_pool_indices=here(0), seq_lens=here(tokens), orig_seq_lens=here(tokens), seq_lens_cpu=torch.tensor([tokens]),
-        extend_num_tokens=tokens, extend_seq_lens=here(tokens), extend_prefix_lens=here(0), extend_start_loc=here(0),
-        extend_seq_lens_cpu=[tokens], extend_prefix_lens_cpu=[0], extend_logprob_start_lens_cpu=[tokens], num_token_non_padded_cpu=tokens,
-        return_logprob=False, capture_hidden_mode=hidden_modes(runner)[0], dp_padding_mode=DpPaddingMode.get_default_mode_in_cuda_graph(),
-        req_to_token_pool=runner.req_to_token_pool, token_to_kv_pool=runner.token_to_kv_pool, attn_backend=runner.attn_backend,
-    )  # fmt: skip
-    if getattr(runner, "is_hybrid_swa", False):  # else a store would go on with the decode graphs' last one (0.5.11)
+        forward_mode=ForwardMode.EXTEND,
+        global_forward_mode=ForwardMode.EXTEND,
+        batch_size=1,
+        seq_lens_sum=tokens,
+        req_pool_indices=here(0),
+        seq_lens=here(tokens),
+        orig_seq_lens=here(tokens),
+        seq_lens_cpu=torch.tensor([tokens]),
+        extend_num_tokens=tokens,
+        extend_seq_lens=here(tokens),
+        extend_prefix_lens=here(0),
+        extend_start_loc=here(0),
+        extend_seq_lens_cpu=[tokens],
+        extend_prefix_lens_cpu=[0],
+        extend_logprob_start_lens_cpu=[tokens],
+        num_token_non_padded_cpu=tokens,
+        return_logprob=False,
+        capture_hidden_mode=hidden_modes(runner)[0],
+        dp_padding_mode=DpPaddingMode.get_default_mode_in_cuda_graph(),
+        req_to_token_pool=runner.req_to_token_pool,
+        token_to_kv_pool=runner.token_to_kv_pool,
+        attn_backend=runner.attn_backend,
+    )
+    # else a store would go on with the decode graphs' last one (0.5.11)
+    if getattr(runner, "is_hybrid_swa", False):
         values["out_cache_loc_swa"] = torch.zeros(tokens, dtype=torch.int64, device=runner.device)
     known = {field.name for field in dataclasses.fields(ForwardBatch)}
     return ForwardBatch(**{name: value for name, value in values.items() if name in known})
 
 
 def keeps_own_metadata(runner: Any) -> bool:
-    """Whether the attention backend prepares breakable graphs itself (DeepSeek-V4's, from 0.5.13)."""
-    return bool(getattr(runner.attn_backend, "use_captured_forward_metadata_for_breakable_cuda_graph", False))
+    """Whether the attention backend prepares breakable graphs itself (DeepSeek-V4's, from
+    0.5.13)."""
+    return bool(
+        getattr(
+            runner.attn_backend, "use_captured_forward_metadata_for_breakable_cuda_graph", False
+        )
+    )
 
 
 def weak_view(tensor: Any) -> Any:
-    """A view of a tensor on the GPU that does not keep its memory: the release's own, from 0.5.6.post2 to 0.5.20.
+    """A view of a tensor on the GPU that does not keep its memory: the release's own, from
+    0.5.6.post2 to 0.5.20.
 
-    For releases without a breakable graph; those with one pass their own. Raises ModuleNotFoundError elsewhere.
+    For releases without a breakable graph; those with one pass their own. Raises
+    ModuleNotFoundError elsewhere.
     """
-    return importlib.import_module("sglang.srt.compilation.weak_ref_tensor").weak_ref_tensors(tensor)
+    return importlib.import_module("sglang.srt.compilation.weak_ref_tensor").weak_ref_tensors(
+        tensor
+    )

@@ -1,14 +1,18 @@
-"""The releases' kernels of a gated delta rule's prefill, launched by chunk tables that are on the device already.
+"""The releases' kernels of a gated delta rule's prefill, launched by chunk tables that are on the
+device already.
 
-Their wrappers ask `prepare_chunk_indices` and `prepare_chunk_offsets` of layers/attention/fla/index.py for these tables. That
-waits for the device, and answers for a tensor of the same identity with what it answered before. So does a table
-that is filled anew for each batch. Each wrapper looks the two up in its own module:
+Their wrappers ask `prepare_chunk_indices` and `prepare_chunk_offsets` of
+layers/attention/fla/index.py for these tables. That waits for the device, and answers for a tensor
+of the same identity with what it answered before. So does a table that is filled anew for each
+batch. Each wrapper looks the two up in its own module:
 
-    up to 0.5.9     cumsum, chunk_scaled_dot_kkt, solve_tril (in chunks of 16 too), wy_fast, chunk_delta_h, chunk_o
+    up to 0.5.9     cumsum, chunk_scaled_dot_kkt, solve_tril (in chunks of 16 too), wy_fast,
+                    chunk_delta_h, chunk_o
     from 0.5.10     cumsum, chunk (which hands its table to chunk_fwd), chunk_delta_h, chunk_o
 
-States are [heads, value, key] from 0.5.10 on, and [heads, key, value] before. No caller has to know.
-Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+States are [heads, value, key] from 0.5.10 on, and [heads, key, value] before. No caller has to
+know. Importing this module imports neither torch nor any other part of sglang; its functions do
+where they need them.
 """
 
 from __future__ import annotations
@@ -20,25 +24,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 FLA = "sglang.srt.layers.attention.fla"
-CHUNK, PART = (
-    64,
-    16,
-)  # rows of a chunk, and of what it is solved in where that is a launch of its own
+# rows of a chunk, and of what it is solved in where that is a launch of its own
+CHUNK, PART = (64, 16)
 BACKEND, KERNEL = "GDNAttnBackend", "TritonGDNKernel"
 
 
 def rule() -> Callable[..., Any]:
-    """The release's chunk_gated_delta_rule: (output, …) of q, k, v, g and beta, its states read and written in a pool."""
+    """The release's chunk_gated_delta_rule: (output, …) of q, k, v, g and beta, its states read and
+    written in a pool."""
     return importlib.import_module(f"{FLA}.chunk").chunk_gated_delta_rule
 
 
 def gates() -> Callable[..., Any]:
-    """The release's fused_gdn_gating: g and beta, (1, rows, heads) each, of A_log, a, b and dt_bias."""
+    """The release's fused_gdn_gating: g and beta, (1, rows, heads) each, of A_log, a, b and
+    dt_bias."""
     return importlib.import_module(f"{FLA}.fused_gdn_gating").fused_gdn_gating
 
 
 def solves_parts() -> bool:
-    """Whether the release solves chunks in parts of 16 rows first, with a table of their own (up to 0.5.9)."""
+    """Whether the release solves chunks in parts of 16 rows first, with a table of their own (up to
+    0.5.9)."""
     return hasattr(importlib.import_module(f"{FLA}.chunk"), "solve_tril")
 
 
@@ -46,11 +51,11 @@ def solves_parts() -> bool:
 def chunked_by(pairs: Any, parts: Any, offsets: Any) -> Iterator[None]:
     """Let the release's wrappers take these tables inside.
 
-    pairs: (chunks, 2), the request of each chunk and its number there. parts: the same of chunks of 16 rows, for the
-    releases that solve them. offsets: (requests + 1,), each request's first chunk.
+    pairs: (chunks, 2), the request of each chunk and its number there. parts: the same of chunks of
+    16 rows, for the releases that solve them. offsets: (requests + 1,), each request's first chunk.
 
-    A graph of fewer rows than a chunk makes its output in smaller ones. A request has one either way, so that the table is
-    the same.
+    A graph of fewer rows than a chunk makes its output in smaller ones. A request has one either
+    way, so that the table is the same.
     """
     before = []
     for name, module in list(sys.modules.items()):

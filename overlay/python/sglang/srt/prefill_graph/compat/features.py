@@ -1,9 +1,10 @@
 """What a release has: parts of its own, and what they are called.
 
-The piecewise flag and the forward context are in compilation/piecewise_context_manager.py, 0.5.5.post3 to 0.5.13.post1, then in
-LATER_CONTEXT, the breakable graph in model_executor/breakable_cuda_graph/ from 0.5.11, and the attention backend of a forward in
-model_executor/forward_context.py from 0.5.13 (paths below sglang/srt/).
-Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+The piecewise flag and the forward context are in compilation/piecewise_context_manager.py,
+0.5.5.post3 to 0.5.13.post1, then in LATER_CONTEXT, the breakable graph in
+model_executor/breakable_cuda_graph/ from 0.5.11, and the attention backend of a forward in
+model_executor/forward_context.py from 0.5.13 (paths below sglang/srt/). Importing this module
+imports neither torch nor any other part of sglang; its functions do where they need them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 CONTEXT = "sglang.srt.compilation.piecewise_context_manager"
 BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph"
 FORWARD = "sglang.srt.model_executor.forward_context"
-LATER_CONTEXT = "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager"
+LATER_CONTEXT = (
+    "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager"
+)
 
 
 def has(module: str) -> bool:
@@ -35,7 +38,8 @@ def defines(module: str, name: str) -> bool:
 
 
 def mentions(module: str, text: str) -> bool:
-    """Whether `text` stands in the release's own `module`; reads the file, because importing it may be circular."""
+    """Whether `text` stands in the release's own `module`; reads the file, because importing it may
+    be circular."""
     try:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:
@@ -56,20 +60,27 @@ def lacks_breaks() -> bool:
 
 
 def hides_attention_backend() -> bool:
-    """Whether layers ask the forward's context for the attention backend (from 0.5.13), no longer their batch."""
+    """Whether layers ask the forward's context for the attention backend (from 0.5.13), no longer
+    their batch."""
     return has(FORWARD)
 
 
 def knows_idle_ranks() -> bool:
-    """Whether the release's breakable runner takes part in data-parallel attention (from 0.5.13)."""
+    """Whether the release's breakable runner takes part in data-parallel attention (from
+    0.5.13)."""
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-    return "can_run_dp_breakable_cuda_graph" in {field.name for field in dataclasses.fields(ForwardBatch)}
+    return "can_run_dp_breakable_cuda_graph" in {
+        field.name for field in dataclasses.fields(ForwardBatch)
+    }
 
 
 def has_sparse_attention(model_config: Any) -> bool:
-    """Whether the release runs this model's attention behind an indexer (is_deepseek_nsa, configs/model_config.py)."""
-    is_sparse = getattr(importlib.import_module("sglang.srt.configs.model_config"), "is_deepseek_nsa", None)
+    """Whether the release runs this model's attention behind an indexer (is_deepseek_nsa,
+    configs/model_config.py)."""
+    is_sparse = getattr(
+        importlib.import_module("sglang.srt.configs.model_config"), "is_deepseek_nsa", None
+    )
     return is_sparse is not None and is_sparse(model_config.hf_text_config)
 
 
@@ -81,5 +92,6 @@ def on_cuda() -> bool:
 
 
 def weak_views(capture: Any) -> Callable[[Any], Any]:
-    """What the module of a release's own capture of a breakable graph makes weak views with (from 0.5.11)."""
+    """What the module of a release's own capture of a breakable graph makes weak views with (from
+    0.5.11)."""
     return vars(sys.modules[type(capture).__module__])["_weak_ref_if_tensor"]

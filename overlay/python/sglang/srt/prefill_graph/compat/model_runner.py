@@ -1,6 +1,8 @@
-"""What a release's model runner collects of a model, where it looks for that, and what it made of it.
+"""What a release's model runner collects of a model, where it looks for that, and what it made of
+it.
 
-Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+Importing this module imports neither torch nor any other part of sglang; its functions do where
+they need them.
 """
 
 from __future__ import annotations
@@ -15,21 +17,26 @@ _RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 def layer_lists(runner: Any) -> tuple[str, ...]:
-    """The lists by layer_id that this release's runner collects next to attention_layers: none up to 0.5.6.post2,
-    then moe_layers, and moe_fusions from 0.5.9."""
+    """The lists by layer_id that this release's runner collects next to attention_layers: none up
+    to 0.5.6.post2, then moe_layers, and moe_fusions from 0.5.9."""
     return tuple(name for name in ("moe_layers", "moe_fusions") if hasattr(runner, name))
 
 
 def sees_layers(model: Any) -> bool:
-    """Whether the runner's own loop finds decoder layers: in model.model, from 0.5.8 in model.language_model as well
-    (ModelRunner.init_piecewise_cuda_graphs and resolve_language_model, model_executor/model_runner.py)."""
-    resolve = getattr(importlib.import_module(_RUNNER), "resolve_language_model", lambda whole: whole.model)
+    """Whether the runner's own loop finds decoder layers: in model.model, from 0.5.8 in
+    model.language_model as well (ModelRunner.init_piecewise_cuda_graphs and resolve_language_model,
+    model_executor/model_runner.py)."""
+    resolve = getattr(
+        importlib.import_module(_RUNNER), "resolve_language_model", lambda whole: whole.model
+    )
     try:
         inner = resolve(model)
     except AttributeError:
         return False
     wrapped = getattr(model, "language_model", None)
-    return any(hasattr(place, "layers") for place in (inner, wrapped, getattr(wrapped, "model", None)))
+    return any(
+        hasattr(place, "layers") for place in (inner, wrapped, getattr(wrapped, "model", None))
+    )
 
 
 def is_first_rank(runner: Any) -> bool:
@@ -44,7 +51,8 @@ def leads_its_layers(runner: Any) -> bool:
 
 
 def _ranks(runner: Any) -> Any:
-    """What has tp_rank and so on: the runner up to 0.5.15, its `ps` from 0.5.16, after 0.5.20 one object per process."""
+    """What has tp_rank and so on: the runner up to 0.5.15, its `ps` from 0.5.16, after 0.5.20 one
+    object per process."""
     if hasattr(runner, "tp_rank"):
         return runner
     if hasattr(runner, "ps"):
@@ -56,11 +64,13 @@ def _ranks(runner: Any) -> Any:
 
 
 def out_of_reach(runner: Any, owner: Any) -> str | None:
-    """Why this release leaves a model eager although its layers were found, in `owner`; None where it does not.
+    """Why this release leaves a model eager although its layers were found, in `owner`; None where
+    it does not.
 
-    0.5.14 and 0.5.15, where resolve_language_model is part of model_runner.py, capture no wrapper without a `model`
-    (model_runner.py:2636 in 0.5.14), unless it names its stack itself. Their piecewise backend only compiles
-    language_model.model (runner_backend/tc_piecewise_cuda_graph_backend.py:165). Later releases take what was found.
+    0.5.14 and 0.5.15, where resolve_language_model is part of model_runner.py, capture no wrapper
+    without a `model` (model_runner.py:2636 in 0.5.14), unless it names its stack itself. Their
+    piecewise backend only compiles language_model.model
+    (runner_backend/tc_piecewise_cuda_graph_backend.py:165). Later releases take what was found.
     """
     if not defines("sglang.srt.model_executor.model_runner", "resolve_language_model"):
         return None
@@ -75,20 +85,27 @@ def out_of_reach(runner: Any, owner: Any) -> str | None:
 
 
 def attention_layers(runner: Any, owner: Any) -> list[Any]:
-    """What a release from 0.5.14 on makes its breaks for, in the layer stack `owner`. None stands for a layer without.
+    """What a release from 0.5.14 on makes its breaks for, in the layer stack `owner`. None stands
+    for a layer without.
 
-    From 0.5.16 a function collects them, which 0.5.20 calls in a method of the runner. Before, the runner has them already.
+    From 0.5.16 a function collects them, which 0.5.20 calls in a method of the runner. Before, the
+    runner has them already.
     """
     setup = "sglang.srt.model_executor.model_runner_components.layer_setup"
     if not has(setup):
         return runner.attention_layers
-    collect = getattr(runner, "get_cuda_graph_layers", None) or importlib.import_module(setup).compute_attention_and_moe_layers
+    collect = (
+        getattr(runner, "get_cuda_graph_layers", None)
+        or importlib.import_module(setup).compute_attention_and_moe_layers
+    )
     return collect(owner)[0]
 
 
 def free_memory(runner: Any) -> float:
     """GB that the runner's device has left, as its module asks for it."""
-    return vars(sys.modules[type(runner).__module__])["get_available_gpu_memory"](runner.device, runner.gpu_id)
+    return vars(sys.modules[type(runner).__module__])["get_available_gpu_memory"](
+        runner.device, runner.gpu_id
+    )
 
 
 def graph_runner(runner: Any) -> Any:
@@ -102,12 +119,14 @@ def capture_sizes(graph: Any) -> tuple[int, ...]:
 
 
 def never_runs(graph: Any) -> bool:
-    """Whether a graph runner refuses every batch: the breakable one does where it found no inner model (0.5.12, 0.5.13)."""
+    """Whether a graph runner refuses every batch: the breakable one does where it found no inner
+    model (0.5.12, 0.5.13)."""
     return getattr(graph, "layer_model", graph) is None
 
 
 def tracks_states(runner: Any) -> bool:
-    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy extra_buffer, from 0.5.7).
+    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy
+    extra_buffer, from 0.5.7).
 
     A method of the arguments up to 0.5.20; the pool of states knows it too.
     """
@@ -123,9 +142,12 @@ def fetches_states(runner: Any) -> bool:
     It registers with the pool of states behind the capture: the arguments say so before.
     """
     counter = getattr(runner.req_to_token_pool, "layer_transfer_counter", None)
-    return counter is not None or bool(getattr(runner.server_args, "enable_hierarchical_cache", False))
+    return counter is not None or bool(
+        getattr(runner.server_args, "enable_hierarchical_cache", False)
+    )
 
 
 def spreads_requests(runner: Any) -> bool:
-    """Whether ranks have requests of their own, so that layers gather tokens and a rank may have none."""
+    """Whether ranks have requests of their own, so that layers gather tokens and a rank may have
+    none."""
     return bool(getattr(runner.server_args, "enable_dp_attention", False))

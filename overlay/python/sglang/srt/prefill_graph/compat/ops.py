@@ -1,11 +1,12 @@
 """The state that a release's split ops ask for, and how its compiler learns of more of them.
 
 Where the facts come from (paths below sglang/srt/):
-    piecewise flag, forward context    compilation/piecewise_context_manager.py, 0.5.5.post3 to 0.5.13.post1
-    list of split ops                  compilation/backend.py SPLIT_OPS up to 0.5.6.post2; a literal in
-                                       compilation_config.py CompilationConfig.__init__ in 0.5.7;
-                                       compilation_config.py SPLIT_OPS and register_split_op from 0.5.8
-Importing this module imports neither torch nor any other part of sglang; its functions do where they need them.
+    piecewise flag, forward context    compilation/piecewise_context_manager.py, 0.5.5 to 0.5.13
+    list of split ops                  compilation/backend.py SPLIT_OPS up to 0.5.6;
+                                       CompilationConfig.__init__'s literal in 0.5.7; SPLIT_OPS
+                                       and register_split_op of compilation_config.py from 0.5.8
+Importing this module imports neither torch nor any other part of sglang; its functions do where
+they need them.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ _BACKEND = "sglang.srt.compilation.backend"
 
 
 def graph_flag() -> Callable[[], bool]:
-    """The release's own test of whether a forward is being captured for, or replayed from, the piecewise graph.
+    """The release's own test of whether a forward is being captured for, or replayed from, the
+    piecewise graph.
 
-    Bind it once in a module: model code calls it in traced forwards, where torch.compile reads it as a constant.
+    Bind it once in a module: model code calls it in traced forwards, where torch.compile reads it
+    as a constant.
     """
     return importlib.import_module(CONTEXT).is_in_piecewise_cuda_graph
 
 
 def forward_context() -> Any:
-    """The release's forward context: `forward_batch`, `attention_layers` by layer_id, and from 0.5.7 `moe_layers`.
+    """The release's forward context: `forward_batch`, `attention_layers` by layer_id, and from
+    0.5.7 `moe_layers`.
 
     Raises RuntimeError outside of `set_forward_context`, where a split op has no layers to look up.
     """
@@ -39,7 +43,9 @@ def forward_context() -> Any:
     else:
         context = importlib.import_module(LATER_CONTEXT).get_tc_piecewise_forward_context()
     if context is None:
-        raise RuntimeError("a split op ran outside of the piecewise graph: there is no forward context")
+        raise RuntimeError(
+            "a split op ran outside of the piecewise graph: there is no forward context"
+        )
     return context
 
 
@@ -49,10 +55,11 @@ def attention_backend() -> Any:
 
 
 def split_at(op_name: str) -> None:
-    """Make the release's compiler split traced forwards at torch.ops.sglang.<op_name>. Calling it again changes nothing.
+    """Make the release's compiler split traced forwards at torch.ops.sglang.<op_name>. Calling it
+    again changes nothing.
 
-    A runner copies the list when it is built, so this has to come before; importing the model's module is early enough.
-    Raises RuntimeError where the release has none of the known ways.
+    A runner copies the list when it is built, so this has to come before; importing the model's
+    module is early enough. Raises RuntimeError where the release has none of the known ways.
     """
     target = f"sglang.{op_name}"
     config = importlib.import_module(_CONFIG)
@@ -65,7 +72,9 @@ def split_at(op_name: str) -> None:
         try:
             backend = importlib.import_module(_BACKEND)
         except (ImportError, NotImplementedError):
-            return  # the compiler's backend loads only where graphs can be captured: nothing will be split here
+            # the compiler's backend loads only where graphs can be captured: nothing will be split
+            # here
+            return
         if not hasattr(backend, "add_split_ops"):
             raise RuntimeError(f"this release has no way to split its piecewise graph at {target}")
         if target not in backend.SPLIT_OPS:
@@ -73,14 +82,15 @@ def split_at(op_name: str) -> None:
 
 
 def _add_to_every_config(config_class: type, target: str) -> None:
-    """For a release whose configuration makes its list afresh each time (0.5.7): add `target` to every one made later."""
+    """For a release whose configuration makes its list afresh each time (0.5.7): add `target` to
+    every one made later."""
     made = config_class.__init__
     targets = getattr(made, "split_targets", None)
     if targets is None:
         targets = []
 
         @functools.wraps(made)
-        def init(self, *args, **kwargs):
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
             made(self, *args, **kwargs)
             for name in targets:
                 self.add_split_op(name)
@@ -92,10 +102,11 @@ def _add_to_every_config(config_class: type, target: str) -> None:
 
 
 def new_tokens(forward_batch: Any) -> int:
-    """Tokens of a batch before padding: those it extends by, or the drafts of each request when verifying them.
+    """Tokens of a batch before padding: those it extends by, or the drafts of each request when
+    verifying them.
 
-    The piecewise runner hands the real batch's extend_num_tokens on to the padded one (model_executor/
-    piecewise_cuda_graph_runner.py, replay_prepare); a batch of drafts has none.
+    The piecewise runner hands the real batch's extend_num_tokens on to the padded one
+    (model_executor/ piecewise_cuda_graph_runner.py, replay_prepare); a batch of drafts has none.
     """
     if forward_batch.extend_num_tokens is not None:
         return forward_batch.extend_num_tokens
@@ -103,10 +114,12 @@ def new_tokens(forward_batch: Any) -> int:
 
 
 def mamba2_tokens(forward_batch: Any) -> int:
-    """Rows that Mamba2's metadata accounts for: prefill tokens, then one per decode, or its drafts when verifying them.
+    """Rows that Mamba2's metadata accounts for: prefill tokens, then one per decode, or its drafts
+    when verifying them.
 
-    The fields are those of Mamba2Metadata (layers/attention/mamba/mamba2_metadata.py); is_target_verify and
-    draft_token_num begin in 0.5.6. MambaMixer2 asserts that it is given exactly so many rows.
+    The fields are those of Mamba2Metadata (layers/attention/mamba/mamba2_metadata.py);
+    is_target_verify and draft_token_num begin in 0.5.6. MambaMixer2 asserts that it is given
+    exactly so many rows.
     """
     metadata = forward_batch.attn_backend.linear_attn_backend.forward_metadata
     per_decode = metadata.draft_token_num if getattr(metadata, "is_target_verify", False) else 1
@@ -114,11 +127,17 @@ def mamba2_tokens(forward_batch: Any) -> int:
 
 
 def counted_tokens(forward_batch: Any) -> int | None:
-    """Tokens before padding, as the batch of a release's own prefill graph counts them for its split ops.
+    """Tokens before padding, as the batch of a release's own prefill graph counts them for its
+    split ops.
 
-    Up to 0.5.10 that is extend_num_tokens, and None where drafts are verified: all rows count as real then.
+    Up to 0.5.10 that is extend_num_tokens, and None where drafts are verified: all rows count as
+    real then.
     """
-    for name in ("global_num_token_non_padded_cpu", "num_token_non_padded_cpu", "extend_num_tokens"):
+    for name in (
+        "global_num_token_non_padded_cpu",
+        "num_token_non_padded_cpu",
+        "extend_num_tokens",
+    ):
         count = getattr(forward_batch, name, None)
         if count is not None:
             return count
@@ -126,20 +145,25 @@ def counted_tokens(forward_batch: Any) -> int | None:
 
 
 def batch_getter(function: Callable[..., Any]) -> Callable[[], Any]:
-    """What gives the batch that a split op's function runs for, from the forward context that its own module asks.
+    """What gives the batch that a split op's function runs for, from the forward context that its
+    own module asks.
 
     Raises RuntimeError where the module asks none of the known ones.
     """
     names = function.__globals__
-    for name in ("get_forward_context", "get_tc_piecewise_forward_context"):  # the latter from 0.5.14
+    # the latter from 0.5.14
+    for name in ("get_forward_context", "get_tc_piecewise_forward_context"):
         if name in names:
             return lambda: names[name]().forward_batch
-    raise RuntimeError(f"{function.__module__}.{function.__name__} asks no known forward context for its batch")
+    raise RuntimeError(
+        f"{function.__module__}.{function.__name__} asks no known forward context for its batch"
+    )
 
 
 def mamba_cache_chunk_size() -> int:
-    """Of how many tokens a multiple the prefix cache keeps a hybrid model's states for, from 0.5.11 on. Asked as the release's
-    backend does it: a function from 0.5.18 on, before that a property of its server arguments."""
+    """Of how many tokens a multiple the prefix cache keeps a hybrid model's states for, from 0.5.11
+    on. Asked as the release's backend does it: a function from 0.5.18 on, before that a property of
+    its server arguments."""
     backend = importlib.import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend")
     if hasattr(backend, "mamba_cache_chunk_size"):
         return backend.mamba_cache_chunk_size()
@@ -148,15 +172,22 @@ def mamba_cache_chunk_size() -> int:
 
 
 def state_slots(pool: Any, requests: Any) -> Any:
-    """Each request's slot in a HybridReqToTokenPool, on the device. requests: (requests,), as ForwardBatch.req_pool_indices."""
+    """Each request's slot in a HybridReqToTokenPool, on the device. requests: (requests,), as
+    ForwardBatch.req_pool_indices."""
     return slots_inside(pool, pool.get_mamba_indices(requests))
 
 
 def slots_inside(pool: Any, slots: Any) -> Any:
-    """The slots of a HybridReqToTokenPool by the names that its tensors have: from 0.5.15 on others can be in use outside of it."""
-    return pool.translate_mamba_indices(slots) if hasattr(pool, "translate_mamba_indices") else slots
+    """The slots of a HybridReqToTokenPool by the names that its tensors have: from 0.5.15 on others
+    can be in use outside of it."""
+    return (
+        pool.translate_mamba_indices(slots) if hasattr(pool, "translate_mamba_indices") else slots
+    )
 
 
 def mamba2_scan() -> Callable[..., Any]:
-    """The release's own scan of a Mamba2 prefill, as its mixer's module has it (layers/attention/mamba/mamba.py)."""
-    return importlib.import_module("sglang.srt.layers.attention.mamba.mamba").mamba_chunk_scan_combined
+    """The release's own scan of a Mamba2 prefill, as its mixer's module has it
+    (layers/attention/mamba/mamba.py)."""
+    return importlib.import_module(
+        "sglang.srt.layers.attention.mamba.mamba"
+    ).mamba_chunk_scan_combined

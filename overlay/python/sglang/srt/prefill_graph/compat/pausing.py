@@ -1,9 +1,12 @@
-"""CUDA graphs whose memory a memory saver pauses with the rest: SGLANG_MEMORY_SAVER_CUDA_GRAPH beside --enable-memory-saver.
+"""CUDA graphs whose memory a memory saver pauses with the rest: SGLANG_MEMORY_SAVER_CUDA_GRAPH
+beside --enable-memory-saver.
 
-Every release captures its decode graphs in the saver's region where both are given (CudaGraphRunner._capture_graph up to
-0.5.13, then FullCudaGraphBackend.capture_one), and pauses that region's tag. What comes back holds zeros, unless a copy was
-kept: kernels can keep counters and workspaces in a graph's pool, written at the capture alone (sglang#32718).
-Importing this module imports no other part of sglang; its functions do where they need it.
+Every release captures its decode graphs in the saver's region where both are given
+(CudaGraphRunner._capture_graph up to
+0.5.13, then FullCudaGraphBackend.capture_one), and pauses that region's tag. What comes back holds
+zeros, unless a copy was kept: kernels can keep counters and workspaces in a graph's pool, written
+at the capture alone (sglang#32718). Importing this module imports no other part of sglang; its
+functions do where they need it.
 """
 
 from __future__ import annotations
@@ -32,15 +35,18 @@ def saver() -> Any:
 
 
 def pausable(graph: Any) -> Any:
-    """`graph`, a torch.cuda.CUDAGraph that is about to be captured. Where graphs are paused, its memory will be too."""
+    """`graph`, a torch.cuda.CUDAGraph that is about to be captured. Where graphs are paused, its
+    memory will be too."""
     adapter = saver()
     return Pausable(graph, adapter) if adapter.enabled else graph
 
 
 class Pausable:
-    """A torch.cuda.CUDAGraph that is captured in the saver's region. Everything else is asked of `graph`.
+    """A torch.cuda.CUDAGraph that is captured in the saver's region. Everything else is asked of
+    `graph`.
 
-    The region ends with the capture. What runs between two captures, such as a break, has memory that is not paused.
+    The region ends with the capture. What runs between two captures, such as a break, has memory
+    that is not paused.
     """
 
     def __init__(self, graph: Any, adapter: Any) -> None:
@@ -49,11 +55,16 @@ class Pausable:
         self._capture: Any = None
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
-        """As torch.cuda.CUDAGraph has it. Further words of later versions of torch keep their defaults."""
+        """As torch.cuda.CUDAGraph has it. Further words of later versions of torch keep their
+        defaults."""
         capture = self._adapter.cuda_graph(
-            cuda_graph=self.graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode=capture_error_mode,
-            tag=_tag(), enable_cpu_backup=True,
-        )  # fmt: skip
+            cuda_graph=self.graph,
+            pool=pool,
+            stream=torch.cuda.current_stream(),
+            capture_error_mode=capture_error_mode,
+            tag=_tag(),
+            enable_cpu_backup=True,
+        )
         with _without_clean_up():
             capture.__enter__()
         self._capture = capture
@@ -67,10 +78,11 @@ class Pausable:
 
 
 def empty_cache(device: Any = torch.cuda) -> None:
-    """torch.cuda.empty_cache(), for the memory of paused graphs too. device: another kind's module in its place.
+    """torch.cuda.empty_cache(), for the memory of paused graphs too. device: another kind's module
+    in its place.
 
-    Up to torch_memory_saver 0.0.9.post1 what its region allocated is freed inside of its region alone: elsewhere cudaFree
-    is the driver's own, which does not know the address.
+    Up to torch_memory_saver 0.0.9.post1 what its region allocated is freed inside of its region
+    alone: elsewhere cudaFree is the driver's own, which does not know the address.
     """
     adapter = saver()
     if adapter.enabled:
@@ -81,9 +93,11 @@ def empty_cache(device: Any = torch.cuda) -> None:
 
 @contextlib.contextmanager
 def pool_apart() -> Iterator[None]:
-    """Up to 0.5.13: inside, graphs that are paused get a pool of their own, not that of the decode graphs.
+    """Up to 0.5.13: inside, graphs that are paused get a pool of their own, not that of the decode
+    graphs.
 
-    The decode graphs come first there, and their memory is paused without a copy: what they left free must not be reused.
+    The decode graphs come first there, and their memory is paused without a copy: what they left
+    free must not be reused.
     """
     if not saver().enabled:
         yield
@@ -100,7 +114,8 @@ def pool_apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_clean_up() -> Iterator[None]:
-    """torch.cuda.graph collects garbage and empties the cache before it captures: too slow for each of thousands of segments."""
+    """torch.cuda.graph collects garbage and empties the cache before it captures: too slow for each
+    of thousands of segments."""
     with (
         mock.patch.object(gc, "collect", lambda *_: 0),
         mock.patch.object(torch.cuda, "empty_cache", lambda: None),

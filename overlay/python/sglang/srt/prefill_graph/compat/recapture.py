@@ -1,10 +1,14 @@
-"""The prefill graph captured anew with the decode graphs, after an update of the weights that may have replaced parameters.
+"""The prefill graph captured anew with the decode graphs, after an update of the weights that may
+have replaced parameters.
 
-A graph replays addresses. `recapture_cuda_graph=True` of update_weights_from_disk makes every release capture its decode graphs
-anew, and none its prefill graph. Where what is kept of the old ones comes from:
-    the graphs          their runners: attributes of ModelRunner, and from 0.5.14 on a runner's `backend`
-    the pool            cuda_graph_runner.py and piecewise_cuda_graph_runner.py up to 0.5.13, then runner_utils/pool.py
-    the compiled stack  compilation/compile.py install_torch_compiled: a module's `forward`, torch's cache, a hook of torch's
+A graph replays addresses. `recapture_cuda_graph=True` of update_weights_from_disk makes every
+release capture its decode graphs anew, and none its prefill graph. Where what is kept of the old
+ones comes from:
+    the graphs          their runners, attributes of ModelRunner; from 0.5.14 a runner's `backend`
+    the pool            cuda_graph_runner.py and piecewise_cuda_graph_runner.py up to 0.5.13, then
+                        runner_utils/pool.py
+    the compiled stack  compilation/compile.py install_torch_compiled: a module's `forward`, torch's
+                        cache, a hook of torch's
 Importing this module imports no other part of sglang; its functions do where they need it.
 """
 
@@ -35,18 +39,18 @@ _COMPILE = "sglang.srt.compilation.compile"
 
 
 def recapture(runner: Any, decode: Callable[[], None]) -> None:
-    """Capture the graphs of a ModelRunner anew: those of decode by the release's own `decode`, and that of prefill.
+    """Capture the graphs of a ModelRunner anew: those of decode by the release's own `decode`, and
+    that of prefill.
 
-    The old ones are let go first, so that the memory of two is never held. Drafts keep what their worker captured: it gives
-    them their head and their placement, which are not here.
+    The old ones are let go first, so that the memory of two is never held. Drafts keep what their
+    worker captured: it gives them their head and their placement, which are not here.
     """
     if runner.is_draft_worker:
         decode()
         return
     let_go(runner)
-    if hasattr(
-        runner, "init_prefill_cuda_graph"
-    ):  # from 0.5.14 on the first set-up has this order too
+    # from 0.5.14 on the first set-up has this order too
+    if hasattr(runner, "init_prefill_cuda_graph"):
         runner.init_prefill_cuda_graph()
         decode()
     else:
@@ -55,7 +59,8 @@ def recapture(runner: Any, decode: Callable[[], None]) -> None:
 
 
 def let_go(runner: Any) -> None:
-    """Give back all that the graphs of a ModelRunner hold on the GPU, once it has nothing more to do there."""
+    """Give back all that the graphs of a ModelRunner hold on the GPU, once it has nothing more to
+    do there."""
     device = torch.get_device_module(runner.device)
     device.synchronize()
     for name in _RUNNERS:
@@ -81,7 +86,8 @@ def _clear(graphs: Any) -> None:
 
 
 def _forget_compiled(model: torch.nn.Module) -> None:
-    """Undo install_torch_compiled, whose pieces hold the graphs: the next capture compiles the stack anew."""
+    """Undo install_torch_compiled, whose pieces hold the graphs: the next capture compiles the
+    stack anew."""
     compiled = [module for module in model.modules() if _is_compiled(vars(module).get("forward"))]
     if not compiled:
         return
@@ -90,9 +96,8 @@ def _forget_compiled(model: torch.nn.Module) -> None:
     for module in compiled:
         del module.forward
         torch._dynamo.eval_frame.remove_from_cache(type(module).forward.__code__)
-    hooks = (
-        torch._dynamo.convert_frame._bytecode_hooks
-    )  # each keeps the code that it saw, and so the pieces
+    # each keeps the code that it saw, and so the pieces
+    hooks = torch._dynamo.convert_frame._bytecode_hooks
     for key in [key for key, hook in hooks.items() if hook.__module__ == _COMPILE]:
         del hooks[key]
 
@@ -102,14 +107,15 @@ def _is_compiled(forward: Any) -> bool:
 
 
 def _shares_no_pool(runner: Any) -> bool:
-    """Whether no draft's graphs are in the pool too. They keep it alive, and further graphs may join them there."""
+    """Whether no draft's graphs are in the pool too. They keep it alive, and further graphs may
+    join them there."""
     speculative = getattr(runner, "spec_algorithm", None)
     return speculative is None or speculative.is_none()
 
 
 def _forget_pools() -> None:
-    """A pool that no graph holds any more must not be named again: an answer's logits may still lie in it, and torch ends
-    the process where a capture begins in a pool that it is giving back."""
+    """A pool that no graph holds any more must not be named again: an answer's logits may still lie
+    in it, and torch ends the process where a capture begins in a pool that it is giving back."""
     for name in filter(has, _POOLS):
         forget = getattr(importlib.import_module(name), "set_global_graph_memory_pool", None)
         if forget is not None:

@@ -1,4 +1,5 @@
-"""The capture sizes of 0.5.14 to 0.5.16 that the context has room for. Later releases look at that themselves.
+"""The capture sizes of 0.5.14 to 0.5.16 that the context has room for. Later releases look at that
+themselves.
 
 Importing this module imports neither torch nor any other part of sglang.
 """
@@ -14,15 +15,22 @@ logger = logging.getLogger(__name__)
 
 
 def some_size_fits(runner: Any) -> bool:
-    """Leave out the sizes beyond the context, and say whether one is left. If not, the first rank logs one warning.
+    """Leave out the sizes beyond the context, and say whether one is left. If not, the first rank
+    logs one warning.
 
-    runner: ModelRunner. The batch that is captured is one request: beyond the context it has no place in req_to_token. The
-    sizes are changed where the runner of the graph and its backend both read them.
+    runner: ModelRunner. The batch that is captured is one request: beyond the context it has no
+    place in req_to_token. The sizes are changed where the runner of the graph and its backend both
+    read them.
     """
     prefill, context = runner.server_args.cuda_graph_config.prefill, runner.model_config.context_len
     fitting = [size for size in prefill.bs if size <= context]
     if not fitting and is_first_rank(runner):
         asked = sorted(prefill.bs)
-        logger.warning("Prefill runs without a CUDA graph: no capture size fits: asked for were %s, the context has %d tokens", asked, context)
+        logger.warning(
+            "Prefill runs without a CUDA graph: no capture size fits: asked for were %s, the"
+            " context has %d tokens",
+            asked,
+            context,
+        )
     prefill.bs = fitting
     return bool(fitting)

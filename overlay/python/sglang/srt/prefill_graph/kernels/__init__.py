@@ -1,4 +1,5 @@
-"""Triton kernels for prefill, and the tiles that the releases' own kernels are launched with. Modules, low to high:
+"""Triton kernels for prefill, and the tiles that the releases' own kernels are launched with.
+Modules, low to high:
 
     tiles             tiles for Mamba2's prefill kernels
     gated_delta       one launch setting for kernels of a gated delta rule's prefill
@@ -6,13 +7,14 @@
     mamba2_scan       which scan a prefill runs
     convolution       Mamba2's causal convolution, for launches that do not depend on the batch
     tracked_windows   the convolution's windows that the prefix cache keeps of a prefill
-    delta_tables      what the releases' kernels of a gated delta rule need before a captured prefill
+    delta_tables      what kernels of a gated delta rule need before a captured prefill
     relu2             the squared ReLU in one pass
     tracked_states    the Mamba2 states that the prefix cache keeps of a prefill
     lightning_states  the same of lightning attention
 
 A patch calls:
 
-    gated_delta.settle, lightning_states.aim, lightning_states.keep, lightning_states.scan, mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim,
+    gated_delta.settle, lightning_states.aim, lightning_states.keep, lightning_states.scan,
+    mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim,
     tracked_states.ask_once, tracked_states.follow.
 """

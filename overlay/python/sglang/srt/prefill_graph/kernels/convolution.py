@@ -1,8 +1,9 @@
-"""Mamba2's causal convolution over 4 tokens with SiLU, for launches that do not depend on the batch.
+"""Mamba2's causal convolution over 4 tokens with SiLU, for launches that do not depend on the
+batch.
 
 The release's kernel is launched over the longest request. This one is launched over the chunks of a
-table on the device, so that a captured launch serves any batch. Each sum is made in the release's order and types:
-bits are alike.
+table on the device, so that a captured launch serves any batch. Each sum is made in the release's
+order and types: bits are alike.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import triton
 import triton.language as tl
 
 WIDTH = 4  # tokens that one output depends on; the pool keeps the last three of a request
-# Found on an H200: 78 us for 4096 rows of 12288 features, where a program that walks 16 rows one after another takes 88.
-# Blocks of 8 x 128 take 75, but 142 in a graph's table: of its 96 chunks 64 are empty then, with four times the programs.
+# Found on an H200: 78 us for 4096 rows of 12288 features, where a program that walks 16 rows one
+# after another takes 88. Blocks of 8 x 128 take 75, but 142 in a graph's table: of its 96 chunks 64
+# are empty then, with four times the programs.
 BLOCK_ROWS, BLOCK_FEATURES, WARPS = 16, 256, 4
 
 
@@ -28,12 +30,31 @@ def _silu_of_sums(begun, x0, x1, x2, x3, w0, w1, w2, w3):
 
 @triton.jit
 def _convolve_kernel(
-    x, weight, bias, pool, out, owner, start, size, cu, first, slots, warm,
-    stride_x, stride_out, stride_slot, stride_feature, stride_token,
-    FEATURES: tl.constexpr, CHUNK: tl.constexpr, BIAS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A block of rows and features: its rows are loaded once for each tap, so that all are under way at once."""
+    x,
+    weight,
+    bias,
+    pool,
+    out,
+    owner,
+    start,
+    size,
+    cu,
+    first,
+    slots,
+    warm,
+    stride_x,
+    stride_out,
+    stride_slot,
+    stride_feature,
+    stride_token,
+    FEATURES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of rows and features: its rows are loaded once for each tap, so that all are under
+    way at once."""
     chunk = tl.program_id(1) // (CHUNK // ROWS)
     row = tl.program_id(1) % (CHUNK // ROWS) * ROWS
     count = tl.load(size + chunk)
@@ -95,9 +116,16 @@ def _convolve_kernel(
 
 
 def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pool: torch.Tensor,
-    out: torch.Tensor, plan, owner: torch.Tensor, slots: torch.Tensor, warm: torch.Tensor,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pool: torch.Tensor,
+    out: torch.Tensor,
+    plan,
+    owner: torch.Tensor,
+    slots: torch.Tensor,
+    warm: torch.Tensor,
+) -> None:
     """Fill `out`, and leave each request's last three inputs in its slot of the pool.
 
     x, out: (rows, features) of one floating type, each row contiguous, rows at any stride.
@@ -108,8 +136,25 @@ def convolve(
     features = x.shape[1]
     blocks = triton.cdiv(features, BLOCK_FEATURES), plan.chunks * (plan.chunk // BLOCK_ROWS)
     _convolve_kernel[blocks](
-        x, weight, bias, pool, out, owner, plan.start, plan.size, plan.cu, plan.first, slots, warm,
-        x.stride(0), out.stride(0), *pool.stride(),
-        FEATURES=features, CHUNK=plan.chunk, BIAS=bias is not None,
-        ROWS=BLOCK_ROWS, BLOCK=BLOCK_FEATURES, num_warps=WARPS,
-    )  # fmt: skip
+        x,
+        weight,
+        bias,
+        pool,
+        out,
+        owner,
+        plan.start,
+        plan.size,
+        plan.cu,
+        plan.first,
+        slots,
+        warm,
+        x.stride(0),
+        out.stride(0),
+        *pool.stride(),
+        FEATURES=features,
+        CHUNK=plan.chunk,
+        BIAS=bias is not None,
+        ROWS=BLOCK_ROWS,
+        BLOCK=BLOCK_FEATURES,
+        num_warps=WARPS,
+    )

@@ -1,8 +1,8 @@
 """What the releases' kernels of a gated delta rule need before a captured prefill, in one launch.
 
-They want chunks as pairs of a request and a number, and each request's slot. They read and write the
-slot of every place in the table, also of one without a request. And they always go on from what a
-slot holds. So places behind the batch get slot 0, which belongs to nobody, and the states of
+They want chunks as pairs of a request and a number, and each request's slot. They read and write
+the slot of every place in the table, also of one without a request. And they always go on from what
+a slot holds. So places behind the batch get slot 0, which belongs to nobody, and the states of
 requests that begin are zeroed.
 """
 
@@ -20,10 +20,25 @@ BLOCK_CHUNKS, BLOCK_STATE, WARPS = 128, 8192, 8
 
 @triton.jit(do_not_specialize=["chunks", "requests"])
 def _begin_kernel(
-    pool, owner, start, size, cu, slots, warm, pairs, parts, places, chunks, requests, stride_slot,
-    STATE: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_CHUNKS: tl.constexpr, BLOCK_STATE: tl.constexpr,
-):  # fmt: skip
+    pool,
+    owner,
+    start,
+    size,
+    cu,
+    slots,
+    warm,
+    pairs,
+    parts,
+    places,
+    chunks,
+    requests,
+    stride_slot,
+    STATE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+    BLOCK_STATE: tl.constexpr,
+):
     """Of a place, a block of its state; the first block's programs of the others fill the pairs."""
     place = tl.program_id(0)
     block = tl.program_id(1)
@@ -62,8 +77,13 @@ class Begun:
 
 
 def begin(
-    pool: torch.Tensor, plan, owner: torch.Tensor, slots: torch.Tensor, warm: torch.Tensor, parts: int = 0
-) -> Begun:  # fmt: skip
+    pool: torch.Tensor,
+    plan,
+    owner: torch.Tensor,
+    slots: torch.Tensor,
+    warm: torch.Tensor,
+    parts: int = 0,
+) -> Begun:
     """Zero the states of requests that begin, and say what the release's kernels ask for.
 
     pool: (slots, heads, …), contiguous. plan: an ssd.Plan. owner: (chunks,), each chunk's request.
@@ -79,9 +99,24 @@ def begin(
         triton.cdiv(state, BLOCK_STATE),
     )
     _begin_kernel[grid](
-        pool, owner, plan.start, plan.size, plan.cu, slots, warm, made, cut if parts else made,
-        places, plan.chunks, plan.requests, pool.stride(0),
-        STATE=state, CHUNK=plan.chunk, PARTS=parts,
-        BLOCK_CHUNKS=BLOCK_CHUNKS, BLOCK_STATE=BLOCK_STATE, num_warps=WARPS,
-    )  # fmt: skip
+        pool,
+        owner,
+        plan.start,
+        plan.size,
+        plan.cu,
+        slots,
+        warm,
+        made,
+        cut if parts else made,
+        places,
+        plan.chunks,
+        plan.requests,
+        pool.stride(0),
+        STATE=state,
+        CHUNK=plan.chunk,
+        PARTS=parts,
+        BLOCK_CHUNKS=BLOCK_CHUNKS,
+        BLOCK_STATE=BLOCK_STATE,
+        num_warps=WARPS,
+    )
     return Begun(made, cut if parts else None, places)

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.prefill_graph.kernels import tiles
 from triton import Config
 from triton.runtime.autotuner import Autotuner, Heuristics
-
-from sglang.srt.prefill_graph.kernels import tiles
 
 SOLVE = "chunk_gated_delta_rule_fwd_kkt_solve_kernel"
 STATES = "chunk_gated_delta_rule_fwd_kernel_h_blockdim64"
@@ -45,7 +44,8 @@ def settings() -> dict[str, Config]:
 
 
 def settle(*launchers: Callable[..., Any]) -> None:
-    """Leave each autotuned kernel that one of these functions launches the table's setting alone."""
+    """Leave each autotuned kernel that one of these functions launches the table's setting
+    alone."""
     for launcher in launchers:
         for name, config in settings().items():
             kernel = launcher.__globals__.get(name)

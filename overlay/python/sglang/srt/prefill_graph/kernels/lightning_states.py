@@ -1,8 +1,10 @@
-"""The states of lightning attention (seg_la: Ling and Ring 2.5) that the prefix cache keeps of a prefill.
+"""The states of lightning attention (seg_la: Ling and Ring 2.5) that the prefix cache keeps of a
+prefill.
 
-It keeps each request's state behind its last whole chunk. 0.5.13 to 0.5.16 leave the state behind its last token in that place
-(forward_extend, layers/attention/linear/lightning_backend.py:332 in 0.5.16), and whoever goes on from it has the tokens in
-between twice (sglang#29973). Here the release's kernel runs up to each boundary, the state is copied, and the kernel goes on.
+It keeps each request's state behind its last whole chunk. 0.5.13 to 0.5.16 leave the state behind
+its last token in that place (forward_extend, layers/attention/linear/lightning_backend.py:332 in
+0.5.16), and whoever goes on from it has the tokens in between twice (sglang#29973). Here the
+release's kernel runs up to each boundary, the state is copied, and the kernel goes on.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from ..compat import ops
 
 @dataclass(frozen=True)
 class Cut:
-    """A prefill in two. lengths: (requests,), the tokens of each before its boundary, or all of them. Of the n requests with a
-    boundary inside: rows, their tokens behind it; offsets (n + 1,) and rests (n,), where these begin among the rows, and how
-    many they are; own and kept (n,): the slots of their states, and of what the cache keeps."""
+    """A prefill in two. lengths: (requests,), the tokens of each before its boundary, or all of
+    them. Of the n requests with a boundary inside: rows, their tokens behind it; offsets (n + 1,)
+    and rests (n,), where these begin among the rows, and how many they are; own and kept (n,): the
+    slots of their states, and of what the cache keeps."""
 
     lengths: torch.Tensor
     rows: torch.Tensor
@@ -32,7 +35,8 @@ class Cut:
 
 
 def aim(metadata: Any, base: Any, batch: Any) -> None:
-    """Tell the metadata of a batch which states it leaves. base: the release's metadata that it was made of."""
+    """Tell the metadata of a batch which states it leaves. base: the release's metadata that it was
+    made of."""
     metadata.mamba_track_indices = getattr(base, "mamba_track_indices", None)
     metadata.track_ssm_final_src = base.track_ssm_final_src
     metadata.track_ssm_final_dst = base.track_ssm_final_dst
@@ -45,14 +49,21 @@ def _cut(base: Any, batch: Any) -> Cut | None:
     if kept is None or not kept.numel():
         return None
     step, device = ops.mamba_cache_chunk_size(), kept.device
-    given = (batch.mamba_track_mask, batch.mamba_track_seqlens, batch.extend_prefix_lens, batch.extend_seq_lens)
+    given = (
+        batch.mamba_track_mask,
+        batch.mamba_track_seqlens,
+        batch.extend_prefix_lens,
+        batch.extend_seq_lens,
+    )
     mask, tracked, prefixes, lengths = (tensor.cpu() for tensor in given)
     wanted = tracked - prefixes
     inside = mask & (wanted % step != 0)  # as the release chooses them (_init_track_ssm_indices)
     first = torch.where(inside, wanted // step * step, lengths)
     ends = lengths.cumsum(0)
     rests = (lengths - first)[inside]
-    rows = torch.cat([torch.arange(int(end - rest), int(end)) for end, rest in zip(ends[inside], rests)])
+    rows = torch.cat(
+        [torch.arange(int(end - rest), int(end)) for end, rest in zip(ends[inside], rests)]
+    )
     offsets = torch.nn.functional.pad(rests.cumsum(0), (1, 0))
     requests = inside.nonzero()[:, 0]
     made = (first, rows, offsets, rests, requests)
@@ -67,21 +78,33 @@ def scan(metadata: Any, kernels: Callable[..., torch.Tensor]) -> Callable[..., t
 
 
 def _in_two(
-    cut: Cut, kernels: Callable[..., torch.Tensor], *,
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s: torch.Tensor, meta: Any, **more: Any,
-) -> torch.Tensor:  # fmt: skip
+    cut: Cut,
+    kernels: Callable[..., torch.Tensor],
+    *,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    s: torch.Tensor,
+    meta: Any,
+    **more: Any,
+) -> torch.Tensor:
     out = kernels(q=q, k=k, v=v, s=s, meta=replace(meta, q_lengths=cut.lengths), **more)
     s[cut.kept] = s[cut.own.long()]
     rest = replace(
-        meta, batch_size=len(cut.rests), q_offsets=cut.offsets, q_lengths=cut.rests,
-        s_offsets=cut.own, s_scales=torch.ones_like(cut.rests),
-    )  # fmt: skip
+        meta,
+        batch_size=len(cut.rests),
+        q_offsets=cut.offsets,
+        q_lengths=cut.rests,
+        s_offsets=cut.own,
+        s_scales=torch.ones_like(cut.rests),
+    )
     out[cut.rows] = kernels(q=q[cut.rows], k=k[cut.rows], v=v[cut.rows], s=s, meta=rest, **more)
     return out
 
 
 def keep(backend: Any, states: torch.Tensor) -> bool:
-    """Keep the states of the requests that end at a boundary. False where another kernel than seg_la ran, which keeps its own."""
+    """Keep the states of the requests that end at a boundary. False where another kernel than
+    seg_la ran, which keeps its own."""
     if backend.linear_backend != "seg_la":
         return False
     metadata = backend.forward_metadata

@@ -23,11 +23,12 @@ def choose(
     x: torch.Tensor,
     b: torch.Tensor,
 ) -> tuple[Callable[..., Any], bool, Any]:
-    """What scans this prefill, whether the states that requests go on from must be gathered, and where to write what they leave.
+    """What scans this prefill, whether the states that requests go on from must be gathered, and
+    where to write what they leave.
 
     metadata: the release's Mamba2Metadata of the batch. pool: (slots, heads, head_dim, d_state).
-    slots: (requests,), each request's own. x: (tokens, heads * head_dim), b: (tokens, groups * d_state),
-    behind the convolution.
+    slots: (requests,), each request's own. x: (tokens, heads * head_dim), b: (tokens, groups *
+    d_state), behind the convolution.
 
     What is returned takes the arguments of the release's mamba_chunk_scan_combined. Ours writes all
     states into the pool itself; the caller's write goes to no slot.
@@ -55,9 +56,15 @@ def _release(metadata: Any, pool: torch.Tensor) -> Callable[..., Any]:
         return scan
 
     def run(
-        x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *,
-        dt_bias: torch.Tensor, **more: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        *,
+        dt_bias: torch.Tensor,
+        **more: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         states, left = scan(x, dt, a, b, c, dt_bias=dt_bias, **more)
         keep(pool, states, x[0], dt[0], b[0], a, dt_bias)
         return states, left
@@ -121,14 +128,30 @@ def _plan(metadata: Any, device: torch.device) -> ssd.Plan:
 
 
 def _in_place(
-    shape: ssd.Shape, chosen: tuple[tiles.Tile, tiles.Tile], plan: ssd.Plan,
-    pool: torch.Tensor, slots: torch.Tensor, warm: torch.Tensor,
-    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *,
-    D: torch.Tensor, dt_bias: torch.Tensor, out: torch.Tensor, z: None, dt_softplus: bool,
-    dt_limit: tuple[float, float], return_final_states: bool,
-    return_intermediate_states: bool = False, **_of_the_release_s_chunks: Any,
-) -> tuple[None, torch.Tensor] | torch.Tensor:  # fmt: skip
-    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it. Of the states that it returns none is left to write.
+    shape: ssd.Shape,
+    chosen: tuple[tiles.Tile, tiles.Tile],
+    plan: ssd.Plan,
+    pool: torch.Tensor,
+    slots: torch.Tensor,
+    warm: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    D: torch.Tensor,
+    dt_bias: torch.Tensor,
+    out: torch.Tensor,
+    z: None,
+    dt_softplus: bool,
+    dt_limit: tuple[float, float],
+    return_final_states: bool,
+    return_intermediate_states: bool = False,
+    **_of_the_release_s_chunks: Any,
+) -> tuple[None, torch.Tensor] | torch.Tensor:
+    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it. Of the states that
+    it returns none is left to write.
 
     x, out: (1, tokens, heads, head_dim); dt: (1, tokens, heads);
     b, c: (1, tokens, groups, d_state). Raises ValueError for what no Mamba2 mixer asks for.

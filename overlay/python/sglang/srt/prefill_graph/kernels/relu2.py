@@ -1,7 +1,8 @@
-"""The squared ReLU of NemotronH's feed-forward layers (So et al., Primer, arXiv 2109.08668) in one pass over memory.
+"""The squared ReLU of NemotronH's feed-forward layers (So et al., Primer, arXiv 2109.08668) in one
+pass over memory.
 
-Up to 0.5.12 a release takes two kernels, F.relu(x) and then a product: each reads and writes a tensor of x's size.
-From 0.5.13 on it has a kernel of its own (relu2 in jit_kernel/activation.py).
+Up to 0.5.12 a release takes two kernels, F.relu(x) and then a product: each reads and writes a
+tensor of x's size. From 0.5.13 on it has a kernel of its own (relu2 in jit_kernel/activation.py).
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-BLOCK = 4096  # elements of one program: 128 threads, each with four accesses of 16 bytes (float32: eight)
+# elements of one program: 128 threads, each with four accesses of 16 bytes (float32: eight)
+BLOCK = 4096
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def relu2(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0) squared, in x's shape and dtype, with the bits of PyTorch's two kernels. NaN stays NaN."""
+    """max(x, 0) squared, in x's shape and dtype, with the bits of PyTorch's two kernels. NaN stays
+    NaN."""
     if fits(x):
         return launch(x)
     x = F.relu(x)
@@ -24,10 +27,17 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
 
 
 def fits(x: torch.Tensor) -> bool:
-    """Whether launch() may take x. A traced graph keeps the two operations: inductor makes one kernel of them."""
+    """Whether launch() may take x. A traced graph keeps the two operations: inductor makes one
+    kernel of them."""
     if torch.compiler.is_compiling():
         return False
-    return x.is_cuda and x.dtype in DTYPES and x.is_contiguous() and x.numel() > 0 and not x.requires_grad
+    return (
+        x.is_cuda
+        and x.dtype in DTYPES
+        and x.is_contiguous()
+        and x.numel() > 0
+        and not x.requires_grad
+    )
 
 
 def launch(x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +52,8 @@ def launch(x: torch.Tensor) -> torch.Tensor:
 def _relu2_kernel(x_ptr, y_ptr, total, BLOCK: tl.constexpr):
     """x, y: [total], of one dtype. One program takes BLOCK elements.
 
-    The product is taken in float32 and rounded once, as PyTorch does. A NaN is not below 0, so it goes through.
+    The product is taken in float32 and rounded once, as PyTorch does. A NaN is not below 0, so it
+    goes through.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < total

@@ -2,8 +2,9 @@
 
 Each request is cut into chunks of its own, so that a chunk never holds two requests. So there is no
 index of the request at each token, no extra pass for the last chunk, and a request has the same
-bits whoever else is in the batch. States stay in registers from a request's first chunk to its last one.
-They are read from the pool and written there in place, those that the prefix cache asked for too.
+bits whoever else is in the batch. States stay in registers from a request's first chunk to its last
+one. They are read from the pool and written there in place, those that the prefix cache asked for
+too.
 
     steps    dt' = softplus(dt + bias), and the running sum of dt' a over each chunk
     states   s <- exp(sum of dt' a) s + sum over the chunk's tokens of decay dt' x b
@@ -94,16 +95,25 @@ def split_size(size: int) -> tuple[int, int] | None:
     """
     high = 1 << (size.bit_length() - 1)
     rest = size - high
-    if size < 16 or rest and (rest < 16 or rest & (rest - 1)):
+    if size < 16 or (rest and (rest < 16 or rest & (rest - 1))):
         return None
     return high, rest
 
 
 @triton.jit
 def _steps_kernel(
-    dt, bias, a, steps, decay, start, size, stride_dt,
-    HEADS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-):  # fmt: skip
+    dt,
+    bias,
+    a,
+    steps,
+    decay,
+    start,
+    size,
+    stride_dt,
+    HEADS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
     chunk = tl.program_id(0)
     count = tl.load(size + chunk)
     if count <= 0:
@@ -125,10 +135,26 @@ def _steps_kernel(
 
 @triton.jit
 def _through(
-    state, x, b, steps, decay, before, chunk, begin, end, rows, here,
-    stride_x, stride_b, HEADS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    state,
+    x,
+    b,
+    steps,
+    decay,
+    before,
+    chunk,
+    begin,
+    end,
+    rows,
+    here,
+    stride_x,
+    stride_b,
+    HEADS: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Take a block of a head's state through the chunks between two rows of a request."""
     p = tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
@@ -153,11 +179,33 @@ def _through(
 
 @triton.jit(noinline=True)  # inlined into the loop over requests, its registers would spill
 def _request_states(
-    x, b, steps, decay, before, pool, cu, first, slots, warm, track_rows, track_slots, request,
-    stride_x, stride_b, stride_slot, stride_head, stride_p,
-    HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    CHUNK: tl.constexpr, TRACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x,
+    b,
+    steps,
+    decay,
+    before,
+    pool,
+    cu,
+    first,
+    slots,
+    warm,
+    track_rows,
+    track_slots,
+    request,
+    stride_x,
+    stride_b,
+    stride_slot,
+    stride_head,
+    stride_p,
+    HEADS: tl.constexpr,
+    RATIO: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TRACK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     begin = tl.load(cu + request)
     rows = tl.load(cu + request + 1) - begin
     head = tl.program_id(2)
@@ -184,42 +232,140 @@ def _request_states(
     if TRACK:
         done = tl.load(track_rows + request)
         state, x, b, chunk = _through(
-            state, x, b, steps, decay, before, chunk, 0, done, rows, here,
-            stride_x, stride_b, HEADS, P, N, CHUNK, BLOCK_P, BLOCK_N,
-        )  # fmt: skip
+            state,
+            x,
+            b,
+            steps,
+            decay,
+            before,
+            chunk,
+            0,
+            done,
+            rows,
+            here,
+            stride_x,
+            stride_b,
+            HEADS,
+            P,
+            N,
+            CHUNK,
+            BLOCK_P,
+            BLOCK_N,
+        )
         also = pool + tl.load(track_slots + request).to(tl.int64) * stride_slot
         tl.store(also, state.to(also.dtype.element_ty), mask=(done > 0) & here[:, None])
     state, x, b, chunk = _through(
-        state, x, b, steps, decay, before, chunk, done, rows, rows, here,
-        stride_x, stride_b, HEADS, P, N, CHUNK, BLOCK_P, BLOCK_N,
-    )  # fmt: skip
+        state,
+        x,
+        b,
+        steps,
+        decay,
+        before,
+        chunk,
+        done,
+        rows,
+        rows,
+        here,
+        stride_x,
+        stride_b,
+        HEADS,
+        P,
+        N,
+        CHUNK,
+        BLOCK_P,
+        BLOCK_N,
+    )
     tl.store(own, state.to(own.dtype.element_ty), mask=here[:, None])
 
 
 @triton.jit(do_not_specialize=["requests"])
 def _states_kernel(
-    x, b, steps, decay, before, pool, cu, first, slots, warm, track_rows, track_slots, requests,
-    stride_x, stride_b, stride_slot, stride_head, stride_p,
-    HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    CHUNK: tl.constexpr, TRACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """A block of a head's states, of every so many requests: a place without one costs two loads."""
+    x,
+    b,
+    steps,
+    decay,
+    before,
+    pool,
+    cu,
+    first,
+    slots,
+    warm,
+    track_rows,
+    track_slots,
+    requests,
+    stride_x,
+    stride_b,
+    stride_slot,
+    stride_head,
+    stride_p,
+    HEADS: tl.constexpr,
+    RATIO: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TRACK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A block of a head's states, of every so many requests: a place without one costs two
+    loads."""
     for request in range(tl.program_id(1), requests, tl.num_programs(1)):
         if tl.load(cu + request + 1) > tl.load(cu + request):
             _request_states(
-                x, b, steps, decay, before, pool, cu, first, slots, warm, track_rows, track_slots,
-                request, stride_x, stride_b, stride_slot, stride_head, stride_p,
-                HEADS, RATIO, P, N, CHUNK, TRACK, BLOCK_P, BLOCK_N,
-            )  # fmt: skip
+                x,
+                b,
+                steps,
+                decay,
+                before,
+                pool,
+                cu,
+                first,
+                slots,
+                warm,
+                track_rows,
+                track_slots,
+                request,
+                stride_x,
+                stride_b,
+                stride_slot,
+                stride_head,
+                stride_p,
+                HEADS,
+                RATIO,
+                P,
+                N,
+                CHUNK,
+                TRACK,
+                BLOCK_P,
+                BLOCK_N,
+            )
 
 
 @triton.jit
 def _scan_kernel(
-    x, b, c, d, steps, decay, before, out, start, size,
-    stride_x, stride_b, stride_c, stride_out,
-    HEADS: tl.constexpr, RATIO: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    PA: tl.constexpr, PB: tl.constexpr, CHUNK: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-):  # fmt: skip
+    x,
+    b,
+    c,
+    d,
+    steps,
+    decay,
+    before,
+    out,
+    start,
+    size,
+    stride_x,
+    stride_b,
+    stride_c,
+    stride_out,
+    HEADS: tl.constexpr,
+    RATIO: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    PA: tl.constexpr,
+    PB: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
     """One half of a chunk, for some heads of one group: they share the products of c and b."""
     HALF: tl.constexpr = CHUNK // 2
     chunk = tl.program_id(1).to(tl.int64)
@@ -311,9 +457,12 @@ class Shape:
         """What the two large kernels are compiled for."""
         ratio = self.heads // self.groups
         return {
-            "HEADS": self.heads, "RATIO": ratio, "P": self.size, "N": self.d_state,
+            "HEADS": self.heads,
+            "RATIO": ratio,
+            "P": self.size,
+            "N": self.d_state,
             "CHUNK": self.chunk,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -359,9 +508,18 @@ class Launches:
         """Fill `times`."""
         plan, heads = self.plan, self.shape.heads
         _steps_kernel[plan.chunks, triton.cdiv(heads, STEP_HEADS)](
-            self.dt, self.dt_bias, self.a, self.times[0], self.times[1], plan.start, plan.size,
-            self.dt.stride(0), HEADS=heads, CHUNK=self.shape.chunk, BLOCK_HEADS=STEP_HEADS,
-        )  # fmt: skip
+            self.dt,
+            self.dt_bias,
+            self.a,
+            self.times[0],
+            self.times[1],
+            plan.start,
+            plan.size,
+            self.dt.stride(0),
+            HEADS=heads,
+            CHUNK=self.shape.chunk,
+            BLOCK_HEADS=STEP_HEADS,
+        )
 
     def states(self, tile: dict[str, int]) -> None:
         """Fill `before` and the pool. tile: BLOCK_P, BLOCK_N, num_warps, num_stages."""
@@ -369,18 +527,49 @@ class Launches:
         blocks = triton.cdiv(shape.size, tile["BLOCK_P"]) * (shape.d_state // tile["BLOCK_N"])
         together = min(plan.requests, triton.cdiv(PROGRAMS, blocks * shape.heads))
         _states_kernel[blocks, together, shape.heads](
-            self.x, self.b, self.times[0], self.times[1], self.before, pool, plan.cu, plan.first,
-            self.slots, self.warm, plan.track_rows, plan.track_slots, plan.requests,
-            self.x.stride(0), self.b.stride(0), pool.stride(0), pool.stride(1), pool.stride(2),
-            **shape.constants(), TRACK=plan.track_rows is not None, **tile,
-        )  # fmt: skip
+            self.x,
+            self.b,
+            self.times[0],
+            self.times[1],
+            self.before,
+            pool,
+            plan.cu,
+            plan.first,
+            self.slots,
+            self.warm,
+            plan.track_rows,
+            plan.track_slots,
+            plan.requests,
+            self.x.stride(0),
+            self.b.stride(0),
+            pool.stride(0),
+            pool.stride(1),
+            pool.stride(2),
+            **shape.constants(),
+            TRACK=plan.track_rows is not None,
+            **tile,
+        )
 
     def scan(self, tile: dict[str, int]) -> None:
         """Fill `out`. tile: BLOCK_HEADS (a divisor of H / G), num_warps, num_stages."""
         plan, shape = self.plan, self.shape
         _scan_kernel[2, plan.chunks, shape.heads // tile["BLOCK_HEADS"]](
-            self.x, self.b, self.c, self.d, self.times[0], self.times[1], self.before, self.out,
-            plan.start, plan.size,
-            self.x.stride(0), self.b.stride(0), self.c.stride(0), self.out.stride(0),
-            **shape.constants(), PA=shape.blocks[0], PB=shape.blocks[1], **tile,
-        )  # fmt: skip
+            self.x,
+            self.b,
+            self.c,
+            self.d,
+            self.times[0],
+            self.times[1],
+            self.before,
+            self.out,
+            plan.start,
+            plan.size,
+            self.x.stride(0),
+            self.b.stride(0),
+            self.c.stride(0),
+            self.out.stride(0),
+            **shape.constants(),
+            PA=shape.blocks[0],
+            PB=shape.blocks[1],
+            **tile,
+        )

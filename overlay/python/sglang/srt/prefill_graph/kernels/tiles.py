@@ -7,9 +7,9 @@ gives other bits.
 
 The tables are what tests/gpu/sweep.py found on an H200. A tile depends on the sizes of head and
 state, on the type and on the GPU, and once on the number of heads. It does not depend on groups,
-chunks or tokens. Over the cases that were timed, each is within 18 % of the best tile of its kernel,
-most within 10 %. Other sizes, types and GPUs get SAFE, which fits into the shared memory of every
-GPU from sm_80 on.
+chunks or tokens. Over the cases that were timed, each is within 18 % of the best tile of its
+kernel, most within 10 %. Other sizes, types and GPUs get SAFE, which fits into the shared memory of
+every GPU from sm_80 on.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ RELEASE = {
     ("bmm", 0, 256): block(64, 64, 64, 4, 3),
 }
 
-# The two large kernels of ssd.py, likewise: (kernel, head size, state size) -> tile. Each was compared
-# with sums in float64 on an H200 (tests/gpu/scan_answers.py), at every layer that the sweep knows.
-# With states of 256 the scan's registers spill, and it takes no less time than the release's.
+# The two large kernels of ssd.py, likewise: (kernel, head size, state size) -> tile. Each was
+# compared with sums in float64 on an H200 (tests/gpu/scan_answers.py), at every layer that the
+# sweep knows. With states of 256 the scan's registers spill, and it takes no less time than the
+# release's.
 CHUNK = 128  # rows of a chunk there
 OWN = {
     ("states", 80, 128): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
@@ -101,7 +102,8 @@ def of_release(kernel: str, size: int, d_state: int, itemsize: int, device: torc
 def own(
     kernel: str, heads: int, size: int, d_state: int, itemsize: int, device: torch.device
 ) -> Tile | None:
-    """The tile of "states" or "scan" for a rank with so many heads; None where none was compared."""
+    """The tile of "states" or "scan" for a rank with so many heads; None where none was
+    compared."""
     if itemsize != 2 or capability(device) != HOPPER:
         return None
     key = (kernel, size, d_state)
@@ -143,7 +145,8 @@ LAUNCHERS = (
 def fix(names: dict[str, Any]) -> None:
     """Have each kernel that the launchers among `names` may launch take its tile from the table.
 
-    names: of the release's ssd_combined.py, which imports all of them, each from a module of its own.
+    names: of the release's ssd_combined.py, which imports all of them, each from a module of its
+    own.
     """
     for launcher in LAUNCHERS:
         room = names[launcher].__globals__

@@ -1,14 +1,17 @@
-"""The Mamba2 states that the prefix cache keeps of a prefill: which, where from, and what no chunk of the scan ends at.
+"""The Mamba2 states that the prefix cache keeps of a prefill: which, where from, and what no chunk
+of the scan ends at.
 
-With the strategy extra_buffer (NemotronH's and Falcon-H1's own from 0.5.14 on) a prefill leaves, for each request, its state
-behind its last whole chunk. The scan's chunks cut the whole batch, not its requests: they begin at multiples of chunk_size of
-the flattened tokens, and states[c] is the state before token c * chunk_size of the batch (_chunk_state_fwd and
-_state_passing_fwd of the Mamba2 kernels). 0.5.13 to 0.5.18 look each state up as if chunks began anew with every request
-(_init_track_ssm_indices, layers/attention/hybrid_linear_attn_backend.py:283 in 0.5.16): all but a batch's first request left
-the state of other tokens, and whoever hit them in the cache went on from there (sglang#31833).
+With the strategy extra_buffer (NemotronH's and Falcon-H1's own from 0.5.14 on) a prefill leaves,
+for each request, its state behind its last whole chunk. The scan's chunks cut the whole batch, not
+its requests: they begin at multiples of chunk_size of the flattened tokens, and states[c] is the
+state before token c * chunk_size of the batch (_chunk_state_fwd and _state_passing_fwd of the
+Mamba2 kernels). 0.5.13 to 0.5.18 look each state up as if chunks began anew with every request
+(_init_track_ssm_indices, layers/attention/hybrid_linear_attn_backend.py:283 in 0.5.16): all but a
+batch's first request left the state of other tokens, and whoever hit them in the cache went on from
+there (sglang#31833).
 
-Where a request's boundary is one of the batch, its state is looked up there; elsewhere the state of the boundary before it is
-moved on by the few tokens between.
+Where a request's boundary is one of the batch, its state is looked up there; elsewhere the state of
+the boundary before it is moved on by the few tokens between.
 """
 
 from __future__ import annotations
@@ -22,15 +25,20 @@ import torch
 
 from ..compat import ops
 
-SAID = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens")  # what a ForwardBatch says of them
-AT_ONCE = 8  # requests: their tokens are held in float32, 8 MB for each request of a layer of 128 heads
+# what a ForwardBatch says of them
+SAID = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens")
+AT_ONCE = (
+    8  # requests: their tokens are held in float32, 8 MB for each request of a layer of 128 heads
+)
 
 
 @dataclass(frozen=True)
 class WantedStates:
-    """Which state of each request the prefix cache keeps, for a scan that writes them itself (kernels/mamba2_scan.py).
+    """Which state of each request the prefix cache keeps, for a scan that writes them itself
+    (kernels/mamba2_scan.py).
 
-    rows: behind how many of its new tokens, a multiple of `step` or all of them; 0: none. slots: where that state goes.
+    rows: behind how many of its new tokens, a multiple of `step` or all of them; 0: none. slots:
+    where that state goes.
     """
 
     step: int
@@ -40,8 +48,9 @@ class WantedStates:
 
 @dataclass(frozen=True)
 class Between:
-    """States to make for some requests. tokens: (requests, chunk_size) int64, positions in the batch, of which `real` count;
-    chunk: (requests,) int64, the scan's chunk that the first token is in; slots: (requests,) int64, where states go."""
+    """States to make for some requests. tokens: (requests, chunk_size) int64, positions in the
+    batch, of which `real` count; chunk: (requests,) int64, the scan's chunk that the first token is
+    in; slots: (requests,) int64, where states go."""
 
     tokens: torch.Tensor
     real: torch.Tensor
@@ -50,7 +59,8 @@ class Between:
 
 
 class Answered(torch.Tensor):
-    """A mask on a GPU that the host knows: any() and nonzero() do not ask again. In all else it is the tensor that it was made of."""
+    """A mask on a GPU that the host knows: any() and nonzero() do not ask again. In all else it is
+    the tensor that it was made of."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     _rows: tuple[torch.Tensor, ...]
@@ -70,9 +80,11 @@ class Answered(torch.Tensor):
 
 
 def ask_once(batch: Any) -> None:
-    """Let the layers of a prefill know which requests leave a state, without asking the GPU one by one.
+    """Let the layers of a prefill know which requests leave a state, without asking the GPU one by
+    one.
 
-    Called where linear attention prepares a ForwardBatch. Decoding and the drafts that are verified leave none that way.
+    Called where linear attention prepares a ForwardBatch. Decoding and the drafts that are verified
+    leave none that way.
     """
     mode, mask = batch.forward_mode, batch.mamba_track_mask
     if mask is not None and mode.is_extend() and not mode.is_target_verify():
@@ -80,11 +92,13 @@ def ask_once(batch: Any) -> None:
 
 
 def follow(static: Any, batch: Any) -> None:
-    """Let the breaks of a prefill graph leave the states that `batch` asks for: those that eager prefill leaves.
+    """Let the breaks of a prefill graph leave the states that `batch` asks for: those that eager
+    prefill leaves.
 
-    static: the ForwardBatch that a runner makes of `batch` for its replay, which breaks read. Its own say is of buffers that
-    a runner has not always made, and not always filled (#32606). Breaks run eagerly and need no fixed addresses. Called where
-    nothing is left that changes what `batch` says: 0.5.15's backends translate its slots.
+    static: the ForwardBatch that a runner makes of `batch` for its replay, which breaks read. Its
+    own say is of buffers that a runner has not always made, and not always filled (#32606). Breaks
+    run eagerly and need no fixed addresses. Called where nothing is left that changes what `batch`
+    says: 0.5.15's backends translate its slots.
     """
     ask_once(batch)
     for name in SAID:
@@ -92,68 +106,97 @@ def follow(static: Any, batch: Any) -> None:
 
 
 def aim(metadata: Any, batch: Any) -> None:
-    """Correct where a prefill's metadata says that tracked states are, and leave in `keep_between_chunks` what keeps the others.
+    """Correct where a prefill's metadata says that tracked states are, and leave in
+    `keep_between_chunks` what keeps the others.
 
-    metadata: the release's Mamba2Metadata of `batch`, a ForwardBatch. The scan calls what is left (kernels/mamba2_scan.py); None
-    where every state is looked up, as where the batch tracks none.
+    metadata: the release's Mamba2Metadata of `batch`, a ForwardBatch. The scan calls what is left
+    (kernels/mamba2_scan.py); None where every state is looked up, as where the batch tracks none.
     """
     metadata.keep_between_chunks = None
     if metadata.track_ssm_h_src is None or metadata.mixed_metadata is None:
         return
     size, step = metadata.mixed_metadata.chunk_size, ops.mamba_cache_chunk_size()
-    given = (batch.mamba_track_mask, batch.mamba_track_seqlens, batch.extend_prefix_lens, batch.extend_seq_lens, batch.mamba_track_indices)
+    given = (
+        batch.mamba_track_mask,
+        batch.mamba_track_seqlens,
+        batch.extend_prefix_lens,
+        batch.extend_seq_lens,
+        batch.mamba_track_indices,
+    )
     mask, tracked, prefixes, lengths, slots = (tensor.cpu() for tensor in given)
     wanted = tracked - prefixes
     ends = lengths.cumsum(0) - lengths + wanted // step * step  # behind which token of the batch
-    inside = mask & (wanted % step != 0)  # at its last token a request's state is the final one, and looked up by request
+    # at its last token a request's state is the final one, and looked up by request
+    inside = mask & (wanted % step != 0)
     behind = _rows(wanted, lengths, mask, step)
     metadata.wanted_states = WantedStates(step, behind.tolist(), (slots * mask).tolist())
     listed, made = inside & (ends % size == 0), inside & (ends % size != 0)
     device = metadata.track_ssm_h_src.device
-    metadata.track_ssm_h_src, metadata.track_ssm_h_dst = (ends[listed] // size).to(device), slots[listed].to(device)
+    metadata.track_ssm_h_src, metadata.track_ssm_h_dst = (
+        (ends[listed] // size).to(device),
+        slots[listed].to(device),
+    )
     parts = tuple(_between(ends[made].split(AT_ONCE), slots[made].split(AT_ONCE), size, device))
     if parts:
         metadata.keep_between_chunks = functools.partial(keep, parts)
 
 
 def rows_before(batch: Any, step: int) -> torch.Tensor:
-    """WantedStates.rows of a ForwardBatch with SAID, (requests,) on its device, without asking it."""
+    """WantedStates.rows of a ForwardBatch with SAID, (requests,) on its device, without asking
+    it."""
     wanted = batch.mamba_track_seqlens - batch.extend_prefix_lens
     return _rows(wanted, batch.extend_seq_lens, batch.mamba_track_mask, step)
 
 
-def _rows(wanted: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor, step: int) -> torch.Tensor:
+def _rows(
+    wanted: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor, step: int
+) -> torch.Tensor:
     whole = wanted - wanted % step
     return torch.where(whole == wanted, lengths, whole) * mask
 
 
-def _between(ends: tuple[torch.Tensor, ...], slots: tuple[torch.Tensor, ...], size: int, device: torch.device) -> Iterator[Between]:
-    """A request is tracked from its first whole chunk on (managers/schedule_batch.py:2439 in 0.5.16), so that the boundary
-    before its end is one of its own."""
+def _between(
+    ends: tuple[torch.Tensor, ...], slots: tuple[torch.Tensor, ...], size: int, device: torch.device
+) -> Iterator[Between]:
+    """A request is tracked from its first whole chunk on (managers/schedule_batch.py:2439 in
+    0.5.16), so that the boundary before its end is one of its own."""
     for end, slot in zip(ends, slots):
         if not len(end):  # split() of nothing is one piece of nothing
             continue
         chunk = end // size
         tokens = chunk[:, None] * size + torch.arange(size)
         real = tokens < end[:, None]
-        yield Between(*(tensor.to(device) for tensor in (tokens.where(real, end[:, None] - 1), real, chunk, slot)))
+        yield Between(
+            *(
+                tensor.to(device)
+                for tensor in (tokens.where(real, end[:, None] - 1), real, chunk, slot)
+            )
+        )
 
 
 def keep(
-    parts: Iterable[Between], kept: torch.Tensor, states: torch.Tensor, x: torch.Tensor, dt: torch.Tensor,
-    b: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor,
-) -> None:  # fmt: skip
+    parts: Iterable[Between],
+    kept: torch.Tensor,
+    states: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+) -> None:
     """Write the states of `parts`, which lie between the scan's chunks, into their slots of `kept`.
 
-    kept: (slots, heads, head_dim, d_state). states: (1, chunks, heads, head_dim, d_state), each that before its chunk.
-    x: (tokens, heads, head_dim) behind the convolution; dt: (tokens, heads) before bias and softplus;
-    b: (tokens, groups, d_state); a, dt_bias: (heads,).
+    kept: (slots, heads, head_dim, d_state). states: (1, chunks, heads, head_dim, d_state), each
+    that before its chunk. x: (tokens, heads, head_dim) behind the convolution; dt: (tokens, heads)
+    before bias and softplus; b: (tokens, groups, d_state); a, dt_bias: (heads,).
     """
     for part in parts:
         moved = move_on(
             states[0, part.chunk],
             x[part.tokens],
-            dt[part.tokens].masked_fill(~part.real[..., None], -torch.inf),  # softplus: a step of no length
+            dt[part.tokens].masked_fill(
+                ~part.real[..., None], -torch.inf
+            ),  # softplus: a step of no length
             b[part.tokens],
             a,
             dt_bias,
@@ -161,17 +204,27 @@ def keep(
         kept[part.slots] = moved.to(kept.dtype)
 
 
-def move_on(state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor) -> torch.Tensor:
-    """A Mamba2 state behind some more tokens, in float32: s <- exp(dt_t a) s + dt_t x_t b_t for each token t
-    (Dao and Gu, Transformers are SSMs, 2024, section 6), summed up at once.
+def move_on(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+) -> torch.Tensor:
+    """A Mamba2 state behind some more tokens, in float32: s <- exp(dt_t a) s + dt_t x_t b_t for
+    each token t (Dao and Gu, Transformers are SSMs, 2024, section 6), summed up at once.
 
-    state: (n, heads, head_dim, d_state). x: (n, tokens, heads, head_dim). dt: (n, tokens, heads) before bias and softplus.
-    b: (n, tokens, groups, d_state), of heads // groups heads each. a, dt_bias: (heads,). Returns (n, heads, head_dim, d_state).
+    state: (n, heads, head_dim, d_state). x: (n, tokens, heads, head_dim). dt: (n, tokens, heads)
+    before bias and softplus. b: (n, tokens, groups, d_state), of heads // groups heads each. a,
+    dt_bias: (heads,). Returns (n, heads, head_dim, d_state).
     """
     groups = b.shape[2]
     step = torch.nn.functional.softplus(dt.float() + dt_bias.float())
     decay = step * a.float()
     behind = decay.flip(1).cumsum(1).flip(1) - decay  # what the tokens behind this one take of it
     weighted = x.float() * (step * behind.exp())[..., None]
-    added = torch.einsum("ntghp,ntgs->nghps", weighted.unflatten(2, (groups, -1)), b.float()).flatten(1, 2)
+    added = torch.einsum(
+        "ntghp,ntgs->nghps", weighted.unflatten(2, (groups, -1)), b.float()
+    ).flatten(1, 2)
     return state.float() * decay.sum(1).exp()[..., None, None] + added

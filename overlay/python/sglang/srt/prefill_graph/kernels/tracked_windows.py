@@ -1,4 +1,5 @@
-"""The convolution's windows that the prefix cache keeps of a prefill, for launches that do not depend on the batch."""
+"""The convolution's windows that the prefix cache keeps of a prefill, for launches that do not
+depend on the batch."""
 
 from __future__ import annotations
 
@@ -14,9 +15,19 @@ BLOCK_FEATURES, WARPS = 1024, 4
 
 @triton.jit
 def _window_kernel(
-    x, pool, cu, rows, slots, stride_x, stride_slot, stride_feature, stride_token,
-    FEATURES: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    pool,
+    cu,
+    rows,
+    slots,
+    stride_x,
+    stride_slot,
+    stride_feature,
+    stride_token,
+    FEATURES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     request = tl.program_id(0)
     count = tl.load(rows + request)
     if count <= 0:
@@ -38,6 +49,15 @@ def keep(x: torch.Tensor, pool: torch.Tensor, plan: ssd.Plan) -> None:
     """
     features = x.shape[1]
     _window_kernel[plan.requests, triton.cdiv(features, BLOCK_FEATURES)](
-        x, pool, plan.cu, plan.track_rows, plan.track_slots, x.stride(0), *pool.stride(),
-        FEATURES=features, WIDTH=WIDTH, BLOCK=BLOCK_FEATURES, num_warps=WARPS,
-    )  # fmt: skip
+        x,
+        pool,
+        plan.cu,
+        plan.track_rows,
+        plan.track_slots,
+        x.stride(0),
+        *pool.stride(),
+        FEATURES=features,
+        WIDTH=WIDTH,
+        BLOCK=BLOCK_FEATURES,
+        num_warps=WARPS,
+    )

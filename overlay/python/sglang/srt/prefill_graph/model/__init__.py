@@ -7,6 +7,6 @@
 A patch calls:
 
     layers.captures_mixer, layers.complete_layer_lists, layers.lacks_break, multimodal.has_images,
-    multimodal.left_eager, multimodal.positions, stack.embeds_by_name, stack.find_layer_stack, stack.inner_stack,
-    stack.language_model.
+    multimodal.left_eager, multimodal.positions, stack.embeds_by_name,
+    stack.find_layer_stack, stack.inner_stack, stack.language_model.
 """

@@ -3,7 +3,8 @@
     table = describe(stack.find(model).layers)
     decision = judge(table, found=len(attention_layers), needed=num_hidden_layers)
 
-`complete_layer_lists` does both for a model runner, in place of its own check that every layer has attention.
+`complete_layer_lists` does both for a model runner, in place of its own check that every layer has
+attention.
 """
 
 from __future__ import annotations
@@ -21,16 +22,30 @@ from . import stack
 logger = logging.getLogger(__name__)
 
 _STATEFUL = ("RadixAttention", "RadixLinearAttention", "MambaMixer2")
-_BLOCKS = ("mlp", "feed_forward", "block_sparse_moe", "moe")  # where a layer without a mixer has its MLP or MoE block
+# where a layer without a mixer has its MLP or MoE block
+_BLOCKS = ("mlp", "feed_forward", "block_sparse_moe", "moe")
 _INSIDE = {  # what such a block, or a mixer that is one, is made of; none of it keeps state
-    "experts", "shared_experts", "shared_expert", "gate", "shared_expert_gate", "topk", "up_proj", "gate_proj", "gate_up_proj", "down_proj",
-    "act_fn", "fc1_latent_proj", "fc2_latent_proj",
-}  # fmt: skip
-_GATES = ("mlp", "block_sparse_moe", "moe", "mixer")  # where experts are found; a later one wins, as in the releases
+    "experts",
+    "shared_experts",
+    "shared_expert",
+    "gate",
+    "shared_expert_gate",
+    "topk",
+    "up_proj",
+    "gate_proj",
+    "gate_up_proj",
+    "down_proj",
+    "act_fn",
+    "fc1_latent_proj",
+    "fc2_latent_proj",
+}
+# where experts are found; a later one wins, as in the releases
+_GATES = ("mlp", "block_sparse_moe", "moe", "mixer")
 
 
 class Kind(str, enum.Enum):
-    """What a decoder layer is, as far as the graph cares: whether it keeps state, and through which op it runs."""
+    """What a decoder layer is, as far as the graph cares: whether it keeps state, and through which
+    op it runs."""
 
     ATTENTION = "attention"
     INDEXER = "attention behind an indexer"
@@ -52,10 +67,11 @@ class Kind(str, enum.Enum):
 class Layer:
     """One decoder layer.
 
-    index: its place in the stack, which is its layer_id. place: the attribute that decided ("mixer", "self_attn", …).
-    split_object: what the split op finds under attention_layers[index]; None for a layer without state.
-    experts, block: what MoE ops find under moe_layers[index] and moe_fusions[index]; None where there are no experts.
-    indexer: the sparse indexer in front of the attention, or None.
+    index: its place in the stack, which is its layer_id. place: the attribute that decided
+    ("mixer", "self_attn", …). split_object: what the split op finds under attention_layers[index];
+    None for a layer without state. experts, block: what MoE ops find under moe_layers[index] and
+    moe_fusions[index]; None where there are no experts. indexer: the sparse indexer in front of the
+    attention, or None.
     """
 
     index: int
@@ -92,13 +108,15 @@ class LayerTable:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether some layer is one that this package has an op for, or keeps everything in one `mixer`."""
+        """Whether some layer is one that this package has an op for, or keeps everything in one
+        `mixer`."""
         return any(row.place == "mixer" or row.kind in (Kind.MAMBA2, Kind.GDN) for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the layers allow the graph. use_table: the table's lists replace the runner's own, which are incomplete."""
+    """Whether the layers allow the graph. use_table: the table's lists replace the runner's own,
+    which are incomplete."""
 
     allowed: bool
     reason: str
@@ -115,7 +133,8 @@ class Refusal:
 
 
 def describe(layers: Iterable[Any]) -> LayerTable:
-    """The table of a stack's layers. Only looks at attributes: meta tensors, stand-ins and real layers alike."""
+    """The table of a stack's layers. Only looks at attributes: meta tensors, stand-ins and real
+    layers alike."""
     return LayerTable(tuple(_describe(index, layer) for index, layer in enumerate(layers)))
 
 
@@ -139,8 +158,9 @@ def _describe(index: int, layer: Any) -> Layer:
 
 
 def _classify(layer: Any) -> tuple[Kind, str, str, Any]:
-    """Kind, deciding attribute, reason and split object. The order of attributes is that of the releases' own loops
-    (ModelRunner.init_piecewise_cuda_graphs, 0.5.9), so that where they find an object, this finds the same."""
+    """Kind, deciding attribute, reason and split object. The order of attributes is that of the
+    releases' own loops (ModelRunner.init_piecewise_cuda_graphs, 0.5.9), so that where they find an
+    object, this finds the same."""
     for place in ("self_attn", "attn", "linear_attn", "attention", "mixer"):
         if hasattr(layer, place):
             return _PLACES[place](getattr(layer, place), layer)
@@ -150,11 +170,21 @@ def _classify(layer: Any) -> tuple[Kind, str, str, Any]:
 def _self_attn(module: Any, layer: Any) -> tuple[Kind, str, str, Any]:
     for name in ("attn", "attn_mqa"):
         if _is_a(getattr(module, name, None), "ModuleList"):
-            return Kind.UNKNOWN, "self_attn", f"self_attn.{name} is a list of attentions, of which an op would know one", None
+            return (
+                Kind.UNKNOWN,
+                "self_attn",
+                f"self_attn.{name} is a list of attentions, of which an op would know one",
+                None,
+            )
         if hasattr(module, name):
             kind = Kind.INDEXER if getattr(module, "indexer", None) is not None else Kind.ATTENTION
             return kind, "self_attn", f"has self_attn.{name}", getattr(module, name)
-    return Kind.UNKNOWN, "self_attn", f"self_attn ({_name(module)}) has neither attn nor attn_mqa", None
+    return (
+        Kind.UNKNOWN,
+        "self_attn",
+        f"self_attn ({_name(module)}) has neither attn nor attn_mqa",
+        None,
+    )
 
 
 def _attn(module: Any, layer: Any) -> tuple[Kind, str, str, Any]:
@@ -185,15 +215,25 @@ def _mixer(module: Any, layer: Any) -> tuple[Kind, str, str, Any]:
     return kind, "mixer", f"its mixer ({_name(module)}) {reason}", None
 
 
-_PLACES = {"self_attn": _self_attn, "attn": _attn, "linear_attn": _linear_attn, "attention": _attention, "mixer": _mixer}
+_PLACES = {
+    "self_attn": _self_attn,
+    "attn": _attn,
+    "linear_attn": _linear_attn,
+    "attention": _attention,
+    "mixer": _mixer,
+}
 
 
 def _without_state(module: Any, layer: Any) -> tuple[Kind, str, str]:
-    """MLP or MoE, if it is known to be one and everything inside to keep no state; else UNKNOWN. `place` is always "".
+    """MLP or MoE, if it is known to be one and everything inside to keep no state; else UNKNOWN.
+    `place` is always "".
 
     module: the layer itself, or its mixer.
     """
-    keeper = next((_name(part) for part in _parts(module) if any(_is_a(part, name) for name in _STATEFUL)), None)
+    keeper = next(
+        (_name(part) for part in _parts(module) if any(_is_a(part, name) for name in _STATEFUL)),
+        None,
+    )
     if keeper:
         return Kind.UNKNOWN, "", f"keeps state in a {keeper} that no split op is known for"
     blocks = [getattr(module, name) for name in _BLOCKS if hasattr(module, name)]
@@ -208,7 +248,8 @@ def _without_state(module: Any, layer: Any) -> tuple[Kind, str, str]:
 
 
 def _stranger(module: Any, known: set[str]) -> str | None:
-    """The first child of `module` that is neither of the `known` names nor a norm, in words; None where all are."""
+    """The first child of `module` that is neither of the `known` names nor a norm, in words; None
+    where all are."""
     children = module.named_children() if callable(getattr(module, "named_children", None)) else ()
     for name, child in children:
         if name not in known and "norm" not in f"{name} {_name(child)}".lower():
@@ -217,7 +258,8 @@ def _stranger(module: Any, known: set[str]) -> str | None:
 
 
 def _is_a(module: Any, class_name: str) -> bool:
-    """By the names of its classes: importing them all would pull in kernels that the model does not use."""
+    """By the names of its classes: importing them all would pull in kernels that the model does not
+    use."""
     return any(base.__name__ == class_name for base in type(module).__mro__)
 
 
@@ -228,89 +270,136 @@ def _name(module: Any) -> str:
 def judge(table: LayerTable, found: int, needed: int) -> Decision:
     """Whether the graph may be captured.
 
-    found: how many attention objects the release's own loop collected. needed: the model's num_hidden_layers. A release
-    that found them all decided already. Otherwise only models with layers of this package's kinds get its table; every
-    other one stays off as the release has it, and the first layer at fault is named.
+    found: how many attention objects the release's own loop collected. needed: the model's
+    num_hidden_layers. A release that found them all decided already. Otherwise only models with
+    layers of this package's kinds get its table; every other one stays off as the release has it,
+    and the first layer at fault is named.
     """
     if found >= needed:
         return Decision(True, f"all {needed} layers have attention")
     rows = table.rows
     if len(rows) < needed:
-        return Decision(False, f"the model has {len(rows)} decoder layers, its configuration says {needed}")
+        return Decision(
+            False, f"the model has {len(rows)} decoder layers, its configuration says {needed}"
+        )
     unknown = next((row for row in rows if row.kind is Kind.UNKNOWN), None)
     if unknown:
         return Decision(False, str(unknown), offender=unknown)
     if not any(row.kind.attends for row in rows):
-        return Decision(False, f"no attention layer among {len(rows)}; first is {rows[0]}", offender=rows[0])
+        return Decision(
+            False, f"no attention layer among {len(rows)}; first is {rows[0]}", offender=rows[0]
+        )
     if not table.is_hybrid:
         missing = next((row for row in rows if row.split_object is None), None)
-        what = str(missing) if missing else f"this release collects attention for {found} of {needed} layers"
+        what = (
+            str(missing)
+            if missing
+            else f"this release collects attention for {found} of {needed} layers"
+        )
         return Decision(False, what, offender=missing)
     moved = next((row for row in rows if _layer_id(row) not in (None, row.index)), None)
     if moved:
-        return Decision(False, f"layer {moved.index} ({moved.class_name}) calls itself layer {_layer_id(moved)}", offender=moved)
-    return Decision(True, f"{len(rows)} layers known, {sum(row.split_object is not None for row in rows)} with state", use_table=True)
+        return Decision(
+            False,
+            f"layer {moved.index} ({moved.class_name}) calls itself layer {_layer_id(moved)}",
+            offender=moved,
+        )
+    return Decision(
+        True,
+        f"{len(rows)} layers known, {sum(row.split_object is not None for row in rows)} with state",
+        use_table=True,
+    )
 
 
 def outside_breaks(layers: Iterable[Any]) -> Layer | None:
     """The first layer that keeps state which no break covers, or None.
 
-    Captured, such a layer would go on with the state slots and lengths of the batch of the capture. Falcon-H1 is one:
-    its attention breaks the graph, its Mamba2 mixer beside it does not (models/falcon_h1.py:346 in 0.5.9).
+    Captured, such a layer would go on with the state slots and lengths of the batch of the capture.
+    Falcon-H1 is one: its attention breaks the graph, its Mamba2 mixer beside it does not
+    (models/falcon_h1.py:346 in 0.5.9).
     """
     for row, layer in zip(describe(layers).rows, layers):
         if row.kind is Kind.UNKNOWN:
             return row
-        covered = set() if row.split_object is None else {id(part) for part in _parts(row.split_object)}
-        inside = [part for part in _parts(layer) if _is_a(part, "MambaMixer2") and id(part) not in covered]
+        covered = (
+            set() if row.split_object is None else {id(part) for part in _parts(row.split_object)}
+        )
+        inside = [
+            part for part in _parts(layer) if _is_a(part, "MambaMixer2") and id(part) not in covered
+        ]
         if inside:
-            return dataclasses.replace(row, reason=f"calls a {_name(inside[0])} outside of every break")
+            return dataclasses.replace(
+                row, reason=f"calls a {_name(inside[0])} outside of every break"
+            )
     return None
 
 
 def uncovered_mixer(runner: Any) -> Layer | None:
-    """The first layer whose Mamba2 mixer no split op covers, or None: torch.compile would trace it with the batch of the trace.
+    """The first layer whose Mamba2 mixer no split op covers, or None: torch.compile would trace it
+    with the batch of the trace.
 
-    runner: ModelRunner, up to 0.5.13, with the objects of split ops in attention_layers. Other kinds of state are its own
-    rules' affair. Raises NoStack.
+    runner: ModelRunner, up to 0.5.13, with the objects of split ops in attention_layers. Other
+    kinds of state are its own rules' affair. Raises NoStack.
     """
     layers = stack.find(runner.model).layers
     found = _first_uncovered(enumerate(layers), runner.attention_layers)
     if found is None:
         return None
-    why = "runs a Mamba2 mixer outside of every split op: captured, it would go on with the state slots of one batch"
+    why = (
+        "runs a Mamba2 mixer outside of every split op: captured, it would go on with the state"
+        " slots of one batch"
+    )
     return dataclasses.replace(_describe(*found), reason=why)
 
 
-def _first_uncovered(layers: Iterable[tuple[int, Any]], breaks: Iterable[Any]) -> tuple[int, Any] | None:
+def _first_uncovered(
+    layers: Iterable[tuple[int, Any]], breaks: Iterable[Any]
+) -> tuple[int, Any] | None:
     """The first of numbered `layers` with a Mamba2 mixer that lies in none of `breaks`."""
     covered = {id(part) for module in breaks if module is not None for part in _parts(module)}
-    uncovered = (pair for pair in layers if any(_is_a(part, "MambaMixer2") and id(part) not in covered for part in _parts(pair[1])))
+    uncovered = (
+        pair
+        for pair in layers
+        if any(_is_a(part, "MambaMixer2") and id(part) not in covered for part in _parts(pair[1]))
+    )
     return next(uncovered, None)
 
 
 def captures_mixer(runner: Any, owner: Any) -> bool:
-    """Whether the graph would capture a Mamba2 mixer with the state slots of one batch. Then the first rank has logged why not.
+    """Whether the graph would capture a Mamba2 mixer with the state slots of one batch. Then the
+    first rank has logged why not.
 
-    Called from 0.5.14 on, where a release makes its breaks itself. owner: the layer stack. A mixer must lie inside of what the
-    release breaks at. Layers by name, and those that other ranks hold, are looked at too.
+    Called from 0.5.14 on, where a release makes its breaks itself. owner: the layer stack. A mixer
+    must lie inside of what the release breaks at. Layers by name, and those that other ranks hold,
+    are looked at too.
     """
     layers = owner.layers.values() if hasattr(owner.layers, "values") else owner.layers
     found = _first_uncovered(enumerate(layers), model_runner.attention_layers(runner, owner))
     if found and model_runner.is_first_rank(runner):
-        why = "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the state slots of the batch that was captured"
-        logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) %s.", found[0], _name(found[1]), why)
+        why = (
+            "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the"
+            " state slots of the batch that was captured"
+        )
+        logger.warning(
+            "Disable prefill CUDA graph because decoder layer %d (%s) %s.",
+            found[0],
+            _name(found[1]),
+            why,
+        )
     return found is not None
 
 
 def lacks_break(runner: Any, owner: Any, backend: str) -> bool:
-    """Whether a layer of this rank cannot be captured, where the release counted too few with attention (from 0.5.19 on). Then the
-    first of the ranks that hold it has logged which.
+    """Whether a layer of this rank cannot be captured, where the release counted too few with
+    attention (from 0.5.19 on). Then the first of the ranks that hold it has logged which.
 
-    owner: the layer stack. A layer that keeps state runs between captured pieces: the runner lists what it breaks at. A
-    `mixer` that is an MLP or MoE block keeps none, and the breakable graph captures it as it is.
+    owner: the layer stack. A layer that keeps state runs between captured pieces: the runner lists
+    what it breaks at. A `mixer` that is an MLP or MoE block keeps none, and the breakable graph
+    captures it as it is.
     """
-    known = dict(enumerate(owner.layers.values() if hasattr(owner.layers, "values") else owner.layers))
+    known = dict(
+        enumerate(owner.layers.values() if hasattr(owner.layers, "values") else owner.layers)
+    )
     for index in range(runner.layer_info.start_layer, runner.layer_info.end_layer):
         if index < len(runner.attention_layers) and runner.attention_layers[index] is not None:
             continue
@@ -318,7 +407,12 @@ def lacks_break(runner: Any, owner: Any, backend: str) -> bool:
         if backend != "breakable" or not (hasattr(mixer, "experts") or hasattr(mixer, "down_proj")):
             kind = _name(known[index]) if index in known else "missing"
             if model_runner.leads_its_layers(runner):
-                logger.warning("Disable prefill CUDA graph because decoder layer %d (%s) has no attention to break at and is no MLP or MoE block.", index, kind)
+                logger.warning(
+                    "Disable prefill CUDA graph because decoder layer %d (%s) has no attention to"
+                    " break at and is no MLP or MoE block.",
+                    index,
+                    kind,
+                )
             return True
     return False
 
@@ -329,15 +423,18 @@ def _parts(module: Any) -> Iterable[Any]:
 
 def _layer_id(row: Layer) -> int | None:
     """The number under which ops will look this layer up."""
-    return getattr(row.split_object if row.split_object is not None else row.experts, "layer_id", None)
+    return getattr(
+        row.split_object if row.split_object is not None else row.experts, "layer_id", None
+    )
 
 
 def complete_layer_lists(runner: Any) -> bool:
-    """Bring a model runner's layer lists to one entry per decoder layer; whether the graph may be captured.
+    """Bring a model runner's layer lists to one entry per decoder layer; whether the graph may be
+    captured.
 
-    runner: ModelRunner after its own loop: attention_layers, where the release has them moe_layers and moe_fusions,
-    model, model_config.num_hidden_layers. Lists that are complete are left alone. When the answer is no, the first rank
-    logs one warning that names the first layer at fault.
+    runner: ModelRunner after its own loop: attention_layers, where the release has them moe_layers
+    and moe_fusions, model, model_config.num_hidden_layers. Lists that are complete are left alone.
+    When the answer is no, the first rank logs one warning that names the first layer at fault.
     """
     needed, found = runner.model_config.num_hidden_layers, len(runner.attention_layers)
     if found >= needed:

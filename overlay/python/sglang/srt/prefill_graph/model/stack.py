@@ -13,13 +13,17 @@ from . import multimodal
 
 logger = logging.getLogger(__name__)
 
-_INNER = ("language_model", "model", "thinker")  # where wrappers keep the model inside, in the order in which it is tried
-_MOST = 16  # modules to probe: attributes that are made when they are asked for could go on for ever
+# where wrappers keep the model inside, in the order in which it is tried
+_INNER = ("language_model", "model", "thinker")
+_MOST = (
+    16  # modules to probe: attributes that are made when they are asked for could go on for ever
+)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Where the decoder layers are. path: from the outer model, as "model"; "" is the outer model itself."""
+    """Where the decoder layers are. path: from the outer model, as "model"; "" is the outer model
+    itself."""
 
     owner: Any
     path: str
@@ -37,8 +41,9 @@ class NoStack(LookupError):
 def find(model: Any) -> Stack:
     """The stack of a whole model (`…ForCausalLM`, or a multimodal wrapper of one).
 
-    A model can say so itself with get_layer_stack(), which returns the module that has `.layers`. Otherwise its
-    language_model, model and thinker attributes are followed inwards until one has `.layers`. Raises NoStack.
+    A model can say so itself with get_layer_stack(), which returns the module that has `.layers`.
+    Otherwise its language_model, model and thinker attributes are followed inwards until one has
+    `.layers`. Raises NoStack.
     """
     explicit = getattr(model, "get_layer_stack", None)
     if callable(explicit):
@@ -48,7 +53,9 @@ def find(model: Any) -> Stack:
             raise NoStack(f"{type(model).__name__}.get_layer_stack() raised {error!r}") from error
         if _has_layers(owner):
             return Stack(owner, "get_layer_stack()")
-        raise NoStack(f"{type(model).__name__}.get_layer_stack() gave a {type(owner).__name__} without layers")
+        raise NoStack(
+            f"{type(model).__name__}.get_layer_stack() gave a {type(owner).__name__} without layers"
+        )
     probed, waiting, seen = [], [(model, "")], set()
     while waiting and len(probed) < _MOST:
         owner, path = waiting.pop(0)
@@ -64,9 +71,11 @@ def find(model: Any) -> Stack:
 
 
 def inner_stack(model: Any) -> Any:
-    """The module that owns the decoder layers inside of `model`: a graph captures its forward, the head stays outside.
+    """The module that owns the decoder layers inside of `model`: a graph captures its forward, the
+    head stays outside.
 
-    Raises NoStack, also where `model` owns the layers itself (drafts, embedding models): then there is no head outside.
+    Raises NoStack, also where `model` owns the layers itself (drafts, embedding models): then there
+    is no head outside.
     """
     found = find(model)
     if found.owner is model:
@@ -75,15 +84,17 @@ def inner_stack(model: Any) -> Any:
 
 
 def language_model(model: Any) -> SimpleNamespace:
-    """inner_stack() as the `model` of an object. There the prefill runner of 0.5.14 to 0.5.16 looks for it."""
+    """inner_stack() as the `model` of an object. There the prefill runner of 0.5.14 to 0.5.16 looks
+    for it."""
     return SimpleNamespace(model=inner_stack(model))
 
 
 def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
     """The batch's embeddings by the name of the layer stack's parameter; nothing where it has none.
 
-    graph_runner: the prefill graph's, with `layer_model`, while it captures. From 0.5.15 on it keeps the place of that
-    parameter, at which a replay looks for the embeddings of the request. It only knows "input_embeds", so it is told here.
+    graph_runner: the prefill graph's, with `layer_model`, while it captures. From 0.5.15 on it
+    keeps the place of that parameter, at which a replay looks for the embeddings of the request. It
+    only knows "input_embeds", so it is told here.
     """
     parameters = list(inspect.signature(graph_runner.layer_model.forward).parameters)
     names = [name for name in ("input_embeds", "inputs_embeds") if name in parameters]
@@ -93,10 +104,11 @@ def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
 
 
 def find_layer_stack(runner: Any) -> Any | None:
-    """inner_stack() of a model runner's model, or None: then its prefill runs eagerly, and the first rank has logged one warning.
+    """inner_stack() of a model runner's model, or None: then its prefill runs eagerly, and the
+    first rank has logged one warning.
 
-    Called in ModelRunner.init_prefill_cuda_graph (0.5.14, 0.5.15) and in capture_prefill_graph, from 0.5.16, of
-    model_executor/model_runner_components/cuda_graph_setup.py.
+    Called in ModelRunner.init_prefill_cuda_graph (0.5.14, 0.5.15) and in capture_prefill_graph,
+    from 0.5.16, of model_executor/model_runner_components/cuda_graph_setup.py.
     """
     try:
         owner = inner_stack(runner.model)
@@ -106,7 +118,11 @@ def find_layer_stack(runner: Any) -> Any | None:
     if reason is None:
         return owner
     if model_runner.is_first_rank(runner):
-        logger.warning("Prefill runs eagerly, without a CUDA graph: %s: %s", type(runner.model).__name__, reason)
+        logger.warning(
+            "Prefill runs eagerly, without a CUDA graph: %s: %s",
+            type(runner.model).__name__,
+            reason,
+        )
     return None
 
 

@@ -1,4 +1,5 @@
-"""Split ops: what their functions become in a prefill graph, and the ops that releases lack. Modules, low to high:
+"""Split ops: what their functions become in a prefill graph, and the ops that releases lack.
+Modules, low to high:
 
     reach            whether the release's runner reaches a model's layers
     admission        what keeps a server out of the release's piecewise graph
@@ -12,7 +13,7 @@
 
 A patch calls:
 
-    admission.admits, bypassed_topk.keep_bypassed_topk_eager, gdn.split_in_graph, mamba2.ran_as_split_op, nsa.attend,
-    nsa.is_traced, nsa.select, op_function.at_op, reach.has_layer_stack, sparse.admits_sparse_attention,
-    split_op.in_prefill_graph, split_op.on_one_stream.
-"""
+    admission.admits, bypassed_topk.keep_bypassed_topk_eager, gdn.split_in_graph, mamba2.ran_as_split_op,
+    nsa.attend, nsa.is_traced, nsa.select, op_function.at_op, reach.has_layer_stack,
+    sparse.admits_sparse_attention, split_op.in_prefill_graph, split_op.on_one_stream.
+"""  # noqa: E501

@@ -13,15 +13,20 @@ BYPASSING = ("flashinfer_trtllm", "flashinfer_mxfp4", "experimental_sgl_trtllm")
 
 
 def keep_bypassed_topk_eager(args: Any) -> None:
-    """Turn the piecewise graph off for MoE kernels that pick the experts themselves, from more than the graph's op hands on.
+    """Turn the piecewise graph off for MoE kernels that pick the experts themselves, from more than
+    the graph's op hands on.
 
-    args: ServerArgs, once the MoE backend is final. A graph that was asked for stays, and so does GptOss's, which wraps its
-    whole MoE block in an op of its own. The reason stays with the arguments as `prefill_graph_refusal`, for the report.
+    args: ServerArgs, once the MoE backend is final. A graph that was asked for stays, and so does
+    GptOss's, which wraps its whole MoE block in an op of its own. The reason stays with the
+    arguments as `prefill_graph_refusal`, for the report.
     """
     if args.moe_runner_backend not in BYPASSING or not arguments.piecewise_unasked(args):
         return
     if args.get_model_config().hf_config.architectures[0] == "GptOssForCausalLM":
         return
-    args.prefill_graph_refusal = f"the piecewise graph is incompatible with MoE runner backend {args.moe_runner_backend} (it bypasses top-k)"
+    args.prefill_graph_refusal = (
+        f"the piecewise graph is incompatible with MoE runner backend {args.moe_runner_backend} (it"
+        " bypasses top-k)"
+    )
     logger.warning("Prefill runs without a CUDA graph: %s", args.prefill_graph_refusal)
     arguments.piecewise_off(args)

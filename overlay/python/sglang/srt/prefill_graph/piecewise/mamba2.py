@@ -1,4 +1,5 @@
-"""NemotronH's Mamba2 layers in the piecewise graph (upstream sglang#19903 and #21436, in releases from 0.5.10)."""
+"""NemotronH's Mamba2 layers in the piecewise graph (upstream sglang#19903 and #21436, in releases
+from 0.5.10)."""
 
 from __future__ import annotations
 
@@ -11,10 +12,14 @@ from .split_op import in_prefill_graph, split_op
 
 
 @split_op("nemotron_mamba2_with_output", tokens=ops.mamba2_tokens)
-def nemotron_mamba2_with_output(layer: Any, hidden_states: torch.Tensor, output: torch.Tensor, forward_batch: Any) -> None:
-    """Run one NemotronHMambaDecoderLayer's mixer on normed hidden_states, [tokens, hidden] -> [tokens, hidden].
+def nemotron_mamba2_with_output(
+    layer: Any, hidden_states: torch.Tensor, output: torch.Tensor, forward_batch: Any
+) -> None:
+    """Run one NemotronHMambaDecoderLayer's mixer on normed hidden_states, [tokens, hidden] ->
+    [tokens, hidden].
 
-    layer: `mixer` (MambaMixer2) and `layer_id`. Updates the layer's convolution and SSM state in the request pool.
+    layer: `mixer` (MambaMixer2) and `layer_id`. Updates the layer's convolution and SSM state in
+    the request pool.
     """
     forward_batch.attn_backend.linear_attn_backend.forward(
         mixer=layer.mixer,
@@ -26,8 +31,8 @@ def nemotron_mamba2_with_output(layer: Any, hidden_states: torch.Tensor, output:
 
 
 def ran_as_split_op(hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> bool:
-    """Whether the forward under way is the prefill graph's. Then `output` has the layer's result, out of the op: the scan
-    depends on the batch, so it runs between two captured pieces."""
+    """Whether the forward under way is the prefill graph's. Then `output` has the layer's result,
+    out of the op: the scan depends on the batch, so it runs between two captured pieces."""
     if not in_prefill_graph():
         return False
     nemotron_mamba2_with_output(hidden_states, output, layer_id)

@@ -1,8 +1,9 @@
-"""What stands for a split op's function: its rows behind the batch zeroed, and in the overlay's breakable graph a break.
+"""What stands for a split op's function: its rows behind the batch zeroed, and in the overlay's
+breakable graph a break.
 
-Where the piecewise graph is split, the breakable one breaks: `register_split_op` hands every op's function to `at_op`. How a
-break is made, on releases whose own graph has none (before 0.5.11), the breakable graph's runner says while it captures
-and replays.
+Where the piecewise graph is split, the breakable one breaks: `register_split_op` hands every op's
+function to `at_op`. How a break is made, on releases whose own graph has none (before 0.5.11), the
+breakable graph's runner says while it captures and replays.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _broken: Callable[[Op, str], Op] | None = None
 
 @contextlib.contextmanager
 def broken_by(broken: Callable[[Op, str], Op]) -> Iterator[None]:
-    """Let broken(function, name) stand for the function of every split op inside. It is asked at each call."""
+    """Let broken(function, name) stand for the function of every split op inside. It is asked at
+    each call."""
     global _broken
     before, _broken = _broken, broken
     try:
@@ -31,13 +33,15 @@ def broken_by(broken: Callable[[Op, str], Op]) -> Iterator[None]:
 
 
 def at_op(function: Op, name: str) -> Op:
-    """What the release registers for a split op in place of its function; the hook in `register_split_op` calls this."""
+    """What the release registers for a split op in place of its function; the hook in
+    `register_split_op` calls this."""
     mended = rows.zeroed(function, name)
     return breaking(function, name, mended) if features.lacks_breaks() else mended
 
 
 def breaking(function: Op, name: str, otherwise: Op | None = None) -> Op:
-    """The function of a split op, made a break inside of `broken_by`, and `otherwise` (if None, itself) at any other time."""
+    """The function of a split op, made a break inside of `broken_by`, and `otherwise` (if None,
+    itself) at any other time."""
     otherwise = otherwise or function
 
     @functools.wraps(function)

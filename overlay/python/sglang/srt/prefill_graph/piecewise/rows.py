@@ -1,8 +1,10 @@
-"""The rows of a split op's tensors: which arguments have one for each token, and what becomes of those behind the batch.
+"""The rows of a split op's tensors: which arguments have one for each token, and what becomes of
+those behind the batch.
 
-A prefill graph hands its split ops as many rows as it was captured for. The backends compute those of the batch and leave
-the others as the allocator had them, NaN included. Captured layers behind the op read them: routers send them to experts,
-norms and projections pass them on, and attention's next layer multiplies them with a weight of zero, which keeps a NaN.
+A prefill graph hands its split ops as many rows as it was captured for. The backends compute those
+of the batch and leave the others as the allocator had them, NaN included. Captured layers behind
+the op read them: routers send them to experts, norms and projections pass them on, and attention's
+next layer multiplies them with a weight of zero, which keeps a NaN.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ Change = Callable[[torch.Tensor, int, int], torch.Tensor]
 class Rows:
     """Where the tensors of one op have their rows.
 
-    ranks: for each argument that has a row for each token, how many dimensions it has at most without a batch dimension
-    in front. Rows are its first dimension; behind a batch dimension, which is one, they are its second.
-    narrowed: whether its function has to be given the rows of the batch alone, since it takes the others for real ones.
-    single: arguments that its function expects without a batch dimension.
-    settled_by: a name in its function where that zeroes the rows behind the batch itself.
-    count: how many rows the batch has; None where it does not say.
+    ranks: for each argument that has a row for each token, how many dimensions it has at most
+    without a batch dimension in front. Rows are its first dimension; behind a batch dimension,
+    which is one, they are its second. narrowed: whether its function has to be given the rows of
+    the batch alone, since it takes the others for real ones. single: arguments that its function
+    expects without a batch dimension. settled_by: a name in its function where that zeroes the rows
+    behind the batch itself. count: how many rows the batch has; None where it does not say.
     """
 
     ranks: dict[str, int]
@@ -39,8 +41,9 @@ class Rows:
     count: Callable[[Any], int | None] = ops.counted_tokens
 
 
-# Gemma3's queries have a batch dimension, the gates of Kimi's linear attention too. From layers/radix_attention.py and
-# radix_linear_attention.py, and models/qwen3_next.py (up to 0.5.9), nemotron_h.py and deepseek_v4.py.
+# Gemma3's queries have a batch dimension, the gates of Kimi's linear attention too. From
+# layers/radix_attention.py and radix_linear_attention.py, and models/qwen3_next.py (up to 0.5.9),
+# nemotron_h.py and deepseek_v4.py.
 _ATTENTION = Rows(
     dict.fromkeys(("query", "key", "value", "q_rope", "k_rope", "output"), 3),
     single=("query", "output"),
@@ -93,7 +96,8 @@ def zeroed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def each(
     function: Callable[..., Any], names: Iterable[str], ranks: dict[str, int], change: Change
 ) -> Callable[[list, dict, int], None]:
-    """What replaces the arguments `names` of a call, given as lists and dicts, by change(tensor, rank, count).
+    """What replaces the arguments `names` of a call, given as lists and dicts, by change(tensor,
+    rank, count).
 
     The places of the arguments are looked up once, here: a break runs at every replay.
     """
@@ -142,6 +146,7 @@ def _has_batch(tensor: torch.Tensor, rank: int) -> bool:
 
 
 def with_signature(run: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, with the signature of `function`: an op's schema is read off it, in the op's own module."""
+    """`run`, with the signature of `function`: an op's schema is read off it, in the op's own
+    module."""
     run.__signature__ = inspect.signature(function, eval_str=True)
     return run

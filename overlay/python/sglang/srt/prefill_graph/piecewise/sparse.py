@@ -13,36 +13,58 @@ SPARSE_BACKEND = "nsa"
 
 
 def admits_sparse_attention(args: Any) -> bool:
-    """Whether a model that the release keeps from the piecewise graph is let in: its attention is sparse, and nothing is against it."""
+    """Whether a model that the release keeps from the piecewise graph is let in: its attention is
+    sparse, and nothing is against it."""
     if not features.has_sparse_attention(args.get_model_config()):
         return False
     reasons = against_sparse(args)
     if reasons:  # some of the arguments are still to be changed: these are what was typed
-        args.prefill_graph_refusal = f"{sparse_reason(reasons)}; the release keeps such models from the graph"
+        args.prefill_graph_refusal = (
+            f"{sparse_reason(reasons)}; the release keeps such models from the graph"
+        )
     return not reasons
 
 
 def against_sparse(args: Any) -> list[str]:
-    """What keeps sparse attention (NSA) out of the piecewise graph: everything but the one setting in which it is proven.
+    """What keeps sparse attention (NSA) out of the piecewise graph: everything but the one setting
+    in which it is proven.
 
-    args: ServerArgs. An attention backend that is not set yet will be the sparse one (_handle_model_specific_adjustments,
-    server_args.py:1790 in 0.5.12.post1).
+    args: ServerArgs. An attention backend that is not set yet will be the sparse one
+    (_handle_model_specific_adjustments, server_args.py:1790 in 0.5.12.post1).
     """
     found = [] if features.on_cuda() else ["it needs an NVIDIA GPU"]
     for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
         if getattr(args, name, None) not in (None, SPARSE_BACKEND):
-            found.append(f"--{name.replace('_', '-')} is {getattr(args, name)}, not {SPARSE_BACKEND}")
+            found.append(
+                f"--{name.replace('_', '-')} is {getattr(args, name)}, not {SPARSE_BACKEND}"
+            )
     if getattr(args, "piecewise_cuda_graph_compiler", "eager") != "eager":
-        found.append(f"--piecewise-cuda-graph-compiler is {args.piecewise_cuda_graph_compiler}: it swaps the indexer's kernels")
+        found.append(
+            f"--piecewise-cuda-graph-compiler is {args.piecewise_cuda_graph_compiler}: it swaps the"
+            " indexer's kernels"
+        )
     for name in ("nsa_prefill_backend", "nsa_decode_backend"):
-        if getattr(args, name, None) == "trtllm":  # with fp8 keys it rotates them itself, from positions that are padded in the graph
+        # with fp8 keys it rotates them itself, from positions that are padded in the graph
+        if getattr(args, name, None) == "trtllm":
             found.append(f"--{name.replace('_', '-')} is trtllm")
-    together = ("nsa_prefill_context_parallel", "prefill_context_parallel", "hisparse", "two_batch_overlap", "dp_attention", "lora")
-    if now := arguments.switch(args):  # where the graph must be asked for, its runner tells neither drafts nor mixed batches apart
+    together = (
+        "nsa_prefill_context_parallel",
+        "prefill_context_parallel",
+        "hisparse",
+        "two_batch_overlap",
+        "dp_attention",
+        "lora",
+    )
+    # where the graph must be asked for, its runner tells neither drafts nor mixed batches apart
+    if now := arguments.switch(args):
         together += ("mixed_chunk",) if now.opt_in else ()
         if now.opt_in and getattr(args, "speculative_algorithm", None):
             found.append("--speculative-algorithm is given")
-    found += [f"--enable-{name.replace('_', '-')} is given" for name in together if getattr(args, f"enable_{name}", False)]
+    found += [
+        f"--enable-{name.replace('_', '-')} is given"
+        for name in together
+        if getattr(args, f"enable_{name}", False)
+    ]
     if getattr(args, "attn_cp_size", 1) > 1:
         found.append(f"--attention-context-parallel-size is {args.attn_cp_size}")
     return found

@@ -7,17 +7,21 @@ defines torch.ops.sglang.nemotron_mamba2_with_output with this schema and these 
 
     (Tensor hidden_states, Tensor(a!) output, int layer_id) -> ()
 
-    hidden_states   [padded tokens, hidden], any floating dtype. Rows past the real tokens hold anything, NaN included.
-    output          same shape, dtype and device; preallocated, because what the graph reads must keep its address.
-                    Rows of real tokens get the layer's result; all rows behind them are set to zero.
+    hidden_states   [padded tokens, hidden], any floating dtype. Rows past the real tokens hold
+                    anything, NaN included.
+    output          same shape, dtype and device; preallocated, because what the graph reads must
+                    keep its address. Rows of real tokens get the layer's result; all rows behind
+                    them are set to zero.
     layer_id        index into the forward context's attention_layers, where the layer's object is.
 
-The function gets that object, hidden_states and output cut to the real tokens, and the forward batch; it writes output.
-It is not called for a batch without real tokens. Errors of the op: RuntimeError without a forward context or without an
-object for layer_id, ValueError for more real tokens than rows or an output of another shape, and what the function raises.
+The function gets that object, hidden_states and output cut to the real tokens, and the forward
+batch; it writes output. It is not called for a batch without real tokens. Errors of the op:
+RuntimeError without a forward context or without an object for layer_id, ValueError for more real
+tokens than rows or an output of another shape, and what the function raises.
 
-The fake computes nothing: output is given. The op has one kernel for every device (CompositeExplicitAutograd); the
-release's direct_register_custom_op has one for GPUs only, so that nothing could run it where there is none.
+The fake computes nothing: output is given. The op has one kernel for every device
+(CompositeExplicitAutograd); the release's direct_register_custom_op has one for GPUs only, so that
+nothing could run it where there is none.
 """
 
 from __future__ import annotations
@@ -31,20 +35,24 @@ from ..compat import ops
 from . import op_function
 
 Body = Callable[[Any, torch.Tensor, torch.Tensor, Any], None]
-_LIBRARY = torch.library.Library("sglang", "FRAGMENT")  # ops live as long as the library that defined them
+# ops live as long as the library that defined them
+_LIBRARY = torch.library.Library("sglang", "FRAGMENT")
 
 in_prefill_graph = ops.graph_flag()  # also true while the breakable graph of breakable/ is captured
 
 
 def on_one_stream() -> bool:
-    """Whether a forward must not fork streams: torch.compile cannot trace that, nor may a captured piece depend on it."""
+    """Whether a forward must not fork streams: torch.compile cannot trace that, nor may a captured
+    piece depend on it."""
     return torch.compiler.is_compiling() or in_prefill_graph()
 
 
 def split_op(name: str, tokens: Callable[[Any], int]) -> Callable[[Body], Callable[..., None]]:
-    """Decorate body(layer, hidden_states, output, forward_batch); the result is called as op(hidden_states, output, layer_id).
+    """Decorate body(layer, hidden_states, output, forward_batch); the result is called as
+    op(hidden_states, output, layer_id).
 
-    tokens: from the forward batch, the number of real tokens; a host integer, since reading the device would wait for it.
+    tokens: from the forward batch, the number of real tokens; a host integer, since reading the
+    device would wait for it.
     """
 
     def decorate(body: Body) -> Callable[..., None]:
@@ -62,25 +70,35 @@ def _op_function(body: Body, tokens: Callable[[Any], int]) -> Callable[..., None
         layer = layer_of(context, layer_id)
         count, rows = tokens(context.forward_batch), hidden_states.shape[0]
         if count > rows or output.shape != hidden_states.shape:
-            raise ValueError(f"layer {layer_id}: {count} tokens, input {tuple(hidden_states.shape)}, output {tuple(output.shape)}")
+            raise ValueError(
+                f"layer {layer_id}: {count} tokens, input {tuple(hidden_states.shape)}, output"
+                f" {tuple(output.shape)}"
+            )
         if count:
             body(layer, hidden_states[:count], output[:count], context.forward_batch)
-        output[count:].zero_()  # captured norms, routing and collectives behind the op read these rows too
+        output[
+            count:
+        ].zero_()  # captured norms, routing and collectives behind the op read these rows too
 
     return run
 
 
 def layer_of(context: Any, layer_id: int) -> Any:
-    """The object that a forward context lists for a layer. Raises RuntimeError where there is none."""
+    """The object that a forward context lists for a layer. Raises RuntimeError where there is
+    none."""
     layers = context.attention_layers
     layer = layers[layer_id] if layer_id < len(layers) else None
     if layer is None:
-        raise RuntimeError(f"no layer is listed under layer_id {layer_id}; the runner's table has {len(layers)} entries")
+        raise RuntimeError(
+            f"no layer is listed under layer_id {layer_id}; the runner's table has {len(layers)}"
+            " entries"
+        )
     return layer
 
 
 def define(name: str, run: Callable[..., None], mutates: str) -> Callable[..., None]:
-    """Define torch.ops.sglang.<name> and split the graph at it. run: annotated, returns nothing, writes its argument `mutates`."""
+    """Define torch.ops.sglang.<name> and split the graph at it. run: annotated, returns nothing,
+    writes its argument `mutates`."""
     _LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=(mutates,)))
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"sglang::{name}", _fake, lib=_LIBRARY)

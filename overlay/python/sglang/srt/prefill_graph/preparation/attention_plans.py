@@ -1,7 +1,8 @@
 """FlashInfer's plans of a prefill, made without waiting for the GPU.
 
-A plan is made on the host, of offsets that the releases sum up on the GPU: FlashInfer copies them back (plan() in its
-prefill.py), and the host waits there for the batch before. The releases' own batch has all lengths on the host.
+A plan is made on the host, of offsets that the releases sum up on the GPU: FlashInfer copies them
+back (plan() in its prefill.py), and the host waits there for the batch before. The releases' own
+batch has all lengths on the host.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import torch
 from .known import Known, listed
 
 SWITCH = "SGLANG_PREFILL_PLANS"  # "release" in the environment: the release's own way, which waits
-PINNED = "_pin_memory_int_workspace_buffer"  # of a wrapper: where plan() writes, and the GPU copies from later
+# of a wrapper: where plan() writes, and the GPU copies from later
+PINNED = "_pin_memory_int_workspace_buffer"
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """A batch's lengths on the host. seq_lens, prefixes: the tensors on the GPU that they belong to."""
+    """A batch's lengths on the host. seq_lens, prefixes: the tensors on the GPU that they belong
+    to."""
 
     seq_lens: torch.Tensor
     prefixes: Known
@@ -31,18 +34,24 @@ class Lengths:
 
 
 def know(updater: Any, batch: Any) -> None:
-    """Keep what the host knows of a batch's lengths: for offsets(), and for whoever asks for its `extend_prefix_lens`.
+    """Keep what the host knows of a batch's lengths: for offsets(), and for whoever asks for its
+    `extend_prefix_lens`.
 
-    updater: the release's FlashInferIndicesUpdaterPrefill. batch: the ForwardBatch of a prefill, neither of drafts nor
-    of their verification. Nothing is kept where the host does not know, where several wrappers share
-    the batch, or where the environment's SWITCH says so.
+    updater: the release's FlashInferIndicesUpdaterPrefill. batch: the ForwardBatch of a prefill,
+    neither of drafts nor of their verification. Nothing is kept where the host does not know, where
+    several wrappers share the batch, or where the environment's SWITCH says so.
     """
     updater.known_lengths = None
     if os.environ.get(SWITCH) == "release":
         return
-    prefixes, given = batch.extend_prefix_lens, (batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu)
+    prefixes, given = (
+        batch.extend_prefix_lens,
+        (batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu),
+    )
     alone = getattr(updater.attn_backend, "num_wrappers", 1) == 1
-    if not alone or any(lengths is None or len(lengths) != len(batch.seq_lens) for lengths in given):
+    if not alone or any(
+        lengths is None or len(lengths) != len(batch.seq_lens) for lengths in given
+    ):
         return
     cached, extended = (list(map(int, lengths)) for lengths in given)
     whole = [before + new for before, new in zip(cached, extended)]
@@ -51,13 +60,19 @@ def know(updater: Any, batch: Any) -> None:
 
 
 def offsets(
-    updater: Any, wrappers: Sequence[Any], seq_lens: torch.Tensor, attended: torch.Tensor,
-    new: torch.Tensor, cached: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The offsets `new` and `cached`, for plan() of `wrappers`: the same tensors, that answer from the host where it knows.
+    updater: Any,
+    wrappers: Sequence[Any],
+    seq_lens: torch.Tensor,
+    attended: torch.Tensor,
+    new: torch.Tensor,
+    cached: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The offsets `new` and `cached`, for plan() of `wrappers`: the same tensors, that answer from
+    the host where it knows.
 
-    new, cached: (requests + 1,) int32 on the GPU, running sums of the new tokens and of `attended`, what the paged
-    wrapper attends to: all tokens of each request, or its cached ones. seq_lens: (requests,).
+    new, cached: (requests + 1,) int32 on the GPU, running sums of the new tokens and of `attended`,
+    what the paged wrapper attends to: all tokens of each request, or its cached ones. seq_lens:
+    (requests,).
     """
     known, updater.known_lengths = getattr(updater, "known_lengths", None), None
     if known is None or known.seq_lens is not seq_lens:
@@ -69,7 +84,8 @@ def offsets(
     else:
         return new, cached
     if not isinstance(updater.kv_last_page_len, Known):
-        ones = torch.ones(updater.kv_last_page_len.shape, dtype=torch.int32)  # the releases' pages have one token here
+        # the releases' pages have one token here
+        ones = torch.ones(updater.kv_last_page_len.shape, dtype=torch.int32)
         updater.kv_last_page_len = Known.of(updater.kv_last_page_len, ones)
     for wrapper in wrappers:
         _turn(wrapper)
@@ -82,7 +98,8 @@ def _sums(there: torch.Tensor, lengths: Iterable[int]) -> Known:
 
 @dataclass
 class _Workspaces:
-    """Two pinned workspaces of a wrapper, in turn; behind each, when the GPU had copied what was planned there."""
+    """Two pinned workspaces of a wrapper, in turn; behind each, when the GPU had copied what was
+    planned there."""
 
     buffers: list[torch.Tensor]
     copied: list[Any] = field(default_factory=lambda: [None, None])
@@ -92,17 +109,21 @@ class _Workspaces:
         self.copied[self.now] = torch.cuda.Event()
         self.copied[self.now].record()
         self.now = 1 - self.now
-        if self.copied[self.now] is not None:  # the batch before the last one: done, as the scheduler has its result
+        # the batch before the last one: done, as the scheduler has its result
+        if self.copied[self.now] is not None:
             self.copied[self.now].synchronize()
         return self.buffers[self.now]
 
 
 def _turn(wrapper: Any) -> None:
-    """Let the next plan() write where no copy of an earlier one is under way: the host does not wait for these any more."""
+    """Let the next plan() write where no copy of an earlier one is under way: the host does not
+    wait for these any more."""
     pinned = getattr(wrapper, PINNED, None)
     if pinned is None or not pinned.is_pinned():
         return
     spaces = getattr(wrapper, "prefill_graph_workspaces", None)
     if spaces is None or all(pinned is not buffer for buffer in spaces.buffers):
-        spaces = wrapper.prefill_graph_workspaces = _Workspaces([pinned, torch.empty_like(pinned, pin_memory=True)])
+        spaces = wrapper.prefill_graph_workspaces = _Workspaces(
+            [pinned, torch.empty_like(pinned, pin_memory=True)]
+        )
     setattr(wrapper, PINNED, spaces.next())

@@ -9,10 +9,11 @@ import torch
 
 
 class Known(torch.Tensor):
-    """A tensor that answers from the host where code asks for its values by cpu(), to("cpu"), sum() or a slice.
+    """A tensor that answers from the host where code asks for its values by cpu(), to("cpu"), sum()
+    or a slice.
 
-    In all else it is the tensor that it was made of; what is computed of it is an ordinary tensor. Whoever changes it in
-    place has to make another.
+    In all else it is the tensor that it was made of; what is computed of it is an ordinary tensor.
+    Whoever changes it in place has to make another.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -20,9 +21,12 @@ class Known(torch.Tensor):
 
     @classmethod
     def of(cls, tensor: torch.Tensor, host: torch.Tensor) -> Known:
-        """host: the same values in memory of the host, of `tensor`'s shape and type. Raises ValueError for another."""
+        """host: the same values in memory of the host, of `tensor`'s shape and type. Raises
+        ValueError for another."""
         if tensor.shape != host.shape or tensor.dtype != host.dtype:
-            raise ValueError(f"{tuple(host.shape)} {host.dtype} for {tuple(tensor.shape)} {tensor.dtype}")
+            raise ValueError(
+                f"{tuple(host.shape)} {host.dtype} for {tuple(tensor.shape)} {tensor.dtype}"
+            )
         made = tensor.as_subclass(cls)
         made.host = host
         return made

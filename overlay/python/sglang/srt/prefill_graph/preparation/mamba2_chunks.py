@@ -1,7 +1,8 @@
 """Mamba2's chunks of a prefill, cut on the host.
 
-The releases ask the GPU whether any request goes on from a state, and then cut the batch with operations on the GPU,
-which the host waits for several times a request (prepare_mixed in layers/attention/mamba/mamba2_metadata.py).
+The releases ask the GPU whether any request goes on from a state, and then cut the batch with
+operations on the GPU, which the host waits for several times a request (prepare_mixed in
+layers/attention/mamba/mamba2_metadata.py).
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ def goes_on(batch: Any, warm: torch.Tensor) -> bool:
 
 
 def cut(
-    batch: Any, release: Callable[..., tuple[torch.Tensor, torch.Tensor]], starts: torch.Tensor, chunk: int, tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The release's chunk_indices and chunk_offsets, int32 on the GPU: which chunk of the batch each piece of a request is
-    in, and where it begins there.
+    batch: Any,
+    release: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    starts: torch.Tensor,
+    chunk: int,
+    tokens: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The release's chunk_indices and chunk_offsets, int32 on the GPU: which chunk of the batch
+    each piece of a request is in, and where it begins there.
 
-    starts: (requests + 1,), the requests' first tokens and their end, `tokens`. release: what cuts them on the GPU; it does
-    so where the host does not know the lengths.
+    starts: (requests + 1,), the requests' first tokens and their end, `tokens`. release: what cuts
+    them on the GPU; it does so where the host does not know the lengths.
     """
     lengths = batch.extend_seq_lens_cpu
     if lengths is None or len(lengths) != len(starts) - 1 or sum(map(int, lengths)) != tokens:

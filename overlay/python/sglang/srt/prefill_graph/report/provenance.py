@@ -1,7 +1,9 @@
-"""What this tree was made of, and whether it still is that: from two files that the queue's tool left beside this folder.
+"""What this tree was made of, and whether it still is that: from two files that the queue's tool
+left beside this folder.
 
-provenance.json: the release, the queue, and every patch and overlay file with its sha256. tree.sha256: the sha256 of every
-file of the tree, as sha256sum prints it, by its name in upstream's repository; `sha256sum tree.sha256` is the tree's hash.
+provenance.json: the release, the queue, and every patch and overlay file with its sha256.
+tree.sha256: the sha256 of every file of the tree, as sha256sum prints it, by its name in upstream's
+repository; `sha256sum tree.sha256` is the tree's hash.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).parents[1]
 RECORD, LISTING = HERE / "provenance.json", HERE / "tree.sha256"
-ROOT = Path(__file__).parents[4]  # the folder that holds sglang/: python/ of a checkout, or site-packages
+# the folder that holds sglang/: python/ of a checkout, or site-packages
+ROOT = Path(__file__).parents[4]
 PREFIX, PACKAGE = "python/", "sglang"
 GENERATED = "sglang/_version.py"  # written when a wheel is built
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What this tree was made of. version: the sglang release; release: the queue's own; patches: names, in order."""
+    """What this tree was made of. version: the sglang release; release: the queue's own; patches:
+    names, in order."""
 
     version: str = "unknown"
     release: str = "unknown (not built by the queue)"
@@ -49,8 +53,9 @@ class Fault(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Verification:
-    """Whether the files are those that the queue made. files: how many were compared; faults: by name below the folder that
-    holds sglang/; tree: the hash of the listing, "sha256:<hex>"; reason: why nothing could be compared, else empty."""
+    """Whether the files are those that the queue made. files: how many were compared; faults: by
+    name below the folder that holds sglang/; tree: the hash of the listing, "sha256:<hex>"; reason:
+    why nothing could be compared, else empty."""
 
     files: int = 0
     faults: tuple[tuple[str, Fault], ...] = ()
@@ -73,10 +78,13 @@ def read() -> Provenance:
 
 
 def log_tree() -> None:
-    """One line at INFO that says what this server is made of. Called where a server starts, in _set_envs_and_config of
-    srt/entrypoints/engine.py, which comes right after its logging is set up. Never raises."""
+    """One line at INFO that says what this server is made of. Called where a server starts, in
+    _set_envs_and_config of srt/entrypoints/engine.py, which comes right after its logging is set
+    up. Never raises."""
     tree = tree_hash()
-    logger.info("Patched by the prefill graph queue: %s%s", read(), f", tree {tree[:19]}" if tree else "")
+    logger.info(
+        "Patched by the prefill graph queue: %s%s", read(), f", tree {tree[:19]}" if tree else ""
+    )
 
 
 def tree_hash() -> str:
@@ -88,19 +96,32 @@ def tree_hash() -> str:
 
 
 def verify() -> Verification:
-    """Compare every file with the listing. Compiled extensions are in no listing: they are the wheel's, and differ by platform."""
+    """Compare every file with the listing. Compiled extensions are in no listing: they are the
+    wheel's, and differ by platform."""
     try:
         wanted = dict(_listed(LISTING.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        return Verification(reason=f"{LISTING.name} cannot be read ({type(error).__name__}): the queue's tool did not make this tree")
-    here = {path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*.py") if path.is_file()} - {GENERATED}
-    faults = [(name, fault) for name, digest in wanted.items() if (fault := _fault(ROOT / name, digest))]
+        return Verification(
+            reason=(
+                f"{LISTING.name} cannot be read ({type(error).__name__}): the queue's tool did not"
+                " make this tree"
+            )
+        )
+    here = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / PACKAGE).rglob("*.py")
+        if path.is_file()
+    } - {GENERATED}
+    faults = [
+        (name, fault) for name, digest in wanted.items() if (fault := _fault(ROOT / name, digest))
+    ]
     faults += [(name, Fault.ADDED) for name in here - wanted.keys()]
     return Verification(len(wanted), tuple(sorted(faults)), tree_hash())
 
 
 def _listed(text: str) -> Iterator[tuple[str, str]]:
-    """(name below the folder that holds sglang/, sha256) of each of sglang's files in a listing. Raises ValueError."""
+    """(name below the folder that holds sglang/, sha256) of each of sglang's files in a listing.
+    Raises ValueError."""
     for line in text.splitlines():
         digest, name = line.split("  ", 1)
         if name.startswith(f"{PREFIX}{PACKAGE}/"):
@@ -109,7 +130,9 @@ def _listed(text: str) -> Iterator[tuple[str, str]]:
 
 def _fault(path: Path, digest: str) -> Fault | None:
     try:
-        content = b"link to " + str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+        content = (
+            b"link to " + str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+        )
     except OSError:
         return Fault.MISSING
     return None if hashlib.sha256(content).hexdigest() == digest else Fault.CHANGED

@@ -1,7 +1,9 @@
-"""The records that this user's servers left on this host: why the prefill graph of each is on or off.
+"""The records that this user's servers left on this host: why the prefill graph of each is on or
+off.
 
-The file: <XDG_RUNTIME_DIR, or the temporary folder>/sglang-prefill-graph-<uid>/<pid>.json, the folder readable by its
-owner only. Records of processes that are gone are ignored, and removed by the next server that writes.
+The file: <XDG_RUNTIME_DIR, or the temporary folder>/sglang-prefill-graph-<uid>/<pid>.json, the
+folder readable by its owner only. Records of processes that are gone are ignored, and removed by
+the next server that writes.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from .provenance import Provenance
 
 @dataclass(frozen=True)
 class Record:
-    """One server's prefill graph. started: the process's start in clock ticks since boot, to tell it from a later one
-    with the same pid; None where the host does not say."""
+    """One server's prefill graph. started: the process's start in clock ticks since boot, to tell
+    it from a later one with the same pid; None where the host does not say."""
 
     feature: str
     verdict: str
@@ -96,7 +98,8 @@ def _alive(path: Path) -> Record | None:
 def started_at(pid: int) -> int | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return int(fields[19])  # field 22 of proc(5), counted from behind the name, which may hold blanks
+        # field 22 of proc(5), counted from behind the name, which may hold blanks
+        return int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 

@@ -1,7 +1,8 @@
 """Why the prefill graph of this server is on or off, as one record.
 
-`report_prefill_graph` is called by a model runner after its graph was captured, or was not. It logs one line and leaves
-the record in a file, which `python -m sglang.srt.prefill_graph` prints. Nothing that fails here harms the server.
+`report_prefill_graph` is called by a model runner after its graph was captured, or was not. It logs
+one line and leaves the record in a file, which `python -m sglang.srt.prefill_graph` prints. Nothing
+that fails here harms the server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ ON, OFF = "on", "off"
 
 @dataclass(frozen=True)
 class Verdict:
-    """verdict: "on" or "off". offender: the first layer at fault as {"index", "class", "reason"}, where it is a layer."""
+    """verdict: "on" or "off". offender: the first layer at fault as {"index", "class", "reason"},
+    where it is a layer."""
 
     verdict: str
     reason: str
@@ -32,7 +34,8 @@ class Verdict:
 
 
 def report_prefill_graph(runner: Any) -> Record | None:
-    """Log why `runner` (a ModelRunner whose graph was decided) has its prefill graph or not, and leave the record.
+    """Log why `runner` (a ModelRunner whose graph was decided) has its prefill graph or not, and
+    leave the record.
 
     One line at INFO from the first rank of the target model; None from others. Never raises.
     """
@@ -44,7 +47,11 @@ def report_prefill_graph(runner: Any) -> Record | None:
         write(record)
         return record
     except Exception as error:
-        logger.info("Prefill graph: the report failed (%s: %s); prefill is not affected", type(error).__name__, error)
+        logger.info(
+            "Prefill graph: the report failed (%s: %s); prefill is not affected",
+            type(error).__name__,
+            error,
+        )
         return None
 
 
@@ -71,21 +78,35 @@ def explain(runner: Any) -> Verdict:
     refusal = getattr(runner, "prefill_graph_refusal", None)
     if refusal:
         return Verdict(OFF, refusal.reason, _offender(refusal.offender))
-    return _of_arguments(runner.server_args) or _of_switch(runner.server_args) or _of_rules(runner) or _of_sizes(runner.server_args) or _of_layers(runner)
+    return (
+        _of_arguments(runner.server_args)
+        or _of_switch(runner.server_args)
+        or _of_rules(runner)
+        or _of_sizes(runner.server_args)
+        or _of_layers(runner)
+    )
 
 
 def _of_graph(graph: Any) -> Verdict:
     if model_runner.never_runs(graph):
-        return Verdict(OFF, "the runner found no stack of decoder layers to capture, and runs every batch eagerly")
+        return Verdict(
+            OFF,
+            "the runner found no stack of decoder layers to capture, and runs every batch eagerly",
+        )
     sizes = model_runner.capture_sizes(graph)
     if not sizes:
         return Verdict(ON, "captured")
     why = getattr(graph, "why_these_sizes", None)
-    return Verdict(ON, f"captured {len(sizes)} sizes, {sizes[0]} to {sizes[-1]} tokens" + (f": {why}" if why else ""))
+    return Verdict(
+        ON,
+        f"captured {len(sizes)} sizes, {sizes[0]} to {sizes[-1]} tokens"
+        + (f": {why}" if why else ""),
+    )
 
 
 def _of_arguments(args: Any) -> Verdict | None:
-    refusal = getattr(args, "prefill_graph_refusal", None)  # left by piecewise/sparse.py or bypassed_topk.py
+    # left by piecewise/sparse.py or bypassed_topk.py
+    refusal = getattr(args, "prefill_graph_refusal", None)
     return Verdict(OFF, refusal) if refusal else None
 
 
@@ -100,23 +121,36 @@ def _of_switch(args: Any) -> Verdict | None:
     if switch.opt_in:
         return Verdict(OFF, f"{switch.flag} is not given")
     open_ = [rule for rule in rules if rule.holds is None]
-    rest = f", or by a rule that cannot be checked from here: {'; '.join(map(str, open_))}" if open_ else ""
+    rest = (
+        f", or by a rule that cannot be checked from here: {'; '.join(map(str, open_))}"
+        if open_
+        else ""
+    )
     return Verdict(OFF, f"turned off by {switch.flag}{rest}")
 
 
 def _of_rules(runner: Any) -> Verdict | None:
     holding = [rule for rule in arguments.runner_rules(runner) if rule.holds]
-    return Verdict(OFF, f"turned off by the release's own rule: {'; '.join(map(str, holding))}") if holding else None
+    return (
+        Verdict(OFF, f"turned off by the release's own rule: {'; '.join(map(str, holding))}")
+        if holding
+        else None
+    )
 
 
 def _of_sizes(args: Any) -> Verdict | None:
     if arguments.sizes_to_capture(args):
         return None
-    return Verdict(OFF, "no capture size fits: --piecewise-cuda-graph-tokens is empty for these limits")
+    return Verdict(
+        OFF, "no capture size fits: --piecewise-cuda-graph-tokens is empty for these limits"
+    )
 
 
 def _of_layers(runner: Any) -> Verdict:
-    found, needed = len(getattr(runner, "attention_layers", ())), runner.model_config.num_hidden_layers
+    found, needed = (
+        len(getattr(runner, "attention_layers", ())),
+        runner.model_config.num_hidden_layers,
+    )
     try:
         decision = layers.judge(layers.describe(stack.find(runner.model).layers), found, needed)
     except stack.NoStack as error:

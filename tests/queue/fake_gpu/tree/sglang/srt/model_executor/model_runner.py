@@ -20,8 +20,16 @@ class Batch:
 class ModelRunner:
     def __init__(self, mode, sizes, is_draft_worker=False):
         self.is_draft_worker = is_draft_worker
-        self.runner = {"piecewise": PiecewiseCudaGraphRunner, "breakable": BreakableRunner, "": lambda sizes: None}[mode](sizes)
+        self.runner = {
+            "piecewise": PiecewiseCudaGraphRunner,
+            "breakable": BreakableRunner,
+            "": lambda sizes: None,
+        }[mode](sizes)
 
     def forward(self, batch):
-        if self.runner and batch.forward_mode.name in ("EXTEND", "MIXED") and self.runner.can_run(batch):
+        if (
+            self.runner
+            and batch.forward_mode.name in ("EXTEND", "MIXED")
+            and self.runner.can_run(batch)
+        ):
             self.runner.replay(batch)

@@ -31,7 +31,7 @@ class OwnMemory:
     snapshot: torch.cuda.memory_snapshot, whose segments and blocks torch/cuda/memory.py _snapshot describes (2.11).
     """
 
-    def __init__(self, pool: tuple[int, int] | None, snapshot: Snapshot | None = None):
+    def __init__(self, pool: tuple[int, int] | None, snapshot: Snapshot | None = None) -> None:
         self._pool = NO_POOL if pool is None else tuple(pool)
         self._snapshot = snapshot or torch.cuda.memory_snapshot
         self._outside: set[int] = set()
@@ -68,7 +68,7 @@ class OwnMemory:
 class _Spans:
     """Spans of memory, as (address, size), that do not overlap."""
 
-    def __init__(self, spans: Iterable[tuple[int, int]]):
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
         self._spans = sorted(spans)
 
     def __contains__(self, address: int) -> bool:
