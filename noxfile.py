@@ -31,24 +31,32 @@ import nox
 import nox.command
 
 # scripts/requirements.txt is the list above, locked. After a change to it:
-# uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate noxfile.py -o scripts/requirements.txt
-# scripts/plots.txt is matplotlib alone, locked in the same way from a file that says `matplotlib==3.10.7`.
+# uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
+#     noxfile.py -o scripts/requirements.txt
+# In the same way scripts/plots.txt is made of `matplotlib==3.10.7`, and scripts/lint.txt of ruff,
+# mypy and import-linter, with -c scripts/requirements.txt.
 
 nox.needs_version = ">=2026.2"
 nox.options.sessions = ["apply", "test"]
-nox.options.default_venv_backend = "none"  # the sessions share the environment that runs nox: it has all they need
+nox.options.default_venv_backend = (
+    "none"  # the sessions share the environment that runs nox: it has all they need
+)
 
 
 def called_from(session: nox.Session) -> dict[str, str]:
-    """What a path behind `--` is relative to (scripts/patchqueue/commands/paths.py): nox itself goes to the queue's folder."""
+    """What a path behind `--` is relative to (scripts/patchqueue/commands/paths.py): nox itself
+    goes to the queue's folder."""
     return {"PATCHQUEUE_CALLED_FROM": session.invoked_from}
 
 
 def patchqueue(session: nox.Session, command: str, *words: str) -> None:
-    """Run the tool. Where it fails it has said why: nox adds nothing, and ends with its exit code."""
+    """Run the tool. Where it fails it has said why: nox adds nothing, and ends with its exit
+    code."""
     run = [sys.executable, "-m", "patchqueue", command, *words]
     try:
-        session.run(*run, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True, log=False)
+        session.run(
+            *run, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True, log=False
+        )
     except nox.command.CommandFailed as failed:
         raise SystemExit(failed.return_code or 1) from None
 
@@ -62,9 +70,42 @@ logging.getLogger("nox").addFilter(_is_news)
 
 
 def with_matplotlib(session: nox.Session, command: str, *words: str) -> None:
-    """The same where plots are drawn: nothing else needs matplotlib, so it has an environment of its own."""
-    python = [f"--python={sys.executable}", "--with-requirements=scripts/requirements.txt", "--with-requirements=scripts/plots.txt"]
-    session.run("uv", "run", "--no-project", *python, "python", "-m", "patchqueue", command, *words, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True)
+    """The same where plots are drawn: nothing else needs matplotlib, so it has an environment of
+    its own."""
+    python = [
+        f"--python={sys.executable}",
+        "--with-requirements=scripts/requirements.txt",
+        "--with-requirements=scripts/plots.txt",
+    ]
+    session.run(
+        "uv",
+        "run",
+        "--no-project",
+        *python,
+        "python",
+        "-m",
+        "patchqueue",
+        command,
+        *words,
+        env={"PYTHONPATH": "scripts", **called_from(session)},
+        external=True,
+    )
+
+
+LINTS = (
+    ("ruff", "format", "--check", "--quiet"),
+    ("ruff", "check", "--quiet"),
+    ("mypy",),
+    ("lint-imports",),
+)
+
+
+def linted(session: nox.Session) -> None:
+    """Form, types and imports of the project's own Python, as pyproject.toml says."""
+    tools = [f"--with-requirements=scripts/{name}.txt" for name in ("requirements", "lint")]
+    run = ["uv", "run", "--quiet", "--no-project", f"--python={sys.executable}", *tools]
+    for command in LINTS:
+        session.run(*run, *command, env={"PYTHONPATH": "scripts"}, external=True, silent=True)
 
 
 @nox.session(tags=["users"])
@@ -106,6 +147,8 @@ def backport(session: nox.Session) -> None:
 @nox.session(tags=["users"])
 def test(session: nox.Session) -> None:
     """Test releases without a GPU; and the tool itself."""
+    if not session.posargs:
+        linted(session)
     patchqueue(session, "test", *session.posargs)
 
 
@@ -113,6 +156,12 @@ def test(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Prove a release on this host's GPU."""
     patchqueue(session, "gpu", *session.posargs)
+
+
+@nox.session(default=False, tags=["maintainers"])
+def lint(session: nox.Session) -> None:
+    """Check the form, types and imports of the Python."""
+    linted(session)
 
 
 @nox.session(default=False, tags=["maintainers"])
@@ -208,4 +257,10 @@ def figures(session: nox.Session) -> None:
     if "--page" in session.posargs:
         with_matplotlib(session, "figures", *session.posargs)
         return
-    session.run(sys.executable, "scripts/figures/queue_figures.py", *session.posargs, env=called_from(session), external=True)
+    session.run(
+        sys.executable,
+        "scripts/figures/queue_figures.py",
+        *session.posargs,
+        env=called_from(session),
+        external=True,
+    )
