@@ -38,9 +38,8 @@ import nox.command
 
 nox.needs_version = ">=2026.2"
 nox.options.sessions = ["apply", "test"]
-nox.options.default_venv_backend = (
-    "none"  # the sessions share the environment that runs nox: it has all they need
-)
+# the sessions share the environment that runs nox: it has all they need
+nox.options.default_venv_backend = "none"
 
 
 def called_from(session: nox.Session) -> dict[str, str]:

@@ -9,6 +9,5 @@ all lie outcome.py, what can become of a patch, a tree or an input, and hint.py,
 written for a user.
 """
 
-RELEASE = (
-    1  # the queue's own release: `sglang-0.5.9+pcg.1`; one more with every release of the queue
-)
+# the queue's own release: `sglang-0.5.9+pcg.1`; one more with every release of the queue
+RELEASE = 1

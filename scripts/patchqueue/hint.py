@@ -1,21 +1,37 @@
 """How a command of this project, and a number of things, is written for a user: the one place that
-knows."""
+knows.
+
+The tool runs from a clone of the queue, by scripts/nox, or from a wheel that brings the queue's
+files, by `patchqueue`. A wheel's has the commands that write nothing into the queue.
+"""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
 
+PACKAGED = Path(__file__).with_name("packaged")  # what pyproject.toml puts there: in a wheel alone
+
+
+def in_wheel() -> bool:
+    """Whether this is the tool of a wheel, with the queue in PACKAGED."""
+    return PACKAGED.is_dir()
+
+
+def program() -> str:
+    """What a user types before a command's name."""
+    return "patchqueue" if in_wheel() else "scripts/nox"
+
 
 def to_type(name: str, *words: object) -> str:
-    """The command as a user types it in the queue's folder, in backticks: `scripts/nox apply
+    """The command as a user types it, in backticks: in the queue's folder `scripts/nox apply
     v0.5.9`.
 
     A path is quoted for a shell where it has to be; other words stand as they are, so that one may
     hold several.
     """
     shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)
-    return f"`{' '.join(['scripts/nox', name, *shown])}`"
+    return f"`{' '.join([program(), name, *shown])}`"
 
 
 def counted(number: int, one: str, many: str = "") -> str:

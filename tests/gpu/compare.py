@@ -47,9 +47,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 
-TOLERANCE = (
-    0.15  # largest difference of a log-probability; logits have a standard deviation of about 2
-)
+# largest difference of a log-probability; logits have a standard deviation of about 2
+TOLERANCE = 0.15
 TIE = 2 * TOLERANCE  # two candidates, each off by at most the tolerance
 MEMORY = 4 * TOLERANCE  # what another beginning of the prompt must at least change somewhere
 

@@ -17,9 +17,8 @@ import compare
 FEATURES = 16
 TOP = "experts"
 FLIPPED = 0.02  # share of choices that rounding may exchange where nothing is known of it
-LARGEST = (
-    0.2  # and at most, whatever eager prefill itself exchanges: wrong ones are nearly all others
-)
+# and at most, whatever eager prefill itself exchanges: wrong ones are nearly all others
+LARGEST = 0.2
 OF_CALL = 0.5  # of the choices of one prompt; one of 16 is always allowed
 
 

@@ -589,6 +589,13 @@ FOREIGN = {
     ),
     "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
     "sbatch --array=…": "Slurm",
+    "uvx --from git+REPOSITORY patchqueue install --site-packages DIR": (
+        "where a user found this; test_packaged.py runs the command"
+    ),
+    "uvx --from git+REPOSITORY patchqueue uninstall --site-packages DIR": (
+        "where a user found this; test_packaged.py runs the command"
+    ),
+    "scripts/nox lint": "the package index, for its tools; `scripts/nox test` begins with it",
     "git clone REPOSITORY queue": "where a user found this; `scripts/nox figures newcomer` runs it",
 }
 # Named in a sentence as such, without the words that a call would have.

@@ -37,7 +37,7 @@ from ..environments.testing import (
 )
 from ..files import disk
 from ..files.gitrun import GitFailed
-from ..hint import counted, to_type
+from ..hint import PACKAGED, counted, in_wheel, program, to_type
 from ..laying import pinned
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
@@ -181,13 +181,30 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="scripts/nox", description="Lay the patch queue on pinned sglang releases."
-    )
-    parser.add_argument(
-        "--root", type=Path, default=Path.cwd(), help="the project's folder (default: this one)"
-    )
+    parser = _Parser(prog=program(), description="Lay the patch queue on pinned sglang releases.")
+    if in_wheel():
+        parser.set_defaults(root=PACKAGED)
+        parser.epilog = "A clone of the queue has more commands: applying, testing, building."
+    else:
+        here = "the project's folder (default: this one)"
+        parser.add_argument("--root", type=Path, default=Path.cwd(), help=here)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    if in_wheel():
+        install.add(commands)
+    else:
+        _add_all(commands)
+    texts = {action.dest: action.help or "" for action in commands._choices_actions}
+    for name, each in commands.choices.items():
+        each.set_defaults(parser=each)
+        each.description = each.description or sentence(texts[name])
+        each.epilog = (
+            f"Example: {to_type(name, *EXAMPLES[name]).strip('`')}" if name in EXAMPLES else None
+        )
+    return parser
+
+
+def _add_all(commands: Any) -> None:
+    """Every command of a clone."""
 
     def command(
         name: str, run: Any, text: str, default: str, *takes: str
@@ -316,14 +333,6 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "fields", help="print the patch header's fields as a Markdown table"
     ).set_defaults(run=_fields)
-    texts = {action.dest: action.help or "" for action in commands._choices_actions}
-    for name, each in commands.choices.items():
-        each.set_defaults(parser=each)
-        each.description = each.description or sentence(texts[name])
-        each.epilog = (
-            f"Example: {to_type(name, *EXAMPLES[name]).strip('`')}" if name in EXAMPLES else None
-        )
-    return parser
 
 
 def sentence(text: str) -> str:

@@ -29,9 +29,8 @@ WORKERS = 4  # of a revision, at most: each imports torch and sglang, which take
 TOOL_WORKERS = 8  # at most, for tests/queue
 # what spreads tests over processes: plain Python, of the tool's own environment
 SPREAD = ("xdist", "execnet")
-NO_TESTS = (
-    5  # pytest's exit code when nothing was selected: for a revision without patches that is right
-)
+# pytest's exit code when nothing was selected: for a revision without patches that is right
+NO_TESTS = 5
 
 
 @dataclass(frozen=True)

@@ -375,9 +375,8 @@ def _write(path: Path, members: Mapping[str, bytes], when: Sequence[int]) -> Non
         ):
             for name, content in members.items():
                 member = zipfile.ZipInfo(name, tuple(when))
-                member.create_system = (
-                    3  # Unix, whatever made it: the permissions below count there only
-                )
+                # Unix, whatever made it: the permissions below count there only
+                member.create_system = 3
                 member.external_attr = (
                     0o100000 | (PROGRAM_MODE if name.endswith(".so") else FILE_MODE)
                 ) << 16

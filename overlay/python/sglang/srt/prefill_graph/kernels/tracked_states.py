@@ -27,9 +27,8 @@ from ..compat import ops
 
 # what a ForwardBatch says of them
 SAID = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens")
-AT_ONCE = (
-    8  # requests: their tokens are held in float32, 8 MB for each request of a layer of 128 heads
-)
+# requests: their tokens are held in float32, 8 MB for each request of a layer of 128 heads
+AT_ONCE = 8
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ logger = logging.getLogger(__name__)
 
 # where wrappers keep the model inside, in the order in which it is tried
 _INNER = ("language_model", "model", "thinker")
-_MOST = (
-    16  # modules to probe: attributes that are made when they are asked for could go on for ever
-)
+# modules to probe: attributes that are made when they are asked for could go on for ever
+_MOST = 16
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""The tool of a wheel, as pyproject.toml lays it: the queue's files are in the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import fakes
+import pytest
+import tomlkit
+
+from patchqueue import RELEASE
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
+WHEEL = BUILD["build"]["targets"]["wheel"]
+
+
+@pytest.fixture
+def packages(project, tmp_path) -> Path:
+    """A folder with what the wheel has, the tiny project's queue in place of the real one."""
+    made = tmp_path / "packages"
+    for folder in WHEEL["packages"]:
+        source = ROOT / folder
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, made / source.name, ignore=ignore)
+    for source, target in WHEEL["force-include"].items():
+        place = made / target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        found = project.root / source
+        (shutil.copytree if found.is_dir() else shutil.copyfile)(found, place)
+    return made
+
+
+@pytest.fixture
+def patchqueue(packages, tmp_path):
+    """The console script's command, run where no queue is."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    code = "import sys; from patchqueue.commands.cli import main; sys.exit(main())"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ} | {"PYTHONPATH": str(packages)}
+        command = [sys.executable, "-c", code, *words]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def test_it_installs_and_takes_off(patchqueue, tmp_path):
+    site = fakes.install(tmp_path / "site-packages")
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    done = patchqueue("install", "--site-packages", str(site))
+    assert done.returncode == 0, done.stderr
+    assert f"`patchqueue install --site-packages {site} --verify`" in done.stdout
+    assert {path: path.read_bytes() for path in before if path.is_file()} != before
+    verified = patchqueue("install", "--site-packages", str(site), "--verify")
+    assert verified.returncode == 0, verified.stderr
+    assert patchqueue("uninstall", "--site-packages", str(site)).returncode == 0
+    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+
+
+def test_what_needs_a_clone_is_said(patchqueue):
+    said = patchqueue("--help").stdout
+    assert "install" in said and "refresh" not in said
+    assert "A clone of the queue has more commands" in said
+    done = patchqueue("apply")
+    assert done.returncode == 2 and "invalid choice: 'apply'" in done.stderr
+
+
+def test_the_real_queue_has_all_that_is_packaged():
+    assert all((ROOT / source).exists() for source in WHEEL["force-include"])
+    pattern = BUILD["version"]["pattern"]
+    text = (ROOT / BUILD["version"]["path"]).read_text(encoding="utf-8")
+    assert re.search(pattern, text)["version"] == str(RELEASE)
