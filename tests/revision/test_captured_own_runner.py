@@ -333,6 +333,20 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(captured, keeps_state
     assert not made.plan.track_rows.any()
 
 
+@pytest.mark.revision("<0.5.17")  # later releases ask in another place
+def test_nobody_asks_the_device_which_states_to_leave(captured, keeps_states, monkeypatch):
+    from sglang.srt.prefill_graph.kernels import tracked_states
+
+    asked = []
+    monkeypatch.setattr(tracked_states.Answered, "of", lambda mask: asked.append(mask) or mask)
+    _, graph, _ = captured(**keeps_states)
+    replayed(graph, tracked([9, 3], [0, 0], [9, -1]))
+    assert not asked
+    graph.captured_states = None  # where layers break, one question is for all of them
+    replayed(graph, tracked([9, 3], [0, 0], [9, -1]))
+    assert len(asked) >= 1
+
+
 def test_a_capture_leaves_no_state_for_the_prefix_cache(captured, keeps_states):
     """It comes behind requests too, where weights were updated: their slots may be in the cache by
     then."""

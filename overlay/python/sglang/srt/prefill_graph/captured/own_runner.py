@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..compat import model_runner
+from ..kernels import tracked_states
 from . import layers, tables
 
 logger = logging.getLogger(__name__)
@@ -130,4 +131,5 @@ def prepared(graph_runner: Any, forward_batch: Any, size: int) -> Any:
     made = states.tables[size]
     made.fill(*states.captured.batch(forward_batch))
     states.captured.track(made, forward_batch)
+    setattr(forward_batch, tracked_states.IN_TABLES, True)
     return getattr(backend, "full_attn_backend", backend)

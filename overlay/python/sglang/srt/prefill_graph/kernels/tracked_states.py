@@ -27,6 +27,8 @@ from ..compat import ops
 
 # what a ForwardBatch says of them
 SAID = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens")
+# set on a ForwardBatch whose layers with states are captured: no break asks its mask
+IN_TABLES = "states_are_in_tables"
 # requests: their tokens are held in float32, 8 MB for each request of a layer of 128 heads
 AT_ONCE = 8
 
@@ -99,7 +101,8 @@ def follow(static: Any, batch: Any) -> None:
     run eagerly and need no fixed addresses. Called where nothing is left that changes what `batch`
     says: 0.5.15's backends translate its slots.
     """
-    ask_once(batch)
+    if not getattr(batch, IN_TABLES, False):  # to ask is to wait for the device
+        ask_once(batch)
     for name in SAID:
         setattr(static, name, getattr(batch, name))
 
