@@ -109,9 +109,20 @@ class Served:
             "prefills": len(self._ran(since)),
         }
 
+    def profile_load(self, number: int, requests: int, folder: str) -> dict:
+        """A trace of the GPU over a short prefill_load."""
+        self.engine.start_profile(
+            output_dir=folder, activities=["GPU"], with_stack=False, record_shapes=False
+        )
+        found = self.prefill_load(number, requests)
+        self.engine.stop_profile()
+        return found
+
     def _call(self, source: random.Random, count: int, length: int, answer: int = 1) -> float:
-        """Milliseconds of one whole call for `count` new prompts of `length` tokens."""
+        """Milliseconds of one whole call of an idle server, for `count` new prompts of `length`
+        tokens."""
         prompts = [list(load.tokens(source, length)) for _ in range(count)]
+        time.sleep(load.PAUSE_S)
         began = time.perf_counter()
         self.engine.generate(
             input_ids=prompts,

@@ -25,6 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import clocks
 import engine as engines
 import floor
 import gputrace
@@ -176,6 +177,7 @@ class Gain:
             "rounds": self.options.rounds,
             "warm_up": WARM_UP,
             "profiled": PROFILED,
+            "pause_s": load.PAUSE_S,
             "load": prefills,
             "order": [*self.options.trees],
             "engine": self.words,
@@ -396,28 +398,47 @@ class Visit:
         self.gain.write()
 
     def _loads(self) -> None:
-        for number in range(LOADS):
-            found = {"round": number} | self._ask(
-                "prefill_load", LOAD_S, number=number, requests=load.PREFILL_REQUESTS
-            )
-            self.entry.setdefault("loads", []).append(found)
+        with clocks.sampled(run.visible()[0].use) as sampled:
+            for number in range(LOADS):
+                found = {"round": number} | self._ask(
+                    "prefill_load", LOAD_S, number=number, requests=load.PREFILL_REQUESTS
+                )
+                self.entry.setdefault("loads", []).append(found)
+        self.entry["clock"] = sampled
         rates = [one["tokens_per_s"] for one in self.entry["loads"]]
         self._say(
             f"{load.PREFILL_IN_FLIGHT} prompts of {load.PREFILL_PROMPT} in flight, tokens/s: "
             + ", ".join(f"{rate:.0f}" for rate in rates)
         )
+        self._profile_load()
+        self._say(f"the GPU meanwhile: {sampled}, busy {self.entry['load_profile']['busy']:.1%}")
         self.gain.write()
+
+    def _profile_load(self) -> None:
+        """Which part of a load's time the GPU works, and on what."""
+        folder, count = self._traces("load"), load.PROFILED_REQUESTS
+        self._ask("profile_load", PROFILE_S, number=LOADS, requests=count, folder=str(folder))
+        events = _events(folder)
+        span = gputrace.span_us(events)
+        self.entry["load_profile"] = gputrace.profile(events, count) | {
+            "span_ms": round(span / count / 1e3, 3),
+            "busy": round(gputrace.busy_us(events) / span, 4) if span else 0,
+        }
+
+    def _traces(self, name: str) -> Path:
+        """A new folder for a trace."""
+        folder = self.engine.log.with_suffix(".traces") / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
 
     def _profile(self, count: int, length: int) -> None:
         shape = name((count, length))
-        folder = self.engine.log.with_suffix(".traces") / shape
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder = self._traces(shape)
         answer = self._ask(
             "profile", PROFILE_S, count=count, length=length, calls=PROFILED, folder=str(folder)
         )
-        files = sorted(folder.glob("*.json*"), key=lambda file: file.stat().st_mtime)
-        events = gputrace.read(files[-1]) if files else []
+        events = _events(folder)
         found = gputrace.profile(events, PROFILED) | {
             "ms": answer["ms"],
             "forwards": round(answer["forwards"] / PROFILED, 2),
@@ -443,6 +464,12 @@ class Visit:
 
     def _say(self, text: str) -> None:
         self.gain.say(f"{self.engine.mode}: {text}")
+
+
+def _events(folder: Path) -> list[gputrace.Event]:
+    """What the last trace of a folder holds; nothing where there is none."""
+    files = sorted(folder.glob("*.json*"), key=lambda file: file.stat().st_mtime)
+    return gputrace.read(files[-1]) if files else []
 
 
 def share(number: int, count: int) -> float:

@@ -50,6 +50,10 @@ CAPTURE = (
 DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128)
 # what gain.py sends at once: a prefill node's load
 PREFILL_REQUESTS, PREFILL_PROMPT, PREFILL_IN_FLIGHT = (32, 4096, 16)
+PROFILED_REQUESTS = 20  # of that load, while the GPU is traced
+# Before each timed call. Schedulers that prepare the next step early also decode behind a last
+# token: 5 ms in which the next call would wait for the call before.
+PAUSE_S = 0.03
 FIRST_TOKEN = tuple((1, n) for n in (64, 128, 256, 512, 1024, 2048, 4096)) + tuple(
     (8, n) for n in (64, 128, 256, 512)
 )

@@ -7,8 +7,10 @@ import hashlib
 import importlib
 import json
 import os
+import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ def gpu(monkeypatch) -> None:
     """tests/gpu's modules can be imported, and its GPU is the fake one."""
     monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    for name in ("gain", "kernels", "turns", "launch", "run", "gputrace", "untouched"):
+    for name in ("gain", "kernels", "turns", "launch", "run", "gputrace", "untouched", "clocks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -67,6 +69,7 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
     (tmp_path / "out/bytecode").symlink_to(engine_bytecode)
     module = importlib.import_module("gain")
     monkeypatch.setattr(module.load, "PREFILL_REQUESTS", 4)
+    monkeypatch.setattr(module.load, "PROFILED_REQUESTS", 2)
 
     def run(*words: str, **settings) -> tuple[int, dict]:
         for name, value in settings.items():
@@ -111,11 +114,15 @@ def test_both_trees_are_timed_in_one_run(gain, tmp_path, capsys):
             "prefills"
         ] == 4
         assert run["profile"]["8x64"]["forwards"] == 1 and run["profile"]["8x64"]["launches"] == 2
+        assert run["clock"]["samples"] > 1 and run["clock"]["power_capped"] == pytest.approx(
+            0.5, 0.2
+        )
+        assert 0 < run["load_profile"]["busy"] <= 1 and run["load_profile"]["launches"] > 0
     first = [run["first_token_ms"]["1x512"]["fastest"] for run in (slow, fast)]
     assert first[0] > 1.2 * first[1] > 1.2 * 40
     assert (slow["profile"]["8x64"]["busy_ms"], fast["profile"]["8x64"]["busy_ms"]) == (1.28, 1.024)
     turn = ["first-token 1x512", "first-token 8x64"]
-    one = ["start", *7 * turn, *12 * ["load", "first-token 1x4096"], "profile", "profile"]
+    one = ["start", *7 * turn, *14 * ["load", "first-token 1x4096"], *3 * ["profile"]]
     asked = [line.split(" ", 1) for line in (tmp_path / "journal").read_text().splitlines()]
     for mode in ("eager", "breakable"):
         mine = [what for name, what in asked if name == mode]
@@ -415,3 +422,38 @@ def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
     for kind in kernels.KINDS:
         words = (tmp_path / f"kernels.{kind}.log").read_text().split()
         assert words[1:] == [kind, "256"]
+
+
+def test_clock_samples_are_summed_up(gpu):
+    """The median, the share of samples under the power cap; words in place of samples are kept."""
+    clocks = importlib.import_module("clocks")
+    said = "1500, 690.5, Active\n1700, 500.5, Not Active\n1600, 600.0, Active\n"
+    found = clocks.summary(said)
+    assert found == {"samples": 3, "sm_mhz": 1600, "watts": 600.0, "power_capped": 0.67}
+    refused = clocks.summary("Field is not a valid field to query.\n")
+    assert refused == {"samples": 0, "why": "Field is not a valid field to query."}
+
+
+def test_the_span_of_a_trace_has_its_gaps(gpu):
+    """From the first begin to the last end, in whatever order events come."""
+    module = importlib.import_module("gputrace")
+    events = [module.Event("b", 50.0, 30.0), module.Event("a", 10.0, 60.0)]
+    assert module.span_us(events) == 70.0 and module.span_us([]) == 0.0
+
+
+def test_calls_begin_on_an_idle_server(gpu, monkeypatch):
+    """A pause lies before each call, and is no part of its time."""
+    module = importlib.import_module("bench_engine")
+    monkeypatch.setattr(module.load, "PAUSE_S", 0.05)
+    began, ended = [], []
+
+    class Engine:
+        def generate(self, **words: object) -> None:
+            began.append(time.perf_counter())
+            ended.append(time.perf_counter())
+
+    served = module.Served({"watch": ""})
+    served.engine = Engine()
+    spans = [served._call(random.Random(1), 1, 4) for _ in range(3)]
+    assert all(after - before >= 0.05 for before, after in zip(ended, began[1:]))
+    assert max(spans) < 50
