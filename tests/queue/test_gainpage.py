@@ -132,6 +132,32 @@ def test_the_first_answer_is_told_where_nothing_was_compiled_before():
     assert "first answer" not in gainpage.said(found)
 
 
+def test_what_was_asked_beyond_the_defaults_is_told():
+    found = gain()
+    assert "STATES" not in gainpage.said(found) and "idle" not in gainpage.said(found)
+    found["runs"][0]["states"] = "break"
+    assert "states" not in gainpage.title(found)
+    found["runs"][1]["states"], found["gain"]["pause_s"] = "capture", 0.03
+    assert "had `SGLANG_PREFILL_GRAPH_STATES=capture`." in gainpage.said(found)
+    assert "was idle for 30 ms before each call." in gainpage.said(found)
+    assert gainpage.title(found).endswith(", states in the graph")
+
+
+def test_the_clock_under_load_is_told():
+    found = gain()
+    assert "MHz" not in gainpage.said(found)
+    for run, mhz in zip(found["runs"], (1845, 1590.5), strict=True):
+        run["clock"] = {"samples": 9, "sm_mhz": mhz, "watts": 690.4, "power_capped": 0.97}
+    told = gainpage.said(found)
+    assert "ran at 1845 MHz untouched, and at 1590 patched, at 690 W." in told
+    assert "in 97 and 97 % of the samples." in told and "busy" not in told
+    for run, busy in zip(found["runs"], (0.972, 0.963), strict=True):
+        run["load_profile"] = {"busy": busy}
+    assert "It was busy for 97.2 % and 96.3 % of a load's time." in gainpage.said(found)
+    found["runs"][0]["clock"] = {"samples": 0, "why": "no such field"}
+    assert "MHz" not in gainpage.said(found)
+
+
 def test_visits_of_one_tree_count_together():
     more = [
         visit("untouched", [one - 1 for one in SLOW], 62.0),

@@ -105,6 +105,7 @@ def text(gains: Sequence[dict], notes: Callable[[dict], str], with_plot: bool) -
 def title(gain: dict) -> str:
     graph = graph_beside_eager(gain)
     beside = f", {graph} graph" if graph else ""
+    beside += ", states in the graph" if _states(gain) else ""
     return f"{gain['version']} on {gain['gpu']['name']}: {gain['model'].partition(',')[0]}{beside}"
 
 
@@ -304,13 +305,50 @@ def said(gain: dict) -> str:
         f"{' or '.join(map(str, sorted(counts)))} calls of each shape on each engine; "
         f"{gain['model']}."
     )
-    lines += split(gain) + first_answers(gain)
+    lines += asked(gain) + under_load(gain) + split(gain) + first_answers(gain)
     bad = [
         f"{run['tree']} {run['verdict']}: {run['why']}"
         for run in gain["runs"]
         if run["verdict"] != "passed"
     ]
     return " ".join([*lines, *(f"{one}." for one in bad)]) + " "
+
+
+def asked(gain: dict) -> list[str]:
+    """What the run asked for beyond the release's defaults."""
+    lines = []
+    if states := _states(gain):
+        lines.append(f"The patched server had `SGLANG_PREFILL_GRAPH_STATES={states}`.")
+    if pause := gain["gain"].get("pause_s"):
+        lines.append(f"The server was idle for {pause * 1e3:.0f} ms before each call.")
+    return lines
+
+
+def _states(gain: dict) -> str:
+    """What the patched server's environment said of layers with recurrent states."""
+    said_of = {run.get("states") or "" for run in runs(gain, PATCHED)}
+    return " and ".join(sorted(said_of - {""}))
+
+
+def under_load(gain: dict) -> list[str]:
+    """How fast the GPU ran under the load, and for which part of the time."""
+    found = [run for tree in TREES for run in runs(gain, tree)[:1]]
+    clocks = [run.get("clock", {}) for run in found]
+    if len(found) < len(TREES) or not all(clock.get("samples") for clock in clocks):
+        return []
+    slow, fast = clocks
+    busy_part = [
+        f"{100 * run['load_profile']['busy']:.1f} %" for run in found if run.get("load_profile")
+    ]
+    lines = [
+        f"Under the load the GPU ran at {slow['sm_mhz']:.0f} MHz untouched, and at"
+        f" {fast['sm_mhz']:.0f} patched, at {fast['watts']:.0f} W. Its power limit held the clock"
+        f" down in {100 * slow['power_capped']:.0f} and {100 * fast['power_capped']:.0f} % of"
+        f" the samples."
+    ]
+    if len(busy_part) == len(TREES):
+        lines.append(f"It was busy for {busy_part[0]} and {busy_part[1]} of a load's time.")
+    return lines
 
 
 def first_answers(gain: dict) -> list[str]:

@@ -5,6 +5,7 @@ requests. Modules, low to high:
     graph         a graph with breaks, for releases that have none
     breaks        the break that stands for a split op's function
     arguments     server arguments that cannot go together with the graph
+    crossover     from how many tokens on eager prefill is as fast
     sizes         which sizes it captures where nobody chose any
     runner        what captures a model and replays its batches, and which models it refuses
 

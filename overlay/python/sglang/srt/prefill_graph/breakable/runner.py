@@ -27,7 +27,7 @@ from ..compat import arguments, capture, features, model_runner, pausing
 from ..model import layers, multimodal, stack
 from ..model.layers import Refusal
 from ..piecewise import admission
-from . import breaks
+from . import breaks, crossover
 from . import sizes as capture_sizes
 from .graph import Capture, Graph
 
@@ -212,7 +212,8 @@ class BreakableRunner:
         self.graphs: dict[int, Any] = {}
         # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
         self.output: Any = None
-        chosen = capture_sizes.choose(runner.server_args, sizes_that_fit(runner))
+        enough = crossover.tokens(self.stack.layers, torch.device(runner.device))
+        chosen = capture_sizes.choose(runner.server_args, sizes_that_fit(runner), enough)
         self.why_these_sizes = chosen.why
         self.inputs = static_inputs(runner, chosen.tokens[-1])
         self._capture(chosen.tokens)

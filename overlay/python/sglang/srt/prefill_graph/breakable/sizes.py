@@ -1,5 +1,5 @@
-"""Which sizes the breakable graph captures where nobody chose any: the release's own, and more
-where padding would cost much.
+"""Which sizes the breakable graph captures where nobody chose any: the release's own, more where
+padding would cost much, and none from where eager prefill is as fast.
 
 A batch replays the smallest size that holds it, and the GPU works on all of its rows. Up to some
 hundred rows that costs little, since a layer's weights are read once for all rows. The releases'
@@ -28,18 +28,33 @@ class Sizes:
     why: str
 
 
-def choose(server_args: Any, fitting: Sequence[int]) -> Sizes:
-    """The sizes to capture. fitting: those of the arguments that the server can have, ascending."""
+def choose(server_args: Any, fitting: Sequence[int], enough: int | None = None) -> Sizes:
+    """The sizes to capture.
+
+    fitting: those of the arguments that the server can have, ascending. enough: from how many
+    tokens on eager prefill is as fast, where that is known.
+    """
     if not arguments.has_default_sizes(server_args):
         return Sizes(list(fitting), "those that were asked for")
-    made = with_less_padding(fitting)
-    if len(made) == len(fitting):
-        return Sizes(made, "the release's default ones")
-    why = (
-        f"the release's default ones, and more between them so that batches of {FULL} tokens or"
-        f" more are padded by less than {MOST_PADDING} %"
-    )
-    return Sizes(made, why)
+    useful = up_to(fitting, enough)
+    made = with_less_padding(useful)
+    why = ["the release's default ones"]
+    if len(made) > len(useful):
+        why.append(
+            f"more between them so that batches of {FULL} tokens or more are padded by less than"
+            f" {MOST_PADDING} %"
+        )
+    if len(useful) < len(fitting):
+        why.append(f"none beyond: from {enough} tokens on eager prefill is as fast")
+    return Sizes(made, ", and ".join(why))
+
+
+def up_to(sizes: Sequence[int], enough: int | None) -> list[int]:
+    """`sizes`, ascending, as far as a batch of fewer than `enough` tokens needs them; the first one
+    always."""
+    if enough is None:
+        return list(sizes)
+    return [size for before, size in zip([0, *sizes], sizes) if not before or before + 1 < enough]
 
 
 def with_less_padding(sizes: Sequence[int]) -> list[int]:
