@@ -34,7 +34,8 @@ import nox.command
 # uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
 #     noxfile.py -o scripts/requirements.txt
 # In the same way scripts/plots.txt is made of `matplotlib==3.10.7`, and scripts/lint.txt of ruff,
-# mypy and import-linter, with -c scripts/requirements.txt.
+# mypy and import-linter, scripts/mutants.txt of cosmic-ray, and scripts/coverage.txt of coverage,
+# with -c scripts/requirements.txt.
 
 nox.needs_version = ">=2026.2"
 nox.options.sessions = ["apply", "test"]
@@ -96,15 +97,21 @@ LINTS = (
     ("ruff", "check", "--quiet"),
     ("mypy",),
     ("lint-imports",),
+    ("python", "scripts/imports.py", "--check"),
 )
 
 
 def linted(session: nox.Session) -> None:
     """Form, types and imports of the project's own Python, as pyproject.toml says."""
-    tools = [f"--with-requirements=scripts/{name}.txt" for name in ("requirements", "lint")]
-    run = ["uv", "run", "--quiet", "--no-project", f"--python={sys.executable}", *tools]
     for command in LINTS:
-        session.run(*run, *command, env={"PYTHONPATH": "scripts"}, external=True, silent=True)
+        with_tools(session, ["lint"], *command, silent=True)
+
+
+def with_tools(session: nox.Session, more: list[str], *command: str, silent: bool = False) -> None:
+    """Run a command with what the tool needs, and with the packages of more files of scripts/."""
+    files = [f"--with-requirements=scripts/{name}.txt" for name in ("requirements", *more)]
+    run = ["uv", "run", "--quiet", "--no-project", f"--python={sys.executable}", *files]
+    session.run(*run, *command, env={"PYTHONPATH": "scripts"}, external=True, silent=silent)
 
 
 @nox.session(tags=["users"])
@@ -161,6 +168,26 @@ def gpu(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """Check the form, types and imports of the Python."""
     linted(session)
+
+
+@nox.session(default=False, tags=["maintainers"])
+def imports(session: nox.Session) -> None:
+    """Draw the packages' imports in CONTRIBUTING.md."""
+    with_tools(session, ["lint"], "python", "scripts/imports.py", *session.posargs)
+
+
+@nox.session(default=False, tags=["maintainers"])
+def mutants(session: nox.Session) -> None:
+    """Mutate the checks; see what the tests kill."""
+    with_tools(session, ["mutants"], "python", "scripts/mutation.py", *session.posargs)
+
+
+@nox.session(default=False, tags=["maintainers"])
+def coverage(session: nox.Session) -> None:
+    """Count the tool's lines that its tests run."""
+    tests = ["coverage", "run", "-m", "pytest", "tests/queue", "-q", "-n", "auto"]
+    for command in (tests, ["coverage", "combine", "-q"], ["coverage", "report"]):
+        with_tools(session, ["plots", "coverage"], *command)
 
 
 @nox.session(default=False, tags=["maintainers"])

@@ -596,6 +596,9 @@ FOREIGN = {
         "where a user found this; test_packaged.py runs the command"
     ),
     "scripts/nox lint": "the package index, for its tools; `scripts/nox test` begins with it",
+    "scripts/nox imports": "the package index, for its tools; `scripts/nox lint` compares",
+    "scripts/nox coverage": "the package index, and minutes: it runs these tests",
+    "scripts/nox mutants": "the package index, and many minutes: it runs tests for each mutant",
     "git clone REPOSITORY queue": "where a user found this; `scripts/nox figures newcomer` runs it",
 }
 # Named in a sentence as such, without the words that a call would have.
