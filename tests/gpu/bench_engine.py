@@ -20,6 +20,7 @@ from pathlib import Path
 
 import engine as engines
 import load
+import traffic
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -118,6 +119,15 @@ class Served:
         self.engine.stop_profile()
         return found
 
+    def traffic(self, kind: str, number: int) -> dict:
+        """A load of users, from an empty cache."""
+        engines.flush(self.engine)
+        wanted, since = traffic.made(kind, number), time.time()
+        began = time.perf_counter()
+        found = self.engine.loop.run_until_complete(_talk(self.engine, wanted))
+        span = time.perf_counter() - began
+        return traffic.summary(found, span) | {"prefills": len(self._ran(since))}
+
     def _call(self, source: random.Random, count: int, length: int, answer: int = 1) -> float:
         """Milliseconds of one whole call of an idle server, for `count` new prompts of `length`
         tokens."""
@@ -171,6 +181,42 @@ async def _send(engine, wanted: list[load.Request], in_flight: int) -> list[tupl
             return time.perf_counter() - began, info["completion_tokens"], info["cached_tokens"]
 
     return await asyncio.gather(*(one(request) for request in wanted))
+
+
+async def _talk(engine, wanted: traffic.Load) -> list[traffic.Answered]:
+    """Every request of a load, its first token seen as it comes."""
+    slots = asyncio.Semaphore(wanted.in_flight or len(wanted.conversations))
+
+    async def one(talk: traffic.Conversation) -> list[traffic.Answered]:
+        await asyncio.sleep(talk.at_s)
+        said: list[int] = []
+        found = []
+        async with slots:
+            for turn in talk.turns:
+                said += turn.new
+                answer, ids = await _streamed(engine, said, turn.answer)
+                found.append(answer)
+                said += ids
+        return found
+
+    return [one for found in await asyncio.gather(*map(one, wanted.conversations)) for one in found]
+
+
+async def _streamed(engine, prompt: list[int], count: int) -> tuple[traffic.Answered, list[int]]:
+    """One request, and the tokens of its answer."""
+    sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+    began, first, ids = time.perf_counter(), None, []
+    async for part in await engine.async_generate(
+        input_ids=list(prompt), sampling_params=sampling, stream=True
+    ):
+        first, info = first or time.perf_counter() - began, part["meta_info"]
+        new = part["output_ids"]  # all so far, or those since the last part
+        ids = new if len(new) == info["completion_tokens"] else ids + new
+    whole = time.perf_counter() - began
+    seen = traffic.Answered(
+        first, whole, len(prompt), info["cached_tokens"], info["completion_tokens"]
+    )
+    return seen, list(ids)
 
 
 if __name__ == "__main__":  # the engine's own processes import this file again

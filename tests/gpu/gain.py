@@ -3,8 +3,9 @@
 
 Each tree in turn has one engine with the whole GPU, and all have the same pools and dummy weights.
 An engine answers rounds of first tokens, one call of every shape after the other. Then it takes a
-prefill node's load, and then its GPU is profiled for every shape. Ends within --limit and writes
-what it has: RESULTS/gain.json. Exit code 0: all was measured.
+prefill node's load, and then its GPU is profiled for every shape. With --traffic it takes the loads
+of users instead, with a prefix cache, and graphs of the release's default sizes. Ends within
+--limit and writes what it has: RESULTS/gain.json. Exit code 0: all was measured.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import models
 import modes
 import run
 import subjects
+import traffic
 import turns
 import untouched
 
@@ -46,6 +48,8 @@ SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
 # rounds before those that count; loads; calls of a shape in its profile
 WARM_UP, LOADS, PROFILED = (3, 3, 3)
 START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
+TRAFFIC, TRAFFIC_S = 2, 120  # loads of each kind that count; longest wait for one
+WARM_TRAFFIC = ("agent", "chat-16", "long")  # loads before those that count
 KERNELS_S = 150  # longest wait for the attention kernels that all engines load
 END_S = 15  # kept of --limit for ending the engine and writing
 
@@ -119,6 +123,14 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         help="each engine compiles its Triton kernels itself, as on a new host: "
         "its first calls show what it waits for",
     )
+    add(
+        "--traffic",
+        nargs="+",
+        choices=traffic.KINDS,
+        default=[],
+        metavar="KIND",
+        help=f"loads of users in place of shapes: {', '.join(traffic.KINDS)}",
+    )
     add("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
     add(
         "--port",
@@ -153,7 +165,11 @@ class Gain:
         self.until = self.began + options.limit - END_S
         self.place = run.place_of(options)
         self.subject = subjects.SUBJECTS[options.subject]
-        self.words = subjects.alone(self.subject)
+        self.words = (
+            subjects.serving(self.subject, traffic.RUNNING)
+            if options.traffic
+            else subjects.alone(self.subject)
+        )
         self.now: turns.Engine | None = None
         self.facts = self._facts() | {"runs": [], "passed": False}
         gpu, queue = self.facts["gpu"]["name"], self.facts["queue_release"]
@@ -183,6 +199,7 @@ class Gain:
             "engine": self.words,
             "capture": self._sizes(),
             "own_kernels": self.options.own_kernels,
+            "traffic": [*self.options.traffic],
         }
         return facts | {
             "subject": self.options.subject,
@@ -195,7 +212,10 @@ class Gain:
         }
 
     def _sizes(self) -> list[int]:
-        """What graphs are captured for: each shape's tokens, and the load's pieces."""
+        """What graphs are captured for: each shape's tokens, and the load's pieces. Nothing: the
+        release's own sizes."""
+        if self.options.traffic:
+            return []
         return sorted(
             {count * length for count, length in self.options.shapes} | {load.PREFILL_PROMPT}
         )
@@ -364,6 +384,9 @@ class Visit:
             f"started in {self.entry['start_s']} s, "
             f"first answer after {self.entry['first_answer_s']} s more"
         )
+        if self.gain.options.traffic:
+            self._traffic(self.gain.options.traffic)
+            return
         words = dict(shapes=self.shapes, first=-WARM_UP, count=WARM_UP, seconds=WARM_UP_S)
         spans = self._ask("rounds", WARM_UP_S, **words)["ms"]
         # In order: what a server's first requests of a shape wait for, kernels that compile or are
@@ -380,6 +403,20 @@ class Visit:
             for found in self.entry["first_token_ms"].values()
         ):
             raise NoTime(f"{self.gain.options.rounds} rounds")
+
+    def _traffic(self, kinds: Sequence[str]) -> None:
+        """WARM_TRAFFIC once, then each kind TRAFFIC times, kinds in turn."""
+        for kind in WARM_TRAFFIC:
+            self._ask("traffic", TRAFFIC_S, kind=kind, number=0)
+        for number in range(1, TRAFFIC + 1):
+            for kind in kinds:
+                found = self._ask("traffic", TRAFFIC_S, kind=kind, number=number)
+                self.entry.setdefault("traffic", {}).setdefault(kind, []).append(found)
+                self._say(
+                    f"{kind}: {found['output_tokens_per_s']:.0f} tokens/s, first tokens, ms:"
+                    f" p50 {found['first_ms']['p50']:.1f}, p99 {found['first_ms']['p99']:.1f}"
+                )
+            self.gain.write()
 
     def _rounds(self) -> None:
         # the rest is for loads and profiles
@@ -538,9 +575,41 @@ def _spoken(found: dict) -> str:
     return f"{found['fastest']:.1f} / {found['first_quartile']:.1f} / {found['median']:.1f}"
 
 
+def show_traffic(runs: Sequence[dict], kinds: Sequence[str]) -> None:
+    """Of each kind, tree beside tree: the median load's tokens a second, and first tokens."""
+    print("\noutput tokens/s; first token, ms: p50 / p99")
+    for kind in kinds:
+        cells = [_load(entry.get("traffic", {}).get(kind, [])) for entry in runs]
+        print(f"  {kind:8}" + "".join(f"{cell:>30}" for cell in cells))
+
+
+def _load(found: Sequence[dict]) -> str:
+    if not found:
+        return "-"
+    rate = statistics.median(one["output_tokens_per_s"] for one in found)
+    half, most = (
+        statistics.median(one["first_ms"][part] for one in found) for part in ("p50", "p99")
+    )
+    return f"{rate:.0f}; {half:.1f} / {most:.1f}"
+
+
 def show(facts: dict) -> None:
     """The result, tree beside tree: fastest / first quartile / median, then the GPU's own time."""
     runs = facts["runs"]
+    if facts["gain"]["traffic"]:
+        show_traffic(runs, facts["gain"]["traffic"])
+    else:
+        show_shapes(facts, runs)
+    for entry in runs:
+        rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
+        print(
+            f"{entry['tree']}, {entry['mode']}{states(entry)}: {entry['verdict']} {entry['why']}; "
+            f"input tokens/s {rates or '-'}; {entry['seconds']} s"
+        )
+    print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
+
+
+def show_shapes(facts: dict, runs: Sequence[dict]) -> None:
     print("\nfirst token, ms: fastest / first quartile / median")
     for shape in facts["gain"]["shapes"]:
         cells = [
@@ -563,13 +632,6 @@ def show(facts: dict) -> None:
                 for one in found
             )
         )
-    for entry in runs:
-        rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
-        print(
-            f"{entry['tree']}, {entry['mode']}{states(entry)}: {entry['verdict']} {entry['why']}; "
-            f"input tokens/s {rates or '-'}; {entry['seconds']} s"
-        )
-    print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
 
 
 if __name__ == "__main__":

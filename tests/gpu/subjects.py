@@ -53,6 +53,14 @@ def alone(subject: Subject) -> dict:
     return subject.words(ALONE_RUNNING) | pools | dict(cuda_graph_max_bs=16, cuda_graph_bs=[1, 16])
 
 
+def serving(subject: Subject, running: int) -> dict:
+    """sglang.Engine's words for one engine that serves users alone: with its prefix cache, and
+    decode graphs for as many requests as run."""
+    sizes = sorted({running, *(size for size in load.DECODE if size < running)})
+    pools = dict(max_total_tokens=ALONE_TOKENS * 2, mem_fraction_static=subject.share)
+    return subject.words(running) | pools | dict(cuda_graph_max_bs=running, cuda_graph_bs=sizes)
+
+
 def _pools(running: int) -> dict:
     """Pools have stated sizes: mem_fraction_static is a share of what is free when an engine starts
     (init_memory_pool, model_runner_kv_cache_mixin.py), so beside others it would give each engine

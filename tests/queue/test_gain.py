@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import importlib
@@ -457,3 +458,79 @@ def test_calls_begin_on_an_idle_server(gpu, monkeypatch):
     spans = [served._call(random.Random(1), 1, 4) for _ in range(3)]
     assert all(after - before >= 0.05 for before, after in zip(ended, began[1:]))
     assert max(spans) < 50
+
+
+@pytest.fixture
+def traffic(gpu, monkeypatch):
+    """tests/gpu/traffic.py, with small loads."""
+    module = importlib.import_module("traffic")
+    small = dict(SECONDS=1, LONG_REQUESTS=2, LONG_PROMPT=40, SYSTEM=30, OBSERVED=250, USERS=2)
+    for name, value in small.items():
+        monkeypatch.setattr(module, name, value)
+    return module
+
+
+def test_traffic_is_the_same_for_every_tree_and_other_each_time(traffic):
+    for kind in traffic.KINDS:
+        assert traffic.made(kind, 1) == traffic.made(kind, 1) != traffic.made(kind, 2)
+    with pytest.raises(KeyError):
+        traffic.made("nonsense", 1)
+
+
+def test_chats_come_at_their_rate(traffic, monkeypatch):
+    monkeypatch.setattr(traffic, "SECONDS", 60)
+    for rate in traffic.RATES:
+        found = traffic.made(f"chat-{rate}", 1)
+        times = [talk.at_s for talk in found.conversations]
+        assert times == sorted(times) and times[-1] < 60 and found.in_flight == 0
+        assert len(times) == pytest.approx(60 * rate, rel=0.2)
+        assert {len(talk.turns[0].new) for talk in found.conversations} == {223}
+
+
+def test_an_agent_sends_all_before_it_again(traffic):
+    found = traffic.made("agent", 1)
+    assert [len(turn.new) for turn in found.conversations[0].turns] == [280, *[250] * 5]
+    first, second = (talk.turns[0].new for talk in found.conversations)
+    assert first[:30] == second[:30] and first[30:] != second[30:]
+
+
+def test_first_tokens_and_later_ones_are_told_apart(traffic):
+    found = [traffic.Answered(0.1 * n, 0.1 * n + 0.9, 5, 2, 10) for n in range(1, 5)]
+    told = traffic.summary(found, 2.0)
+    assert told["first_ms"] == {"p50": 250.0, "p90": 370.0, "p99": 397.0}
+    assert told["later_ms"] == {"p50": 100.0, "p99": 100.0}
+    assert told["output_tokens_per_s"] == 20.0 and told["cached_tokens"] == 8
+
+
+def test_both_trees_take_the_traffic_of_users(gain, capsys):
+    """Conversations go on with what was answered; every tree takes each load twice."""
+    code, found = gain("--traffic", "long", "agent", FAKE_STEP="0.03")
+    assert code == 0 and found["passed"], found["runs"]
+    assert found["gain"]["capture"] == [] and "disable_radix_cache" not in found["gain"]["engine"]
+    slow, fast = (run["traffic"] for run in found["runs"])
+    assert len(fast["agent"]) == 2 and fast["agent"][0] != fast["agent"][1]
+    told = fast["agent"][0]
+    turns = told["requests"]
+    assert turns % 6 == 0 and told["cached_tokens"] > 0
+    assert slow["long"][0]["first_ms"]["p50"] > fast["long"][0]["first_ms"]["p50"] > 30
+    assert "agent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_answer_is_put_together_of_its_parts(gpu, whole):
+    """Releases stream all tokens so far, or those since the last part."""
+    module = importlib.import_module("bench_engine")
+
+    class Engine:
+        async def async_generate(self, **words: object) -> object:
+            async def parts():
+                for count in (1, 3, 4):
+                    ids = [[5], [6, 7], [8]][count // 2] if not whole else [5, 6, 7, 8][:count]
+                    told = {"cached_tokens": 2, "completion_tokens": count}
+                    yield {"output_ids": ids, "meta_info": told}
+
+            return parts()
+
+    seen, ids = asyncio.run(module._streamed(Engine(), [1, 2, 3], 4))
+    assert ids == [5, 6, 7, 8] and (seen.prompt, seen.cached, seen.answer) == (3, 2, 4)
+    assert 0 <= seen.first_s <= seen.whole_s

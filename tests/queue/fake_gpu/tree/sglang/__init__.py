@@ -195,14 +195,29 @@ class Engine:
             {"routed_experts": packed} if experts else {}
         )
 
-    async def async_generate(self, input_ids, sampling_params):
+    async def async_generate(self, input_ids, sampling_params, stream=False):
         self._note("load")
+        if stream:
+            return self._stream(input_ids, sampling_params)
         if self.fault == "dies-in-load" and self.flushed == 4:
             os._exit(7) if os.fork() else time.sleep(600)  # what it leaves behind holds its socket
         if self.fault == "stalls" and self.flushed == 4:
             time.sleep(600)
         await asyncio.sleep(SECONDS.get(self.name, 0.001))
         return self.generate([input_ids], sampling_params)[0]
+
+    async def _stream(self, input_ids, sampling_params):
+        """Each token as it comes, with all before it; what a conversation said before is cached."""
+        await asyncio.sleep(STEP_S * SLOW)
+        answer = self.generate([input_ids], sampling_params)[0]
+        for count in range(1, sampling_params["max_new_tokens"] + 1):
+            yield answer | {
+                "output_ids": [7] * count,
+                "meta_info": {
+                    "completion_tokens": count,
+                    "cached_tokens": len(input_ids) if input_ids[-310:-250].count(7) == 60 else 0,
+                },
+            }
 
     def shutdown(self):
         if self.fault == "hangs":
