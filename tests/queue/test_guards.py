@@ -80,3 +80,22 @@ def test_only_a_plain_range_is_widened(guard):
 )
 def test_widened_to_take_a_version_and_its_post_releases(guard, wider):
     assert guards.widened(guard, Version("0.5.9"), [Version("0.5.5")]) == wider
+
+
+def test_a_guard_begins_at_its_release_unless_an_older_pin_has_a_part_of_it():
+    early, late, other = Version("0.5.12"), Version("0.5.12.post1"), Version("0.5.11.post2")
+    assert guards.bottom(late, [late, other]) == "0.5.12"
+    assert guards.bottom(late, [early, late]) == "0.5.12.post1"
+    assert guards.bottom(early, [early, late]) == "0.5.12"
+    assert guards.bottom(Version("0.5.12rc1"), []) == "0.5.12rc1"
+
+
+def test_pins_outside_of_a_guard_do_not_part_it():
+    pinned = [Version("0.5.5"), Version("0.5.17"), Version("0.5.20")]
+    assert guards.parted(">=0.5.16,<0.5.18", Version("0.5.17"), pinned) == ("", ">=0.5.16,<0.5.18")
+
+
+def test_a_pinned_prerelease_counts():
+    pinned = [Version("0.5.16rc1"), Version("0.5.17")]
+    kept, new = guards.parted(">=0.5.16rc1,<0.5.18", Version("0.5.17"), pinned)
+    assert (kept, new) == (">=0.5.16rc1,<0.5.17", ">=0.5.17,<0.5.18")

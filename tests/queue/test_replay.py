@@ -208,6 +208,22 @@ def test_a_wrong_new_side_is_corrupt():
     assert one(BASE, text)[:2] == (Outcome.CORRUPT, ["wrong-hunk-counts"])
 
 
+def test_a_wrong_new_side_is_told_where_it_would_begin():
+    after = BASE.replace("step_5 = 5\n", "step_5 = 5\nfive = 5\n").replace(
+        "step_30 = 30\n", "thirty = 30\n"
+    )
+    text = diff(RUNNER, BASE, after).replace("+28,7", "+29,7")
+    _, names, problem = one(BASE, text)
+    assert names == ["wrong-hunk-counts"]
+    assert problem.what == ("its new side begins at line 29, but the hunks before it make that 28")
+
+
+def test_every_missing_file_is_named():
+    other = "python/sglang/srt/other.py"
+    result = run(None, diff(RUNNER, BASE, EDITED) + diff(other, BASE, EDITED))
+    assert [problem.where.rpartition(": ")[2] for problem in result.problems] == [RUNNER, other]
+
+
 def test_overlapping_hunks_are_corrupt():
     hunk = (
         "@@ -18,6 +{},7 @@\n step_18 = 18\n step_19 = 19\n step_20 = 20\n+added = 1\n step_21 ="

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 import zipfile
+from pathlib import Path
 
 import fakes
 import forkedpip
@@ -582,3 +583,27 @@ def test_this_machines_wheel_is_preferred(project):
         next(wheel.file for wheel in preferred)
         == f"sglang-9.9.1-cp311-cp311-manylinux_2_34_{machine}.whl"
     )
+
+
+@pytest.mark.parametrize(
+    ("tags", "words"),
+    [
+        ("cp310-cp310-manylinux_2_34_x86_64", ["310", "--platform", "--implementation", "cp310"]),
+        ("cp39-abi3-manylinux_2_34_x86_64", ["39", "--platform", "--implementation", "abi3"]),
+        ("py3-none-any", ["3.11", "--platform"]),
+    ],
+)
+def test_pip_is_asked_for_just_this_wheel(monkeypatch, tmp_path, tags, words):
+    """A wheel without an ABI is asked for without one."""
+    asked: list[str] = []
+
+    def pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+        asked.extend(command)
+        return subprocess.CompletedProcess(command, 1, "", "first line\nlast line\n")
+
+    monkeypatch.setattr(source, "_pip", pip)
+    done = source.download("9.9.1", f"sglang-9.9.1-{tags}.whl", tmp_path)
+    assert asked[asked.index("--python-version") + 1] == words[0]
+    assert [word in asked for word in words] == [True] * len(words)
+    assert ("--abi" in asked) == ("--implementation" in words)
+    assert source._why(done) == "last line"
