@@ -94,10 +94,10 @@ def backend(pool):
     """The release's backend of gated delta nets on `pool`, whose slot i + 1 is request i's."""
     from sglang.srt.layers import radix_linear_attention
 
-    before = radix_linear_attention.get_forward_context
+    before = dict(vars(radix_linear_attention))
     first = next(iter(pool.values()))
     made = compare_tracked_gdn.backend(SimpleNamespace(), (first.conv[0], first.temporal))
-    radix_linear_attention.get_forward_context = before
+    vars(radix_linear_attention).update(before)  # in a graph, layers do look for its batch
     made.kernel_dispatcher = SimpleNamespace(
         extend=made.kernel_dispatcher.extend, extend_kernel=made.kernel_dispatcher
     )
