@@ -278,7 +278,7 @@ def test_some_batches_run_eagerly(captured):
     ids=str,
 )
 def test_layers_break_and_the_log_says_why(captured, monkeypatch, caplog, changes, reason):
-    told = f"Mamba2 layers run between the prefill graph's segments: {reason}"
+    told = f"Layers with recurrent states run between the prefill graph's segments: {reason}"
     with caplog.at_level(logging.INFO):
         runner, graph, _ = captured()
         assert graph.captured_states and told not in caplog.messages

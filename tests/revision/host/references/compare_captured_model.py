@@ -94,10 +94,10 @@ def backend(pool):
     """The release's backend of gated delta nets on `pool`, whose slot i + 1 is request i's."""
     from sglang.srt.layers import radix_linear_attention
 
-    before = radix_linear_attention.get_forward_context
+    before = dict(vars(radix_linear_attention))
     first = next(iter(pool.values()))
     made = compare_tracked_gdn.backend(SimpleNamespace(), (first.conv[0], first.temporal))
-    radix_linear_attention.get_forward_context = before
+    vars(radix_linear_attention).update(before)  # in a graph, layers do look for its batch
     made.kernel_dispatcher = SimpleNamespace(
         extend=made.kernel_dispatcher.extend, extend_kernel=made.kernel_dispatcher
     )
@@ -115,6 +115,19 @@ def batch_of(lengths, prefixes):
     return made
 
 
+def built(kind, **changes):
+    """A model on the CPU whose vectors are set: those that its classes leave to a checkpoint, as
+    the decay of a net and the weight of its norm, are 1, and not what memory held."""
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    try:
+        model = models.build(kind, device="cpu", dtype=TYPE, **changes)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for parameter in model.parameters():
+        parameter.data[parameter.isnan()] = 1
+    return model
+
+
 def runner_of(patch, sizes):
     """The model's runner with its graph captured, and the pool of states."""
     from sglang.srt.prefill_graph.breakable import runner as breakable
@@ -123,7 +136,7 @@ def runner_of(patch, sizes):
     hybrids.on_cpu(patch)
     patch.setattr(capture, "capture_context", lambda runner: contextlib.nullcontext(None))
     patch.setattr(capture, "graph_pool", lambda runner: (0, 1))
-    model = models.build("qwen3_5", device="cpu", dtype=TYPE)
+    model = built("qwen3_5")
     bare = parts.model_runner(model)
     nets = [i for i, one in enumerate(bare.attention_layers) if hasattr(one, "conv_weights")]
     pool = pool_of(models.config_of("qwen3_5").text_config, nets)

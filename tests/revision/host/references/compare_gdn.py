@@ -5,7 +5,9 @@ from host import interpreted
 
 interpreted.start()
 
+import contextlib
 import functools
+import importlib
 from types import SimpleNamespace
 
 import torch
@@ -13,6 +15,15 @@ from host import graph, models
 from host.references import gdn
 
 LAYER, SLOTS, TYPE = 1, 4, torch.float16  # the chunked kernels refuse float32
+
+
+@functools.lru_cache
+def fla():
+    """The package of the release's kernels."""
+    for package in ("sglang.srt.layers.attention.fla", "sglang.kernels.ops.attention.fla"):
+        with contextlib.suppress(ImportError):  # the latter from 0.5.16
+            return importlib.import_module(f"{package}.chunk").__package__
+    raise ImportError("this release has no gated delta rule where it is known")
 
 
 @functools.lru_cache

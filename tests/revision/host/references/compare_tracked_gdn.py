@@ -8,6 +8,7 @@ from host import interpreted
 
 interpreted.start()
 
+import importlib
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from host.references import compare_gdn, gdn
 from packaging.version import Version
 
 LAYERS, CHUNK, WIDTH, TYPE = 2, 64, 3, compare_gdn.TYPE
+CONTEXTS = {"get_forward_context", "get_tc_piecewise_forward_context"}  # the latter from 0.5.14
 # Its pool holds [heads, value, key].
 TRANSPOSED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.10")
 
@@ -142,15 +144,17 @@ def _kept(conv: torch.Tensor, state: torch.Tensor) -> Callable[[int], Any]:
 def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
     """The release's backend, as its set-up on an NVIDIA GPU leaves it."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
-    from sglang.srt.layers.attention.fla import layernorm_gated
 
     try:
         from sglang.srt.layers import radix_linear_attention
     except ImportError:  # from 0.5.9
         pass
     else:  # the op that a graph breaks at does as eager layers do, with the batch that it looks up
-        radix_linear_attention.get_forward_context = lambda: None
-    layernorm_gated._get_sm_count = lambda device: 1  # from 0.5.9; it asks CUDA
+        for name in CONTEXTS & set(vars(radix_linear_attention)):
+            setattr(radix_linear_attention, name, lambda: None)
+    fla = compare_gdn.fla()
+    norm = importlib.import_module(f"{fla}.layernorm_gated")
+    norm._get_sm_count = lambda device: 1  # from 0.5.9; it asks CUDA
     arguments = SimpleNamespace(mamba_cache_chunk_size=CHUNK)
     module.get_global_server_args = lambda: arguments
     try:
@@ -161,11 +165,12 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
     else:
         made = gdn_backend.GDNAttnBackend.__new__(gdn_backend.GDNAttnBackend)
         made.kernel_dispatcher = TritonGDNKernel()
-    interpreted.resolve_late("sglang.srt.layers.attention.fla")
-    interpreted.choose_first_configs("sglang.srt.layers.attention.fla")
+    interpreted.resolve_late(fla)
+    interpreted.choose_first_configs(fla)
     made.device, made.conv_states_shape = "cpu", pool[0].shape
     made.req_to_token_pool = SimpleNamespace(
-        get_mamba_indices=lambda requests: requests.to(torch.int32)
+        get_mamba_indices=lambda requests: requests.to(torch.int32),
+        translate_mamba_indices=lambda slots: slots,  # from 0.5.15
     )
     made.forward = made.forward_extend
     batch.attn_backend = made

@@ -20,7 +20,7 @@ _warn = functools.lru_cache(logger.warning)  # once, not for each runner and ran
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment, one of:
 VALUES = {
     "": "Mamba2 layers are captured",
-    "all": "Mamba2 layers and gated delta nets are captured",
+    "all": "Mamba2 layers and gated delta nets are captured, up to 0.5.18",
     "break": "layers with recurrent states run between the captured pieces",
     "capture": "Mamba2 layers are captured by the runners of later releases too",
 }

@@ -1,7 +1,8 @@
 """Layers with recurrent states inside the graph of the release's own prefill runner (from 0.5.14),
 where they are asked for.
 
-SGLANG_PREFILL_GRAPH_STATES=capture in the environment asks. The runner is PrefillCudaGraphRunner
+SGLANG_PREFILL_GRAPH_STATES=capture in the environment asks for Mamba2 layers, and =all for gated
+delta nets too. The runner is PrefillCudaGraphRunner
 (model_executor/runner/prefill_cuda_graph_runner.py), with the breakable backend. Its hooks are, in
 the order of their calls: `with_states` around each size's forward; `why_not` before each batch;
 `padded` and `prepared` before each replay.
@@ -21,7 +22,8 @@ from . import layers, tables
 
 logger = logging.getLogger(__name__)
 CAPTURE = "capture"  # what layers.SWITCH has to say
-BREAKS = "Mamba2 layers run between the prefill graph's segments: %s"
+ASKING = CAPTURE, "all"
+BREAKS = "Layers with recurrent states run between the prefill graph's segments: %s"
 _KEPT = "captured_states"  # where a runner keeps its States
 
 
@@ -59,7 +61,7 @@ def of(graph_runner: Any) -> States | str | None:
     """What a graph runner is to capture, or why such layers break; None where nobody asks, or where
     there are none."""
     runner = graph_runner.model_runner
-    if os.environ.get(layers.SWITCH) != CAPTURE:
+    if os.environ.get(layers.SWITCH) not in ASKING:
         return None
     found = layers.of(runner)
     if not isinstance(found, layers.Captured):
@@ -95,7 +97,7 @@ def _settled(graph_runner: Any) -> States | None:
     """`of`, once for all sizes. The first rank says why not."""
     found = of(graph_runner)
     if isinstance(found, str) and model_runner.is_first_rank(graph_runner.model_runner):
-        logger.info(BREAKS, found)
+        logger.warning(BREAKS, found)
     return found if isinstance(found, States) else None
 
 

@@ -1,9 +1,9 @@
 """The releases' kernels of a gated delta rule's prefill, launched by chunk tables that are on the
 device already.
 
-Their wrappers ask `prepare_chunk_indices` and `prepare_chunk_offsets` of
-layers/attention/fla/index.py for these tables. That waits for the device, and answers for a tensor
-of the same identity with what it answered before. So does a table that is filled anew for each
+Their wrappers ask `prepare_chunk_indices` and `prepare_chunk_offsets` of index.py, in FLA and from
+0.5.16 on in LATER_FLA, for these tables. That waits for the device, and answers for a tensor of the
+same identity with what it answered before. So does a table that is filled anew for each
 batch. Each wrapper looks the two up in its own module:
 
     up to 0.5.9     cumsum, chunk_scaled_dot_kkt, solve_tril (in chunks of 16 too), wy_fast,
@@ -18,33 +18,41 @@ where they need them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-FLA = "sglang.srt.layers.attention.fla"
+from . import features
+
+FLA, LATER_FLA = "sglang.srt.layers.attention.fla", "sglang.kernels.ops.attention.fla"
 # rows of a chunk, and of what it is solved in where that is a launch of its own
 CHUNK, PART = (64, 16)
 BACKEND, KERNEL = "GDNAttnBackend", "TritonGDNKernel"
 
 
+@functools.cache
+def _package() -> str:
+    return LATER_FLA if features.has(f"{LATER_FLA}.chunk") else FLA
+
+
 def rule() -> Callable[..., Any]:
     """The release's chunk_gated_delta_rule: (output, …) of q, k, v, g and beta, its states read and
     written in a pool."""
-    return importlib.import_module(f"{FLA}.chunk").chunk_gated_delta_rule
+    return importlib.import_module(f"{_package()}.chunk").chunk_gated_delta_rule
 
 
 def gates() -> Callable[..., Any]:
     """The release's fused_gdn_gating: g and beta, (1, rows, heads) each, of A_log, a, b and
     dt_bias."""
-    return importlib.import_module(f"{FLA}.fused_gdn_gating").fused_gdn_gating
+    return importlib.import_module(f"{_package()}.fused_gdn_gating").fused_gdn_gating
 
 
 def solves_parts() -> bool:
     """Whether the release solves chunks in parts of 16 rows first, with a table of their own (up to
     0.5.9)."""
-    return hasattr(importlib.import_module(f"{FLA}.chunk"), "solve_tril")
+    return hasattr(importlib.import_module(f"{_package()}.chunk"), "solve_tril")
 
 
 @contextlib.contextmanager
@@ -57,11 +65,11 @@ def chunked_by(pairs: Any, parts: Any, offsets: Any) -> Iterator[None]:
     A graph of fewer rows than a chunk makes its output in smaller ones. A request has one either
     way, so that the table is the same.
     """
-    before = []
+    before, package = [], _package()
     for name, module in list(sys.modules.items()):
-        if not name.startswith(f"{FLA}.") or name == f"{FLA}.index":
+        if not name.startswith(f"{package}.") or name == f"{package}.index":
             continue
-        solving = name == f"{FLA}.solve_tril"
+        solving = name == f"{package}.solve_tril"
 
         def indices(cu: Any, size: int, solving: bool = solving) -> Any:
             return parts if solving and size == PART else pairs
