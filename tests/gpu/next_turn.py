@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Hold next turns against the same prompts without a cache: `python next_turn.py --out RESULTS`, in
+an unpacked bundle.
+
+A NemotronH keeps Mamba2 states in its prefix cache while it decodes (extra_buffer, 0.5.15 and
+later). First many requests decode at once, then a few, in a smaller decoding graph. Each of the few
+goes on: its prompt, its answer, and some tokens more. Then the cache is emptied and the same
+prompts are asked again. Both must answer alike, and the first must have found a decoded state.
+
+--without queue makes the control, the release's own tree: on 0.5.15 and 0.5.16 it must answer
+otherwise. Writes RESULTS/next_turn.json. Exit code 0: all good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cases
+import compare
+import kernels
+import launch
+import models
+import modes
+import run
+import settings
+
+HERE = Path(__file__).resolve().parent
+RESULT = "next_turn.json"
+MODEL = "nemotron-h-buffer"
+KERNELS_S = 150
+MANY, FEW = 8, 3  # requests at once: in the largest decoding graph, and in a smaller one
+DECODED = 300  # tokens: states are kept behind each 256 (mamba_track_interval)
+STATE_AT = 256
+ENGINE = dict(cuda_graph_max_bs=MANY, cuda_graph_bs=[1, 2, 4, MANY], disable_radix_cache=False)
+
+
+def many(seed: int = 21) -> cases.Call:
+    """What the largest decoding graph answers first: its slots stay in the graph's buffer."""
+    return cases.Call("many", "decode", tuple(_prompts(seed, MANY, 40)), DECODED)
+
+
+def few(seed: int = 22) -> cases.Call:
+    return cases.Call("few", "decode", tuple(_prompts(seed, FEW, 20)), DECODED)
+
+
+def next_turns(answers: Sequence[dict], seed: int = 23) -> list[cases.Call]:
+    """Each of the few requests again with its answer, and some tokens behind it."""
+    more = _prompts(seed, FEW, 30)
+    return [
+        cases.Call(f"next-{number}", "turn", (prompt + tuple(answer["tokens"]) + new,))
+        for number, (prompt, answer, new) in enumerate(zip(few().prompts, answers, more))
+    ]
+
+
+def _prompts(seed: int, count: int, length: int) -> list[tuple[int, ...]]:
+    source = random.Random(seed)
+    return [
+        tuple(source.randrange(cases.SMALLEST, cases.LARGEST) for _ in range(length + number))
+        for number in range(count)
+    ]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    place = run.place_of(options)
+    facts = run.describe(place, options) | {"without": options.without}
+    if options.without:
+        place = settings._untouched(place, options)
+    folder = place.out / "models"
+    subprocess.run(
+        [place.python, str(HERE / "models.py"), str(folder), MODEL],
+        env=place.environment(),
+        check=True,
+    )
+    kernels.make(place, run.visible()[0].use, KERNELS_S)
+    began, one = time.time(), job(place, options, folder / MODEL)
+    launch.run_all(place, [one], 1, began + options.engine_limit, run.say, lead=False)
+    if one.code != 0:
+        log = (place.out / f"{one.name}.log").read_text(errors="replace")
+        why = f"{one.why} {run.error(log)}"
+        checks = [compare.Verdict("the engine answered", False, why)]
+    else:
+        result = json.loads(Path(one.plan["out"]).read_text())
+        checks = judged(result, bool(options.without))
+    facts |= {
+        "seconds": round(time.time() - began),
+        "checks": [check.as_json() for check in checks],
+    }
+    (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
+    for check in checks:
+        print(f"{'ok  ' if check.good else 'FAIL'} {check.what}: {check.why}")
+    return 0 if all(check.good for check in checks) else 1
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    run.add_place(parser)
+    parser.add_argument(
+        "--without", choices=[settings.QUEUE], default="", help="a control: leave this out"
+    )
+    parser.add_argument(
+        "--untouched",
+        type=Path,
+        metavar="FOLDER",
+        help="what makes the release's own tree (default: the bundle's untouched/)",
+    )
+    parser.add_argument(
+        "--engine-limit",
+        type=float,
+        default=200,
+        help="seconds that the engine may take (default 200)",
+    )
+    parser.add_argument(
+        "--port-base", type=int, default=30000, help="first of the engine's ports (default 30000)"
+    )
+    return parser.parse_args(words)
+
+
+def job(place: launch.Place, options: argparse.Namespace, model: Path) -> launch.Job:
+    """Prefills are eager: what decoding leaves is asked, and nothing else."""
+    name = f"next-turn.{options.without or 'patched'}"
+    plan = {
+        "model": str(model),
+        "mode": modes.EAGER,
+        "port": options.port_base,
+        "out": str(place.out / f"{name}.json"),
+        "watch": str(place.out / f"{name}.watch"),
+        "engine": models.engine(MODEL) | ENGINE,
+    }
+    return launch.Job(name, HERE / "next_turn_engine.py", plan, options.engine_limit)
+
+
+def judged(result: dict, control: bool) -> list[compare.Verdict]:
+    """control: nothing was patched, so that answers must differ."""
+    warm, cold = result["warm"], result["cold"]
+    cached = [call["answers"][0]["cached"] for call in warm.values()]
+    agree = compare.same_answers("next turns answer as without a cache", warm, cold)
+    if control:
+        agree = settings.otherwise([agree], settings.QUEUE)
+    return [
+        compare.Verdict(
+            "next turns went on from decoded states",
+            min(cached) >= STATE_AT,
+            f"{', '.join(map(str, cached))} tokens were cached",
+        ),
+        compare.Verdict(
+            "without a cache nothing was found",
+            not any(call["answers"][0]["cached"] for call in cold.values()),
+            "the cache was empty",
+        ),
+        agree,
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
