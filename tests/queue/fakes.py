@@ -3,18 +3,22 @@ no network."""
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from evidence.commands import cli as proving
+from patchqueue.commands import cli
 from patchqueue.laying import apply, pinned
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
@@ -296,12 +300,25 @@ def as_clone(root: Path) -> None:
     (root / "scripts").mkdir()
     for name in ("nox", "requirements.txt"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    for name in ("patchqueue", "figures", "slurm"):
+    for name in ("patchqueue", "evidence", "slurm"):
         (root / "scripts" / name).symlink_to(ROOT / "scripts" / name)
     tools = root / ".nox/tools"
     (tools / "bin").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")
     program(tools / "bin/nox", f'exec "{sys.executable}" -m nox "$@"')
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a command, as the sessions of noxfile.py do: each by the command line that has it."""
+    return _line(words).main(words)
+
+
+def parser(command: str) -> argparse.ArgumentParser:
+    return _line([command])._parser()
+
+
+def _line(words: Sequence[str]) -> ModuleType:
+    return proving if proving.EXAMPLES.keys() & {*words} else cli
 
 
 def program(path: Path, line: str) -> Path:

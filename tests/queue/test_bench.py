@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from patchqueue.proofs import benchpage
+from evidence import benchpage
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).parent / "fake_gpu"

@@ -11,9 +11,9 @@ import pytest
 from fakes import TAG, VERSION, quiet
 from packaging.version import Version
 
+from evidence import status, store
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
-from patchqueue.proofs import evidence, status
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
@@ -67,10 +67,10 @@ def result(project, **changes) -> dict:
     return found | changes
 
 
-def take(project, tmp_path, found: dict) -> evidence.Taken:
+def take(project, tmp_path, found: dict) -> store.Taken:
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(found))
-    return evidence.take(project.root, pins.load(project.root), file, quiet)
+    return store.take(project.root, pins.load(project.root), file, quiet)
 
 
 def test_a_result_is_kept_by_release_and_gpu_without_its_hosts_paths(applied, tmp_path):
@@ -224,7 +224,7 @@ def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, nam
 def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_path):
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(result(applied, changes="sha256:" + "0" * 64)))
-    taken = evidence.take(applied.root, pins.load(applied.root), file, quiet, stale=True)
+    taken = store.take(applied.root, pins.load(applied.root), file, quiet, stale=True)
     assert taken.path.is_file()  # the matrix and the bench's page tell it from today's queue
 
 
@@ -262,7 +262,7 @@ def test_an_unreadable_result_is_named(applied, tmp_path, text, named):
     file = tmp_path / "evidence.json"
     file.write_text(text)
     with pytest.raises(Refused, match=named):
-        evidence.read(file)
+        store.read(file)
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def queue():
 PINS = pins.load(ROOT)
 NEMOTRON = status.FEATURES[0]
 BREAKABLE = next(feature for feature in status.FEATURES if feature.mode == "breakable")
-RULES = evidence.harness(ROOT)
+RULES = store.harness(ROOT)
 
 
 def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:

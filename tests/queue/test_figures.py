@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from evidence import figurespage, status, store
+from evidence.figurespage import Measured
+from evidence.measure import queue as queue_figures
 from patchqueue.outcome import Refused
-from patchqueue.proofs import evidence, figurespage, status
-from patchqueue.proofs.figurespage import Measured
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/figures"))
-
-import queue_figures  # noqa: E402
 
 MACHINE = {"cpus": 2, "load": [0.1], "python": "3.11.7", "system": "one"}
 
@@ -165,7 +162,7 @@ def test_every_proof_and_bench_is_on_the_page():
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"figures": [{}]}', '{"figures": 3}'])
 def test_figures_that_are_none_are_refused(tmp_path, text):
-    evidence.put(tmp_path / figurespage.TOOL, text)
+    store.put(tmp_path / figurespage.TOOL, text)
     with pytest.raises(Refused, match="bad-figures"):
         figurespage._tool(tmp_path / figurespage.TOOL)
 

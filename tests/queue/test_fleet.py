@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from patchqueue.commands.cli import main
+from evidence import fleet, status, store
+from evidence.commands.cli import main
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
-from patchqueue.proofs import evidence, fleet, status
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 from patchqueue.wheels.host import DEFAULT
@@ -148,9 +148,7 @@ def keep(project: Path, *runs: tuple[str, str, str], gpu: str = "NVIDIA H200", *
             for model, mode, verdict in runs
         ],
     }
-    evidence.put(
-        project / "evidence/0.5.9" / f"{evidence.slug(gpu)}.json", json.dumps(facts | changes)
-    )
+    store.put(project / "evidence/0.5.9" / f"{store.slug(gpu)}.json", json.dumps(facts | changes))
 
 
 LLAMA = [

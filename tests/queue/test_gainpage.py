@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patchqueue.proofs import benchpage, gainpage
+from evidence import benchpage, gainpage
 
 SLOW, FAST = [200.0, 201.0, 202.0, 204.0, 210.0], [136.0, 137.0, 137.5, 138.0, 140.0]
 SAME = [41.0, 44.0, 44.0, 46.0, 50.0]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from patchqueue.proofs import figurespage
+from evidence import figurespage
+from evidence.measure import newcomer
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/figures"))
-
-import newcomer_figures as newcomer  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..upstream import pins as pinning
-from .evidence import FIRST_SUBJECT, FOLDER, graph_beside_eager, today
+from patchqueue.upstream import pins as pinning
+
+from .store import FIRST_SUBJECT, FOLDER, graph_beside_eager, today
 
 PLOT = Path("docs/gain.png")
 UNTOUCHED, PATCHED = "untouched", "patched"

@@ -13,12 +13,13 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..hint import to_type
-from ..laying.apply import changes, load_queue
-from ..outcome import Problem, Refused
-from ..queue.series import Queue
-from ..upstream.pins import Pin, Pins
-from .evidence import BREAKABLE, FOLDER, MEASURED, facts, harness, put
+from patchqueue.hint import to_type
+from patchqueue.laying.apply import changes, load_queue
+from patchqueue.outcome import Problem, Refused
+from patchqueue.queue.series import Queue
+from patchqueue.upstream.pins import Pin, Pins
+
+from .store import BREAKABLE, FOLDER, MEASURED, facts, harness, put
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
 PATCHES, PATCHES_BEGIN, PATCHES_END = (

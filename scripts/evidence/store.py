@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files.locking import locked
-from ..hint import to_type
-from ..laying.apply import changes, identity, load_queue, select, tree_after
-from ..outcome import Problem, Refused
-from ..upstream import source
-from ..upstream.pins import Pin, Pins
+from patchqueue.files.locking import locked
+from patchqueue.hint import to_type
+from patchqueue.laying.apply import changes, identity, load_queue, select, tree_after
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream import source
+from patchqueue.upstream.pins import Pin, Pins
 
 FOLDER = Path("evidence")
 LOCK = Path("work/.patchqueue/evidence.lock")

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..hint import counted, to_type
-from ..outcome import Problem, Refused
-from ..upstream import pins as pinning
-from . import benchpage, evidence, status
+from patchqueue.hint import counted, to_type
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream import pins as pinning
+
+from . import benchpage, status, store
 
 PAGE, PLOTS = Path("docs/figures.md"), Path("docs")
-TOOL = evidence.FOLDER / "figures.json"
+TOOL = store.FOLDER / "figures.json"
 INTRO = f"""# Figures
 
 Made by {to_type("figures", "--page")} from the files of `evidence/`; not to be edited. {to_type("figures", "--out", TOOL)}
@@ -50,7 +51,7 @@ class Measured:
 
     def earlier(self, found: dict, run: dict) -> bool:
         """Whether a run was about an earlier queue."""
-        return evidence.facts(found, run)["changes"] != self.now[found["tag"]]
+        return store.facts(found, run)["changes"] != self.now[found["tag"]]
 
 
 def load(root: Path) -> Measured:
@@ -61,7 +62,7 @@ def load(root: Path) -> Measured:
         _tool(root / TOOL),
         proofs,
         benchpage.load(root),
-        {one["tag"]: evidence.today(root, pins.find(one["version"])) for one in proofs},
+        {one["tag"]: store.today(root, pins.find(one["version"])) for one in proofs},
     )
 
 
@@ -92,7 +93,7 @@ def write(root: Path) -> tuple[Path, ...]:
     measured = load(root)
     (root / PLOTS).mkdir(exist_ok=True)
     drawn = draw(measured, root / PLOTS)
-    evidence.put(
+    store.put(
         root / PAGE,
         page(measured, {name for name in DRAWN if plot_of(root / PLOTS, name).is_file()}),
     )

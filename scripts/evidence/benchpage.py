@@ -17,10 +17,11 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..hint import counted, to_type
-from ..upstream import pins as pinning
+from patchqueue.hint import counted, to_type
+from patchqueue.upstream import pins as pinning
+
 from . import gainpage
-from .evidence import FIRST_SUBJECT, FOLDER, today
+from .store import FIRST_SUBJECT, FOLDER, today
 
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 EAGER = "eager"

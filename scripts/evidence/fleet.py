@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..environments.testing import lock_file
-from ..hint import to_type
-from ..laying.apply import changes, load_queue
-from ..outcome import Problem, Refused
-from ..upstream.pins import Pin
-from ..wheels.host import load as load_host
-from . import evidence, status
+from patchqueue.environments.testing import lock_file
+from patchqueue.hint import to_type
+from patchqueue.laying.apply import changes, load_queue
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream.pins import Pin
+from patchqueue.wheels.host import load as load_host
+
+from . import status, store
 
 CURRENT, STALE, NOT_RUN = "current", "stale", "not run"
 REFERENCE = "reference"
@@ -149,7 +150,7 @@ def label(gpu: str) -> str:
 def is_of(label: str, gpu: str) -> bool:
     """Whether a GPU is of the kind that a label names: "H100" is any H100, and no H100 is an
     "H10"."""
-    wanted, name = (evidence.slug(text).removeprefix("nvidia-") for text in (label, gpu))
+    wanted, name = (store.slug(text).removeprefix("nvidia-") for text in (label, gpu))
     return name == wanted or name.startswith(f"{wanted}-")
 
 
@@ -165,11 +166,11 @@ def torch_of(root: Path, pin: Pin) -> str:
 
 
 def _files(root: Path) -> Iterable[dict]:
-    for folder in sorted(path for path in (root / evidence.FOLDER).glob("*") if path.is_dir()):
+    for folder in sorted(path for path in (root / store.FOLDER).glob("*") if path.is_dir()):
         yield from (
-            evidence.read(file)
+            store.read(file)
             for file in sorted(folder.glob("*.json"))
-            if not file.name.endswith(evidence.MEASURED)
+            if not file.name.endswith(store.MEASURED)
         )
 
 
@@ -182,14 +183,13 @@ def _known(files: Sequence[dict], now: str, model: str, mode: str) -> str:
     """What is known of one model in one mode. The breakable graph is known where its lifetimes were
     checked too."""
     ran = [
-        evidence.facts(file, run)
+        store.facts(file, run)
         for file in files
         for run in file["runs"]
-        if (run.get("model"), run["mode"]) == (model, mode) and run["verdict"] != evidence.NOT_RUN
+        if (run.get("model"), run["mode"]) == (model, mode) and run["verdict"] != store.NOT_RUN
     ]
     if any(
-        facts["changes"] == now and (mode != evidence.BREAKABLE or facts["lifetimes"])
-        for facts in ran
+        facts["changes"] == now and (mode != store.BREAKABLE or facts["lifetimes"]) for facts in ran
     ):
         return CURRENT
     return STALE if ran else NOT_RUN
@@ -201,7 +201,7 @@ def durations(root: Path, gpu: str) -> dict[tuple[str, str], float]:
     seconds: dict[tuple[str, str], list[int]] = {}
     for file in _files(root):
         for run in file["runs"] if is_of(gpu, file["gpu"]["name"]) else []:
-            if run["verdict"] != evidence.NOT_RUN and run.get("seconds"):
+            if run["verdict"] != store.NOT_RUN and run.get("seconds"):
                 seconds.setdefault((run["model"], run["mode"]), []).append(run["seconds"])
     return {key: statistics.median(values) for key, values in seconds.items()}
 
