@@ -7,6 +7,8 @@
 #   "packaging>=25",
 #   "unidiff==1.0.1",
 #   "rich>=14",
+#   "jinja2>=3.1",
+#   "msgspec>=0.20",
 #   "tomlkit>=0.13",
 #   "tomli>=2; python_version < '3.11'",
 #   "pytest>=8",
