@@ -2,5 +2,6 @@
 tool is.
 
 Modules and packages, low to high; none imports from its own floor or a higher one:
-gpurun store · gainpage merge status · benchpage measure pulls · figurespage fleet · commands
+gpurun store · cells · gainpage merge status · benchpage measure pulls · figurespage fleet ·
+commands
 """

@@ -19,7 +19,7 @@ from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import pins as pinning
 
-from . import benchpage, status, store
+from . import benchpage, cells, status, store
 
 PAGE, PLOTS = Path("docs/figures.md"), Path("docs")
 TOOL = store.FOLDER / "figures.json"
@@ -42,12 +42,14 @@ EARLIER_HATCH = "////"
 @dataclass(frozen=True)
 class Measured:
     """All that the page is made from. tool: figures.json, None where nothing was kept; proofs,
-    benches: as in evidence/; now: tag -> the queue's identity."""
+    benches: as in evidence/; now: tag -> the queue's identity; models: as the support matrix lists
+    them."""
 
     tool: dict | None
     proofs: list[dict]
     benches: list[dict]
     now: dict[str, str]
+    models: Sequence[str] = ()
 
     def earlier(self, found: dict, run: dict) -> bool:
         """Whether a run was about an earlier queue."""
@@ -63,6 +65,7 @@ def load(root: Path) -> Measured:
         proofs,
         benchpage.load(root),
         {one["tag"]: store.today(root, pins.find(one["version"])) for one in proofs},
+        cells.load(root).models,
     )
 
 
@@ -286,7 +289,7 @@ def _rows(panel: Any, names: Sequence[str], label: str) -> None:
 
 def columns(measured: Measured) -> list[tuple[str, str]]:
     """(model, mode) of every graph mode that was run, models in the support matrix's order."""
-    known = [model for feature in status.FEATURES for model in feature.models]
+    known = measured.models
     found = {
         (run["model"], run["mode"])
         for one in measured.proofs

@@ -1,8 +1,8 @@
 """What a fleet of GPU hosts has to run: the proofs of every release, kind of GPU and model, as CI's
 and a batch system's jobs.
 
-The releases, models and modes are those of the support matrix (status.TABLES): a proof that fills
-no cell of it is no job.
+The models and modes are those of the support matrix (evidence/matrix.toml): a proof that fills no
+cell of it is no job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin
 from patchqueue.wheels.host import load as load_host
 
-from . import status, store
+from . import cells, status, store
 
 CURRENT, STALE, NOT_RUN = "current", "stale", "not run"
 REFERENCE = "reference"
@@ -69,7 +69,8 @@ def jobs(
     """
     queue = load_queue(root)
     kept = {pin.tag: status.evidence(root, pin) for pin in pins}
-    known = list(dict.fromkeys(model for feature in status.FEATURES for model in feature.models))
+    shape = cells.load(root)
+    known = shape.models
     if unknown := [model for model in models if model not in known]:
         raise Refused(
             Problem(
@@ -105,7 +106,7 @@ def jobs(
             load_host(description, pin.version),
             changes(queue, queue.select(pin.version), pin),
         )
-        expected = [(one, status.expected(queue, pin, one).state) for one in status.FEATURES]
+        expected = [(one, status.expected(queue, pin, one).state) for one in shape.features]
         for gpu in labels:
             files = [file for file in kept[pin.tag] if is_of(gpu, file["gpu"]["name"])]
             for model in models or known:

@@ -11,7 +11,7 @@ import pytest
 from fakes import TAG, VERSION, quiet
 from packaging.version import Version
 
-from evidence import status, store
+from evidence import cells, status, store
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
@@ -271,8 +271,9 @@ def queue():
 
 
 PINS = pins.load(ROOT)
-NEMOTRON = status.FEATURES[0]
-BREAKABLE = next(feature for feature in status.FEATURES if feature.mode == "breakable")
+CELLS = cells.load(ROOT)
+NEMOTRON = CELLS.features[0]
+BREAKABLE = next(feature for feature in CELLS.features if feature.mode == "breakable")
 RULES = store.harness(ROOT)
 
 
@@ -374,9 +375,7 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
-    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, (
-        "`scripts/nox status` writes it"
-    )
+    assert status.in_page(text, status.tables(ROOT, PINS)) == text, "`scripts/nox status` writes it"
 
 
 def test_the_page_of_patches_has_those_of_each_release(queue):
@@ -394,7 +393,7 @@ def test_the_page_of_patches_has_those_of_each_release(queue):
 
 
 @pytest.mark.parametrize(
-    "feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
+    "feature", CELLS.features, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
 )
 def test_every_patch_that_a_feature_names_is_in_the_queue(queue, feature):
     assert set(feature.brings + feature.repairs) <= {entry.base for entry in queue.entries}
@@ -405,8 +404,8 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
         ("piecewise/zero-padded-embeds.patch",),
         ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch"),
     )
-    feature = status.Feature(
-        brings, repairs, ("one",), "breakable", {"<0.5.8": "no such graph"}, "0.5.11"
+    feature = cells.Feature(
+        ("one",), "breakable", brings, repairs, {"<0.5.8": "no such graph"}, "0.5.11"
     )
     shown = {
         tag: status.expected(queue, PINS.find(tag), feature)
@@ -433,10 +432,10 @@ TOPICS = {
     "breakable": ("breakable", "piecewise"),
 }
 TOPICS_OF = {
-    status.NEMOTRON: ("nemotron-h", "mamba2", "moe"),
-    status.QWEN: ("qwen3-next", "gdn", "moe"),
-    status.LLAMA: (),
-    status.SPARSE: ("nsa", "moe"),
+    NEMOTRON.models: ("nemotron-h", "mamba2", "moe"),
+    ("qwen3-next",): ("qwen3-next", "gdn", "moe"),
+    ("llama",): (),
+    ("deepseek-v32", "deepseek-v32-fp8", "glm-5"): ("nsa", "moe"),
 }
 FASTER = "makes prefill faster and repairs nothing"
 APART = {
@@ -463,7 +462,7 @@ APART = {
 
 
 @pytest.mark.parametrize(
-    "feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
+    "feature", CELLS.features, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
 )
 def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
     """A patch of the graph's topic or the model's, selected for a release, keeps "upstream" away,
@@ -481,7 +480,7 @@ def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
 
 def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(queue):
     for tag in ("v0.5.14", "v0.5.18", "v0.5.20", "v0.5.23"):
-        for feature in (one for one in status.FEATURES if one.mode == "breakable"):
+        for feature in (one for one in CELLS.features if one.mode == "breakable"):
             assert status.expected(queue, PINS.find(tag), feature).reason.startswith(
                 "the queue repairs it"
             )
@@ -490,7 +489,7 @@ def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(q
 @pytest.mark.parametrize("pin", PINS.all, ids=lambda pin: pin.tag)
 def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue, pin):
     selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    for feature in status.FEATURES:
+    for feature in CELLS.features:
         cell = status.expected(queue, pin, feature)
         if cell.state is status.State.NOT_RUN:
             since = Version(feature.upstream or "1000")
@@ -500,20 +499,16 @@ def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue, pin):
 
 
 def test_the_tables_are_readable_as_plain_text():
-    rows = [
-        line
-        for line in status.markdown(status.matrix(ROOT, PINS)).splitlines()
-        if line.startswith("|")
-    ]
-    assert len(rows) == len(status.TABLES) * (2 + len(PINS.all)) and max(map(len, rows)) <= 110
+    rows = [line for line in status.tables(ROOT, PINS).splitlines() if line.startswith("|")]
+    assert len(rows) == len(CELLS.tables) * (2 + len(PINS.all)) and max(map(len, rows)) <= 110
 
 
 def test_compilers_that_stand_alike_share_a_word():
-    cells = [status.Cell(status.State.PROVEN, "here")] * (len(status.FEATURES) - 3) + [
+    row = [status.Cell(status.State.PROVEN, "here")] * (len(CELLS.features) - 3) + [
         status.Cell(status.State.STALE, "old")
     ] * 3
-    cells[1] = status.Cell(status.State.FAILED, "why")
-    text = status.markdown([(PINS.find("v0.5.9"), cells)])
+    row[1] = status.Cell(status.State.FAILED, "why")
+    text = status.markdown(CELLS, [(PINS.find("v0.5.9"), row)])
     assert (
         "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text
         and "| 0.5.9 | stale (3) | stale (3) | stale (3) |" in text
@@ -544,3 +539,18 @@ def test_every_state_has_a_reason():
 def test_a_page_without_markers_is_refused():
     with pytest.raises(Refused, match="no-markers"):
         status.in_page("# title\n", "matrix")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[graphs", "is no TOML: "),
+        ("[graphs.one]\nrepair = []", "Object contains unknown field `repair` - at `$.graphs"),
+        ('[[tables]]\ntitle = "a"\ngraphs = ["two"]\nfamilies = {}', "has no [graphs.two]"),
+    ],
+)
+def test_cells_that_cannot_be_read_are_refused(tmp_path, text, said):
+    store.put(tmp_path / cells.FILE, text)
+    with pytest.raises(Refused, match="evidence/matrix.toml: .*bad-matrix") as refused:
+        cells.load(tmp_path)
+    assert said in str(refused.value)

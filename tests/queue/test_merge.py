@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, result
 
-from evidence import merge, status, store
+from evidence import cells, merge, status, store
 from evidence.commands.cli import main
 from evidence.merge import Fate, fold
 from patchqueue.laying import apply
@@ -431,7 +431,7 @@ def queue():
     return series.read(ROOT)[0]
 
 
-def merged(queue, feature: status.Feature, **of_model) -> dict:
+def merged(queue, feature: cells.Feature, **of_model) -> dict:
     """The feature's models on 0.5.9, each from a host of its own; of_model: model (- as _) -> what
     is otherwise there."""
     pin = PINS.find("v0.5.9")
@@ -523,9 +523,7 @@ def test_a_failure_on_another_gpu_is_told_beside_a_proof(queue, tmp_path, monkey
 # the command
 
 
-def test_status_merge_reports_each_file(fleet, capsys, monkeypatch):
-    monkeypatch.setattr(status, "TABLES", {})
-    monkeypatch.setattr(status, "FEATURES", ())
+def test_status_merge_reports_each_file(fleet, capsys):
     page = fleet.root / status.PAGE
     page.parent.mkdir(exist_ok=True)
     page.write_text(status.BEGIN + status.END)

@@ -24,7 +24,7 @@ import test_words
 from fakes import RUNNER, TAG
 from test_evidence import result
 from test_export import tools  # noqa: F401
-from test_fleet import LLAMA, keep
+from test_fleet import LLAMA, cells_of, keep
 from test_merge import ran
 
 from evidence import benchpage, gpurun, status
@@ -207,6 +207,7 @@ def real(world: World) -> None:
     (world.at / "real").mkdir()
     for name in ("series", "patches", "overlay", "upstream", "tests"):
         (world.at / "real" / name).symlink_to(ROOT / name)
+    cells_of(world.at / "real")
     keep(world.at / "real", *LLAMA)
     text = (ROOT / host.DEFAULT).read_text()
     (world.at / "other-host.toml").write_text(text)
@@ -454,9 +455,6 @@ def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
 @pytest.mark.parametrize("option", CASES)
 def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, capfd, option):
     case = CASES[option]
-    if option.startswith("status"):  # the tables name the real queue's patches
-        monkeypatch.setattr(status, "TABLES", {})
-        monkeypatch.setattr(status, "FEATURES", ())
     case.before(world)
     kept = tmp_path_factory.mktemp("before") / "all"
     shutil.copytree(world.at, kept, symlinks=True)

@@ -46,8 +46,7 @@ def _status(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     gathered = merge.merge(options.root, pins, options.merge, say) if options.merge else []
     changed = status.write(options.root, pins)
-    rows = status.matrix(options.root, pins)
-    OUT.print(status.markdown(rows), end="")
+    OUT.print(status.tables(options.root, pins), end="")
     OUT.print(
         f"{' and '.join(map(str, changed))} rewritten"
         if changed
