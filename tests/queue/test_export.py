@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from evidence import pulls
@@ -420,7 +421,9 @@ def with_uv(
     fakes.program(tmp_path / "uv", line)
     monkeypatch.setattr(formatting, "find_uv", lambda: str(tmp_path / "uv"))
     monkeypatch.setitem(formatting.FORMATTERS, formatter, ())
-    return formatting.Rules(f"{formatter}==1", "", f"{formatter}==1", "", "", "", "")
+    tool = f"{formatter}==1"
+    used = (formatting.Formatter(SpecifierSet(">0"), tool),)
+    return formatting.Rules(tool, "", tool, "", "", "", used)
 
 
 def test_a_formatter_that_is_not_to_be_had_is_refused_in_uvs_words(tmp_path, monkeypatch):

@@ -1,33 +1,46 @@
-"""The text of a TOML or JSON file as a value of a class that says what may stand in it."""
+"""Data of a TOML or JSON file as a value of a class that says what may stand in it.
+
+What is wrong with it is raised as Refused: a problem named `bad` of the file `where`, which says
+the field.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import datetime
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..outcome import Problem, Refused
 
 T = TypeVar("T")
+DATES = (datetime.date, datetime.datetime)
 
 
 def toml(content: bytes, kind: type[T], where: str, bad: str, step: str = "") -> T:
-    """Raises Refused, a problem named `bad` of the file `where`: what is wrong, and in which
-    field."""
     try:
-        return msgspec.toml.decode(content, type=kind)
+        data = msgspec.toml.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise refused(error, "TOML", where, bad, step) from None
+        raise Refused(Problem(bad, where, f"is not TOML: {error}", step)) from None
+    return value(data, kind, where, bad, step)
 
 
 def json(content: bytes, kind: type[T], where: str, bad: str, step: str = "") -> T:
-    """The same of JSON."""
     try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise refused(error, "JSON", where, bad, step) from None
+        data = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise Refused(Problem(bad, where, f"is no JSON: {error}", step)) from None
+    return value(data, kind, where, bad, step)
 
 
-def refused(error: Exception, form: str, where: str, bad: str, step: str) -> Refused:
-    of_field = isinstance(error, msgspec.ValidationError)
-    return Refused(Problem(bad, where, str(error) if of_field else f"is no {form}: {error}", step))
+def value(data: Any, kind: type[T], where: str, bad: str, step: str = "") -> T:
+    """What a decoder made of a file, or a part of it."""
+    try:
+        return msgspec.convert(data, kind, dec_hook=_from_text, builtin_types=DATES)
+    except msgspec.ValidationError as error:
+        raise Refused(Problem(bad, where, str(error), step)) from None
+
+
+def _from_text(kind: type[Any], text: str) -> Any:
+    """A version or a range of versions."""
+    return kind(text)
