@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from .records import Record
 from .status import place
-from .store import BREAKABLE, FOLDER, MEASURED, facts
+from .store import BREAKABLE, proofs
 
 PIECEWISE = "piecewise"
 ASIDE = ("eager", "reference")  # what the graph modes are held against
@@ -15,11 +15,7 @@ ASIDE = ("eager", "reference")  # what the graph modes are held against
 
 def on_gpus(root: Path, patches: Sequence[str]) -> str:
     """What GPU hosts found on releases with a variant of one of the patches, as a paragraph."""
-    rows = [
-        row
-        for file in sorted((root / FOLDER).glob("*/*.json"))
-        for row in _runs(json.loads(file.read_text(encoding="utf-8")), file, patches)
-    ]
+    rows = [row for found in proofs(root) for row in _runs(found, patches)]
     if not rows:
         return "It was not run on a GPU."
     head = (
@@ -38,34 +34,27 @@ def on_gpus(root: Path, patches: Sequence[str]) -> str:
     )
 
 
-def _runs(found: dict, file: Path, patches: Sequence[str]) -> list[str]:
-    names = [entry["name"] for entry in found["patches"]]
+def _runs(found: Record, patches: Sequence[str]) -> list[str]:
+    names = [entry.name for entry in found.patches]
     here = [
         patch
         for patch in patches
         if any(name == f"{patch}.patch" or name.startswith(f"{patch}@") for name in names)
     ]
-    if not here or file.name.endswith(MEASURED):
+    if not here:
         return []
     rows = []
     # a kept run may be about an earlier queue
-    about = [run for run in found["runs"] if facts(found, run)["changes"] == found["changes"]]
-    for mode in sorted({run["mode"] for run in about if touches(here, run["mode"])} - set(ASIDE)):
-        runs = [run for run in about if run["mode"] == mode]
+    about = [run for run in found.runs if found.under(run).changes == found.changes]
+    for mode in sorted({run.mode for run in about if touches(here, run.mode)} - set(ASIDE)):
+        runs = [run for run in about if run.mode == mode]
         passed, failed = (
-            sorted(
-                {
-                    run["model"]
-                    for run in runs
-                    if (run["verdict"] == "passed") is good
-                    and run["verdict"] in ("passed", "failed")
-                }
-            )
-            for good in (True, False)
+            sorted({run.model for run in runs if run.verdict == verdict})
+            for verdict in ("passed", "failed")
         )
         shown = ", ".join(patch.rpartition("/")[2] for patch in here)
         rows.append(
-            f"| {found['version']} | {shown} | {place(found).removeprefix('on ')} | {mode} |"
+            f"| {found.version} | {shown} | {place(found).removeprefix('on ')} | {mode} |"
             f" {', '.join(passed) or '-'} | {', '.join(failed) or '-'} |"
         )
     return rows

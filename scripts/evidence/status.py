@@ -4,7 +4,6 @@ Made from the queue and evidence/ alone."""
 from __future__ import annotations
 
 import enum
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells
 from .cells import ALWAYS, Feature
-from .store import BREAKABLE, FOLDER, MEASURED, facts, harness, put
+from .records import Record, Run
+from .store import BREAKABLE, harness, proofs, put
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
 PATCHES, PATCHES_BEGIN, PATCHES_END = (
@@ -69,7 +69,7 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
     known = [
         judged
-        for file in evidence(root, pin)
+        for file in proofs(root, str(pin.version))
         if (judged := judge(file, queue, pin, feature, harness(root)))
     ]
     if not known:
@@ -81,31 +81,21 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     return Cell(first.state, "; ".join([first.reason, *said]))
 
 
-def evidence(root: Path, pin: Pin) -> list[dict]:
-    """What GPU hosts found about a release."""
-    files = sorted(
-        file
-        for file in (root / FOLDER / str(pin.version)).glob("*.json")
-        if not file.name.endswith(MEASURED)
-    )
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
-
-
-def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
+def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
     """What the runs on one kind of GPU say about a feature; None where they did not try it on every
     model. rules: the harness of today."""
     runs = [
-        (run, facts(found, run))
-        for run in found["runs"]
-        if run["mode"] == feature.mode and run["model"] in feature.models
+        (run, found.under(run))
+        for run in found.runs
+        if run.mode == feature.mode and run.model in feature.models
     ]
-    if {run["model"] for run, _ in runs} != set(feature.models) or any(
-        run["verdict"] == "not run" for run, _ in runs
+    if {run.model for run, _ in runs} != set(feature.models) or any(
+        run.verdict == "not run" for run, _ in runs
     ):
         return None
     then = _verdict(runs, rules)
     now = changes(queue, queue.select(pin.version), pin)
-    earlier = sorted(one["date"] for _, one in runs if one["changes"] != now)
+    earlier = sorted(one.date for _, one in runs if one.changes != now)
     if earlier:
         return Cell(
             State.STALE,
@@ -115,33 +105,29 @@ def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> 
     return then
 
 
-def _verdict(runs: Sequence[tuple[dict, dict]], rules: str) -> Cell:
+def _verdict(runs: Sequence[tuple[Run, Record]], rules: str) -> Cell:
     """What runs say, each with the facts that it was made under."""
     places = [
-        place(one) + ("" if one["harness"] == rules else ", by an earlier harness")
-        for _, one in runs
+        place(one) + ("" if one.harness == rules else ", by an earlier harness") for _, one in runs
     ]
     where = "; ".join(dict.fromkeys(places))
-    refused = [run for run, _ in runs if run["verdict"] == "not applicable"]
+    refused = [run for run, _ in runs if run.verdict == "not applicable"]
     if refused:
-        return Cell(State.NOT_APPLICABLE, refused[0]["why"])
+        return Cell(State.NOT_APPLICABLE, refused[0].why)
     for there, (run, _) in zip(places, runs):
-        if run["verdict"] != "passed":
+        if run.verdict != "passed":
             return Cell(
                 State.FAILED,
-                f"{there}: {run['model']} {in_words(run['why'])} ([details]({DETAILS}))",
+                f"{there}: {run.model} {in_words(run.why)} ([details]({DETAILS}))",
             )
     checked = [
-        (there, one["lifetimes"])
-        for there, (run, one) in zip(places, runs)
-        if run["mode"] == BREAKABLE
+        (there, one.lifetimes) for there, (run, one) in zip(places, runs) if run.mode == BREAKABLE
     ]
     for there, lifetimes in checked:
-        if lifetimes and lifetimes["verdict"] != "passed":
+        if lifetimes and lifetimes.verdict != "passed":
             return Cell(
                 State.FAILED,
-                f"{there}: lifetimes: {lifetimes['verdict']}:"
-                f" {lifetimes['why'].partition(': ')[0]}",
+                f"{there}: lifetimes: {lifetimes.verdict}: {lifetimes.why.partition(': ')[0]}",
             )
     missing = any(lifetimes is None for _, lifetimes in checked)
     return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run" if missing else where)
@@ -158,13 +144,12 @@ def in_words(why: str) -> str:
     )
 
 
-def place(found: dict) -> str:
+def place(found: Record) -> str:
     """Where a run was, and how far that is from what the release asks for."""
-    torch = found["torch"]
-    text = f"on {found['gpu']['name']} with torch {torch['version'].partition('+')[0]}"
-    if torch["off_pin"]:
-        text += f", off the release's pin {torch['pinned']}"
-    return text + (f", kernels {found['kernel']['package']}" if found.get("kernel") else "")
+    text = f"on {found.gpu.name} with torch {found.torch.version.partition('+')[0]}"
+    if found.torch.off_pin:
+        text += f", off the release's pin {found.torch.pinned}"
+    return text + (f", kernels {found.kernel.package}" if found.kernel else "")
 
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:

@@ -7,11 +7,13 @@ import json
 import re
 from pathlib import Path
 
+import fakes
 import pytest
 from fakes import TAG, VERSION, quiet
 from packaging.version import Version
 
 from evidence import cells, status, store
+from evidence.records import Record
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
@@ -109,7 +111,7 @@ def test_a_gain_is_kept_beside_and_replaced_as_a_whole(applied, tmp_path):
     take(applied, tmp_path, result(applied, gain={}, runs=runs))
     taken = take(applied, tmp_path, result(applied, gain={}, runs=runs[1:]))
     assert taken.path.name == "nvidia-fake-1.gain.json" and (taken.runs, taken.kept) == (1, 0)
-    assert status.evidence(applied.root, pins.load(applied.root).find(VERSION)) == []
+    assert store.proofs(applied.root, VERSION) == []
 
 
 def test_a_graph_beside_eager_prefill_is_a_comparison_of_its_own(applied, tmp_path):
@@ -211,7 +213,7 @@ def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
         ({"tree_untouched": False}, "touched-tree"),
         ({"changes": "sha256:" + "0" * 64}, "stale-evidence"),
         ({"tree": "sha256:" + "0" * 64}, "tree-mismatch"),
-        ({"schema": 2}, "has schema 2, not 1"),
+        ({"schema": 2}, "Invalid enum value 2 - at `..schema"),
         ({"version": "9.9.2"}, "is not pinned"),
     ],
 )
@@ -256,7 +258,7 @@ def test_a_patchs_hunks_cannot_change_behind_a_run(applied, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("{", "is no JSON"), ("[]", "lacks schema"), ('{"schema": 1}', "lacks version")],
+    [("{", "is no JSON"), ("[]", "got `array`"), ('{"schema": 1}', "field `version`")],
 )
 def test_an_unreadable_result_is_named(applied, tmp_path, text, named):
     file = tmp_path / "evidence.json"
@@ -277,6 +279,11 @@ BREAKABLE = next(feature for feature in CELLS.features if feature.mode == "break
 RULES = store.harness(ROOT)
 
 
+def judge(found: dict, queue, feature: cells.Feature) -> status.Cell | None:
+    """What a file says of a feature on 0.5.9."""
+    return status.judge(fakes.recorded(found, Record), queue, PINS.find("v0.5.9"), feature, RULES)
+
+
 def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
     pin = PINS.find(tag)
     runs = [
@@ -284,6 +291,7 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
         for model in NEMOTRON.models
     ]
     return {
+        "version": str(pin.version),
         "changes": apply.changes(of, of.select(pin.version), pin),
         "date": "2030-01-02",
         "gpu": {"name": "NVIDIA Fake"},
@@ -320,7 +328,7 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
     ],
 )
 def test_what_evidence_shows(queue, changes, state, told):
-    judged = status.judge(found(queue, **changes), queue, PINS.find("v0.5.9"), NEMOTRON, RULES)
+    judged = judge(found(queue, **changes), queue, NEMOTRON)
     assert judged.state is state and told in judged.reason
 
 
@@ -351,14 +359,14 @@ def test_a_breakable_graph_is_proven_where_its_lifetimes_are(queue, lifetimes, s
         {"model": model, "mode": "breakable", "verdict": "passed", "why": ""}
         for model in BREAKABLE.models
     ]
-    judged = status.judge(one, queue, PINS.find("v0.5.9"), BREAKABLE, RULES)
+    judged = judge(one, queue, BREAKABLE)
     assert judged.state is state and judged.reason.endswith(told)
 
 
 def test_evidence_about_one_of_two_models_shows_nothing(queue):
     half = found(queue)
     half["runs"].pop()
-    assert status.judge(half, queue, PINS.find("v0.5.9"), NEMOTRON, RULES) is None
+    assert judge(half, queue, NEMOTRON) is None
 
 
 @pytest.mark.parametrize(
@@ -544,7 +552,7 @@ def test_a_page_without_markers_is_refused():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[graphs", "is no TOML: "),
+        ("[graphs", "is not TOML: "),
         ("[graphs.one]\nrepair = []", "Object contains unknown field `repair` - at `$.graphs"),
         ('[[tables]]\ntitle = "a"\ngraphs = ["two"]\nfamilies = {}', "has no [graphs.two]"),
     ],

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import fakes
 import pytest
+from msgspec import convert
 
-from evidence import figurespage, status, store
+from evidence import figurespage, store
 from evidence.figurespage import Measured
 from evidence.measure import queue as queue_figures
+from evidence.records import Figures, Record
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins
 
@@ -87,7 +90,8 @@ def proof(**changes) -> dict:
 
 
 def measured(tool_: dict | None = None, *proofs: dict) -> Measured:
-    return Measured(tool_, list(proofs), [], {"v0.5.9": "sha256:now"})
+    known = [fakes.recorded(one, Record) for one in proofs]
+    return Measured(tool_ and convert(tool_, Figures), known, [], {"v0.5.9": "sha256:now"})
 
 
 def test_a_figure_that_misses_its_limit_says_so():
@@ -155,8 +159,8 @@ def test_every_proof_and_bench_is_on_the_page():
     text = (ROOT / figurespage.PAGE).read_text(encoding="utf-8")
     for pin in pins.load(ROOT).all:
         assert all(
-            f"| {pin.version} on {one['gpu']['name']} |" in text
-            for one in status.evidence(ROOT, pin)
+            f"| {pin.version} on {one.gpu.name} |" in text
+            for one in store.proofs(ROOT, str(pin.version))
         )
 
 

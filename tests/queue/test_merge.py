@@ -8,16 +8,19 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import get_args
 
+import fakes
 import pytest
 from fakes import quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, result
+from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, judge, result
 
 from evidence import cells, merge, status, store
 from evidence.commands.cli import main
 from evidence.merge import Fate, fold
+from evidence.records import Record, Verdict
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
@@ -368,7 +371,7 @@ def made(draw) -> dict:
     kinds = st.tuples(
         st.sampled_from(["one", "two"]),
         st.sampled_from(["piecewise", "breakable"]),
-        st.sampled_from(store.VERDICTS),
+        st.sampled_from(get_args(Verdict)),
     )
     chosen = draw(st.lists(kinds, min_size=1, max_size=4, unique_by=lambda kind: kind[:2]))
     return facts | {"runs": [run(*kind) for kind in chosen]}
@@ -436,6 +439,7 @@ def merged(queue, feature: cells.Feature, **of_model) -> dict:
     is otherwise there."""
     pin = PINS.find("v0.5.9")
     facts = {
+        "version": str(pin.version),
         "changes": apply.changes(queue, queue.select(pin.version), pin),
         "date": "2030-01-02",
         "gpu": gpu(),
@@ -455,9 +459,7 @@ def merged(queue, feature: cells.Feature, **of_model) -> dict:
 
 
 def judged(queue, feature, **of_model) -> status.Cell | None:
-    return status.judge(
-        merged(queue, feature, **of_model), queue, PINS.find("v0.5.9"), feature, RULES
-    )
+    return judge(merged(queue, feature, **of_model), queue, feature)
 
 
 def test_a_cell_of_two_hosts_names_both(queue):
@@ -515,7 +517,8 @@ def test_a_failure_on_another_gpu_is_told_beside_a_proof(queue, tmp_path, monkey
         merged(queue, NEMOTRON, nemotron_h={"runs": ran("nemotron-h", verdict="failed")}),
     )
     bad["gpu"] = gpu(name="NVIDIA Fake 2")
-    monkeypatch.setattr(status, "evidence", lambda root, pin: [bad, good])
+    records = [fakes.recorded(one, Record) for one in (bad, good)]
+    monkeypatch.setattr(status, "proofs", lambda root, version: records)
     told = status.cell(ROOT, queue, PINS.find("v0.5.9"), NEMOTRON)
     assert told.state is status.State.PROVEN and "failed on NVIDIA Fake 2" in told.reason
 

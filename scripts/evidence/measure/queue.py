@@ -23,8 +23,9 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from patchqueue.commands import paths
 from patchqueue.files.tree import hash_listing, list_folder, list_package
@@ -35,6 +36,7 @@ from patchqueue.laying.worktree import State, WorkTree, read_record
 from patchqueue.queue import placed, series
 from patchqueue.upstream import pins, source
 
+from ..records import Figure
 from ..store import put
 from . import handover, newcomer, wheels
 
@@ -50,18 +52,6 @@ OWN_FILES = {
     "work/.mine": b"",
     "notes.txt": b"mine too\n",
 }
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured promise. shown: the value for people; details: every single number, for the
-    JSON."""
-
-    name: str
-    shown: str
-    limit: str
-    met: bool
-    details: dict = field(default_factory=dict)
 
 
 class Copy:
@@ -788,7 +778,7 @@ def _as_json(tag: str, measured: Sequence[Figure]) -> dict:
         "python": platform.python_version(),
         "system": platform.system(),
     }
-    return {"revision": tag, "machine": machine, "figures": [asdict(figure) for figure in measured]}
+    return {"revision": tag, "machine": machine, "figures": to_builtins(measured)}
 
 
 def beside(before: dict, now: dict) -> dict:
