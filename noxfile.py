@@ -7,6 +7,8 @@
 #   "packaging>=25",
 #   "unidiff==1.0.1",
 #   "rich>=14",
+#   "jinja2>=3.1",
+#   "msgspec>=0.20",
 #   "tomlkit>=0.13",
 #   "tomli>=2; python_version < '3.11'",
 #   "pytest>=8",
@@ -14,7 +16,7 @@
 #   "hypothesis>=6.120",
 # ]
 # ///
-"""The project's sessions: each chooses what scripts/patchqueue does.
+"""The sessions: each chooses a command of scripts/patchqueue or scripts/evidence.
 
 The words behind a session name releases, or say how:
     scripts/nox apply v0.5.9
@@ -50,9 +52,19 @@ def called_from(session: nox.Session) -> dict[str, str]:
 
 
 def patchqueue(session: nox.Session, command: str, *words: str) -> None:
-    """Run the tool. Where it fails it has said why: nox adds nothing, and ends with its exit
+    """Run the tool."""
+    run_tool(session, "patchqueue", command, *words)
+
+
+def evidence(session: nox.Session, command: str, *words: str) -> None:
+    """Run what proves releases on GPUs, and tells what was found."""
+    run_tool(session, "evidence", command, *words)
+
+
+def run_tool(session: nox.Session, tool: str, *words: str) -> None:
+    """Run a command line. Where it fails it has said why: nox adds nothing, and ends with its exit
     code."""
-    run = [sys.executable, "-m", "patchqueue", command, *words]
+    run = [sys.executable, "-m", tool, *words]
     try:
         session.run(
             *run, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True, log=False
@@ -63,7 +75,9 @@ def patchqueue(session: nox.Session, command: str, *words: str) -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether nox's line is more than the tool's command line again."""
-    return not re.match(r"Command .* -m patchqueue .* failed with exit code", record.getMessage())
+    return not re.match(
+        r"Command .* -m (patchqueue|evidence) .* failed with exit code", record.getMessage()
+    )
 
 
 logging.getLogger("nox").addFilter(_is_news)
@@ -84,7 +98,7 @@ def with_matplotlib(session: nox.Session, command: str, *words: str) -> None:
         *python,
         "python",
         "-m",
-        "patchqueue",
+        "evidence",
         command,
         *words,
         env={"PYTHONPATH": "scripts", **called_from(session)},
@@ -161,7 +175,7 @@ def test(session: nox.Session) -> None:
 @nox.session(default=False, tags=["users"])
 def gpu(session: nox.Session) -> None:
     """Prove a release on this host's GPU."""
-    patchqueue(session, "gpu", *session.posargs)
+    evidence(session, "gpu", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])
@@ -241,13 +255,13 @@ def lock(session: nox.Session) -> None:
 @nox.session(default=False, tags=["maintainers"])
 def matrix(session: nox.Session) -> None:
     """Print the proofs a fleet has to run."""
-    patchqueue(session, "matrix", *session.posargs)
+    evidence(session, "matrix", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])
 def export(session: nox.Session) -> None:
     """Make pull requests in a checkout."""
-    patchqueue(session, "export", *session.posargs)
+    evidence(session, "export", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])
@@ -259,34 +273,24 @@ def bundle(session: nox.Session) -> None:
 @nox.session(default=False, tags=["maintainers"])
 def sweep(session: nox.Session) -> None:
     """Find tiles for Mamba2's prefill kernels."""
-    patchqueue(session, "sweep", *session.posargs)
+    evidence(session, "sweep", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])
 def bench(session: nox.Session) -> None:
     """Time a release on this host's GPU."""
-    if "--page" not in session.posargs:
-        patchqueue(session, "bench", *session.posargs)
-        return
-    with_matplotlib(session, "bench", *session.posargs)
+    run = with_matplotlib if "--page" in session.posargs else evidence
+    run(session, "bench", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])
 def status(session: nox.Session) -> None:
     """Make the matrix and the lists of patches."""
-    patchqueue(session, "status", *session.posargs)
+    evidence(session, "status", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])
 def figures(session: nox.Session) -> None:
     """Measure apply, check and install."""
-    if "--page" in session.posargs:
-        with_matplotlib(session, "figures", *session.posargs)
-        return
-    session.run(
-        sys.executable,
-        "scripts/figures/queue_figures.py",
-        *session.posargs,
-        env=called_from(session),
-        external=True,
-    )
+    run = with_matplotlib if "--page" in session.posargs else evidence
+    run(session, "figures", *session.posargs)

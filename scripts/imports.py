@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draw which packages of scripts/patchqueue import which, as a Mermaid flow chart in
-CONTRIBUTING.md.
+"""Draw which packages of scripts/patchqueue and scripts/evidence import which, as a Mermaid flow
+chart in CONTRIBUTING.md.
 
 `--check` writes nothing: exit code 1 where the page has another drawing. An arrow that two others
 replace is left out: what is drawn is the transitive reduction of the imports.
@@ -18,7 +18,7 @@ import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
-TOOL = "patchqueue"
+TOOL, ABOVE = "patchqueue", "evidence"  # the one in its packages, the other as a whole
 BEGIN, END = "<!-- imports -->", "<!-- /imports -->"
 
 
@@ -41,8 +41,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def imports() -> dict[str, set[str]]:
     """By package, those that its modules import. Modules beside the packages are left out."""
-    graph = grimp.build_graph(TOOL)
+    graph = grimp.build_graph(TOOL, ABOVE)
     packages = sorted(child for child in graph.find_children(TOOL) if graph.find_children(child))
+    packages.append(ABOVE)
     return {
         one.rpartition(".")[2]: {
             other.rpartition(".")[2]

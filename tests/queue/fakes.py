@@ -3,24 +3,32 @@ no network."""
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
 import pytest
 
+from evidence.commands import cli as proving
+from evidence.records import Record
+from patchqueue.commands import cli
+from patchqueue.files.record import value
 from patchqueue.laying import apply, pinned
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
+R = TypeVar("R", bound=Record)
 RUNNER = "python/sglang/srt/runner.py"
 
 
@@ -296,12 +304,31 @@ def as_clone(root: Path) -> None:
     (root / "scripts").mkdir()
     for name in ("nox", "requirements.txt"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    for name in ("patchqueue", "figures", "slurm"):
+    for name in ("patchqueue", "evidence", "slurm"):
         (root / "scripts" / name).symlink_to(ROOT / "scripts" / name)
     tools = root / ".nox/tools"
     (tools / "bin").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")
     program(tools / "bin/nox", f'exec "{sys.executable}" -m nox "$@"')
+
+
+def recorded(found: Mapping[str, Any], kind: type[R]) -> R:
+    """What a test says of a file of evidence/, with the rest of what such a file has."""
+    whole = {"schema": 1, "queue": "q", "changes": "c", "tree": "t", "tree_untouched": True}
+    return value({**whole, **found}, kind, "a test's file", "bad-evidence")
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a command, as the sessions of noxfile.py do: each by the command line that has it."""
+    return _line(words).main(words)
+
+
+def parser(command: str) -> argparse.ArgumentParser:
+    return _line([command])._parser()
+
+
+def _line(words: Sequence[str]) -> ModuleType:
+    return proving if proving.EXAMPLES.keys() & {*words} else cli
 
 
 def program(path: Path, line: str) -> Path:

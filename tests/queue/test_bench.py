@@ -14,9 +14,11 @@ import sys
 import time
 from pathlib import Path
 
+import fakes
 import pytest
 
-from patchqueue.proofs import benchpage
+from evidence import benchpage
+from evidence.records import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).parent / "fake_gpu"
@@ -153,9 +155,7 @@ def test_the_hardware_threads_it_had_are_said(bench):
         )
     finally:
         os.sched_setaffinity(0, mine)
-    assert found["cpus"] == 1 and "had 1 hardware thread." in benchpage.page(
-        [found], with_plot=False
-    )
+    assert found["cpus"] == 1 and "had 1 hardware thread." in page([found], with_plot=False)
 
 
 def test_fast_threads_are_found_and_watched(gpu):
@@ -453,9 +453,18 @@ def test_a_gain_is_found_end_to_end(bench):
         FAKE_SECONDS=json.dumps(seconds),
     )
     assert (
-        benchpage.gain(found, "piecewise").shown and benchpage.gain(found, "piecewise").median > 10
+        benchpage.gain(of(found), "piecewise").shown
+        and benchpage.gain(of(found), "piecewise").median > 10
     )
-    assert "no gain shown" not in benchpage.page([found], with_plot=False)
+    assert "no gain shown" not in page([found], with_plot=False)
+
+
+def page(benches: list[dict], with_plot: bool = False) -> str:
+    return benchpage.page([of(one) for one in benches], with_plot)
+
+
+def of(found: dict) -> Bench:
+    return fakes.recorded(found, Bench)
 
 
 def measurement(
@@ -521,7 +530,7 @@ FLAT = [100 * noise for noise in NOISE]
 
 
 def test_a_gain_is_told_with_its_interval_beside_what_was_reported():
-    text = benchpage.page(
+    text = page(
         [
             measurement(
                 {
@@ -550,7 +559,7 @@ def test_a_gain_is_told_with_its_interval_beside_what_was_reported():
 
 
 def test_too_few_rounds_are_said_to_be_too_few():
-    text = benchpage.page(
+    text = page(
         [measurement({"eager": FLAT[:5], "piecewise": [one * 1.1 for one in FLAT[:5]]})],
         with_plot=False,
     )
@@ -581,13 +590,14 @@ def test_drift_is_no_gain(gpu):
     bench = measurement(rates)
     for mode in ("piecewise", "piecewise-inductor"):
         assert (
-            not benchpage.gain(bench, mode).shown and abs(benchpage.gain(bench, mode).median) < 0.1
+            not benchpage.gain(of(bench), mode).shown
+            and abs(benchpage.gain(of(bench), mode).median) < 0.1
         )
 
 
 def test_first_tokens_are_compared_turn_by_turn():
     drift = [30, 32, 34, 36, 38, 40]
-    text = benchpage.page(
+    text = page(
         [
             measurement(
                 {"eager": FLAT, "piecewise": FLAT, "breakable": FLAT},
@@ -608,11 +618,11 @@ def test_first_tokens_are_compared_turn_by_turn():
 def test_the_decode_graph_is_not_counted(decode):
     bench = measurement({"eager": FLAT})
     bench["runs"][0]["captured"] = [{"what": decode, "seconds": 4.5, "gb": 0.2}]
-    assert "| - | - | 1.0 | 3 of 3 |" in benchpage.page([bench], False)
+    assert "| - | - | 1.0 | 3 of 3 |" in page([bench], False)
     bench["runs"][0]["captured"] += [
         {"what": "target prefill CUDA graph", "seconds": 9.7, "gb": 0.8}
     ]
-    assert "| 9.7 | 0.80 | 1.0 | 3 of 3 |" in benchpage.page([bench], False)
+    assert "| 9.7 | 0.80 | 1.0 | 3 of 3 |" in page([bench], False)
 
 
 def test_turns_that_do_not_count_are_told():
@@ -620,13 +630,13 @@ def test_turns_that_do_not_count_are_told():
     bench = measurement(first, first, idle="stopped; first tokens on steady threads")
     for run in bench["runs"]:
         run["first_token_ms"]["1x64"]["lost"] = 2
-    text = benchpage.page([bench], False)
+    text = page([bench], False)
     assert "fast before and after each call: 2 of 8 do not" in text and "polled" not in text
 
 
 def test_a_mode_is_shown_release_beside_release():
     first = {"eager": FLAT, "breakable": [one / 2 for one in FLAT]}
-    text = benchpage.page(
+    text = page(
         [
             measurement(first, first),
             measurement(first, first, version="0.5.16"),
@@ -638,7 +648,7 @@ def test_a_mode_is_shown_release_beside_release():
         "| requests × tokens | 0.5.9 on G | 0.5.16 on G |" in text
         and "| 1 × 64 | 100.0 → 50.0 | 100.0 → 50.0 |" in text
     )
-    assert "release beside release" not in benchpage.page([measurement(first, first)], False)
+    assert "release beside release" not in page([measurement(first, first)], False)
 
 
 def test_each_model_has_its_own_setting_and_releases():
@@ -646,7 +656,7 @@ def test_each_model_has_its_own_setting_and_releases():
     sparse = measurement(first, first, model="n", subject="deepseek-v32")
     for run in sparse["runs"]:
         del run["loads"]
-    text = benchpage.page([measurement(first), sparse], False)
+    text = page([measurement(first), sparse], False)
     assert text.count("has the published shape of") == 2 and text.count("GSM8K") == 1
     assert text.index("shape of m ") < text.index("## 0.5.9 on G") < text.index("shape of n ")
 
@@ -656,7 +666,7 @@ def test_a_mode_that_failed_has_its_row_and_its_rounds_are_kept():
     bench["runs"].append(
         {"mode": "piecewise", "verdict": "failed", "why": "it died", "captured": []}
     )
-    text = benchpage.page([bench], with_plot=False)
+    text = page([bench], with_plot=False)
     assert (
         "| piecewise, eager compiler | failed: it died |" in text
         and "+0.0 % (+0.0 to +0.0, 2 rounds)" in text
@@ -667,24 +677,26 @@ def test_modes_of_another_session_are_not_compared():
     bench = measurement({"eager": FLAT, "piecewise": [one * 2 for one in FLAT]})
     bench["runs"][1]["session"] = "another"
     assert "nothing can be compared" in benchpage.meaning(
-        bench
-    ) and "| piecewise, eager compiler | 200" in benchpage.load_table(bench)
+        of(bench)
+    ) and "| piecewise, eager compiler | 200" in benchpage.load_table(of(bench))
 
 
 def test_modes_that_ran_one_after_the_other_show_no_gain():
     bench = measurement({"eager": FLAT, "piecewise": [one * 2 for one in FLAT]})
     for run in bench["runs"]:
         del run["session"]
-    assert "no gain can be told" in benchpage.page(
+    assert "no gain can be told" in page([bench], with_plot=True) and "![" not in page(
         [bench], with_plot=True
-    ) and "![" not in benchpage.page([bench], with_plot=True)
+    )
 
 
 def test_the_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     rates = {"eager": FLAT, "piecewise": FLAT[::-1], "breakable": FLAT}
     assert (
-        benchpage.draw([measurement(rates, rates), measurement(rates)], tmp_path / "plot.png")
+        benchpage.draw(
+            [of(measurement(rates, rates)), of(measurement(rates))], tmp_path / "plot.png"
+        )
         and (tmp_path / "plot.png").stat().st_size > 10_000
     )
     assert not benchpage.draw([], tmp_path / "none.png")

@@ -157,14 +157,14 @@ def test_the_host_as_it_is_for_each_release():
     ("text", "named"),
     [
         (None, "cannot be read"),
-        ("python = ", "is no host description"),
-        ('python = "3.12"\n', "does not say 'platform'"),
+        ("python = ", "bad-host|is not TOML: "),
+        ('python = "3.12"\n', "missing required field `platform`"),
         (
             (
                 'python = "3.12"\nplatform = "x"\ntorch = "2"\nbrings = []\n[[kernel]]\nfor ='
                 ' "about 1"\npackage = "a"\ninstead_of = []\nreason = "b"\n'
             ),
-            "is no host description",
+            "Invalid specifier: 'about 1' - at `..kernel",
         ),
     ],
 )

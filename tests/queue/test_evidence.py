@@ -7,13 +7,15 @@ import json
 import re
 from pathlib import Path
 
+import fakes
 import pytest
 from fakes import TAG, VERSION, quiet
 from packaging.version import Version
 
+from evidence import cells, status, store
+from evidence.records import Record
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
-from patchqueue.proofs import evidence, status
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
@@ -67,10 +69,10 @@ def result(project, **changes) -> dict:
     return found | changes
 
 
-def take(project, tmp_path, found: dict) -> evidence.Taken:
+def take(project, tmp_path, found: dict) -> store.Taken:
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(found))
-    return evidence.take(project.root, pins.load(project.root), file, quiet)
+    return store.take(project.root, pins.load(project.root), file, quiet)
 
 
 def test_a_result_is_kept_by_release_and_gpu_without_its_hosts_paths(applied, tmp_path):
@@ -109,7 +111,7 @@ def test_a_gain_is_kept_beside_and_replaced_as_a_whole(applied, tmp_path):
     take(applied, tmp_path, result(applied, gain={}, runs=runs))
     taken = take(applied, tmp_path, result(applied, gain={}, runs=runs[1:]))
     assert taken.path.name == "nvidia-fake-1.gain.json" and (taken.runs, taken.kept) == (1, 0)
-    assert status.evidence(applied.root, pins.load(applied.root).find(VERSION)) == []
+    assert store.proofs(applied.root, VERSION) == []
 
 
 def test_a_graph_beside_eager_prefill_is_a_comparison_of_its_own(applied, tmp_path):
@@ -211,7 +213,7 @@ def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
         ({"tree_untouched": False}, "touched-tree"),
         ({"changes": "sha256:" + "0" * 64}, "stale-evidence"),
         ({"tree": "sha256:" + "0" * 64}, "tree-mismatch"),
-        ({"schema": 2}, "has schema 2, not 1"),
+        ({"schema": 2}, "Invalid enum value 2 - at `..schema"),
         ({"version": "9.9.2"}, "is not pinned"),
     ],
 )
@@ -224,7 +226,7 @@ def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, nam
 def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_path):
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(result(applied, changes="sha256:" + "0" * 64)))
-    taken = evidence.take(applied.root, pins.load(applied.root), file, quiet, stale=True)
+    taken = store.take(applied.root, pins.load(applied.root), file, quiet, stale=True)
     assert taken.path.is_file()  # the matrix and the bench's page tell it from today's queue
 
 
@@ -256,13 +258,13 @@ def test_a_patchs_hunks_cannot_change_behind_a_run(applied, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("{", "is no JSON"), ("[]", "lacks schema"), ('{"schema": 1}', "lacks version")],
+    [("{", "is no JSON"), ("[]", "got `array`"), ('{"schema": 1}', "field `version`")],
 )
 def test_an_unreadable_result_is_named(applied, tmp_path, text, named):
     file = tmp_path / "evidence.json"
     file.write_text(text)
     with pytest.raises(Refused, match=named):
-        evidence.read(file)
+        store.read(file)
 
 
 @pytest.fixture(scope="module")
@@ -271,9 +273,15 @@ def queue():
 
 
 PINS = pins.load(ROOT)
-NEMOTRON = status.FEATURES[0]
-BREAKABLE = next(feature for feature in status.FEATURES if feature.mode == "breakable")
-RULES = evidence.harness(ROOT)
+CELLS = cells.load(ROOT)
+NEMOTRON = CELLS.features[0]
+BREAKABLE = next(feature for feature in CELLS.features if feature.mode == "breakable")
+RULES = store.harness(ROOT)
+
+
+def judge(found: dict, queue, feature: cells.Feature) -> status.Cell | None:
+    """What a file says of a feature on 0.5.9."""
+    return status.judge(fakes.recorded(found, Record), queue, PINS.find("v0.5.9"), feature, RULES)
 
 
 def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
@@ -283,6 +291,7 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
         for model in NEMOTRON.models
     ]
     return {
+        "version": str(pin.version),
         "changes": apply.changes(of, of.select(pin.version), pin),
         "date": "2030-01-02",
         "gpu": {"name": "NVIDIA Fake"},
@@ -319,7 +328,7 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
     ],
 )
 def test_what_evidence_shows(queue, changes, state, told):
-    judged = status.judge(found(queue, **changes), queue, PINS.find("v0.5.9"), NEMOTRON, RULES)
+    judged = judge(found(queue, **changes), queue, NEMOTRON)
     assert judged.state is state and told in judged.reason
 
 
@@ -350,14 +359,14 @@ def test_a_breakable_graph_is_proven_where_its_lifetimes_are(queue, lifetimes, s
         {"model": model, "mode": "breakable", "verdict": "passed", "why": ""}
         for model in BREAKABLE.models
     ]
-    judged = status.judge(one, queue, PINS.find("v0.5.9"), BREAKABLE, RULES)
+    judged = judge(one, queue, BREAKABLE)
     assert judged.state is state and judged.reason.endswith(told)
 
 
 def test_evidence_about_one_of_two_models_shows_nothing(queue):
     half = found(queue)
     half["runs"].pop()
-    assert status.judge(half, queue, PINS.find("v0.5.9"), NEMOTRON, RULES) is None
+    assert judge(half, queue, NEMOTRON) is None
 
 
 @pytest.mark.parametrize(
@@ -374,9 +383,7 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
-    assert status.in_page(text, status.markdown(status.matrix(ROOT, PINS))) == text, (
-        "`scripts/nox status` writes it"
-    )
+    assert status.in_page(text, status.tables(ROOT, PINS)) == text, "`scripts/nox status` writes it"
 
 
 def test_the_page_of_patches_has_those_of_each_release(queue):
@@ -394,7 +401,7 @@ def test_the_page_of_patches_has_those_of_each_release(queue):
 
 
 @pytest.mark.parametrize(
-    "feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
+    "feature", CELLS.features, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
 )
 def test_every_patch_that_a_feature_names_is_in_the_queue(queue, feature):
     assert set(feature.brings + feature.repairs) <= {entry.base for entry in queue.entries}
@@ -405,8 +412,8 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
         ("piecewise/zero-padded-embeds.patch",),
         ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch"),
     )
-    feature = status.Feature(
-        brings, repairs, ("one",), "breakable", {"<0.5.8": "no such graph"}, "0.5.11"
+    feature = cells.Feature(
+        ("one",), "breakable", brings, repairs, {"<0.5.8": "no such graph"}, "0.5.11"
     )
     shown = {
         tag: status.expected(queue, PINS.find(tag), feature)
@@ -433,10 +440,10 @@ TOPICS = {
     "breakable": ("breakable", "piecewise"),
 }
 TOPICS_OF = {
-    status.NEMOTRON: ("nemotron-h", "mamba2", "moe"),
-    status.QWEN: ("qwen3-next", "gdn", "moe"),
-    status.LLAMA: (),
-    status.SPARSE: ("nsa", "moe"),
+    NEMOTRON.models: ("nemotron-h", "mamba2", "moe"),
+    ("qwen3-next",): ("qwen3-next", "gdn", "moe"),
+    ("llama",): (),
+    ("deepseek-v32", "deepseek-v32-fp8", "glm-5"): ("nsa", "moe"),
 }
 FASTER = "makes prefill faster and repairs nothing"
 APART = {
@@ -463,7 +470,7 @@ APART = {
 
 
 @pytest.mark.parametrize(
-    "feature", status.FEATURES, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
+    "feature", CELLS.features, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
 )
 def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
     """A patch of the graph's topic or the model's, selected for a release, keeps "upstream" away,
@@ -481,7 +488,7 @@ def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
 
 def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(queue):
     for tag in ("v0.5.14", "v0.5.18", "v0.5.20", "v0.5.23"):
-        for feature in (one for one in status.FEATURES if one.mode == "breakable"):
+        for feature in (one for one in CELLS.features if one.mode == "breakable"):
             assert status.expected(queue, PINS.find(tag), feature).reason.startswith(
                 "the queue repairs it"
             )
@@ -490,7 +497,7 @@ def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(q
 @pytest.mark.parametrize("pin", PINS.all, ids=lambda pin: pin.tag)
 def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue, pin):
     selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    for feature in status.FEATURES:
+    for feature in CELLS.features:
         cell = status.expected(queue, pin, feature)
         if cell.state is status.State.NOT_RUN:
             since = Version(feature.upstream or "1000")
@@ -500,20 +507,16 @@ def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue, pin):
 
 
 def test_the_tables_are_readable_as_plain_text():
-    rows = [
-        line
-        for line in status.markdown(status.matrix(ROOT, PINS)).splitlines()
-        if line.startswith("|")
-    ]
-    assert len(rows) == len(status.TABLES) * (2 + len(PINS.all)) and max(map(len, rows)) <= 110
+    rows = [line for line in status.tables(ROOT, PINS).splitlines() if line.startswith("|")]
+    assert len(rows) == len(CELLS.tables) * (2 + len(PINS.all)) and max(map(len, rows)) <= 110
 
 
 def test_compilers_that_stand_alike_share_a_word():
-    cells = [status.Cell(status.State.PROVEN, "here")] * (len(status.FEATURES) - 3) + [
+    row = [status.Cell(status.State.PROVEN, "here")] * (len(CELLS.features) - 3) + [
         status.Cell(status.State.STALE, "old")
     ] * 3
-    cells[1] = status.Cell(status.State.FAILED, "why")
-    text = status.markdown([(PINS.find("v0.5.9"), cells)])
+    row[1] = status.Cell(status.State.FAILED, "why")
+    text = status.markdown(CELLS, [(PINS.find("v0.5.9"), row)])
     assert (
         "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text
         and "| 0.5.9 | stale (3) | stale (3) | stale (3) |" in text
@@ -544,3 +547,18 @@ def test_every_state_has_a_reason():
 def test_a_page_without_markers_is_refused():
     with pytest.raises(Refused, match="no-markers"):
         status.in_page("# title\n", "matrix")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[graphs", "is not TOML: "),
+        ("[graphs.one]\nrepair = []", "Object contains unknown field `repair` - at `$.graphs"),
+        ('[[tables]]\ntitle = "a"\ngraphs = ["two"]\nfamilies = {}', "has no [graphs.two]"),
+    ],
+)
+def test_cells_that_cannot_be_read_are_refused(tmp_path, text, said):
+    store.put(tmp_path / cells.FILE, text)
+    with pytest.raises(Refused, match="evidence/matrix.toml: .*bad-matrix") as refused:
+        cells.load(tmp_path)
+    assert said in str(refused.value)

@@ -7,13 +7,16 @@ import os
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import fakes
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchqueue.commands import cli
+from evidence import pulls
+from evidence.commands import cli
 from patchqueue.handover import export, formatting, prbody, prtest
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
@@ -130,7 +133,7 @@ def test_a_patch_comes_with_what_it_needs_below_it(sent):
         (COUNT, False),
         (CUT, True),
     ]
-    text = prbody.body(sent.root, load_queue(sent.root), done, done.requests[0])
+    text = prbody.body(load_queue(sent.root), done, done.requests[0], str)
     assert 'This stands on "Count the steps once more"' in text.replace("\n", " ")
 
 
@@ -291,7 +294,7 @@ def test_git_am_of_the_mails_gives_the_same_commits(sent, tmp_path):
 def test_the_text_has_upstreams_sections_and_claims_nothing(sent):
     done = send(sent)
     queue = load_queue(sent.root)
-    text = prbody.body(sent.root, queue, done, done.requests[0])
+    text = prbody.body(queue, done, done.requests[0], partial(pulls.on_gpus, sent.root))
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
         "## Motivation",
         "## Modifications",
@@ -308,7 +311,7 @@ def test_the_text_has_upstreams_sections_and_claims_nothing(sent):
         assert said in text
     tried = [prtest.Tried(TEST, COUNT, True, True, ("1 passed", "1 failed"))]
     assert "| `test_steps.py` | 1 passed | 1 failed |" in prbody.body(
-        sent.root, queue, done, done.requests[0], tried
+        queue, done, done.requests[0], partial(pulls.on_gpus, sent.root), tried
     )
 
 
@@ -418,7 +421,9 @@ def with_uv(
     fakes.program(tmp_path / "uv", line)
     monkeypatch.setattr(formatting, "find_uv", lambda: str(tmp_path / "uv"))
     monkeypatch.setitem(formatting.FORMATTERS, formatter, ())
-    return formatting.Rules(f"{formatter}==1", "", f"{formatter}==1", "", "", "", "")
+    tool = f"{formatter}==1"
+    used = (formatting.Formatter(SpecifierSet(">0"), tool),)
+    return formatting.Rules(tool, "", tool, "", "", "", used)
 
 
 def test_a_formatter_that_is_not_to_be_had_is_refused_in_uvs_words(tmp_path, monkeypatch):
@@ -467,7 +472,7 @@ def test_needs_is_a_field():
     ],
 )
 def test_a_pull_request_tells_of_runs_that_it_can_matter_to(patches, mode, shown):
-    assert prbody.touches(patches, mode) is shown
+    assert pulls.touches(patches, mode) is shown
 
 
 def test_subtests_are_counted_apart():

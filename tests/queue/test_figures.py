@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import fakes
 import pytest
+from msgspec import convert
 
+from evidence import figurespage, store
+from evidence.figurespage import Measured
+from evidence.measure import queue as queue_figures
+from evidence.records import Figures, Record
 from patchqueue.outcome import Refused
-from patchqueue.proofs import evidence, figurespage, status
-from patchqueue.proofs.figurespage import Measured
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/figures"))
-
-import queue_figures  # noqa: E402
 
 MACHINE = {"cpus": 2, "load": [0.1], "python": "3.11.7", "system": "one"}
 
@@ -90,7 +90,8 @@ def proof(**changes) -> dict:
 
 
 def measured(tool_: dict | None = None, *proofs: dict) -> Measured:
-    return Measured(tool_, list(proofs), [], {"v0.5.9": "sha256:now"})
+    known = [fakes.recorded(one, Record) for one in proofs]
+    return Measured(tool_ and convert(tool_, Figures), known, [], {"v0.5.9": "sha256:now"})
 
 
 def test_a_figure_that_misses_its_limit_says_so():
@@ -158,14 +159,14 @@ def test_every_proof_and_bench_is_on_the_page():
     text = (ROOT / figurespage.PAGE).read_text(encoding="utf-8")
     for pin in pins.load(ROOT).all:
         assert all(
-            f"| {pin.version} on {one['gpu']['name']} |" in text
-            for one in status.evidence(ROOT, pin)
+            f"| {pin.version} on {one.gpu.name} |" in text
+            for one in store.proofs(ROOT, str(pin.version))
         )
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"figures": [{}]}', '{"figures": 3}'])
 def test_figures_that_are_none_are_refused(tmp_path, text):
-    evidence.put(tmp_path / figurespage.TOOL, text)
+    store.put(tmp_path / figurespage.TOOL, text)
     with pytest.raises(Refused, match="bad-figures"):
         figurespage._tool(tmp_path / figurespage.TOOL)
 

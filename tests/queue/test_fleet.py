@@ -3,7 +3,6 @@ script take them as they are printed."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -13,11 +12,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from patchqueue.commands.cli import main
+from evidence import cells, fleet, status, store
+from evidence.commands.cli import main
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
-from patchqueue.proofs import evidence, fleet, status
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 from patchqueue.wheels.host import DEFAULT
@@ -54,7 +54,7 @@ def test_every_cell_that_can_be_proven_has_its_job_and_no_other():
     wanted = {
         (pin.tag, model, feature.mode)
         for pin in PINS.all
-        for feature in status.FEATURES
+        for feature in cells.load(ROOT).features
         for model in feature.models
         if status.expected(queue, pin, feature).state is not status.State.NOT_APPLICABLE
     }
@@ -97,9 +97,8 @@ def test_jobs_say_what_a_fleet_plans_by():
 
 
 def test_a_job_says_where_the_queue_has_no_part(monkeypatch):
-    monkeypatch.setattr(
-        status, "FEATURES", tuple(dataclasses.replace(one, repairs=()) for one in status.FEATURES)
-    )
+    features = tuple(replace(one, repairs=()) for one in cells.load(ROOT).features)
+    monkeypatch.setattr(cells.Cells, "features", features)
     (upstream,) = _jobs.__wrapped__(("v0.5.23",), ("H200",), ("llama",))
     assert (upstream.modes, upstream.queue) == (("breakable",), False)
 
@@ -128,7 +127,14 @@ def project(tmp_path):
     (tmp_path / "project").mkdir()
     for name in ("series", "patches", "overlay", "upstream", "tests"):
         (tmp_path / "project" / name).symlink_to(ROOT / name)
+    cells_of(tmp_path / "project")
     return tmp_path / "project"
+
+
+def cells_of(project: Path) -> None:
+    """Give a project the cells of the real matrix."""
+    (project / "evidence").mkdir()
+    shutil.copy(ROOT / cells.FILE, project / cells.FILE)
 
 
 def keep(project: Path, *runs: tuple[str, str, str], gpu: str = "NVIDIA H200", **changes) -> None:
@@ -148,9 +154,7 @@ def keep(project: Path, *runs: tuple[str, str, str], gpu: str = "NVIDIA H200", *
             for model, mode, verdict in runs
         ],
     }
-    evidence.put(
-        project / "evidence/0.5.9" / f"{evidence.slug(gpu)}.json", json.dumps(facts | changes)
-    )
+    store.put(project / "evidence/0.5.9" / f"{store.slug(gpu)}.json", json.dumps(facts | changes))
 
 
 LLAMA = [
@@ -268,7 +272,7 @@ def checkout(tmp_path):
     shutil.copy2(SCRIPT, folder / "scripts/slurm/prove.sbatch")
     (folder / "scripts/nox").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (folder / "scripts/nox").chmod(0o755)
-    rows = [dataclasses.asdict(job) for job in jobs(tags=("v0.5.9",))]
+    rows = [job.as_json() for job in jobs(tags=("v0.5.9",))]
     (folder / "matrix.json").write_text(json.dumps({"include": rows}))
     (folder / "empty.json").write_text('{"include": []}')
     (folder / "bad.json").write_text('[{"revision": "v0.5.9"}]')

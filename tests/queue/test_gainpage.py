@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import fakes
 import pytest
 
-from patchqueue.proofs import benchpage, gainpage
+from evidence import benchpage, gainpage
+from evidence.records import Gain
 
 SLOW, FAST = [200.0, 201.0, 202.0, 204.0, 210.0], [136.0, 137.0, 137.5, 138.0, 140.0]
 SAME = [41.0, 44.0, 44.0, 46.0, 50.0]
@@ -50,6 +52,10 @@ def visit(tree: str, long: list[float], scan_ms: float, **more) -> dict:
 
 def gain(**more) -> dict:
     return {
+        "schema": 1,
+        "queue": "q",
+        "tree": "t",
+        "tree_untouched": True,
         "version": "0.5.9",
         "model": "Nano, as published",
         "subject": "nemotron",
@@ -74,9 +80,13 @@ def gain(**more) -> dict:
     } | more
 
 
+def of(found: dict) -> Gain:
+    return fakes.recorded(found, Gain)
+
+
 @pytest.fixture
 def text() -> str:
-    return benchpage.page([], False, [gain()], with_gain_plot=True)
+    return benchpage.page([], False, [of(gain())], with_gain_plot=True)
 
 
 def test_what_a_user_gains_is_one_paragraph(text):
@@ -125,37 +135,37 @@ def test_the_first_answer_is_told_where_nothing_was_compiled_before():
     found = gain()
     for run, waited in zip(found["runs"], (50.2, 9.6), strict=True):
         run["first_answer_s"] = waited
-    assert "first answer" not in gainpage.said(found)
+    assert "first answer" not in gainpage.said(of(found))
     found["gain"]["own_kernels"] = True
-    assert "the first answer took 50 s untouched, and 10 s patched." in gainpage.said(found)
+    assert "the first answer took 50 s untouched, and 10 s patched." in gainpage.said(of(found))
     del found["runs"][1]["first_answer_s"]
-    assert "first answer" not in gainpage.said(found)
+    assert "first answer" not in gainpage.said(of(found))
 
 
 def test_what_was_asked_beyond_the_defaults_is_told():
     found = gain()
-    assert "STATES" not in gainpage.said(found) and "idle" not in gainpage.said(found)
+    assert "STATES" not in gainpage.said(of(found)) and "idle" not in gainpage.said(of(found))
     found["runs"][0]["states"] = "break"
-    assert "states" not in gainpage.title(found)
+    assert "states" not in gainpage.title(of(found))
     found["runs"][1]["states"], found["gain"]["pause_s"] = "capture", 0.03
-    assert "had `SGLANG_PREFILL_GRAPH_STATES=capture`." in gainpage.said(found)
-    assert "was idle for 30 ms before each call." in gainpage.said(found)
-    assert gainpage.title(found).endswith(", states in the graph")
+    assert "had `SGLANG_PREFILL_GRAPH_STATES=capture`." in gainpage.said(of(found))
+    assert "was idle for 30 ms before each call." in gainpage.said(of(found))
+    assert gainpage.title(of(found)).endswith(", states in the graph")
 
 
 def test_the_clock_under_load_is_told():
     found = gain()
-    assert "MHz" not in gainpage.said(found)
+    assert "MHz" not in gainpage.said(of(found))
     for run, mhz in zip(found["runs"], (1845, 1590.5), strict=True):
         run["clock"] = {"samples": 9, "sm_mhz": mhz, "watts": 690.4, "power_capped": 0.97}
-    told = gainpage.said(found)
+    told = gainpage.said(of(found))
     assert "ran at 1845 MHz untouched, and at 1590 patched, at 690 W." in told
     assert "in 97 and 97 % of the samples." in told and "busy" not in told
     for run, busy in zip(found["runs"], (0.972, 0.963), strict=True):
         run["load_profile"] = {"busy": busy}
-    assert "It was busy for 97.2 % and 96.3 % of a load's time." in gainpage.said(found)
+    assert "It was busy for 97.2 % and 96.3 % of a load's time." in gainpage.said(of(found))
     found["runs"][0]["clock"] = {"samples": 0, "why": "no such field"}
-    assert "MHz" not in gainpage.said(found)
+    assert "MHz" not in gainpage.said(of(found))
 
 
 def test_visits_of_one_tree_count_together():
@@ -167,10 +177,10 @@ def test_visits_of_one_tree_count_together():
     ]
     found = gain(runs=more)
     assert (
-        gainpage.calls(found, "untouched", "1x4096").fastest == 199
-        and gainpage.busy_ms(found, "patched", "1x4096") == 103
+        gainpage.calls(of(found), "untouched", "1x4096").fastest == 199
+        and gainpage.busy_ms(of(found), "patched", "1x4096") == 103
     )
-    assert gainpage.groups(found, "untouched", "1x4096")["_chunk_scan_fwd_kernel"] == 61
+    assert gainpage.groups(of(found), "untouched", "1x4096")["_chunk_scan_fwd_kernel"] == 61
 
 
 def timed(spans: list[float], busy_ms: float, launches: float = 640.0) -> dict:
@@ -198,11 +208,11 @@ def timed(spans: list[float], busy_ms: float, launches: float = 640.0) -> dict:
 def test_a_change_is_shown_where_it_is_clear_and_the_profile_accounts_for_it(
     spans, busy_ms, launches, said
 ):
-    assert gainpage.shown(timed(spans, busy_ms, launches), "1x4096") == said
+    assert gainpage.shown(of(timed(spans, busy_ms, launches)), "1x4096") == said
 
 
 def test_what_was_not_measured_has_no_change():
-    assert gainpage.shown(gain(), "8x64") == "-" and gainpage.spread([]) is None
+    assert gainpage.shown(of(gain()), "8x64") == "-" and gainpage.spread([]) is None
 
 
 def test_quartiles_are_those_of_the_gain_itself():
@@ -221,7 +231,7 @@ def test_a_tree_that_failed_is_said():
         loads=[],
         profile={},
     )
-    text = benchpage.page([], False, [gain(runs=[visit("untouched", SLOW, 60.0), broken])])
+    text = benchpage.page([], False, [of(gain(runs=[visit("untouched", SLOW, 60.0), broken]))])
     assert "nothing can be compared" in text and "patched failed: start: exit code 1." in text
 
 
@@ -238,15 +248,15 @@ def test_gains_are_found_where_evidence_is_kept(project):
             version="9.9.1", model=model, subject="nemotron" if model == "Nano" else "other"
         )
         (folder / name).write_text(json.dumps(kept))
-    assert [one["model"] for one in gainpage.load(project.root)] == ["Nano", "Other"]
+    assert [one.model for one in gainpage.load(project.root)] == ["Nano", "Other"]
     assert "The queue has changed since." in benchpage.of(project.root)
 
 
 def test_a_call_that_was_split_is_said():
     found = gain()
     found["runs"][0]["profile"]["1x512"]["forwards"] = 1.67
-    assert gainpage.split(found) == ["Untouched, 1 × 512 took 1.67 forwards a call."]
-    assert "took 1.67 forwards" in benchpage.page([], False, [found])
+    assert gainpage.split(of(found)) == ["Untouched, 1 × 512 took 1.67 forwards a call."]
+    assert "took 1.67 forwards" in benchpage.page([], False, [of(found)])
 
 
 def test_a_legend_names_triton_kernels():
@@ -259,9 +269,9 @@ def test_a_legend_names_triton_kernels():
 def test_the_plot_is_drawn(tmp_path: Path):
     pytest.importorskip("matplotlib")
     assert (
-        gainpage.draw([gain()], tmp_path / "plot.png")
+        gainpage.draw([of(gain())], tmp_path / "plot.png")
         and (tmp_path / "plot.png").stat().st_size > 10_000
     )
     assert not gainpage.draw([], tmp_path / "none.png") and not gainpage.draw(
-        [gain(runs=[])], tmp_path / "none.png"
+        [of(gain(runs=[]))], tmp_path / "none.png"
     )

@@ -12,9 +12,9 @@ import fakes
 import pytest
 from fakes import quiet
 
-from patchqueue.commands import cli
+from evidence import gpurun
+from evidence.commands import cli
 from patchqueue.outcome import Refused
-from patchqueue.proofs import gpurun
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,18 +8,21 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import get_args
 
+import fakes
 import pytest
 from fakes import quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, result
+from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, judge, result
 
-from patchqueue.commands.cli import main
+from evidence import cells, merge, status, store
+from evidence.commands.cli import main
+from evidence.merge import Fate, fold
+from evidence.records import Record, Verdict
 from patchqueue.laying import apply
 from patchqueue.outcome import Refused
-from patchqueue.proofs import evidence, merge, status
-from patchqueue.proofs.merge import Fate, fold
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
@@ -78,7 +81,7 @@ def test_models_from_several_hosts_come_into_one_file(fleet):
     fleet.lay("deep/down/b", ran("two"), gpu=gpu("590"), date="2030-01-03")
     assert [(one.fate, one.kept) for one in fleet.merge()] == [(Fate.TAKEN, fleet.kept)] * 2
     kept = json.loads(fleet.kept.read_text())
-    drivers = {one["model"]: evidence.facts(kept, one)["gpu"]["driver"] for one in kept["runs"]}
+    drivers = {one["model"]: store.facts(kept, one)["gpu"]["driver"] for one in kept["runs"]}
     assert (
         drivers == {"one": "580", "two": "590"}
         and kept["gpu"]["driver"] == "590"
@@ -240,7 +243,7 @@ def test_what_is_about_todays_queue_outweighs_what_is_not_and_leaves_the_rest(fl
     fleet.lay("a", ran("one", verdict="failed"))
     fleet.merge()
     kept = json.loads(fleet.kept.read_text())
-    changes = {one["model"]: evidence.facts(kept, one)["changes"] for one in kept["runs"]}
+    changes = {one["model"]: store.facts(kept, one)["changes"] for one in kept["runs"]}
     assert (
         changes == {"one": fleet.of_today["changes"], "two": "sha256:earlier"}
         and fleet.verdicts()["one", "piecewise"] == "failed"
@@ -253,10 +256,10 @@ def test_a_result_that_is_taken_later_keeps_only_what_is_alike(fleet):
     fleet.lay("b", ran("two"), gpu=gpu("590"), date="2030-01-03")
     fleet.merge()
     later = fleet.lay("c", ran("three"), gpu=gpu("590"), date="2030-01-04")
-    taken = evidence.take(fleet.root, pins.load(fleet.root), later, quiet)
+    taken = store.take(fleet.root, pins.load(fleet.root), later, quiet)
     kept = json.loads(fleet.kept.read_text())
     assert taken.kept == 2 and {
-        one["model"]: evidence.facts(kept, one)["date"] for one in kept["runs"]
+        one["model"]: store.facts(kept, one)["date"] for one in kept["runs"]
     } == {"two": "2030-01-03", "three": "2030-01-04"}
 
 
@@ -302,7 +305,7 @@ def test_lifetimes_stay_with_the_runs_of_their_host(fleet):
     fleet.merge()
     kept = json.loads(fleet.kept.read_text())
     lifetimes = {
-        one["model"]: evidence.facts(kept, one)["lifetimes"]
+        one["model"]: store.facts(kept, one)["lifetimes"]
         for one in kept["runs"]
         if one["mode"] == "breakable"
     }
@@ -338,7 +341,7 @@ def test_a_merge_that_is_killed_leaves_whole_files(fleet, monkeypatch):
         replaced.append(target)
         os.rename(source, target)
 
-    monkeypatch.setattr(evidence.os, "replace", once)
+    monkeypatch.setattr(store.os, "replace", once)
     with pytest.raises(KeyboardInterrupt):
         fleet.merge()
     monkeypatch.undo()
@@ -368,7 +371,7 @@ def made(draw) -> dict:
     kinds = st.tuples(
         st.sampled_from(["one", "two"]),
         st.sampled_from(["piecewise", "breakable"]),
-        st.sampled_from(evidence.VERDICTS),
+        st.sampled_from(get_args(Verdict)),
     )
     chosen = draw(st.lists(kinds, min_size=1, max_size=4, unique_by=lambda kind: kind[:2]))
     return facts | {"runs": [run(*kind) for kind in chosen]}
@@ -380,7 +383,7 @@ def resolved(whole: dict) -> list[str]:
         json.dumps(
             [
                 {name: value for name, value in one.items() if name != "host"},
-                evidence.facts(whole, one),
+                store.facts(whole, one),
             ],
             sort_keys=True,
         )
@@ -431,11 +434,12 @@ def queue():
     return series.read(ROOT)[0]
 
 
-def merged(queue, feature: status.Feature, **of_model) -> dict:
+def merged(queue, feature: cells.Feature, **of_model) -> dict:
     """The feature's models on 0.5.9, each from a host of its own; of_model: model (- as _) -> what
     is otherwise there."""
     pin = PINS.find("v0.5.9")
     facts = {
+        "version": str(pin.version),
         "changes": apply.changes(queue, queue.select(pin.version), pin),
         "date": "2030-01-02",
         "gpu": gpu(),
@@ -455,9 +459,7 @@ def merged(queue, feature: status.Feature, **of_model) -> dict:
 
 
 def judged(queue, feature, **of_model) -> status.Cell | None:
-    return status.judge(
-        merged(queue, feature, **of_model), queue, PINS.find("v0.5.9"), feature, RULES
-    )
+    return judge(merged(queue, feature, **of_model), queue, feature)
 
 
 def test_a_cell_of_two_hosts_names_both(queue):
@@ -515,7 +517,8 @@ def test_a_failure_on_another_gpu_is_told_beside_a_proof(queue, tmp_path, monkey
         merged(queue, NEMOTRON, nemotron_h={"runs": ran("nemotron-h", verdict="failed")}),
     )
     bad["gpu"] = gpu(name="NVIDIA Fake 2")
-    monkeypatch.setattr(status, "evidence", lambda root, pin: [bad, good])
+    records = [fakes.recorded(one, Record) for one in (bad, good)]
+    monkeypatch.setattr(status, "proofs", lambda root, version: records)
     told = status.cell(ROOT, queue, PINS.find("v0.5.9"), NEMOTRON)
     assert told.state is status.State.PROVEN and "failed on NVIDIA Fake 2" in told.reason
 
@@ -523,9 +526,7 @@ def test_a_failure_on_another_gpu_is_told_beside_a_proof(queue, tmp_path, monkey
 # the command
 
 
-def test_status_merge_reports_each_file(fleet, capsys, monkeypatch):
-    monkeypatch.setattr(status, "TABLES", {})
-    monkeypatch.setattr(status, "FEATURES", ())
+def test_status_merge_reports_each_file(fleet, capsys):
     page = fleet.root / status.PAGE
     page.parent.mkdir(exist_ok=True)
     page.write_text(status.BEGIN + status.END)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 
-from patchqueue.proofs import figurespage
+from evidence import figurespage
+from evidence.measure import newcomer
+from evidence.records import Figures
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/figures"))
-
-import newcomer_figures as newcomer  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_a_walk_is_told_with_what_was_chosen():
     figure = {"name": "a new user", "shown": "3.25 s", "limit": "< 300 s", "met": True}
     machine = {"cpus": 2, "load": [1], "python": "3.11.7", "system": "one"}
     tool = {"revision": "v0.5.9", "machine": machine, "figures": [figure | {"details": told}]}
-    text = figurespage.tool_text(figurespage.Measured(tool, [], [], {}))
+    text = figurespage.tool_text(figurespage.Measured(convert(tool, Figures), [], [], {}))
     assert (
         "\n  - `scripts/nox apply v0.5.9`: 2.5 s, 34 lines of 80 columns\n  - `scripts/nox install"
         in text

@@ -7,6 +7,7 @@ environment of gigabytes, an index) is replaced where the tool would start it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -23,14 +24,15 @@ import test_words
 from fakes import RUNNER, TAG
 from test_evidence import result
 from test_export import tools  # noqa: F401
-from test_fleet import LLAMA, keep
+from test_fleet import LLAMA, cells_of, keep
 from test_merge import ran
 
+from evidence import benchpage, gpurun, status
+from evidence.measure import queue as measuring
 from patchqueue.commands import cli
 from patchqueue.environments import testing
 from patchqueue.environments.environment import Environment
 from patchqueue.handover import prtest
-from patchqueue.proofs import benchpage, gpurun, status
 from patchqueue.upstream import pins, source
 from patchqueue.wheels import bundle, host
 
@@ -56,7 +58,9 @@ class World:
 
     def run(self, words: str, root: str = "project") -> int:
         try:
-            return cli.main(["--root", str(self.at / root), *shlex.split(words.format(at=self.at))])
+            return fakes.main(
+                ["--root", str(self.at / root), *shlex.split(words.format(at=self.at))]
+            )
         except SystemExit as stop:
             return int(stop.code or 0)
 
@@ -203,6 +207,7 @@ def real(world: World) -> None:
     (world.at / "real").mkdir()
     for name in ("series", "patches", "overlay", "upstream", "tests"):
         (world.at / "real" / name).symlink_to(ROOT / name)
+    cells_of(world.at / "real")
     keep(world.at / "real", *LLAMA)
     text = (ROOT / host.DEFAULT).read_text()
     (world.at / "other-host.toml").write_text(text)
@@ -324,7 +329,10 @@ CASES: dict[str, Case] = {
     "bench --stale": Case("bench --stale --take {at}/old.json", "bench --take {at}/old.json", gpu),
     "bench --page": Case("bench --page", "bench", gpu),
     "status --merge": Case("status --merge {at}/results", "status", to_merge),
-    "figures --page": Case("figures --page", "figures", figures),
+    "figures --page": Case("figures --page", "figures apply", figures),
+    "figures --pin": Case("figures apply --pin v0.5.11", "figures apply", plain),
+    "figures --kills": Case("figures apply --kills 3", "figures apply", plain),
+    "figures --out": Case("figures apply --out {at}/out.json", "figures apply", plain),
     "matrix --revision": Case("matrix --revision v0.5.9", "matrix", real, root="real"),
     "matrix --gpu": Case("matrix v0.5.9 --gpu H100", "matrix v0.5.9", real, root="real"),
     "matrix --model": Case("matrix v0.5.9 --model llama", "matrix v0.5.9", real, root="real"),
@@ -414,6 +422,8 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cli, "test_tool", lambda root, say: made.note("the tool") or 0)
     monkeypatch.setattr(cli, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
+    monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
+    monkeypatch.setitem(measuring.FIGURES, "apply", figure)
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
     monkeypatch.setattr(
         gpurun,
@@ -424,6 +434,10 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ),
     )
     return made
+
+
+def figure(tag: str, options: argparse.Namespace) -> measuring.Figure:
+    return measuring.Figure(f"apply {tag}", str(options.kills), "none", True)
 
 
 def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
@@ -441,9 +455,6 @@ def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
 @pytest.mark.parametrize("option", CASES)
 def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, capfd, option):
     case = CASES[option]
-    if option.startswith("status"):  # the tables name the real queue's patches
-        monkeypatch.setattr(status, "TABLES", {})
-        monkeypatch.setattr(status, "FEATURES", ())
     case.before(world)
     kept = tmp_path_factory.mktemp("before") / "all"
     shutil.copytree(world.at, kept, symlinks=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import fakes
 import pytest
 
+from evidence.commands import cli as proving
 from patchqueue.commands import cli, paths
 
 
@@ -107,7 +108,8 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
     """Only --root is the process's own: it says where the queue is, and nox runs in it."""
     paths_of = [
         action
-        for action in options(cli._parser())
+        for line in (cli, proving)
+        for action in options(line._parser())
         if action.type is Path
         or re.fullmatch(r"PATH.*|DIR|FILE|FOLDER|REPO|RELEASE", str(action.metavar))
     ]
@@ -116,7 +118,7 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
         for action in paths_of
         if getattr(action.type, "__module__", "") != paths.__name__
     ]
-    assert len(paths_of) > 10 and own == [["--root"]]
+    assert len(paths_of) > 10 and own == [["--root"]] * 2
 
 
 # The whole way: nox, or scripts/nox, called in another folder.

@@ -4,17 +4,15 @@ other modules here are hooked in."""
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -35,9 +33,7 @@ from ..environments.testing import (
     test_revision,
     test_tool,
 )
-from ..files import disk
-from ..files.gitrun import GitFailed
-from ..hint import PACKAGED, counted, in_wheel, program, to_type
+from ..hint import PACKAGED, counted, in_wheel, to_type
 from ..laying import pinned
 from ..laying import quilt as quilts
 from ..laying.apply import Report, apply, unapply
@@ -52,31 +48,25 @@ from ..upstream.pin import add as add_pin
 from ..upstream.pin import version_of
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
-from . import gpu, handover, install, paths, rebase
+from . import entry, handover, install, paths, rebase, wheels
+from .entry import say, show_problems
 
 EXAMPLES = {  # by command: what a user types behind it
-    "apply": ["v0.5.12.post1"],
-    "backport": ["--onto ~/sglang --base v0.5.9 graphs-on-0.5.9"],
-    "bench": ["v0.5.9 --gain"],
-    "build": ["v0.5.12.post1 --python 3.12"],
-    "bundle": ["v0.5.9"],
-    "check": ["v0.5.9"],
-    "export": ["--onto ~/sglang --base origin/main breakable"],
-    "figures": ["--page"],
-    "gpu": ["v0.5.9 --model llama"],
-    "install": ["--site-packages /sgl-workspace/sglang/python"],
-    "lock": ["v0.5.9"],
-    "matrix": ["--stale --gpu H200"],
-    "new": ["v0.5.9 nsa/skip-pointer-check"],
-    "pin": ["0.5.24"],
-    "quilt": ["v0.5.9 add python/sglang/srt/server_args.py"],
-    "rebase": ["0.5.24"],
-    "refresh": ["v0.5.9"],
-    "status": ["--merge results"],
-    "sweep": ["v0.5.9"],
-    "test": ["v0.5.9 -k scan"],
-    "unapply": ["v0.5.9"],
-    "uninstall": ["--site-packages /sgl-workspace/sglang/python"],
+    "apply": "v0.5.12.post1",
+    "backport": "--onto ~/sglang --base v0.5.9 graphs-on-0.5.9",
+    "build": "v0.5.12.post1 --python 3.12",
+    "bundle": "v0.5.9",
+    "check": "v0.5.9",
+    "install": "--site-packages /sgl-workspace/sglang/python",
+    "lock": "v0.5.9",
+    "new": "v0.5.9 nsa/skip-pointer-check",
+    "pin": "0.5.24",
+    "quilt": "v0.5.9 add python/sglang/srt/server_args.py",
+    "rebase": "0.5.24",
+    "refresh": "v0.5.9",
+    "test": "v0.5.9 -k scan",
+    "unapply": "v0.5.9",
+    "uninstall": "--site-packages /sgl-workspace/sglang/python",
 }
 WORDS = {  # by command: what its words are, where they are not releases that are pinned
     "new": (
@@ -89,7 +79,6 @@ WORDS = {  # by command: what its words are, where they are not releases that ar
     "pin": ("VERSION", "a release that is not pinned yet, as 0.5.24"),
 }
 TEST = "apply, build the release's environment, run tests/revision in it"
-OUTPUTS = ("out", "mails", "onto", "site")  # options that name a folder to write to
 COLOURS = {
     Outcome.APPLIED: "green",
     Outcome.ALREADY_APPLIED: "green",
@@ -100,106 +89,26 @@ COLOURS = {
 TOOL_MINUTES, RELEASE_MINUTES = 4, 1.5
 # text of the queue may hold [brackets]
 OUT = Console(highlight=False, soft_wrap=False, markup=False)
-ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit codes: 0 done, 1 refused or problems found, 2 wrong words."""
-    options, unknown = _parser().parse_known_args(arguments)
-    if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    try:
-        return options.run(options)
-    except Refused as refusal:
-        _show_problems(refusal.problems)
-        return 1
-    except GitFailed as failure:
-        step = (
-            disk.said(str(failure))
-            or "see what git says of that repository; nothing but the branches named above was made"
-        )
-        _show_problems([Problem("git-failed", "git", str(failure), step)])
-        return 1
-    except OSError as error:
-        found = disk.problem(error, _places(options))
-        if found is None:
-            raise
-        _show_problems([found])
-        return 1
-    except KeyboardInterrupt:
-        ERR.print("interrupted; nothing half-done was put in place")
-        return 130
-
-
-def _places(options: argparse.Namespace) -> list[disk.Place]:
-    """Where a command writes, and what a user can do where that is impossible."""
-    cache = disk.Place(
-        cache_folder(),
-        "name another cache: PATCHQUEUE_CACHE=FOLDER",
-        "all in it is fetched again when it is needed",
-    )
-    root = disk.Place(options.root, "use another clone of the queue")
-    named = [
-        disk.Place(Path(vars(options)[name]), "name another folder")
-        for name in OUTPUTS
-        if vars(options).get(name)
-    ]
-    try:
-        return [
-            root,
-            cache,
-            disk.Place(Path(tempfile.gettempdir()), "name another folder: TMPDIR=FOLDER"),
-            *named,
-        ]
-    except OSError:  # there is none that can be written
-        return [root, cache, *named]
-
-
-class _Parser(argparse.ArgumentParser):
-    """One that names a misspelt option before it asks for one that is missing."""
-
-    _words: Sequence[str] = ()
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._words = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        options = [option for action in self._actions for option in action.option_strings]
-        given = [
-            word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"
-        ]
-        unknown = next(
-            (word for word in given if not any(option.startswith(word) for option in options)), ""
-        )
-        if unknown:
-            alike = difflib.get_close_matches(unknown, options, 1)
-            message = f"there is no option {unknown}" + (
-                f"; did you mean {alike[0]}?" if alike else ""
-            )
-        super().error(message)
+    """Run one command, with the exit codes of entry.run."""
+    return entry.run(_parser(), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=program(), description="Lay the patch queue on pinned sglang releases.")
+    parser = entry.parser("Lay the patch queue on pinned sglang releases.")
     if in_wheel():
         parser.set_defaults(root=PACKAGED)
         parser.epilog = "A clone of the queue has more commands: applying, testing, building."
     else:
-        here = "the project's folder (default: this one)"
-        parser.add_argument("--root", type=Path, default=Path.cwd(), help=here)
+        entry.add_root(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     if in_wheel():
         install.add(commands)
     else:
         _add_all(commands)
-    texts = {action.dest: action.help or "" for action in commands._choices_actions}
-    for name, each in commands.choices.items():
-        each.set_defaults(parser=each)
-        each.description = each.description or sentence(texts[name])
-        each.epilog = (
-            f"Example: {to_type(name, *EXAMPLES[name]).strip('`')}" if name in EXAMPLES else None
-        )
+    entry.finish(commands, EXAMPLES)
     return parser
 
 
@@ -315,7 +224,7 @@ def _add_all(commands: Any) -> None:
         paths.DEFAULT,
         "--all",
     )
-    gpu.add(commands)
+    wheels.add(commands)
     handover.add(commands)
     install.add(commands)
     own = commands.add_parser(
@@ -333,10 +242,6 @@ def _add_all(commands: Any) -> None:
     commands.add_parser(
         "fields", help="print the patch header's fields as a Markdown table"
     ).set_defaults(run=_fields)
-
-
-def sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> list[Pin]:
@@ -358,7 +263,7 @@ def _apply(options: argparse.Namespace) -> int:
     chosen = _chosen(options, pins, [pins.default])
     for pin in chosen:
         started = time.monotonic()
-        report = apply(options.root, pin, options.origin, _say, options.discard)
+        report = apply(options.root, pin, options.origin, say, options.discard)
         seconds = time.monotonic() - started
         if options.verbose:
             _show_rows(report)
@@ -379,7 +284,7 @@ def _apply(options: argparse.Namespace) -> int:
 def _unapply(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
-        report = unapply(options.root, pin, _say)
+        report = unapply(options.root, pin, say)
         done = (
             "was pristine already"
             if report.outcome is Outcome.ALREADY_APPLIED
@@ -395,12 +300,12 @@ def _check(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     chosen = _chosen(options, pins, pins.all)
     for change in (
-        pinned.write(options.root, pins, chosen, options.origin, _say) if options.write else ()
+        pinned.write(options.root, pins, chosen, options.origin, say) if options.write else ()
     ):
         OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
-    report = check(options.root, chosen, options.origin, _say, pins.all)
+    report = check(options.root, chosen, options.origin, say, pins.all)
     _show_check(report, time.monotonic() - started, options.gaps)
-    _show_problems(report.all_problems)
+    show_problems(report.all_problems)
     if not report.all_problems:
         OUT.print(
             f"next: {to_type('test', *(pin.tag for pin in chosen if options.words))} runs the"
@@ -455,16 +360,16 @@ def _test(options: argparse.Namespace) -> int:
 
 def _check_all(root: Path, pins: Pins) -> int:
     started = time.monotonic()
-    report = check(root, pins.all, None, _say)
+    report = check(root, pins.all, None, say)
     _show_check(report, time.monotonic() - started, False)
-    _show_problems(report.all_problems)
+    show_problems(report.all_problems)
     return 1 if report.all_problems else 0
 
 
 def _check_for_tests(root: Path, pins: Pins) -> int:
     """Check the queue, and meanwhile install what the tests of plots need."""
     with ThreadPoolExecutor(1) as beside:
-        beside.submit(matplotlib_folder, root, _say)
+        beside.submit(matplotlib_folder, root, say)
         return _check_all(root, pins)
 
 
@@ -472,8 +377,8 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     """Test the tool, and meanwhile build the environments that are needed next."""
     _begin("the tool")
     with ThreadPoolExecutor(1) as beside:
-        built = [beside.submit(build_environment, root, pin, _say) for pin in chosen]
-        if code := test_tool(root, _say):
+        built = [beside.submit(build_environment, root, pin, say) for pin in chosen]
+        if code := test_tool(root, say):
             beside.shutdown(cancel_futures=True)
             return code
         for one in built:
@@ -484,7 +389,7 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
 def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[Result]:
     """Test releases side by side. The first one's output comes as it is written, that of the others
     when they have ended."""
-    prepared = [prepare(options.root, pin, options.origin, _say) for pin in chosen]
+    prepared = [prepare(options.root, pin, options.origin, say) for pin in chosen]
     narrowed = ["-k", options.expression] if options.expression else []
     words = [*narrowed, *(["--color=yes"] if OUT.is_terminal and not OUT.no_color else [])]
     shared = share(len(chosen), os.cpu_count() or 1)
@@ -539,7 +444,7 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
 def _refresh(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
-        written, report = refresh(options.root, pins, pin, options.add, _say)
+        written, report = refresh(options.root, pins, pin, options.add, say)
         for file in written:
             OUT.print(f"{file.path}: {file.why}")
         if not written:
@@ -570,7 +475,7 @@ def _new(options: argparse.Namespace) -> int:
             )
         )
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
-    file = new(options.root, revisions[0], names[0], _say)
+    file = new(options.root, revisions[0], names[0], say)
     tree = f"work/{revisions[0].tag}"
     own = shutil.which("quilt")
     OUT.print(
@@ -592,7 +497,7 @@ def _pin(options: argparse.Namespace) -> int:
     for word in options.words:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
-        pin = add_pin(options.root, word, options.origin, _say)
+        pin = add_pin(options.root, word, options.origin, say)
         OUT.print(
             f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released"
             f" {pin.released}",
@@ -606,7 +511,7 @@ def _lock(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
         file = lock_file(options.root, pin)
-        _say(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
+        say(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
         try:
             compile_lock(str(pin.version), pin.resolve_as_of, file)
         except LockFailed as failure:
@@ -630,8 +535,8 @@ def _quilt(options: argparse.Namespace) -> int:
                 f"{to_type('apply', pin.tag)} makes it",
             )
         )
-    engine = quilts.find(cache_folder(), _say)
-    with tree.locked(_say):
+    engine = quilts.find(cache_folder(), say)
+    with tree.locked(say):
         return subprocess.run(
             [engine.command, *(options.arguments or ["--help"])],
             cwd=tree.path,
@@ -748,17 +653,6 @@ def _show_gaps(title: str, findings: Sequence[Finding]) -> None:
             f" {tags[0]}{f' … {tags[-1]} ({len(tags)})' if len(tags) > 1 else ''}"
         )
         OUT.print(Padding(Text(reason.removeprefix(NOT_NEEDED)), (0, 0, 0, 2), expand=False))
-
-
-def _show_problems(problems: Sequence[Problem]) -> None:
-    for problem in problems:
-        ERR.print(str(problem))
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            print(problem.as_github())
-
-
-def _say(text: str) -> None:
-    ERR.print(text, style="dim")
 
 
 def _relative(path: Path, root: Path) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from ..handover import backport, export, prbody, prtest
 from ..handover.repository import open_repository
@@ -16,9 +16,8 @@ from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import pins as pinning
 from . import paths
+from .entry import OUT, say
 
-OUT = Console(highlight=False, soft_wrap=True, markup=False)
-ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 OUTPUT = Path("dist/pull-requests")
 
 
@@ -41,12 +40,17 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="write the commits as mails for `git am` as well",
     )
+
+
+def add_export(commands: Any, on_gpus: Callable[[Path, Sequence[str]], str]) -> None:
+    """Add `export`. on_gpus: what the texts say of runs on GPUs."""
     sent = _command(
         commands,
         "export",
         _export,
         "make branches and texts for pull requests from the patches that are Pending",
     )
+    sent.set_defaults(on_gpus=on_gpus)
     sent.add_argument(
         "topics",
         nargs="*",
@@ -120,7 +124,7 @@ def _export(options: argparse.Namespace) -> int:
     done = export.export(
         options.root, pins, options.onto, options.topics, options.base, options.out
     )
-    queue = load_queue(options.root)
+    queue, on_gpus = load_queue(options.root), partial(options.on_gpus, options.root)
     what = (
         f"is {done.pin.tag}"
         if done.exact
@@ -137,7 +141,7 @@ def _export(options: argparse.Namespace) -> int:
     bad: list[Problem] = []
     for request in done.requests:
         tried = (
-            prtest.try_tests(options.root, open_repository(options.onto), done, request, _say)
+            prtest.try_tests(options.root, open_repository(options.onto), done, request, say)
             if options.test
             else []
         )
@@ -151,9 +155,8 @@ def _export(options: argparse.Namespace) -> int:
             for one in tried
             if not one.good
         ]
-        written = export.write(
-            request, prbody.body(options.root, queue, done, request, tried), options.out
-        )
+        text = prbody.body(queue, done, request, on_gpus, tried)
+        written = export.write(request, text, options.out)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
             f" {paths.shown(written[0])}, {counted(len(written) - 1, 'mail')}"
@@ -183,7 +186,3 @@ def _export(options: argparse.Namespace) -> int:
 
 def _done(outcome: Outcome) -> str:
     return "is there already" if outcome is Outcome.ALREADY_APPLIED else "made"
-
-
-def _say(text: str) -> None:
-    ERR.print(text, style="dim")

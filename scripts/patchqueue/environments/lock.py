@@ -20,12 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from packaging.specifiers import SpecifierSet
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 from ..hint import to_type
 
@@ -296,7 +292,7 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
                 f" {as_of}:\n{textwrap.indent(run.stderr.strip(), '    ')}",
                 "check resolve_as_of in upstream/pins.toml: it lies a few days after the release",
             )
-        pylock = tomllib.loads(made.read_text())
+        pylock = msgspec.toml.decode(made.read_text())
     try:
         text = header(version, as_of) + body(pylock)
     except ValueError as error:

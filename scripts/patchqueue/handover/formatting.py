@@ -13,59 +13,57 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..environments.lock import LockFailed, find_uv, quiet_uv
+from ..files import record
 from ..outcome import Problem, Refused
-from ..upstream.pins import tomllib
 
 FILE = Path("upstream/format.toml")
 FORMATTERS = {"ruff": ("format", "--quiet", "--isolated", "--no-cache"), "black": ("--quiet",)}
 PLACE = re.compile(r":\d+(?::\d+)?:")
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Requirements as uv takes them ("ruff==0.15.1"), and their settings."""
+class Formatter(Struct, frozen=True, forbid_unknown_fields=True):
+    """What formats the files of some releases."""
+
+    releases: SpecifierSet
+    tool: str
+
+
+class Rules(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file: requirements as uv takes them ("ruff==0.15.1"), and their settings."""
 
     isort: str
     isort_settings: str
-    formatter: str
     lint: str
     lint_rules: str
     spell: str
     spell_ignore: str
+    format: tuple[Formatter, ...]
+
+    @property
+    def formatter(self) -> str:
+        return self.format[0].tool
 
 
 def rules(root: Path, version: Version) -> Rules:
     """What upstream uses on a release. Raises Refused where format.toml does not say."""
+    where, bad = str(FILE), "bad-format-rules"
     try:
-        data = tomllib.loads((root / FILE).read_text(encoding="utf-8"))
-        tool = next(
-            entry["tool"]
-            for entry in data["format"]
-            if SpecifierSet(entry["releases"]).contains(version, prereleases=True)
-        )
-        return Rules(
-            data["isort"],
-            data["isort_settings"],
-            tool,
-            data["lint"],
-            data["lint_rules"],
-            data["spell"],
-            data["spell_ignore"],
-        )
-    except (OSError, KeyError, StopIteration, tomllib.TOMLDecodeError) as error:
-        raise Refused(
-            Problem(
-                "bad-format-rules", str(FILE), f"does not say how {version} is formatted: {error!r}"
-            )
-        ) from None
+        found = record.toml((root / FILE).read_bytes(), Rules, where, bad)
+    except OSError as error:
+        raise Refused(Problem(bad, where, f"cannot be read: {error.strerror}")) from None
+    used = tuple(one for one in found.format if one.releases.contains(version, prereleases=True))
+    if not used:
+        raise Refused(Problem(bad, where, f"does not say how {version} is formatted"))
+    return replace(found, format=used)
 
 
 def tidy(files: Mapping[str, bytes], by: Rules) -> dict[str, bytes]:

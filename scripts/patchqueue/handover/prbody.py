@@ -3,26 +3,26 @@ measured is said to be so."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 
 from ..hint import counted
 from ..outcome import Outcome
-from ..proofs.evidence import BREAKABLE, FOLDER, MEASURED, facts
-from ..proofs.status import place
 from ..queue.header import Header
 from ..queue.series import Queue
 from .export import Exported, Part, PullRequest
 from .prtest import Tried
 
-PIECEWISE = "piecewise"
-ASIDE = ("eager", "reference")  # what the graph modes are held against
+# what GPU hosts found on releases with one of these patches, as a paragraph
+OnGpus = Callable[[Sequence[str]], str]
 
 
 def body(
-    root: Path, queue: Queue, exported: Exported, request: PullRequest, tried: Sequence[Tried] = ()
+    queue: Queue,
+    exported: Exported,
+    request: PullRequest,
+    on_gpus: OnGpus,
+    tried: Sequence[Tried] = (),
 ) -> str:
     """Markdown, in the order of upstream's template. tried: what became of the tests, where they
     were run."""
@@ -37,7 +37,7 @@ def body(
         *(_modifications(part, exported) for part in request.parts),
         "## How it was tested",
         _tested(own, tried),
-        _on_gpus(root, [part.patch for part in own]),
+        on_gpus([part.patch for part in own]),
         "## Benchmark",
         _benchmark(),
     ]
@@ -119,71 +119,6 @@ def _tested(own: Iterable[Part], tried: Sequence[Tried]) -> str:
     return "\n".join(
         [*lines, "", "| tests | with the change | without it |", "|---|---|---|", *rows]
     )
-
-
-def _on_gpus(root: Path, patches: Sequence[str]) -> str:
-    """What GPU hosts found on releases with a variant of one of the patches."""
-    rows = [
-        row
-        for file in sorted((root / FOLDER).glob("*/*.json"))
-        for row in _runs(json.loads(file.read_text(encoding="utf-8")), file, patches)
-    ]
-    if not rows:
-        return "It was not run on a GPU."
-    head = (
-        "On GPUs, variants of this change ran as part of a patch queue on earlier releases, never"
-        " as this branch. In each run small models with random weights had to answer as eager"
-        " prefill does:"
-    )
-    return "\n".join(
-        [
-            head,
-            "",
-            "| release | of these changes | GPU | mode | passed | failed |",
-            "|---|---|---|---|---|---|",
-            *rows,
-        ]
-    )
-
-
-def _runs(found: dict, file: Path, patches: Sequence[str]) -> list[str]:
-    names = [entry["name"] for entry in found["patches"]]
-    here = [
-        patch
-        for patch in patches
-        if any(name == f"{patch}.patch" or name.startswith(f"{patch}@") for name in names)
-    ]
-    if not here or file.name.endswith(MEASURED):
-        return []
-    rows = []
-    # a kept run may be about an earlier queue
-    about = [run for run in found["runs"] if facts(found, run)["changes"] == found["changes"]]
-    for mode in sorted({run["mode"] for run in about if touches(here, run["mode"])} - set(ASIDE)):
-        runs = [run for run in about if run["mode"] == mode]
-        passed, failed = (
-            sorted(
-                {
-                    run["model"]
-                    for run in runs
-                    if (run["verdict"] == "passed") is good
-                    and run["verdict"] in ("passed", "failed")
-                }
-            )
-            for good in (True, False)
-        )
-        shown = ", ".join(patch.rpartition("/")[2] for patch in here)
-        rows.append(
-            f"| {found['version']} | {shown} | {place(found).removeprefix('on ')} | {mode} |"
-            f" {', '.join(passed) or '-'} | {', '.join(failed) or '-'} |"
-        )
-    return rows
-
-
-def touches(patches: Sequence[str], mode: str) -> bool:
-    """Whether one of the patches can matter to a mode: those of the topics breakable and piecewise
-    are about that graph alone."""
-    topics = {patch.partition("/")[0] for patch in patches}
-    return bool(topics - {BREAKABLE, PIECEWISE}) or any(mode.startswith(topic) for topic in topics)
 
 
 def _benchmark() -> str:

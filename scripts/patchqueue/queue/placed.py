@@ -9,22 +9,17 @@ own order.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 from packaging.version import InvalidVersion, Version
 
 from ..hint import to_type
 from ..outcome import Problem
 from . import patchfile
 from .patchfile import Hunk, Patch
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FILE = Path("upstream/placed.toml")
 TREE = "tree"
@@ -63,8 +58,8 @@ def read(root: Path) -> tuple[dict[Version, Placed], list[Problem]]:
 def parse(content: bytes) -> tuple[dict[Version, Placed], list[Problem]]:
     """The same of the file's content."""
     try:
-        data = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        data = msgspec.toml.decode(content.decode("utf-8"))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return {}, [Problem("bad-placement", str(FILE), f"cannot be read: {error}", WRITE)]
     found: dict[Version, Placed] = {}
     problems = []

@@ -5,40 +5,33 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from msgspec import Meta, Struct
+from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from ..files import record
 from ..hint import to_type
 from ..outcome import Problem, Refused
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 FILE = Path("upstream/pins.toml")
-HASH = re.compile(r"sha256:[0-9a-f]{64}")
+TreeHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 # it names a folder in work/, and an argument of git
-TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z")]
 
 
-@dataclass(frozen=True)
-class Wheel:
-    """One wheel of a release. sha256: 64 hex digits."""
+class Wheel(Struct, frozen=True, forbid_unknown_fields=True):
+    """One wheel of a release."""
 
     file: str
-    sha256: str
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-@dataclass(frozen=True)
-class Pin:
-    """One pinned revision.
+class Pin(Struct, frozen=True, forbid_unknown_fields=True):
+    """One pinned revision, as the file has it.
 
     tree: tree hash of the pristine tree of every wheel of the release (see files/tree.py).
     python: tree hash of its Python files alone, which a git checkout at the tag has too.
@@ -47,13 +40,27 @@ class Pin:
     """
 
     version: Version
-    tag: str
+    tag: Tag
     released: datetime.date
     resolve_as_of: datetime.date
-    tree: str
-    python: str
-    wheels: tuple[Wheel, ...]
+    tree: TreeHash
+    python: TreeHash
+    wheels: Annotated[tuple[Wheel, ...], Meta(min_length=1)]
     no_patches: str = ""
+
+    def __post_init__(self) -> None:
+        for wheel in self.wheels:
+            name, version, _, _ = parse_wheel_filename(wheel.file)
+            if (name, version) != ("sglang", self.version):
+                raise ValueError(f"{wheel.file} is not a wheel of sglang {self.version}")
+
+
+class File(Struct, frozen=True):
+    """upstream/pins.toml."""
+
+    default: str
+    revision: Annotated[list[Any], Meta(min_length=1)]
+    tested: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,9 +127,8 @@ def version(name: str) -> Version:
 def load(root: Path) -> Pins:
     """Read and check upstream/pins.toml below `root`. Raises Refused naming the entry and the
     field."""
-    path = root / FILE
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = (root / FILE).read_bytes()
     except OSError:
         raise Refused(
             Problem(
@@ -132,16 +138,10 @@ def load(root: Path) -> Pins:
                 f"run it in the project's folder, not {root}",
             )
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refused(Problem("bad-pins", str(FILE), f"is not TOML: {error}")) from None
-    entries = data.get("revision")
-    if not isinstance(entries, list) or not entries:
-        raise Refused(Problem("bad-pins", str(FILE), "has no [[revision]]"))
-    pins = tuple(
-        sorted(
-            (_pin(number, entry) for number, entry in enumerate(entries, 1)),
-            key=lambda pin: pin.version,
-        )
+    found = record.toml(content, File, str(FILE), "bad-pins")
+    pins = sorted(
+        (check(entry, number) for number, entry in enumerate(found.revision, 1)),
+        key=lambda pin: pin.version,
     )
     for earlier, later in itertools.pairwise(pins):
         if earlier.version == later.version:
@@ -149,98 +149,14 @@ def load(root: Path) -> Pins:
     if len({pin.tag for pin in pins}) < len(pins):
         raise Refused(Problem("duplicate-pin", str(FILE), "two revisions have the same tag"))
     by_name = {str(pin.version): pin for pin in pins}
-    tested = data.get("tested", [])
-    if not isinstance(data.get("default"), str) or data["default"] not in by_name:
-        raise Refused(
-            Problem(
-                "bad-pins", str(FILE), f"default = {data.get('default')!r} is none of its revisions"
-            )
-        )
-    if not isinstance(tested, list) or not all(
-        isinstance(name, str) and name in by_name for name in tested
-    ):
-        raise Refused(
-            Problem("bad-pins", str(FILE), f"tested = {tested!r} is no list of its revisions")
-        )
-    return Pins(pins, by_name[data["default"]], tuple(by_name[name] for name in tested))
+    for field, named in (("default", (found.default,)), ("tested", found.tested)):
+        if unknown := [name for name in named if name not in by_name]:
+            what = f"{field} = {unknown[0]!r} is none of its revisions"
+            raise Refused(Problem("bad-pins", str(FILE), what))
+    return Pins(tuple(pins), by_name[found.default], tuple(by_name[name] for name in found.tested))
 
 
-def check(entry: object) -> None:
-    """Raise Refused unless `entry` may stand in pins.toml."""
-    _pin(0, entry)
-
-
-def _pin(number: int, entry: object) -> Pin:
-    if not isinstance(entry, dict):
-        raise Refused(
-            Problem(
-                "bad-pins", f"{FILE}: revision {number}", f"is no [[revision]] table: {entry!r}"
-            )
-        )
-    where = f"{FILE}: revision {entry.get('version', number)}"
-
-    def field(name: str, kind: type) -> Any:
-        value = entry.get(name)
-        if type(value) is not kind:
-            raise Refused(
-                Problem("bad-pins", where, f"{name} must be a {kind.__name__}, not {value!r}")
-            )
-        return value
-
-    def tree_hash(name: str) -> str:
-        if not HASH.fullmatch(field(name, str)):
-            raise Refused(
-                Problem(
-                    "bad-pins",
-                    where,
-                    f"{name} must be sha256: and 64 hex digits, not {entry[name]!r}",
-                )
-            )
-        return str(entry[name])
-
-    try:
-        version = Version(field("version", str))
-    except InvalidVersion:
-        raise Refused(Problem("bad-pins", where, "version is no PEP 440 version")) from None
-    if not TAG.fullmatch(field("tag", str)):
-        raise Refused(
-            Problem("bad-pins", where, f"tag {entry['tag']!r} could not name a folder in work/")
-        )
-    wheels = tuple(_wheel(where, version, wheel) for wheel in field("wheels", list))
-    if not wheels:
-        raise Refused(Problem("bad-pins", where, "has no wheels"))
-    unknown = entry.keys() - {"no_patches", *(name for name in Pin.__dataclass_fields__)}
-    if unknown:
-        raise Refused(Problem("bad-pins", where, f"has unknown fields {sorted(unknown)}"))
-    return Pin(
-        version,
-        field("tag", str),
-        field("released", datetime.date),
-        field("resolve_as_of", datetime.date),
-        tree_hash("tree"),
-        tree_hash("python"),
-        wheels,
-        field("no_patches", str) if "no_patches" in entry else "",
-    )
-
-
-def _wheel(where: str, version: Version, entry: object) -> Wheel:
-    if (
-        not isinstance(entry, dict)
-        or set(entry) != {"file", "sha256"}
-        or not all(isinstance(v, str) for v in entry.values())
-    ):
-        raise Refused(
-            Problem("bad-pins", where, f"a wheel is {{file = …, sha256 = …}}, not {entry!r}")
-        )
-    if not re.fullmatch("[0-9a-f]{64}", entry["sha256"]):
-        raise Refused(Problem("bad-pins", where, f"{entry['file']}: sha256 is not 64 hex digits"))
-    try:
-        name, found, _, _ = parse_wheel_filename(entry["file"])
-    except (InvalidWheelFilename, InvalidVersion) as error:
-        raise Refused(Problem("bad-pins", where, str(error))) from None
-    if (name, found) != ("sglang", version):
-        raise Refused(
-            Problem("bad-pins", where, f"{entry['file']} is not a wheel of sglang {version}")
-        )
-    return Wheel(entry["file"], entry["sha256"])
+def check(entry: Any, number: int = 0) -> Pin:
+    """An entry of pins.toml. Raises Refused naming the field that may not stand there so."""
+    name = entry.get("version", number) if isinstance(entry, dict) else number
+    return record.value(entry, Pin, f"{FILE}: revision {name}", "bad-pins")

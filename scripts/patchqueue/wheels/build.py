@@ -18,9 +18,10 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 

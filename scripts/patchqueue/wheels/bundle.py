@@ -18,13 +18,14 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from .. import RELEASE
 from ..environments.lock import LockFailed, body, find_uv, quiet_uv, until
@@ -34,11 +35,6 @@ from ..upstream.source import cache_folder, file_sha256
 from . import build, untouched
 from .host import Host
 from .host import load as load_host
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Say = Callable[[str], None]
 HOSTSITE = Path(__file__).parent / "hostsite"
@@ -238,9 +234,9 @@ def pack(
             "brings": list(host.brings),
         },
         "sm": sm,
-        "kernel": asdict(host.kernel) if host.kernel else None,
-        "others": [asdict(other) for other in host.others],
-        "shims": [asdict(shim) for shim in host.shims],
+        "kernel": host.kernel.as_json() if host.kernel else None,
+        "others": [other.as_json() for other in host.others],
+        "shims": [shim.as_json() for shim in host.shims],
         "dependencies_of": {"version": str(shared.version), "why": host.shared_because},
         **facts,
         "parts": parts,
@@ -334,7 +330,7 @@ def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> st
             str(made),
             str(names),
         )
-        return body(tomllib.loads(made.read_text()))
+        return body(msgspec.toml.decode(made.read_text()))
 
 
 def _uv(what: str, *arguments: str) -> None:

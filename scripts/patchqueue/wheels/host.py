@@ -3,49 +3,75 @@ to run there."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from msgspec import Struct, field
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from ..files import record
 from ..outcome import Problem, Refused
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FOLDER = Path("upstream/hosts")
 DEFAULT = FOLDER / "torch-2.11.toml"
 
 
-@dataclass(frozen=True)
-class Replaced:
+class Entry(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What some releases need, and why."""
+
+    releases: SpecifierSet = field(name="for")
+    reason: str
+
+
+class Replaced(Entry, frozen=True, kw_only=True):
     """A package that replaces the release's own. package: "name==version"."""
 
     package: str
     instead_of: tuple[str, ...]
-    reason: str
+
+    def as_json(self) -> dict[str, object]:
+        return {"package": self.package, "instead_of": self.instead_of, "reason": self.reason}
 
 
-@dataclass(frozen=True)
-class Shim:
+class Shim(Entry, frozen=True, kw_only=True):
     """A module of hostsite/shims/ that lets a release run on a torch it was not made for."""
 
     module: str
-    reason: str
+
+    def as_json(self) -> dict[str, object]:
+        return {"module": self.module, "reason": self.reason}
+
+
+class Shared(Entry, frozen=True, kw_only=True):
+    """The release whose dependencies are packed instead."""
+
+    dependencies_of: Version
+
+
+class File(Struct, frozen=True, forbid_unknown_fields=True):
+    """A description. python: "3.12"; platform: uv's name of it; torch: its version; brings:
+    packages that are not packed."""
+
+    python: str
+    platform: str
+    torch: str
+    brings: tuple[str, ...]
+    kernel: tuple[Replaced, ...] = ()
+    package: tuple[Replaced, ...] = ()
+    shim: tuple[Shim, ...] = ()
+    share: tuple[Shared, ...] = ()
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host, as it is for one release.
+    """One host, as it is for one release; python to brings as in File.
 
-    python: "3.12"; platform: uv's name of it; torch: its version; brings: packages that are not
-    packed. kernel: the package with the kernels, where it is another; others: more packages that
-    are. dependencies_of: the release whose dependencies are packed (mostly the same release), and
-    why another's are.
+    kernel: the package with the kernels, where it is another; others: more packages that are.
+    dependencies_of: the release whose dependencies are packed (mostly the same release), and why
+    another's are.
     """
 
     name: str
@@ -64,51 +90,29 @@ def load(path: Path, version: Version) -> Host:
     """The host that `path` describes, for one release. Raises Refused naming the file and what is
     wrong with it."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        kernels, others = (_replaced(data, kind, version) for kind in ("kernel", "package"))
-        shims = tuple(Shim(e["module"], e["reason"]) for e in _matching(data, "shim", version))
-        shared = _matching(data, "share", version)
-        return Host(
-            path.stem,
-            data["python"],
-            data["platform"],
-            data["torch"],
-            tuple(data["brings"]),
-            kernels[0] if kernels else None,
-            others,
-            shims,
-            Version(shared[0]["dependencies_of"]) if shared else version,
-            shared[0]["reason"] if shared else "",
-        )
+        content = path.read_bytes()
     except OSError as error:
-        raise Refused(
-            Problem(
-                "no-host",
-                str(path),
-                f"cannot be read: {error.strerror}",
-                f"describe the host as {DEFAULT} does",
-            )
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidSpecifier, TypeError) as error:
-        raise Refused(
-            Problem("bad-host", str(path), f"is no host description: {error}", f"see {DEFAULT}")
-        ) from None
-    except KeyError as missing:
-        raise Refused(
-            Problem("bad-host", str(path), f"does not say {missing}", f"see {DEFAULT}")
-        ) from None
-
-
-def _replaced(data: dict, kind: str, version: Version) -> tuple[Replaced, ...]:
-    return tuple(
-        Replaced(e["package"], tuple(e["instead_of"]), e["reason"])
-        for e in _matching(data, kind, version)
+        step = f"describe the host as {DEFAULT} does"
+        what = f"cannot be read: {error.strerror}"
+        raise Refused(Problem("no-host", str(path), what, step)) from None
+    found = record.toml(content, File, str(path), "bad-host", f"see {DEFAULT}")
+    kernels, shared = _for(version, found.kernel), _for(version, found.share)
+    return Host(
+        path.stem,
+        found.python,
+        found.platform,
+        found.torch,
+        found.brings,
+        kernels[0] if kernels else None,
+        _for(version, found.package),
+        _for(version, found.shim),
+        shared[0].dependencies_of if shared else version,
+        shared[0].reason if shared else "",
     )
 
 
-def _matching(data: dict, kind: str, version: Version) -> list[dict]:
-    return [
-        entry
-        for entry in data.get(kind, [])
-        if SpecifierSet(entry["for"]).contains(version, prereleases=True)
-    ]
+E = TypeVar("E", bound=Entry)
+
+
+def _for(version: Version, entries: Iterable[E]) -> tuple[E, ...]:
+    return tuple(one for one in entries if one.releases.contains(version, prereleases=True))

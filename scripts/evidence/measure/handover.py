@@ -1,8 +1,6 @@
 """Measure what is handed on as commits, on every pin: the same tree and the same hashes, whichever
 way they went.
 
-    python scripts/figures/handover_figures.py [RELEASE …]
-
 On a checkout made of each pinned wheel: the release branch against what apply makes; its mails
 through `git am`; its commits read back against patches/; the pull requests' mails through `git am`.
 Nothing of the project is written.
@@ -12,41 +10,24 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+from patchqueue.files.tree import hash_listing
+from patchqueue.handover import backport, export
+from patchqueue.handover.repository import Repository, open_repository
+from patchqueue.laying.apply import tree_after
+from patchqueue.laying.replay import replay
+from patchqueue.outcome import Outcome, Refused
+from patchqueue.queue.patchfile import parse_diff
+from patchqueue.queue.series import Queue
+from patchqueue.upstream import pins, source
 
-from patchqueue.files.tree import hash_listing  # noqa: E402
-from patchqueue.handover import backport, export  # noqa: E402
-from patchqueue.handover.repository import Repository, open_repository  # noqa: E402
-from patchqueue.laying.apply import load_queue, tree_after  # noqa: E402
-from patchqueue.laying.replay import replay  # noqa: E402
-from patchqueue.outcome import Outcome, Refused  # noqa: E402
-from patchqueue.queue.patchfile import parse_diff  # noqa: E402
-from patchqueue.queue.series import Queue  # noqa: E402
-from patchqueue.upstream import pins, source  # noqa: E402
+ROOT = Path(__file__).resolve().parents[3]
 
 BRANCH = "release/graphs"
 BEFORE = "2020-01-01T00:00:00Z"  # when the checkout's own commit says it was made
-
-
-def main() -> int:
-    everything = pins.load(ROOT)
-    queue = load_queue(ROOT)
-    chosen = [everything.find(word) for word in sys.argv[1:]] or everything.all
-    bad = 0
-    for pin in chosen:
-        with tempfile.TemporaryDirectory(prefix="patchqueue-handover-") as space:
-            found = measure(queue, everything, pin, Path(space))
-        bad += not all(value for name, value in found.items() if isinstance(value, bool))
-        print(pin.tag, *(f"{name}={value}" for name, value in found.items()), flush=True)
-    print(f"{len(chosen) - bad} of {len(chosen)} pins right")
-    return 1 if bad else 0
 
 
 def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> dict[str, object]:
@@ -204,7 +185,3 @@ def git(folder: Path, *words: str) -> str:
         text=True,
         env=variables,
     ).stdout
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,7 @@
 second run harms a tree or an installed sglang.
 
 It works on a copy of the project in a temporary folder, with the real cache; the project's own
-work/ is not touched. Exit code 1 when a figure misses its limit.
+work/ is not touched.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))  # run from the checkout, never installed
+from msgspec import to_builtins
 
-import handover_figures  # noqa: E402
-import newcomer_figures  # noqa: E402
-import wheel_figures  # noqa: E402
+from patchqueue.commands import paths
+from patchqueue.files.tree import hash_listing, list_folder, list_package
+from patchqueue.install import inplace, journal
+from patchqueue.laying import quilt
+from patchqueue.laying.apply import load_queue, select, tree_after
+from patchqueue.laying.worktree import State, WorkTree, read_record
+from patchqueue.queue import placed, series
+from patchqueue.upstream import pins, source
 
-from patchqueue.commands import paths  # noqa: E402
-from patchqueue.files.tree import hash_listing, list_folder, list_package  # noqa: E402
-from patchqueue.install import inplace, journal  # noqa: E402
-from patchqueue.laying import quilt  # noqa: E402
-from patchqueue.laying.apply import load_queue, select, tree_after  # noqa: E402
-from patchqueue.laying.worktree import State, WorkTree, read_record  # noqa: E402
-from patchqueue.queue import placed, series  # noqa: E402
-from patchqueue.upstream import pins, source  # noqa: E402
+from ..records import Figure
+from ..store import put
+from . import handover, newcomer, wheels
+
+ROOT = Path(__file__).resolve().parents[3]
 
 COPIED = ("series", "patches", "overlay", "upstream", "tests", "scripts", "noxfile.py")
 REPEATS = 5
@@ -52,18 +52,6 @@ OWN_FILES = {
     "work/.mine": b"",
     "notes.txt": b"mine too\n",
 }
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured promise. shown: the value for people; details: every single number, for the
-    JSON."""
-
-    name: str
-    shown: str
-    limit: str
-    met: bool
-    details: dict = field(default_factory=dict)
 
 
 class Copy:
@@ -649,16 +637,16 @@ def branches(copy: Copy, options: argparse.Namespace) -> Figure:
     return _each(
         "git am of branches and pull requests",
         known.all,
-        lambda pin, space: handover_figures.measure(queue, known, pin, space),
+        lambda pin, space: handover.measure(queue, known, pin, space),
     )
 
 
-def wheels(copy: Copy, options: argparse.Namespace) -> Figure:
+def installed_wheels(copy: Copy, options: argparse.Namespace) -> Figure:
     """Built wheels of the releases with GPU proofs, installed in their locked environments."""
     return _each(
         "installed wheels verify themselves",
-        wheel_figures.proven(pins.load(ROOT)),
-        wheel_figures.measure,
+        wheels.proven(pins.load(ROOT)),
+        wheels.measure,
     )
 
 
@@ -686,12 +674,12 @@ def _each(
     )
 
 
-def newcomer(copy: Copy, options: argparse.Namespace) -> Figure:
+def newcomer_time(copy: Copy, options: argparse.Namespace) -> Figure:
     """A new user on a fresh machine, once: from the clone to an installed sglang that is patched
     and verified."""
     with tempfile.TemporaryDirectory(prefix="queue-figures-newcomer-") as space:
-        found = newcomer_figures.told(
-            newcomer_figures.walk(pins.load(ROOT).find(copy.tag), Path(space), lambda line: None)
+        found = newcomer.told(
+            newcomer.walk(pins.load(ROOT).find(copy.tag), Path(space), lambda line: None)
         )
     met = found["whole"] < FIRST_MINUTES and not found["answers"]
     return Figure(
@@ -716,14 +704,13 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "bad-input": bad_input,
     "rebase": rebase_time,
     "branches": branches,
-    "wheels": wheels,
-    "newcomer": newcomer,
+    "wheels": installed_wheels,
+    "newcomer": newcomer_time,
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words and options of `measure`."""
     parser.add_argument(
         "figures",
         nargs="*",
@@ -752,10 +739,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             " measured now stay"
         ),
     )
-    options = parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON. Exit code 1 when a figure misses its limit."""
     unknown = [name for name in options.figures if name not in FIGURES]
     if unknown:
-        parser.error(f"no such figure: {', '.join(unknown)}")
+        options.parser.error(f"no such figure: {', '.join(unknown)}")
     known = pins.load(ROOT)
     tag = (known.find(options.pin) if options.pin else known.default).tag
     quilt.find(source.cache_folder(), print)
@@ -764,24 +754,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         copy = Copy(Path(folder), tag)
         print(f"{'figure':<40}{'measured':>16}{'limit':>10}  met", flush=True)
         for name in options.figures or FIGURES:
-            figure = FIGURES[name](copy, options)
-            print(
-                f"{figure.name:<40}{figure.shown:>16}{figure.limit:>10} "
-                f" {'yes' if figure.met else 'NO'}",
-                flush=True,
-            )
-            for what in figure.details.get("harm", [])[:5]:
-                print(f"  {what}")
-            measured.append(figure)
+            measured.append(FIGURES[name](copy, options))
+            _show(measured[-1])
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         before = (
             json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
         )
-        options.out.write_text(
-            json.dumps(beside(before, _as_json(tag, measured)), indent=1) + "\n", encoding="utf-8"
-        )
+        put(options.out, json.dumps(beside(before, _as_json(tag, measured)), indent=1) + "\n")
     return 0 if all(figure.met for figure in measured) else 1
+
+
+def _show(figure: Figure) -> None:
+    met = "yes" if figure.met else "NO"
+    print(f"{figure.name:<40}{figure.shown:>16}{figure.limit:>10}  {met}", flush=True)
+    for what in figure.details.get("harm", [])[:5]:
+        print(f"  {what}")
 
 
 def _as_json(tag: str, measured: Sequence[Figure]) -> dict:
@@ -791,7 +778,7 @@ def _as_json(tag: str, measured: Sequence[Figure]) -> dict:
         "python": platform.python_version(),
         "system": platform.system(),
     }
-    return {"revision": tag, "machine": machine, "figures": [asdict(figure) for figure in measured]}
+    return {"revision": tag, "machine": machine, "figures": to_builtins(measured)}
 
 
 def beside(before: dict, now: dict) -> dict:
@@ -807,7 +794,3 @@ def beside(before: dict, now: dict) -> dict:
 
 def _machine(found: dict) -> dict:
     return {name: value for name, value in found.get("machine", {}).items() if name != "load"}
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

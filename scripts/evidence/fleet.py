@@ -1,25 +1,27 @@
 """What a fleet of GPU hosts has to run: the proofs of every release, kind of GPU and model, as CI's
 and a batch system's jobs.
 
-The releases, models and modes are those of the support matrix (status.TABLES): a proof that fills
-no cell of it is no job.
+The models and modes are those of the support matrix (evidence/matrix.toml): a proof that fills no
+cell of it is no job.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..environments.testing import lock_file
-from ..hint import to_type
-from ..laying.apply import changes, load_queue
-from ..outcome import Problem, Refused
-from ..upstream.pins import Pin
-from ..wheels.host import load as load_host
-from . import evidence, status
+from patchqueue.environments.testing import lock_file
+from patchqueue.hint import to_type
+from patchqueue.laying.apply import changes, load_queue
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream.pins import Pin
+from patchqueue.wheels.host import load as load_host
+
+from . import cells, status, store
+from .records import Record
 
 CURRENT, STALE, NOT_RUN = "current", "stale", "not run"
 REFERENCE = "reference"
@@ -67,8 +69,9 @@ def jobs(
     model that no cell is about, and where nothing says which GPUs there are.
     """
     queue = load_queue(root)
-    kept = {pin.tag: status.evidence(root, pin) for pin in pins}
-    known = list(dict.fromkeys(model for feature in status.FEATURES for model in feature.models))
+    kept = {pin.tag: store.proofs(root, str(pin.version)) for pin in pins}
+    shape = cells.load(root)
+    known = shape.models
     if unknown := [model for model in models if model not in known]:
         raise Refused(
             Problem(
@@ -104,9 +107,9 @@ def jobs(
             load_host(description, pin.version),
             changes(queue, queue.select(pin.version), pin),
         )
-        expected = [(one, status.expected(queue, pin, one).state) for one in status.FEATURES]
+        expected = [(one, status.expected(queue, pin, one).state) for one in shape.features]
         for gpu in labels:
-            files = [file for file in kept[pin.tag] if is_of(gpu, file["gpu"]["name"])]
+            files = [file for file in kept[pin.tag] if is_of(gpu, file.gpu.name)]
             for model in models or known:
                 features = [
                     one
@@ -149,7 +152,7 @@ def label(gpu: str) -> str:
 def is_of(label: str, gpu: str) -> bool:
     """Whether a GPU is of the kind that a label names: "H100" is any H100, and no H100 is an
     "H10"."""
-    wanted, name = (evidence.slug(text).removeprefix("nvidia-") for text in (label, gpu))
+    wanted, name = (store.slug(text).removeprefix("nvidia-") for text in (label, gpu))
     return name == wanted or name.startswith(f"{wanted}-")
 
 
@@ -164,33 +167,21 @@ def torch_of(root: Path, pin: Pin) -> str:
     return found[1] if found else ""
 
 
-def _files(root: Path) -> Iterable[dict]:
-    for folder in sorted(path for path in (root / evidence.FOLDER).glob("*") if path.is_dir()):
-        yield from (
-            evidence.read(file)
-            for file in sorted(folder.glob("*.json"))
-            if not file.name.endswith(evidence.MEASURED)
-        )
-
-
 def _seen(root: Path) -> list[str]:
     """Every GPU that evidence names."""
-    return sorted({file["gpu"]["name"] for file in _files(root)})
+    return sorted({file.gpu.name for file in store.proofs(root)})
 
 
-def _known(files: Sequence[dict], now: str, model: str, mode: str) -> str:
+def _known(files: Sequence[Record], now: str, model: str, mode: str) -> str:
     """What is known of one model in one mode. The breakable graph is known where its lifetimes were
     checked too."""
     ran = [
-        evidence.facts(file, run)
+        file.under(run)
         for file in files
-        for run in file["runs"]
-        if (run.get("model"), run["mode"]) == (model, mode) and run["verdict"] != evidence.NOT_RUN
+        for run in file.runs
+        if (run.model, run.mode) == (model, mode) and run.verdict != store.NOT_RUN
     ]
-    if any(
-        facts["changes"] == now and (mode != evidence.BREAKABLE or facts["lifetimes"])
-        for facts in ran
-    ):
+    if any(facts.changes == now and (mode != store.BREAKABLE or facts.lifetimes) for facts in ran):
         return CURRENT
     return STALE if ran else NOT_RUN
 
@@ -198,11 +189,11 @@ def _known(files: Sequence[dict], now: str, model: str, mode: str) -> str:
 def durations(root: Path, gpu: str) -> dict[tuple[str, str], float]:
     """(model, mode) -> the seconds that one engine took there, the median over every release that
     ran it."""
-    seconds: dict[tuple[str, str], list[int]] = {}
-    for file in _files(root):
-        for run in file["runs"] if is_of(gpu, file["gpu"]["name"]) else []:
-            if run["verdict"] != evidence.NOT_RUN and run.get("seconds"):
-                seconds.setdefault((run["model"], run["mode"]), []).append(run["seconds"])
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for file in store.proofs(root):
+        for run in file.runs if is_of(gpu, file.gpu.name) else []:
+            if run.verdict != store.NOT_RUN and run.seconds:
+                seconds.setdefault((run.model, run.mode), []).append(run.seconds)
     return {key: statistics.median(values) for key, values in seconds.items()}
 
 

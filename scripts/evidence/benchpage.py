@@ -7,7 +7,6 @@ where matplotlib is, and left as they were elsewhere.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -17,10 +16,11 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..hint import counted, to_type
-from ..upstream import pins as pinning
+from patchqueue.hint import counted, to_type
+
 from . import gainpage
-from .evidence import FIRST_SUBJECT, FOLDER, today
+from .records import Bench, Calls, Gain, TimedRun
+from .store import FIRST_SUBJECT, timed
 
 PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 EAGER = "eager"
@@ -90,25 +90,16 @@ def change(pairs: Sequence[tuple[float, float]]) -> Change | None:
     )
 
 
-def load(root: Path) -> list[dict]:
-    """Every measurement kept, by release and GPU. earlier_queue: whether the queue does something
-    else to the release now."""
-    pins, found = (
-        pinning.load(root),
-        [
-            json.loads(file.read_text(encoding="utf-8"))
-            for file in (root / FOLDER).glob("*/*.bench.json")
-        ],
-    )
-    for bench in found:
-        bench["earlier_queue"] = bench["changes"] != today(root, pins.find(bench["version"]))
+def load(root: Path) -> list[Bench]:
+    """Every measurement kept, by release and GPU."""
+    found = timed(root, "*/*.bench.json", Bench)
     return sorted(
         found,
         key=lambda bench: (
-            bench.get("subject", FIRST_SUBJECT) != FIRST_SUBJECT,
-            bench["model"],
-            Version(bench["version"]),
-            bench["gpu"]["name"],
+            bench.subject != FIRST_SUBJECT,
+            bench.model,
+            Version(bench.version),
+            bench.gpu.name,
         ),
     )
 
@@ -130,9 +121,9 @@ def of(root: Path) -> str:
 
 
 def page(
-    benches: Sequence[dict],
+    benches: Sequence[Bench],
     with_plot: bool,
-    gains: Sequence[dict] = (),
+    gains: Sequence[Gain] = (),
     with_gain_plot: bool = False,
 ) -> str:
     """The page's text."""
@@ -147,12 +138,12 @@ def page(
             "![Time to first token and throughput of the graph modes against eager"
             f" prefill]({PLOT.name})\n"
         )
-    for model in dict.fromkeys(bench["model"] for bench in benches):
-        mine = [bench for bench in benches if bench["model"] == model]
+    for model in dict.fromkeys(bench.model for bench in benches):
+        mine = [bench for bench in benches if bench.model == model]
         parts += [f"### {model}\n", setting(mine)]
         for bench in mine:
             parts += [
-                f"#### {title(bench)}\n",
+                f"#### {bench.title}\n",
                 meaning(bench) + "\n",
                 load_table(bench),
                 first_token_table(bench),
@@ -162,69 +153,65 @@ def page(
     return "\n".join(part for part in parts if part)
 
 
-def title(bench: dict) -> str:
-    return f"{bench['version']} on {bench['gpu']['name']}"
-
-
-def setting(benches: Sequence[dict]) -> str:
+def setting(benches: Sequence[Bench]) -> str:
     """What was sent to what, in the measurements of one model."""
-    load = benches[0]["load"]
-    said = [f"The model has the published shape of {benches[0]['model']} and dummy weights."]
+    load = benches[0].load
+    said = [f"The model has the published shape of {benches[0].model} and dummy weights."]
     if any(measured(bench, LOADS) for bench in benches):
         said.append(
-            f"The load is shaped as GSM8K's: {load['requests']} requests, at most"
-            f" {load['in_flight']} in flight. A prompt has {load['mean_prompt']} tokens on average,"
-            f" of which all share the first {load['shared_prefix']}. An answer has"
-            f" {load['mean_answer']} tokens on average. The prefix cache is"
-            f" {'on' if load['prefix_cache'] else 'off'}, and empty when a load begins. One load"
+            f"The load is shaped as GSM8K's: {load.requests} requests, at most"
+            f" {load.in_flight} in flight. A prompt has {load.mean_prompt} tokens on average,"
+            f" of which all share the first {load.shared_prefix}. An answer has"
+            f" {load.mean_answer} tokens on average. The prefix cache is"
+            f" {'on' if load.prefix_cache else 'off'}, and empty when a load begins. One load"
             " goes before those that count."
         )
     said.append(
-        f"One forward takes at most {load['chunk']} tokens of prompts. Graphs are captured for"
-        f" {len(load['capture'])} sizes from {min(load['capture'])} to {max(load['capture'])}"
+        f"One forward takes at most {load.chunk} tokens of prompts. Graphs are captured for"
+        f" {len(load.capture)} sizes from {min(load.capture)} to {max(load.capture)}"
         " tokens. First tokens are timed around the whole call."
     )
     return " ".join(said) + "\n"
 
 
-def measured(bench: dict, what: str) -> dict[str, dict]:
+def measured(bench: Bench, what: str) -> dict[str, TimedRun]:
     """By mode, in NAMES' order, the latest run that measured `what`."""
-    runs = {run["mode"]: run for run in bench["runs"] if run.get(what)}
+    runs = {run.mode: run for run in bench.runs if getattr(run, what)}
     return {mode: runs[mode] for mode in NAMES if mode in runs}
 
 
-def paired(bench: dict) -> bool:
+def paired(bench: Bench) -> bool:
     """Whether modes took turns. The first benches ran one mode after the other: these show what
     drifted, not what was gained."""
-    return any("session" in run for run in bench["runs"])
+    return any(run.session for run in bench.runs)
 
 
-def beside_eager(bench: dict, what: str) -> dict[str, dict]:
+def beside_eager(bench: Bench, what: str) -> dict[str, TimedRun]:
     """The other modes that took turns with eager prefill."""
     runs = measured(bench, what)
-    session = runs.get(EAGER, {}).get("session")
+    session = runs[EAGER].session if EAGER in runs else ""
     return {
         mode: run
         for mode, run in runs.items()
-        if mode != EAGER and session and run.get("session") == session
+        if mode != EAGER and session and run.session == session
     }
 
 
-def gain(bench: dict, mode: str) -> Change | None:
+def gain(bench: Bench, mode: str) -> Change | None:
     """A mode's throughput against eager prefill's, over the rounds that both ran."""
     runs = measured(bench, LOADS)
     first, second = (
-        {one["round"]: one["tokens_per_s"] for one in runs[name][LOADS]} for name in (EAGER, mode)
+        {one.round: one.tokens_per_s for one in runs[name].loads} for name in (EAGER, mode)
     )
     return change(
         [(first[number], second[number]) for number in sorted(first.keys() & second.keys())]
     )
 
 
-def itself(bench: dict) -> Change | None:
+def itself(bench: Bench) -> Change | None:
     """Eager prefill against itself: each odd round's throughput against the even one's before
     it."""
-    rates = {one["round"]: one["tokens_per_s"] for one in measured(bench, LOADS)[EAGER][LOADS]}
+    rates = {one.round: one.tokens_per_s for one in measured(bench, LOADS)[EAGER].loads}
     return change(
         [
             (rates[number], rates[number + 1])
@@ -234,15 +221,17 @@ def itself(bench: dict) -> Change | None:
     )
 
 
-def delay(bench: dict, mode: str, shape: str) -> Change | None:
+def delay(bench: Bench, mode: str, shape: str) -> Change | None:
     """A mode's time to first token against eager prefill's, over the turns that both had."""
     runs = measured(bench, FIRST)
-    return change(
-        list(zip(*(runs[name][FIRST].get(shape, {}).get("all", []) for name in (EAGER, mode))))
-    )
+    return change(list(zip(*(_calls(runs[name], shape).all for name in (EAGER, mode)))))
 
 
-def meaning(bench: dict) -> str:
+def _calls(run: TimedRun, shape: str) -> Calls:
+    return run.first_token_ms.get(shape, Calls())
+
+
+def meaning(bench: Bench) -> str:
     """What the numbers say, in words that follow from them."""
     if not paired(bench):
         return (
@@ -256,7 +245,7 @@ def meaning(bench: dict) -> str:
     )
 
 
-def load_meaning(bench: dict) -> str:
+def load_meaning(bench: Bench) -> str:
     parts = []
     for mode in beside_eager(bench, LOADS):
         if found := gain(bench, mode):
@@ -278,10 +267,10 @@ def load_meaning(bench: dict) -> str:
         if same
         else ""
     )
-    prefill = measured(bench, LOADS)[EAGER][LOADS][-1]
+    prefill = measured(bench, LOADS)[EAGER].loads[-1]
     return (
         f"Output tokens per second against eager prefill. {' '.join(parts)}{noise} A prefill of the"
-        f" load had {prefill['prefill_tokens']} tokens on average."
+        f" load had {prefill.prefill_tokens} tokens on average."
     )
 
 
@@ -300,11 +289,11 @@ def span(found: Change, what: str) -> str:
     return f"({found.low:+.1f} to {found.high:+.1f}, {len(found.ratios)} {what})"
 
 
-def first_token_meaning(bench: dict) -> str:
+def first_token_meaning(bench: Bench) -> str:
     """Where each graph mode saves time to first token, and where it costs some."""
     parts = []
     for mode, run in beside_eager(bench, FIRST).items():
-        found = {shape: delay(bench, mode, shape) for shape in run[FIRST]}
+        found = {shape: delay(bench, mode, shape) for shape in run.first_token_ms}
         clear = {shape: one.median for shape, one in found.items() if one and one.shown}
         less, more = (
             {s: p for s, p in clear.items() if p < 0},
@@ -341,13 +330,13 @@ def spoken(shape: str) -> str:
     return shape.replace("x", " × ")
 
 
-def load_table(bench: dict) -> str:
+def load_table(bench: Bench) -> str:
     loads, beside, rows = measured(bench, LOADS), beside_eager(bench, LOADS), []
     for mode in NAMES:  # noqa: PLC0206
         run = (
             loads.get(mode)
             or measured(bench, FIRST).get(mode)
-            or next((run for run in reversed(bench["runs"]) if run["mode"] == mode), None)
+            or next((run for run in reversed(bench.runs) if run.mode == mode), None)
         )
         if run:
             found = gain(bench, mode) if mode in beside else None
@@ -374,13 +363,13 @@ def load_table(bench: dict) -> str:
     )
 
 
-def _rates(run: dict) -> list[str]:
+def _rates(run: TimedRun) -> list[str]:
     """Throughput and latency: medians, with the least and most."""
-    if not run.get(LOADS):
-        return ["-" if run.get(FIRST) else f"{run['verdict']}: {run['why']}"[:90], "-"]
+    if not run.loads:
+        return ["-" if run.first_token_ms else f"{run.verdict}: {run.why}"[:90], "-"]
     found = []
     for name, form in (("tokens_per_s", "{:.0f}"), ("mean_latency_s", "{:.2f}")):
-        values = [one[name] for one in run[LOADS]]
+        values = [getattr(one, name) for one in run.loads]
         found.append(
             f"{form.format(statistics.median(values))} ({form.format(min(values))} to"
             f" {form.format(max(values))})"
@@ -388,39 +377,29 @@ def _rates(run: dict) -> list[str]:
     return found
 
 
-def of_decode(what: str) -> bool:
-    """Whether a log means the decode graph: `cuda graph` in older releases, `target decode CUDA
-    graph` in 0.5.16."""
-    return what == "cuda graph" or "decode" in what
-
-
-def _costs(run: dict) -> list[str]:
+def _costs(run: TimedRun) -> list[str]:
     """What a mode's prefill graphs took to capture, what the engine holds, and how often the graph
     was used."""
-    graph, memory = (
-        [one for one in run["captured"] if not of_decode(one["what"])],
-        run.get("memory_mib", {}),
-    )
-    held = memory.get("after_load", memory.get("started"))
-    prefills = run.get("prefills", {})
+    graph, prefills = run.prefill_capture, run.prefills
+    held = run.memory_mib.get("after_load", run.memory_mib.get("started"))
     return [
-        f"{sum(one['seconds'] for one in graph):.1f}" if graph else "-",
-        f"{sum(one['gb'] for one in graph):.2f}" if graph else "-",
+        f"{sum(one.seconds for one in graph):.1f}" if graph else "-",
+        f"{sum(one.gb for one in graph):.2f}" if graph else "-",
         f"{held / 1024:.1f}" if held else "-",
-        f"{prefills['on_graph']} of {prefills['prefills']}" if prefills.get("prefills") else "-",
+        f"{prefills.on_graph} of {prefills.prefills}" if prefills.prefills else "-",
     ]
 
 
-def first_token_table(bench: dict) -> str:
+def first_token_table(bench: Bench) -> str:
     """Medians; the change against eager prefill where it is shown."""
     runs, beside = measured(bench, FIRST), beside_eager(bench, FIRST)
-    shapes = list(dict.fromkeys(shape for run in runs.values() for shape in run[FIRST]))
+    shapes = list(dict.fromkeys(shape for run in runs.values() for shape in run.first_token_ms))
 
     def cell(mode: str, shape: str) -> str:
-        if shape not in runs[mode][FIRST]:
+        if shape not in runs[mode].first_token_ms:
             return "-"
         found = delay(bench, mode, shape) if mode in beside else None
-        return f"{runs[mode][FIRST][shape]['median']:.1f}" + (
+        return f"{runs[mode].first_token_ms[shape].median:.1f}" + (
             f" ({found.median:+.1f} %)" if found and found.shown else ""
         )
 
@@ -432,19 +411,19 @@ def first_token_table(bench: dict) -> str:
     )
 
 
-def across(benches: Sequence[dict], mode: str) -> str:
+def across(benches: Sequence[Bench], mode: str) -> str:
     """One mode's first tokens in every measurement that has them, beside each other; empty where
     fewer than two have."""
     found = [bench for bench in benches if mode in beside_eager(bench, FIRST)]
     if len(found) < 2:
         return ""
 
-    def cell(bench: dict, shape: str) -> str:
-        runs = [measured(bench, FIRST)[name][FIRST].get(shape) for name in (EAGER, mode)]
-        return " → ".join(f"{run['median']:.1f}" for run in runs) if all(runs) else "-"
+    def cell(bench: Bench, shape: str) -> str:
+        runs = [measured(bench, FIRST)[name].first_token_ms.get(shape) for name in (EAGER, mode)]
+        return " → ".join(f"{one.median:.1f}" for one in runs if one) if all(runs) else "-"
 
     shapes = dict.fromkeys(
-        shape for bench in found for shape in measured(bench, FIRST)[mode][FIRST]
+        shape for bench in found for shape in measured(bench, FIRST)[mode].first_token_ms
     )
     text = (
         f"#### {NAMES[mode].capitalize()}, release beside release\n\nMilliseconds to first token,"
@@ -452,51 +431,55 @@ def across(benches: Sequence[dict], mode: str) -> str:
         " own.\n\n"
     )
     return text + table(
-        ["requests × tokens", *(title(bench) for bench in found)],
+        ["requests × tokens", *(bench.title for bench in found)],
         [[spoken(shape), *(cell(bench, shape) for bench in found)] for shape in shapes],
     )
 
 
-def notes(bench: dict) -> str:
+def notes(bench: Bench) -> str:
     """Under what conditions the release ran."""
-    torch = bench["torch"]
-    running = sorted({run["running"] for run in bench["runs"] if run.get("running")})
+    torch = bench.torch
+    running = sorted({run.running for run in bench.runs if run.running})
     said = (
         [f"Each engine ran at most {' or '.join(map(str, running))} requests at once."]
         if running
         else []
     )
     said += [
-        f"Driver {bench['gpu']['driver']}, torch {torch['version']}, Python {bench['python']},"
-        f" {bench['date']}, queue release {bench['queue_release']}."
+        f"Driver {bench.gpu.driver}, torch {torch.version}, Python {bench.python},"
+        f" {bench.date}, queue release {bench.queue_release}."
     ]
-    if cpus := bench.get("cpus"):
+    if cpus := bench.cpus:
         said.append(f"The bench and its engines had {counted(cpus, 'hardware thread')}.")
-    if bench.get("earlier_queue"):
+    if bench.earlier_queue:
         said.append("The queue has changed since.")
-    if not str(bench.get("idle")).startswith("stopped") and paired(bench):
+    if not str(bench.idle).startswith("stopped") and paired(bench):
         said.append(
             "Engines that waited for their turn polled for requests meanwhile; the bench has"
             " stopped them since."
         )
-    shapes = [shape for run in beside_eager(bench, FIRST).values() for shape in run[FIRST].values()]
-    if any("lost" in shape for shape in shapes):
+    shapes = [
+        shape
+        for run in beside_eager(bench, FIRST).values()
+        for shape in run.first_token_ms.values()
+    ]
+    if any(shape.lost is not None for shape in shapes):
         lost, kept = (
-            sum(count) for count in zip(*((shape["lost"], len(shape["all"])) for shape in shapes))
+            sum(count) for count in zip(*((shape.lost or 0, len(shape.all)) for shape in shapes))
         )
         said.append(
             "A paired turn of first tokens counts where its hardware threads were fast before and"
             f" after each call: {lost} of {lost + kept} do not."
         )
-    if bench.get("remark"):  # added by hand, about a condition that was found out later
-        said.append(bench["remark"])
-    if bench.get("beside"):
-        said.append(f"Meanwhile on the host: {bench['beside']}.")
-    if torch["off_pin"]:
-        said.append(f"The release pins torch {torch['pinned']}: it ran off its pin.")
-    if bench.get("kernel"):
-        said.append(f"Kernels from {bench['kernel']['package']}: {bench['kernel']['reason']}.")
-    said += [f"Shim {shim['module']}: {shim['reason']}." for shim in bench.get("shims", [])]
+    if bench.remark:
+        said.append(bench.remark)
+    if bench.beside:
+        said.append(f"Meanwhile on the host: {bench.beside}.")
+    if torch.off_pin:
+        said.append(f"The release pins torch {torch.pinned}: it ran off its pin.")
+    if bench.kernel:
+        said.append(f"Kernels from {bench.kernel.package}: {bench.kernel.reason}.")
+    said += [f"Shim {shim.module}: {shim.reason}." for shim in bench.shims]
     return " ".join(said) + "\n"
 
 
@@ -506,7 +489,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def draw(benches: Sequence[dict], out: Path) -> bool:
+def draw(benches: Sequence[Bench], out: Path) -> bool:
     """Per measurement, a panel of first tokens and one of throughput, against eager prefill. False
     where there is no matplotlib or nothing to draw."""
     benches = [
@@ -538,10 +521,11 @@ def draw(benches: Sequence[dict], out: Path) -> bool:
     return True
 
 
-def _first_token_panel(panel: Any, bench: dict) -> None:
+def _first_token_panel(panel: Any, bench: Bench) -> None:
     """Change of time to first token in percent, shapes side by side; below each what eager prefill
     takes."""
-    beside, eager = beside_eager(bench, FIRST), measured(bench, FIRST).get(EAGER, {}).get(FIRST, {})
+    beside, runs = beside_eager(bench, FIRST), measured(bench, FIRST)
+    eager = runs[EAGER].first_token_ms if EAGER in runs else {}
     for number, (mode, _run) in enumerate(beside.items()):
         found = [
             (place + 0.16 * (number - (len(beside) - 1) / 2), delay(bench, mode, shape))
@@ -551,14 +535,13 @@ def _first_token_panel(panel: Any, bench: dict) -> None:
     panel.axhline(0, color="0.4", linewidth=0.8)
     panel.set_xticks(
         range(len(eager)),
-        [f"{spoken(shape)}\n{one['median']:.0f} ms" for shape, one in eager.items()],
+        [f"{spoken(shape)}\n{one.median:.0f} ms" for shape, one in eager.items()],
         fontsize=8,
     )
     panel.set_xlabel("requests × tokens, and eager prefill's own time to first token")
     panel.set_ylabel("time to first token against eager, %")
     panel.set_title(
-        f"{title(bench)}, {bench['model'].partition(',')[0]}: time to first token (below 0 is"
-        " faster)",
+        f"{bench.title}, {bench.model.partition(',')[0]}: time to first token (below 0 is faster)",
         fontsize=10,
     )
     panel.grid(axis="y", alpha=0.25)
@@ -570,7 +553,7 @@ def _first_token_panel(panel: Any, bench: dict) -> None:
     panel.legend(frameon=False, fontsize=8)
 
 
-def _throughput_panel(panel: Any, bench: dict) -> None:
+def _throughput_panel(panel: Any, bench: Bench) -> None:
     """Gain in throughput in percent: every round, the median with its interval, and what the pull
     request reports."""
     rows = (

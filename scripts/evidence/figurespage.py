@@ -8,20 +8,21 @@ drawn where matplotlib is, and left as they were elsewhere.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..hint import counted, to_type
-from ..outcome import Problem, Refused
-from ..upstream import pins as pinning
-from . import benchpage, evidence, status
+from patchqueue.files import record
+from patchqueue.hint import counted, to_type
+from patchqueue.upstream import pins as pinning
+
+from . import benchpage, cells, store
+from .records import Bench, Figures, Record, Run
 
 PAGE, PLOTS = Path("docs/figures.md"), Path("docs")
-TOOL = evidence.FOLDER / "figures.json"
+TOOL = store.FOLDER / "figures.json"
 INTRO = f"""# Figures
 
 Made by {to_type("figures", "--page")} from the files of `evidence/`; not to be edited. {to_type("figures", "--out", TOOL)}
@@ -41,49 +42,38 @@ EARLIER_HATCH = "////"
 @dataclass(frozen=True)
 class Measured:
     """All that the page is made from. tool: figures.json, None where nothing was kept; proofs,
-    benches: as in evidence/; now: tag -> the queue's identity."""
+    benches: as in evidence/; now: tag -> the queue's identity; models: as the support matrix lists
+    them."""
 
-    tool: dict | None
-    proofs: list[dict]
-    benches: list[dict]
+    tool: Figures | None
+    proofs: list[Record]
+    benches: list[Bench]
     now: dict[str, str]
+    models: Sequence[str] = ()
 
-    def earlier(self, found: dict, run: dict) -> bool:
+    def earlier(self, found: Record, run: Run) -> bool:
         """Whether a run was about an earlier queue."""
-        return evidence.facts(found, run)["changes"] != self.now[found["tag"]]
+        return found.under(run).changes != self.now[found.tag]
 
 
 def load(root: Path) -> Measured:
     """What evidence/ holds. Raises Refused where its figures.json is none."""
     pins = pinning.load(root)
-    proofs = [one for pin in pins.all for one in status.evidence(root, pin)]
+    proofs = [one for pin in pins.all for one in store.proofs(root, str(pin.version))]
     return Measured(
         _tool(root / TOOL),
         proofs,
         benchpage.load(root),
-        {one["tag"]: evidence.today(root, pins.find(one["version"])) for one in proofs},
+        {one.tag: store.today(root, pins.find(one.version)) for one in proofs},
+        cells.load(root).models,
     )
 
 
-def _tool(file: Path) -> dict | None:
+def _tool(file: Path) -> Figures | None:
     if not file.is_file():
         return None
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return found | {
-            "figures": [
-                one for one in found["figures"] if one["name"] and one["shown"] and one["limit"]
-            ]
-        }
-    except (ValueError, KeyError, TypeError) as error:
-        raise Refused(
-            Problem(
-                "bad-figures",
-                str(TOOL),
-                f"is not as the measuring script writes it ({error!r})",
-                to_type("figures", f"--out {TOOL}"),
-            )
-        ) from None
+    step = to_type("figures", f"--out {TOOL}")
+    return record.json(file.read_bytes(), Figures, str(TOOL), "bad-figures", step)
 
 
 def write(root: Path) -> tuple[Path, ...]:
@@ -92,7 +82,7 @@ def write(root: Path) -> tuple[Path, ...]:
     measured = load(root)
     (root / PLOTS).mkdir(exist_ok=True)
     drawn = draw(measured, root / PLOTS)
-    evidence.put(
+    store.put(
         root / PAGE,
         page(measured, {name for name in DRAWN if plot_of(root / PLOTS, name).is_file()}),
     )
@@ -120,13 +110,13 @@ def page(measured: Measured, plots: set[str]) -> str:
 # the tool
 
 
-def tool_table(tool: dict | None) -> str:
+def tool_table(tool: Figures | None) -> str:
     """What was promised and measured, as Markdown; a figure that misses its limit says so."""
     if not tool:
         return f"Nothing was measured yet: {to_type('figures', f'--out {TOOL}')}.\n"
     rows = [
-        [one["name"], one["shown"] + ("" if one["met"] else ", **missed**"), one["limit"]]
-        for one in tool["figures"]
+        [one.name, one.shown + ("" if one.met else ", **missed**"), one.limit]
+        for one in tool.figures
     ]
     return benchpage.table(["figure", "measured", "limit"], rows)
 
@@ -134,25 +124,25 @@ def tool_table(tool: dict | None) -> str:
 def tool_text(measured: Measured) -> str:
     if not measured.tool:
         return ""
-    machine, said = measured.tool["machine"], []
-    for one in measured.tool["figures"]:
-        details = one["details"]
+    machine, said = measured.tool.machine, []
+    for one in measured.tool.figures:
+        details = one.details
         if "median" in details:
             said.append(
-                f"`{one['name']}`: median of {len(details['seconds'])}, of which the processor took"
+                f"`{one.name}`: median of {len(details['seconds'])}, of which the processor took"
                 f" {details['cpu seconds of one']} s. {details['load']} processes wanted to run"
                 " meanwhile."
             )
         if "hit" in details:
             said.append(
-                f"`{one['name']}`: {details['hit']} of the {len(details['moments'])} kills came"
+                f"`{one.name}`: {details['hit']} of the {len(details['moments'])} kills came"
                 " while it ran."
             )
         if "steps" in details:
-            said.append(f"`{one['name']}`: {_walk(details)}")
+            said.append(f"`{one.name}`: {_walk(details)}")
     about = (
-        f"Release {measured.tool['revision']}, {counted(machine['cpus'], 'hardware thread')},"
-        f" Python {machine['python']}:\n\n"
+        f"Release {measured.tool.revision}, {counted(machine.cpus, 'hardware thread')},"
+        f" Python {machine.python}:\n\n"
     )
     return tool_table(measured.tool) + "\n" + about + "".join(f"- {one}\n" for one in said)
 
@@ -173,12 +163,9 @@ def _walk(details: dict) -> str:
 
 def draw_tool(pyplot: Any, measured: Measured) -> Any:
     """Times beside their limits; below, when a run was killed and what it left."""
-    timed = [
-        one for one in (measured.tool or {"figures": []})["figures"] if "median" in one["details"]
-    ]
-    killed = [
-        one for one in (measured.tool or {"figures": []})["figures"] if "moments" in one["details"]
-    ]
+    figures = measured.tool.figures if measured.tool else ()
+    timed = [one for one in figures if "median" in one.details]
+    killed = [one for one in figures if "moments" in one.details]
     if not timed and not killed:
         return None
     figure, (top, bottom) = pyplot.subplots(
@@ -188,34 +175,34 @@ def draw_tool(pyplot: Any, measured: Measured) -> Any:
         height_ratios=(max(len(timed), 1), max(len(killed), 1)),
     )
     for place, one in enumerate(timed):
-        limit = float("".join(letter for letter in one["limit"] if letter in "0123456789."))
+        limit = float("".join(letter for letter in one.limit if letter in "0123456789."))
         top.barh(
             place,
-            one["details"]["median"],
+            one.details["median"],
             height=0.5,
-            color=VERDICTS["passed" if one["met"] else "failed"],
+            color=VERDICTS["passed" if one.met else "failed"],
             alpha=0.75,
         )
         top.plot(
-            one["details"]["seconds"],
-            [place] * len(one["details"]["seconds"]),
+            one.details["seconds"],
+            [place] * len(one.details["seconds"]),
             "o",
             color="0.2",
             markersize=3.5,
         )
         top.plot([limit] * 2, [place - 0.38, place + 0.38], color="0.1", linewidth=2)
         top.annotate(
-            one["shown"],
+            one.shown,
             (1.01, place),
             xycoords=("axes fraction", "data"),
             va="center",
             fontsize=8.5,
             annotation_clip=False,
         )
-    _rows(top, [one["name"] for one in timed], "seconds: median, ● each run, ┃ limit")
+    _rows(top, [one.name for one in timed], "seconds: median, ● each run, ┃ limit")
     colours = {"absent": "0.55", "applied": VERDICTS["passed"], "mixed": "tab:orange"}
     for place, one in enumerate(killed):
-        for moment in one["details"]["moments"]:
+        for moment in one.details["moments"]:
             ran = moment["was running"]
             bottom.plot(
                 moment["second"],
@@ -225,14 +212,14 @@ def draw_tool(pyplot: Any, measured: Measured) -> Any:
                 markersize=6,
             )
         bottom.annotate(
-            one["shown"],
+            one.shown,
             (1.01, place),
             xycoords=("axes fraction", "data"),
             va="center",
             fontsize=8.5,
             annotation_clip=False,
         )
-    _rows(bottom, [one["name"] for one in killed], "second of the kill, and what was there then")
+    _rows(bottom, [one.name for one in killed], "second of the kill, and what was there then")
     for mark, colour, what in (
         ("o", colours["applied"], "a whole one"),
         ("o", colours["absent"], "none yet, pristine or old"),
@@ -285,12 +272,9 @@ def _rows(panel: Any, names: Sequence[str], label: str) -> None:
 
 def columns(measured: Measured) -> list[tuple[str, str]]:
     """(model, mode) of every graph mode that was run, models in the support matrix's order."""
-    known = [model for feature in status.FEATURES for model in feature.models]
+    known = measured.models
     found = {
-        (run["model"], run["mode"])
-        for one in measured.proofs
-        for run in one["runs"]
-        if run["mode"] in MODES
+        (run.model, run.mode) for one in measured.proofs for run in one.runs if run.mode in MODES
     }
     return sorted(
         found,
@@ -305,16 +289,16 @@ def columns(measured: Measured) -> list[tuple[str, str]]:
 def proofs_text(measured: Measured) -> str:
     rows = []
     for one in measured.proofs:
-        graph = [run for run in one["runs"] if run["mode"] in MODES]
-        counts = [str(sum(run["verdict"] == verdict for run in graph)) for verdict in VERDICTS]
+        graph = [run for run in one.runs if run.mode in MODES]
+        counts = [str(sum(run.verdict == verdict for run in graph)) for verdict in VERDICTS]
         earlier = sum(measured.earlier(one, run) for run in graph)
-        checks = [check for run in one["runs"] for check in run.get("checks", [])]
+        checks = [check for run in one.runs for check in run.checks]
         rows.append(
             [
-                f"{one['version']} on {one['gpu']['name']}",
+                one.title,
                 *counts,
                 str(earlier),
-                f"{sum(check['good'] for check in checks)} of {len(checks)}",
+                f"{sum(check.good for check in checks)} of {len(checks)}",
             ]
         )
     if not rows:
@@ -335,10 +319,10 @@ def draw_proofs(pyplot: Any, measured: Measured) -> Any:
         return None
     figure, panel = pyplot.subplots(figsize=(2.6 + 0.62 * len(across), 2.6 + 0.5 * len(proofs)))
     for row, one in enumerate(proofs):
-        runs = {(run["model"], run["mode"]): run for run in one["runs"]}
+        runs = {(run.model, run.mode): run for run in one.runs}
         for column, key in enumerate(across):
             run = runs.get(key)
-            verdict = run["verdict"] if run else "not run"
+            verdict = run.verdict if run else "not run"
             hatch = EARLIER_HATCH if run and measured.earlier(one, run) else ""
             panel.add_patch(
                 pyplot.Rectangle(
@@ -386,7 +370,7 @@ def draw_proofs(pyplot: Any, measured: Measured) -> Any:
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     panel.set_yticks(
         range(len(proofs)),
-        [f"{one['version']}\n{one['gpu']['name']}" for one in proofs],
+        [f"{one.version}\n{one.gpu.name}" for one in proofs],
         fontsize=8.5,
     )
     panel.set_xlim(-0.5, len(across) - 0.5)
@@ -417,7 +401,7 @@ def draw_proofs(pyplot: Any, measured: Measured) -> Any:
 # first tokens
 
 
-def timed_benches(measured: Measured) -> list[dict]:
+def timed_benches(measured: Measured) -> list[Bench]:
     return [
         bench
         for bench in measured.benches
@@ -430,19 +414,18 @@ def first_token_text(measured: Measured) -> str:
     if not found:
         return ""
     said = "\n".join(
-        f"- {benchpage.title(bench)}, {bench['model']}. {benchpage.first_token_meaning(bench)}"
-        for bench in found
+        f"- {bench.title}, {bench.model}. {benchpage.first_token_meaning(bench)}" for bench in found
     )
     return f"{said}\n\nHow they were timed, each number, and throughput: [bench.md](bench.md).\n"
 
 
-def _shapes(bench: dict) -> list[str]:
+def _shapes(bench: Bench) -> list[str]:
     """The shapes that some mode was timed at, in their order."""
     return list(
         dict.fromkeys(
             shape
             for run in benchpage.measured(bench, benchpage.FIRST).values()
-            for shape in run[benchpage.FIRST]
+            for shape in run.first_token_ms
         )
     )
 
@@ -461,8 +444,8 @@ def draw_first_tokens(pyplot: Any, measured: Measured) -> Any:
         for number, (mode, run) in enumerate(runs.items()):
             places, middles, spreads = [], [], []
             for place, shape in enumerate(shapes):
-                if shape in run[benchpage.FIRST]:
-                    times = run[benchpage.FIRST][shape]["all"]
+                if shape in run.first_token_ms:
+                    times = run.first_token_ms[shape].all
                     low, _middle, high = (
                         statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
                     )
@@ -490,7 +473,7 @@ def draw_first_tokens(pyplot: Any, measured: Measured) -> Any:
         # shapes are as far apart in every panel, whichever it has
         panel.set_xlim(-0.6, widest - 0.4)
         panel.set_ylabel("ms to first token")
-        panel.set_title(f"{benchpage.title(bench)}, {bench['model']}", fontsize=10)
+        panel.set_title(f"{bench.title}, {bench.model}", fontsize=10)
         panel.grid(axis="y", alpha=0.25)
         panel.legend(frameon=False, fontsize=8, ncols=len(runs), loc="upper left")
     panels[-1, 0].set_xlabel(
@@ -521,16 +504,16 @@ def captures(measured: Measured) -> list[Captured]:
         for mode in MODES:
             times = [
                 seconds
-                for run in one["runs"]
-                if run["mode"] == mode
-                and run["verdict"] in ("passed", "failed")
+                for run in one.runs
+                if run.mode == mode
+                and run.verdict in ("passed", "failed")
                 and (seconds := _seconds(run)) is not None
             ]
             if times:
                 found.append(
                     Captured(
-                        benchpage.title(one),
-                        f"small models, {len(one.get('capture', []))} sizes, median",
+                        one.title,
+                        f"small models, {len(one.capture)} sizes, median",
                         mode,
                         statistics.median(times),
                     )
@@ -539,14 +522,14 @@ def captures(measured: Measured) -> list[Captured]:
         for mode in MODES:
             times = [
                 seconds
-                for run in bench["runs"]
-                if run["mode"] == mode and (seconds := _seconds(run)) is not None
+                for run in bench.runs
+                if run.mode == mode and (seconds := _seconds(run)) is not None
             ]
             if times:
                 found.append(
                     Captured(
-                        benchpage.title(bench),
-                        f"{bench['model']}, {len(bench['load']['capture'])} sizes, median",
+                        bench.title,
+                        f"{bench.model}, {len(bench.load.capture)} sizes, median",
                         mode,
                         statistics.median(times),
                     )
@@ -554,10 +537,8 @@ def captures(measured: Measured) -> list[Captured]:
     return found
 
 
-def _seconds(run: dict) -> float | None:
-    prefill = [
-        one["seconds"] for one in run.get("captured", []) if not benchpage.of_decode(one["what"])
-    ]
+def _seconds(run: Run) -> float | None:
+    prefill = [one.seconds for one in run.prefill_capture]
     return sum(prefill) if prefill else None
 
 

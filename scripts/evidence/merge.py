@@ -3,7 +3,7 @@ mode the run that says most.
 
 Each host runs some models of some releases, in parts. A run stands for itself: it was held against
 its own host's eager prefill, and keeps what it was made under where that is not what the file says
-(evidence.facts). Which of two runs of one model in one mode stays is a total order, so that neither
+(store.facts). Which of two runs of one model in one mode stays is a total order, so that neither
 the order of files nor gathering them twice changes the outcome.
 """
 
@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ..files.locking import locked
-from ..hint import counted, to_type
-from ..outcome import Problem, Refused
-from ..upstream.pins import Pin, Pins
-from . import evidence
+from patchqueue.files.locking import locked
+from patchqueue.hint import counted, to_type
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream.pins import Pin, Pins
+
+from . import store
 
 RESULT = "evidence.json"  # as tests/gpu/run.py names it
 REFERENCE = "reference"  # how the modes that others are held against begin
-AGAINST_REFERENCE = ("piecewise", "piecewise-inductor", evidence.BREAKABLE, "eager")
+AGAINST_REFERENCE = ("piecewise", "piecewise-inductor", store.BREAKABLE, "eager")
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")  # as run.py writes it, and in an order that text has too
 Say = Callable[[str], None]
 
@@ -55,7 +56,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Run:
-    """One run and what it was made under. entry: without its own "host"; facts: see evidence.facts;
+    """One run and what it was made under. entry: without its own "host"; facts: see store.facts;
     file: None where it was kept before."""
 
     entry: dict
@@ -75,10 +76,10 @@ class Run:
         the later one; and of equals the one that failed, so that nobody can ask until it passes.
         The text decides last, for nothing but one answer.
         """
-        lifetimes = self.facts.get("lifetimes") or {"verdict": evidence.GOOD[0]}
-        failed = any(one["verdict"] not in evidence.GOOD for one in (self.entry, lifetimes))
+        lifetimes = self.facts.get("lifetimes") or {"verdict": store.GOOD[0]}
+        failed = any(one["verdict"] not in store.GOOD for one in (self.entry, lifetimes))
         return (
-            self.entry["verdict"] != evidence.NOT_RUN,
+            self.entry["verdict"] != store.NOT_RUN,
             *standing(self.facts, now, rules),
             failed,
             self.text,
@@ -97,7 +98,7 @@ def standing(facts: dict, now: str, rules: str) -> tuple:
 
 
 def merge(root: Path, pins: Pins, folder: Path, say: Say) -> list[Gathered]:
-    """Gather every evidence.json below `folder`, each checked as evidence.take checks it. What is
+    """Gather every evidence.json below `folder`, each checked as store.take checks it. What is
     refused keeps no other out.
 
     Every file below evidence/ is replaced whole or left alone; a merge that was killed is finished
@@ -114,7 +115,7 @@ def merge(root: Path, pins: Pins, folder: Path, say: Say) -> list[Gathered]:
                 "name the folder that the hosts' result folders were put into",
             )
         )
-    with locked(root / evidence.LOCK, say):
+    with locked(root / store.LOCK, say):
         return _merge(root, pins, files, say)
 
 
@@ -125,7 +126,7 @@ def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered
     pin_of: dict[Path, Pin] = {}
     for file in files:
         try:
-            found = usable(evidence.read(file), file.name)
+            found = usable(store.read(file), file.name)
             pin = pins.find(str(found["version"]))
             check(
                 pin,
@@ -134,7 +135,7 @@ def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered
                 ),
                 file.name,
             )
-            path, kept = evidence.place_of(root, pin, found), evidence.clean(found)
+            path, kept = store.place_of(root, pin, found), store.clean(found)
         except Refused as refusal:
             gathered[file] = Gathered(
                 file,
@@ -145,26 +146,26 @@ def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered
             continue
         pin_of[path] = pin
         results.setdefault(path, []).append((file, kept))
-    rules, texts = evidence.harness(root), {}
+    rules, texts = store.harness(root), {}
     for path, found in results.items():
-        before = evidence.read(path) if path.is_file() else None
-        whole, fates = fold(before, found, evidence.today(root, pin_of[path]), rules)
+        before = store.read(path) if path.is_file() else None
+        whole, fates = fold(before, found, store.today(root, pin_of[path]), rules)
         gathered |= {file: Gathered(file, fate, path, why) for file, (fate, why) in fates.items()}
         if whole != before:
             texts[path] = json.dumps(whole, indent=1) + "\n"
     for path, text in texts.items():
-        evidence.put(path, text)
+        store.put(path, text)
     return [gathered[file] for file in files]
 
 
 def _checker(root: Path, say: Say) -> Callable[[Pin, str, str], None]:
-    """evidence.check_tree, asked once for each tree: a fleet sends many results about one."""
+    """store.check_tree, asked once for each tree: a fleet sends many results about one."""
 
     @cache
     def problems(pin: Pin, identity: str, name: str) -> tuple[Problem, ...]:
         try:
             untouched, changes, queue, tree = json.loads(identity)
-            evidence.check_tree(
+            store.check_tree(
                 root,
                 pin,
                 {"tree_untouched": untouched, "changes": changes, "queue": queue, "tree": tree},
@@ -195,7 +196,7 @@ def usable(found: dict, name: str) -> dict:
         for run in found["runs"]
         if run["mode"] in AGAINST_REFERENCE and run["verdict"] == "passed"
     ]
-    ran = {run.get("model") for run in references if run["verdict"] != evidence.NOT_RUN}
+    ran = {run.get("model") for run in references if run["verdict"] != store.NOT_RUN}
     alone = [run for run in held if run.get("model") not in ran]
     wrong = ""
     if not DAY.fullmatch(str(found.get("date"))):
@@ -221,7 +222,7 @@ def usable(found: dict, name: str) -> dict:
         )
     bad = {run["model"]: run.get("why", "") for run in references if run["verdict"] == "failed"}
     late = {
-        id(run): {"verdict": evidence.NOT_RUN, "why": f"its reference failed: {bad[run['model']]}"}
+        id(run): {"verdict": store.NOT_RUN, "why": f"its reference failed: {bad[run['model']]}"}
         for run in held
         if run["model"] in bad
     }
@@ -240,7 +241,7 @@ def fold(
     runs = [
         Run(
             {name: value for name, value in entry.items() if name != "host"},
-            evidence.facts(result, entry),
+            store.facts(result, entry),
             file,
         )
         for file, result in headers.items()
@@ -248,7 +249,7 @@ def fold(
     ]
     stays: dict[tuple, Run] = {}
     for run in runs:
-        key = evidence.key(run.entry)
+        key = store.key(run.entry)
         # of equal ones the first stays: the kept one
         if key not in stays or run.rank(now, rules) > stays[key].rank(now, rules):
             stays[key] = run
@@ -265,11 +266,11 @@ def fold(
     if not any(run.facts.get("lifetimes") == head.get("lifetimes") for run in stays.values()):
         head.pop("lifetimes", None)  # of a host none of whose breakable runs stays
     entries = [
-        evidence.stated(run.entry, run.facts, head)
+        store.stated(run.entry, run.facts, head)
         for _, run in sorted(stays.items(), key=lambda item: (item[0][0], item[0][1]))
     ]
     whole = head | {"runs": entries}
-    whole["passed"] = evidence.passed(whole)
+    whole["passed"] = store.passed(whole)
     return whole, {
         file: _fate([run for run in runs if run.file == file], stays) for file, _ in found
     }
@@ -281,13 +282,13 @@ def _head(found: dict) -> dict:
 
 def _fate(mine: list[Run], stays: dict[tuple, Run]) -> tuple[Fate, str]:
     """What became of one result's runs."""
-    new = [run for run in mine if stays[evidence.key(run.entry)] is run]
+    new = [run for run in mine if stays[store.key(run.entry)] is run]
     if new:
         return Fate.TAKEN, f"{len(new)} of {len(mine)} runs"
-    outdone = [run for run in mine if stays[evidence.key(run.entry)].text != run.text]
+    outdone = [run for run in mine if stays[store.key(run.entry)].text != run.text]
     if not outdone:
         return Fate.THERE, counted(len(mine), "run")
-    one, other = outdone[0], stays[evidence.key(outdone[0].entry)]
+    one, other = outdone[0], stays[store.key(outdone[0].entry)]
     return (
         Fate.OUTDONE,
         (

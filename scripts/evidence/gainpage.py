@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..upstream import pins as pinning
-from .evidence import FIRST_SUBJECT, FOLDER, graph_beside_eager, today
+from .records import Calls, Gain, GainRun, Group, Profile
+from .store import FIRST_SUBJECT, graph_beside_eager, timed
 
 PLOT = Path("docs/gain.png")
 UNTOUCHED, PATCHED = "untouched", "patched"
@@ -58,28 +57,22 @@ def spread(spans: Sequence[float]) -> Spread | None:
     return Spread(min(spans), quartile, statistics.median(spans))
 
 
-def load(root: Path) -> list[dict]:
-    """Every gain kept, the first subject first. earlier_queue: the queue has changed since."""
-    pins = pinning.load(root)
-    found = [
-        json.loads(file.read_text(encoding="utf-8"))
-        for file in (root / FOLDER).glob("*/*.gain.json")
-    ]
-    for gain in found:
-        gain["earlier_queue"] = gain["changes"] != today(root, pins.find(gain["version"]))
+def load(root: Path) -> list[Gain]:
+    """Every gain kept, the first subject first."""
+    found = timed(root, "*/*.gain.json", Gain)
     return sorted(
         found,
         key=lambda gain: (
-            gain["subject"] != FIRST_SUBJECT,
-            gain["model"],
-            Version(gain["version"]),
-            gain["gpu"]["name"],
-            graph_beside_eager(gain),
+            gain.subject != FIRST_SUBJECT,
+            gain.model,
+            Version(gain.version),
+            gain.gpu.name,
+            beside_eager(gain),
         ),
     )
 
 
-def text(gains: Sequence[dict], notes: Callable[[dict], str], with_plot: bool) -> str:
+def text(gains: Sequence[Gain], notes: Callable[[Gain], str], with_plot: bool) -> str:
     """The part's text; empty where nothing was measured. notes: says how a release ran."""
     if not gains:
         return ""
@@ -102,57 +95,57 @@ def text(gains: Sequence[dict], notes: Callable[[dict], str], with_plot: bool) -
     return "\n".join(part for part in parts if part)
 
 
-def title(gain: dict) -> str:
-    graph = graph_beside_eager(gain)
+def title(gain: Gain) -> str:
+    graph = beside_eager(gain)
     beside = f", {graph} graph" if graph else ""
     beside += ", states in the graph" if _states(gain) else ""
-    return f"{gain['version']} on {gain['gpu']['name']}: {gain['model'].partition(',')[0]}{beside}"
+    return f"{gain.version} on {gain.gpu.name}: {gain.model.partition(',')[0]}{beside}"
 
 
-def runs(gain: dict, tree: str) -> list[dict]:
+def beside_eager(gain: Gain) -> str:
+    return graph_beside_eager((run.tree, run.mode) for run in gain.runs)
+
+
+def runs(gain: Gain, tree: str) -> list[GainRun]:
     """The visits of one tree."""
-    return [run for run in gain["runs"] if run["tree"] == tree]
+    return [run for run in gain.runs if run.tree == tree]
 
 
-def calls(gain: dict, tree: str, shape: str) -> Spread | None:
+def calls(gain: Gain, tree: str, shape: str) -> Spread | None:
     """First tokens of a shape, over all visits of the tree."""
     return spread(
-        [
-            one
-            for run in runs(gain, tree)
-            for one in run.get("first_token_ms", {}).get(shape, {}).get("all", [])
-        ]
+        [one for run in runs(gain, tree) for one in run.first_token_ms.get(shape, Calls()).all]
     )
 
 
-def profiles(gain: dict, tree: str, shape: str) -> list[dict]:
-    return [run["profile"][shape] for run in runs(gain, tree) if shape in run.get("profile", {})]
+def profiles(gain: Gain, tree: str, shape: str) -> list[Profile]:
+    return [run.profile[shape] for run in runs(gain, tree) if shape in run.profile]
 
 
-def busy_ms(gain: dict, tree: str, shape: str) -> float | None:
+def busy_ms(gain: Gain, tree: str, shape: str) -> float | None:
     """The GPU's own time of one call: the median over visits."""
-    found = [one["busy_ms"] for one in profiles(gain, tree, shape)]
+    found = [one.busy_ms for one in profiles(gain, tree, shape)]
     return statistics.median(found) if found else None
 
 
-def launches(gain: dict, tree: str, shape: str) -> float | None:
+def launches(gain: Gain, tree: str, shape: str) -> float | None:
     """Kernels and copies of one call: the median over visits."""
-    found = [one["launches"] for one in profiles(gain, tree, shape)]
+    found = [one.launches for one in profiles(gain, tree, shape)]
     return statistics.median(found) if found else None
 
 
-def rate(gain: dict, tree: str) -> float | None:
+def rate(gain: Gain, tree: str) -> float | None:
     """Input tokens per second of the prefill load: the median of all loads."""
-    found = [one["tokens_per_s"] for run in runs(gain, tree) for one in run.get("loads", [])]
+    found = [one.tokens_per_s for run in runs(gain, tree) for one in run.loads]
     return statistics.median(found) if found else None
 
 
-def groups(gain: dict, tree: str, shape: str) -> dict[str, float]:
+def groups(gain: Gain, tree: str, shape: str) -> dict[str, float]:
     """Milliseconds of one call by group of kernels: the median over visits."""
     found = profiles(gain, tree, shape)
-    names = dict.fromkeys(name for one in found for name in one["groups"])
+    names = dict.fromkeys(name for one in found for name in one.groups)
     return {
-        name: statistics.median(one["groups"].get(name, {"ms": 0.0})["ms"] for one in found)
+        name: statistics.median(one.groups.get(name, Group(0.0)).ms for one in found)
         for name in names
     }
 
@@ -161,7 +154,7 @@ def change(before: float | None, after: float | None) -> str:
     return f"{(after / before - 1) * 100:+.1f} %" if before and after is not None else "-"
 
 
-def shown(gain: dict, shape: str) -> str:
+def shown(gain: Gain, shape: str) -> str:
     """The change of a shape's first quartiles, in the words of HOW; "-" where a tree has none."""
     before, after = (calls(gain, tree, shape) for tree in TREES)
     if not before or not after:
@@ -173,7 +166,7 @@ def shown(gain: dict, shape: str) -> str:
     return change(before.first_quartile, after.first_quartile)
 
 
-def accounted(gain: dict, shape: str, change_ms: float) -> bool:
+def accounted(gain: Gain, shape: str, change_ms: float) -> bool:
     """Whether the profiles say where such a change comes from; also where there are none."""
     busy = [busy_ms(gain, tree, shape) for tree in TREES]
     counts = [launches(gain, tree, shape) for tree in TREES]
@@ -183,11 +176,9 @@ def accounted(gain: dict, shape: str, change_ms: float) -> bool:
     return work / change_ms >= EXPLAINED or (fewer / change_ms > 0 and abs(fewer) >= FEWER)
 
 
-def largest(gain: dict) -> str:
+def largest(gain: Gain) -> str:
     """The shape with most tokens in fewest requests: there the host counts least."""
-    return max(
-        gain["gain"]["shapes"], key=lambda shape: (_tokens(shape), -int(shape.partition("x")[0]))
-    )
+    return max(gain.gain.shapes, key=lambda shape: (_tokens(shape), -int(shape.partition("x")[0])))
 
 
 def _tokens(shape: str) -> int:
@@ -199,7 +190,7 @@ def spoken(shape: str) -> str:
     return shape.replace("x", " × ")
 
 
-def meaning(gain: dict) -> str:
+def meaning(gain: Gain) -> str:
     """What a user gains, in words that follow from the numbers."""
     shape, parts = largest(gain), []
     before, after = (calls(gain, tree, shape) for tree in TREES)
@@ -213,10 +204,10 @@ def meaning(gain: dict) -> str:
     slow, fast = (rate(gain, tree) for tree in TREES)
     if slow and fast:
         parts.append(
-            f"A node that prefills prompts of {gain['gain']['load']['prompt']} tokens takes "
+            f"A node that prefills prompts of {gain.gain.load.prompt} tokens takes "
             f"{fast:.0f} tokens a second instead of {slow:.0f}: {fast / slow:.2f} times as many."
         )
-    now, least = busy_ms(gain, PATCHED, shape), gain.get("floor_ms", {}).get(shape)
+    now, least = busy_ms(gain, PATCHED, shape), gain.floor_ms.get(shape)
     if now and least:
         parts.append(
             f"The GPU is busy for {now:.0f} ms of it, {now / least:.2f} times the floor of "
@@ -225,17 +216,17 @@ def meaning(gain: dict) -> str:
     return " ".join(parts)
 
 
-def first_tokens(gain: dict) -> str:
+def first_tokens(gain: Gain) -> str:
     rows = []
-    for shape in gain["gain"]["shapes"]:
+    for shape in gain.gain.shapes:
         before, after = (calls(gain, tree, shape) for tree in TREES)
         rows.append([spoken(shape), str(before or "-"), str(after or "-"), shown(gain, shape)])
     return table(["first token, ms", "untouched", "patched", "change"], rows)
 
 
-def busy(gain: dict) -> str:
+def busy(gain: Gain) -> str:
     rows = []
-    for shape in gain["gain"]["shapes"]:
+    for shape in gain.gain.shapes:
         before, after = (busy_ms(gain, tree, shape) for tree in TREES)
         counts = [launches(gain, tree, shape) for tree in TREES]
         shown_launches = " → ".join("-" if one is None else f"{one:.0f}" for one in counts)
@@ -245,24 +236,24 @@ def busy(gain: dict) -> str:
                 _ms(before),
                 _ms(after),
                 change(before, after),
-                _ms(gain.get("floor_ms", {}).get(shape)),
+                _ms(gain.floor_ms.get(shape)),
                 shown_launches,
             ]
         )
     return table(["GPU-busy, ms", "untouched", "patched", "change", "floor", "launches"], rows)
 
 
-def rates(gain: dict) -> str:
+def rates(gain: Gain) -> str:
     found = [rate(gain, tree) for tree in TREES]
-    sent = gain["gain"]["load"]
-    head = f"input tokens/s, {sent['in_flight']} × {sent['prompt']} in flight"
+    sent = gain.gain.load
+    head = f"input tokens/s, {sent.in_flight} × {sent.prompt} in flight"
     return table(
         [head, "untouched", "patched", "change"],
         [["median of all loads", *(f"{one:.0f}" if one else "-" for one in found), change(*found)]],
     )
 
 
-def kernels(gain: dict) -> str:
+def kernels(gain: Gain) -> str:
     """Where the time of the largest shape goes, before and after; - where there is no such one."""
     shape = largest(gain)
     before, after = (groups(gain, tree, shape) for tree in TREES)
@@ -287,63 +278,56 @@ def _ms(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def said(gain: dict) -> str:
+def said(gain: Gain) -> str:
     """How the trees ran, where that is not the same for both or not as asked for."""
     lines = [f"{tree.capitalize()}: {_modes(gain, tree)}." for tree in TREES if runs(gain, tree)]
-    rated = gain.get("rate", {})
-    if rated.get("tflops"):
+    rated = gain.rate
+    if rated.tflops:
         lines.append(
-            f"A product of {rated['size']} × {rated['size']} matrices in bfloat16 ran at "
-            f"{rated['tflops']:.0f} TFLOP/s."
+            f"A product of {rated.size} × {rated.size} matrices in bfloat16 ran at "
+            f"{rated.tflops:.0f} TFLOP/s."
         )
     counts = {
-        len(run.get("first_token_ms", {}).get(shape, {}).get("all", []))
-        for run in gain["runs"]
-        for shape in gain["gain"]["shapes"]
+        len(run.first_token_ms.get(shape, Calls()).all)
+        for run in gain.runs
+        for shape in gain.gain.shapes
     }
     lines.append(
-        f"{' or '.join(map(str, sorted(counts)))} calls of each shape on each engine; "
-        f"{gain['model']}."
+        f"{' or '.join(map(str, sorted(counts)))} calls of each shape on each engine; {gain.model}."
     )
     lines += asked(gain) + under_load(gain) + split(gain) + first_answers(gain)
-    bad = [
-        f"{run['tree']} {run['verdict']}: {run['why']}"
-        for run in gain["runs"]
-        if run["verdict"] != "passed"
-    ]
+    bad = [f"{run.tree} {run.verdict}: {run.why}" for run in gain.runs if run.verdict != "passed"]
     return " ".join([*lines, *(f"{one}." for one in bad)]) + " "
 
 
-def asked(gain: dict) -> list[str]:
+def asked(gain: Gain) -> list[str]:
     """What the run asked for beyond the release's defaults."""
     lines = []
     if states := _states(gain):
         lines.append(f"The patched server had `SGLANG_PREFILL_GRAPH_STATES={states}`.")
-    if pause := gain["gain"].get("pause_s"):
+    if pause := gain.gain.pause_s:
         lines.append(f"The server was idle for {pause * 1e3:.0f} ms before each call.")
     return lines
 
 
-def _states(gain: dict) -> str:
+def _states(gain: Gain) -> str:
     """What the patched server's environment said of layers with recurrent states."""
-    said_of = {run.get("states") or "" for run in runs(gain, PATCHED)}
+    said_of = {run.states or "" for run in runs(gain, PATCHED)}
     return " and ".join(sorted(said_of - {""}))
 
 
-def under_load(gain: dict) -> list[str]:
+def under_load(gain: Gain) -> list[str]:
     """How fast the GPU ran under the load, and for which part of the time."""
     found = [run for tree in TREES for run in runs(gain, tree)[:1]]
-    clocks = [run.get("clock", {}) for run in found]
-    if len(found) < len(TREES) or not all(clock.get("samples") for clock in clocks):
+    clocks = [run.clock for run in found]
+    if len(found) < len(TREES) or not all(clock.samples for clock in clocks):
         return []
     slow, fast = clocks
-    busy_part = [
-        f"{100 * run['load_profile']['busy']:.1f} %" for run in found if run.get("load_profile")
-    ]
+    busy_part = [f"{100 * run.load_profile.busy:.1f} %" for run in found if run.load_profile]
     lines = [
-        f"Under the load the GPU ran at {slow['sm_mhz']:.0f} MHz untouched, and at"
-        f" {fast['sm_mhz']:.0f} patched, at {fast['watts']:.0f} W. Its power limit held the clock"
-        f" down in {100 * slow['power_capped']:.0f} and {100 * fast['power_capped']:.0f} % of"
+        f"Under the load the GPU ran at {slow.sm_mhz:.0f} MHz untouched, and at"
+        f" {fast.sm_mhz:.0f} patched, at {fast.watts:.0f} W. Its power limit held the clock"
+        f" down in {100 * slow.power_capped:.0f} and {100 * fast.power_capped:.0f} % of"
         f" the samples."
     ]
     if len(busy_part) == len(TREES):
@@ -351,21 +335,21 @@ def under_load(gain: dict) -> list[str]:
     return lines
 
 
-def first_answers(gain: dict) -> list[str]:
+def first_answers(gain: Gain) -> list[str]:
     """What a new server's first answer waits for, where each engine compiled its own kernels."""
-    found = [runs(gain, tree)[0].get("first_answer_s") for tree in TREES if runs(gain, tree)]
-    if not gain["gain"].get("own_kernels") or len(found) < len(TREES) or None in found:
+    found = [runs(gain, tree)[0].first_answer_s for tree in TREES if runs(gain, tree)]
+    if not gain.gain.own_kernels or len(found) < len(TREES) or None in found:
         return []
     waits = f"{found[0]:.0f} s untouched, and {found[1]:.0f} s patched"
     return [f"On a host that has compiled no Triton kernel yet, the first answer took {waits}."]
 
 
-def split(gain: dict) -> list[str]:
+def split(gain: Gain) -> list[str]:
     """Which profiled calls a scheduler did not answer with one forward."""
     found = {
-        (tree, shape): one["forwards"]
+        (tree, shape): one.forwards
         for tree in TREES
-        for shape in gain["gain"]["shapes"]
+        for shape in gain.gain.shapes
         for one in profiles(gain, tree, shape)
     }
     return [
@@ -375,10 +359,9 @@ def split(gain: dict) -> list[str]:
     ]
 
 
-def _modes(gain: dict, tree: str) -> str:
+def _modes(gain: Gain, tree: str) -> str:
     named = dict.fromkeys(
-        run["mode"] + (f" ({run['mode_why']})" if run.get("mode_why") else "")
-        for run in runs(gain, tree)
+        run.mode + (f" ({run.mode_why})" if run.mode_why else "") for run in runs(gain, tree)
     )
     return " and ".join(
         "eager prefill" + one.removeprefix("eager")
@@ -409,7 +392,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(map(line, (head, rule, *rows)))
 
 
-def draw(gains: Sequence[dict], out: Path) -> bool:
+def draw(gains: Sequence[Gain], out: Path) -> bool:
     """Per gain, a panel of first tokens and one of kernels. False without matplotlib or a gain."""
     gains = [
         gain
@@ -442,9 +425,9 @@ def label(name: str) -> str:
     return name.lstrip("_")[:34]
 
 
-def _first_token_panel(panel: Any, gain: dict) -> None:
+def _first_token_panel(panel: Any, gain: Gain) -> None:
     """First quartiles side by side, from fastest to median; the floor as a line across."""
-    shapes = gain["gain"]["shapes"]
+    shapes = gain.gain.shapes
     for tree, aside in zip(TREES, (-0.2, 0.2)):
         found = [
             (place + aside, one)
@@ -468,7 +451,7 @@ def _first_token_panel(panel: Any, gain: dict) -> None:
         )
         for bar, (place, _) in zip(bars, found):
             bar.set_alpha(1.0 if shown(gain, shapes[round(place)]).endswith("%") else 0.35)
-    floors = [(place, gain.get("floor_ms", {}).get(shape)) for place, shape in enumerate(shapes)]
+    floors = [(place, gain.floor_ms.get(shape)) for place, shape in enumerate(shapes)]
     for number, (place, least) in enumerate((place, least) for place, least in floors if least):
         panel.plot(
             [place - 0.42, place + 0.42],
@@ -486,7 +469,7 @@ def _first_token_panel(panel: Any, gain: dict) -> None:
     panel.legend(frameon=False, fontsize=8)
 
 
-def _kernel_panel(panel: Any, gain: dict) -> None:
+def _kernel_panel(panel: Any, gain: Gain) -> None:
     """The GPU's time of the largest shape by kernel, one bar for each tree."""
     shape = largest(gain)
     found = [groups(gain, tree, shape) for tree in TREES]
@@ -503,7 +486,7 @@ def _kernel_panel(panel: Any, gain: dict) -> None:
         ]
         panel.barh([1, 0], parts, left=ends, color=colormaps["tab10"](number), label=label(name))
         ends = [end + part for end, part in zip(ends, parts)]
-    if least := gain.get("floor_ms", {}).get(shape):
+    if least := gain.floor_ms.get(shape):
         panel.axvline(least, color="tab:red", linewidth=1.4)
     panel.set_yticks([1, 0], TREES)
     panel.set_ylim(-1.9, 1.5)

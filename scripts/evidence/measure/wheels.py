@@ -1,8 +1,6 @@
 """Install the built wheel of every release that has GPU proofs in front of its locked environment,
 and ask it what it is.
 
-    python scripts/figures/wheel_figures.py [RELEASE …]
-
 On a host without a GPU: the wheel's version, `python -m sglang.srt.prefill_graph --verify` in
 place, and the parts that a server imports before it needs a GPU.
 """
@@ -13,16 +11,15 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+from patchqueue.environments import environment, testing
+from patchqueue.upstream import pins
+from patchqueue.wheels import build
 
-from patchqueue.environments import environment, testing  # noqa: E402
-from patchqueue.proofs.evidence import MEASURED  # noqa: E402
-from patchqueue.upstream import pins  # noqa: E402
-from patchqueue.wheels import build  # noqa: E402
+from ..store import MEASURED
+
+ROOT = Path(__file__).resolve().parents[3]
 
 # the HTTP server needs packages that these environments leave out
 STARTS = "sglang.srt.entrypoints.engine, sglang.srt.model_executor.model_runner"
@@ -93,19 +90,3 @@ def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
         ),
         "patches": len(said["tree"]["patches"]),
     }
-
-
-def main() -> int:
-    known, bad = pins.load(ROOT), 0
-    chosen = [known.find(word) for word in sys.argv[1:]] or proven(known)
-    for pin in chosen:
-        with tempfile.TemporaryDirectory(prefix="patchqueue-wheel-") as space:
-            found = measure(pin, Path(space))
-        bad += not all(value for value in found.values() if isinstance(value, bool))
-        print(pin.tag, *(f"{name}={value}" for name, value in found.items()), flush=True)
-    print(f"{len(chosen) - bad} of {len(chosen)} wheels right")
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,21 +4,24 @@ Made from the queue and evidence/ alone."""
 from __future__ import annotations
 
 import enum
-import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..hint import to_type
-from ..laying.apply import changes, load_queue
-from ..outcome import Problem, Refused
-from ..queue.series import Queue
-from ..upstream.pins import Pin, Pins
-from .evidence import BREAKABLE, FOLDER, MEASURED, facts, harness, put
+from patchqueue.hint import to_type
+from patchqueue.laying.apply import changes, load_queue
+from patchqueue.outcome import Problem, Refused
+from patchqueue.queue.series import Queue
+from patchqueue.upstream.pins import Pin, Pins
+
+from . import cells
+from .cells import ALWAYS, Feature
+from .records import Record, Run
+from .store import BREAKABLE, harness, proofs, put
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
 PATCHES, PATCHES_BEGIN, PATCHES_END = (
@@ -27,8 +30,6 @@ PATCHES, PATCHES_BEGIN, PATCHES_END = (
     "<!-- /releases -->",
 )
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
-GONE = {">=0.5.22": "the piecewise graph is gone upstream"}
-NO_BREAKABLE = {"<0.5.11": "the release has no breakable graph"}
 
 
 class State(str, enum.Enum):
@@ -46,100 +47,6 @@ class State(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class Feature:
-    """One mode of one family of models. brings: the patches that bring it; repairs: those without
-    which the release's own dies or answers wrongly, for any server.
-
-    models, mode: what tests/gpu must have run to prove it; never: where it cannot be, unless the
-    queue has a patch for it there; upstream: the first release that has it of its own accord;
-    empty: as the header of the first that brings it says.
-    """
-
-    brings: tuple[str, ...]
-    repairs: tuple[str, ...]
-    models: tuple[str, ...]
-    mode: str
-    never: dict[str, str] = field(default_factory=dict)
-    upstream: str = ""
-
-
-ALWAYS = "0"  # "upstream" of what every pinned release has
-SPARSE = ("deepseek-v32", "deepseek-v32-fp8", "glm-5")
-NEMOTRON, QWEN, LLAMA = ("nemotron-h", "nemotron-h-moe"), ("qwen3-next",), ("llama",)
-SPLIT_MAMBA2, SPLIT_GDN = ("nemotron-h/split-mamba2.patch",), ("qwen3-next/split-gdn.patch",)
-TORCH, MOE = "compile/support-torch-2.11.patch", "moe/copy-input-of-piecewise-op.patch"
-ROUTING = "moe/keep-bypassed-topk-eager.patch"
-EMBEDS = "breakable/pass-embeds-by-name.patch"
-BREAKABLE_BRINGS = ("breakable/run-on-older-releases.patch", "breakable/capture-layer-stack.patch")
-BREAKABLE_SINCE = "0.5.12"
-# What repairs every model's graph. Patches of the same topics that repair none of these models:
-# APART in tests/queue/test_evidence.py.
-PADDED = (
-    "piecewise/zero-padded-attention-rows.patch",
-    "piecewise/zero-rows-behind-batch.patch",
-    "piecewise/zero-rows-of-padded-ranks.patch",
-)
-PIECES = ("piecewise/zero-padded-embeds.patch", "piecewise/restore-flag-on-error.patch")
-BREAKS = ("breakable/keep-break-tensors.patch", "breakable/return-result-when-no-size-fits.patch")
-# in a graph or not
-STATES = ("mamba2/start-from-cached-state.patch", "mamba2/track-states-between-chunks.patch")
-
-
-def _breakable(models: tuple[str, ...], repairs: tuple[str, ...]) -> tuple[Feature, ...]:
-    return (
-        Feature(
-            BREAKABLE_BRINGS,
-            (*repairs, *BREAKS, *PADDED),
-            models,
-            BREAKABLE,
-            NO_BREAKABLE,
-            BREAKABLE_SINCE,
-        ),
-    )
-
-
-def _piecewise(
-    brings: tuple[str, ...],
-    models: tuple[str, ...],
-    repairs: tuple[str, ...],
-    inductor: tuple[str, ...],
-    upstream: str = "",
-) -> tuple[Feature, ...]:
-    """The same with each compiler. inductor: what repairs it there alone."""
-    both = (*repairs, *PIECES, *PADDED)
-    return tuple(
-        Feature(brings, more, models, mode, GONE, upstream)
-        for mode, more in (("piecewise", both), ("piecewise-inductor", (*both, *inductor)))
-    )
-
-
-# The tables, by title, and their columns. A column of two features shows both states, or one where
-# they are the same.
-TABLES: dict[str, dict[str, tuple[Feature, ...]]] = {
-    "Piecewise graph, by compiler: eager / inductor": {
-        "NemotronH": _piecewise(SPLIT_MAMBA2, NEMOTRON, (ROUTING, *STATES), (TORCH, MOE)),
-        "Qwen3-Next": _piecewise(SPLIT_GDN, QWEN, (ROUTING,), (TORCH, MOE)),
-        "dense GQA (Llama)": _piecewise((), LLAMA, (), (TORCH,), ALWAYS),
-    },
-    "Piecewise graph, sparse attention (eager compiler only)": {
-        "DeepSeek-V3.2, GLM-5": _piecewise(
-            ("nsa/split-indexer-and-attention.patch",), SPARSE, (ROUTING,), ()
-        )[:1],
-    },
-    "Breakable graph": {
-        "NemotronH": _breakable(
-            NEMOTRON, (EMBEDS, "nemotron-h/capture-layers-without-state.patch", *STATES)
-        ),
-        "Qwen3-Next": _breakable(QWEN, (EMBEDS, "breakable/break-at-linear-attention.patch")),
-        "dense GQA (Llama)": _breakable(LLAMA, ()),
-    },
-}
-FEATURES = tuple(
-    feature for columns in TABLES.values() for column in columns.values() for feature in column
-)
-
-
-@dataclass(frozen=True)
 class Cell:
     """One feature on one release."""
 
@@ -149,9 +56,9 @@ class Cell:
 
 def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     """A row of cells for each pin, newest first. Raises Refused where the queue is broken."""
-    queue = load_queue(root)
+    queue, features = load_queue(root), cells.load(root).features
     return [
-        (pin, [cell(root, queue, pin, feature) for feature in FEATURES])
+        (pin, [cell(root, queue, pin, feature) for feature in features])
         for pin in reversed(pins.all)
     ]
 
@@ -162,7 +69,7 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
     known = [
         judged
-        for file in evidence(root, pin)
+        for file in proofs(root, str(pin.version))
         if (judged := judge(file, queue, pin, feature, harness(root)))
     ]
     if not known:
@@ -174,31 +81,21 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     return Cell(first.state, "; ".join([first.reason, *said]))
 
 
-def evidence(root: Path, pin: Pin) -> list[dict]:
-    """What GPU hosts found about a release."""
-    files = sorted(
-        file
-        for file in (root / FOLDER / str(pin.version)).glob("*.json")
-        if not file.name.endswith(MEASURED)
-    )
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
-
-
-def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
+def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
     """What the runs on one kind of GPU say about a feature; None where they did not try it on every
     model. rules: the harness of today."""
     runs = [
-        (run, facts(found, run))
-        for run in found["runs"]
-        if run["mode"] == feature.mode and run["model"] in feature.models
+        (run, found.under(run))
+        for run in found.runs
+        if run.mode == feature.mode and run.model in feature.models
     ]
-    if {run["model"] for run, _ in runs} != set(feature.models) or any(
-        run["verdict"] == "not run" for run, _ in runs
+    if {run.model for run, _ in runs} != set(feature.models) or any(
+        run.verdict == "not run" for run, _ in runs
     ):
         return None
     then = _verdict(runs, rules)
     now = changes(queue, queue.select(pin.version), pin)
-    earlier = sorted(one["date"] for _, one in runs if one["changes"] != now)
+    earlier = sorted(one.date for _, one in runs if one.changes != now)
     if earlier:
         return Cell(
             State.STALE,
@@ -208,33 +105,29 @@ def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> 
     return then
 
 
-def _verdict(runs: Sequence[tuple[dict, dict]], rules: str) -> Cell:
+def _verdict(runs: Sequence[tuple[Run, Record]], rules: str) -> Cell:
     """What runs say, each with the facts that it was made under."""
     places = [
-        place(one) + ("" if one["harness"] == rules else ", by an earlier harness")
-        for _, one in runs
+        place(one) + ("" if one.harness == rules else ", by an earlier harness") for _, one in runs
     ]
     where = "; ".join(dict.fromkeys(places))
-    refused = [run for run, _ in runs if run["verdict"] == "not applicable"]
+    refused = [run for run, _ in runs if run.verdict == "not applicable"]
     if refused:
-        return Cell(State.NOT_APPLICABLE, refused[0]["why"])
+        return Cell(State.NOT_APPLICABLE, refused[0].why)
     for there, (run, _) in zip(places, runs):
-        if run["verdict"] != "passed":
+        if run.verdict != "passed":
             return Cell(
                 State.FAILED,
-                f"{there}: {run['model']} {in_words(run['why'])} ([details]({DETAILS}))",
+                f"{there}: {run.model} {in_words(run.why)} ([details]({DETAILS}))",
             )
     checked = [
-        (there, one["lifetimes"])
-        for there, (run, one) in zip(places, runs)
-        if run["mode"] == BREAKABLE
+        (there, one.lifetimes) for there, (run, one) in zip(places, runs) if run.mode == BREAKABLE
     ]
     for there, lifetimes in checked:
-        if lifetimes and lifetimes["verdict"] != "passed":
+        if lifetimes and lifetimes.verdict != "passed":
             return Cell(
                 State.FAILED,
-                f"{there}: lifetimes: {lifetimes['verdict']}:"
-                f" {lifetimes['why'].partition(': ')[0]}",
+                f"{there}: lifetimes: {lifetimes.verdict}: {lifetimes.why.partition(': ')[0]}",
             )
     missing = any(lifetimes is None for _, lifetimes in checked)
     return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run" if missing else where)
@@ -251,13 +144,12 @@ def in_words(why: str) -> str:
     )
 
 
-def place(found: dict) -> str:
+def place(found: Record) -> str:
     """Where a run was, and how far that is from what the release asks for."""
-    torch = found["torch"]
-    text = f"on {found['gpu']['name']} with torch {torch['version'].partition('+')[0]}"
-    if torch["off_pin"]:
-        text += f", off the release's pin {torch['pinned']}"
-    return text + (f", kernels {found['kernel']['package']}" if found.get("kernel") else "")
+    text = f"on {found.gpu.name} with torch {found.torch.version.partition('+')[0]}"
+    if found.torch.off_pin:
+        text += f", off the release's pin {found.torch.pinned}"
+    return text + (f", kernels {found.kernel.package}" if found.kernel else "")
 
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
@@ -304,7 +196,7 @@ def _named(patches: Iterable[str]) -> str:
     return ", ".join(f"`{name.removesuffix('.patch')}`" for name in patches)
 
 
-def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
+def markdown(shape: cells.Cells, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
     """The matrix as tables; the numbers in them lead to the reasons below them."""
     reasons: list[Cell] = []
 
@@ -314,11 +206,12 @@ def markdown(rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
         return f"{cell.state} ({reasons.index(cell) + 1})"
 
     lines: list[str] = []
-    # in the order of FEATURES, which is that of the tables
-    left = {pin.tag: iter(cells) for pin, cells in rows}
-    for title, columns in TABLES.items():
+    # in the order of the tables
+    left = {pin.tag: iter(row) for pin, row in rows}
+    for table in shape.tables:
+        columns = shape.of(table)
         lines += [
-            f"{title}:",
+            f"{table.title}:",
             "",
             f"| release | {' | '.join(columns)} |",
             f"|---|{'---|' * len(columns)}",
@@ -374,10 +267,18 @@ def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: st
     return before + begin + made + end + after
 
 
+def tables(root: Path, pins: Pins) -> str:
+    """The matrix of today."""
+    return markdown(cells.load(root), matrix(root, pins))
+
+
 def write(root: Path, pins: Pins) -> tuple[Path, ...]:
     """Put the matrix and the patches by release into their pages. Returns the pages that this
     changed."""
-    matrix_now, patches_now = markdown(matrix(root, pins)), by_release(load_queue(root), pins)
+    matrix_now, patches_now = (
+        markdown(cells.load(root), matrix(root, pins)),
+        by_release(load_queue(root), pins),
+    )
     made = {PAGE: (matrix_now, BEGIN, END), PATCHES: (patches_now, PATCHES_BEGIN, PATCHES_END)}
     old = {page: (root / page).read_text(encoding="utf-8") for page in made}
     new = {

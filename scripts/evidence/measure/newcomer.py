@@ -1,8 +1,6 @@
 """Play a new user on a fresh machine: from `git clone` to an installed sglang that is patched,
 verified, and taken back.
 
-    python scripts/figures/newcomer_figures.py [RELEASE]
-
 An empty home, so no cache and no environment of the tool. The sglang to be patched is the release's
 own wheel, unpacked without what it requires, before the clock starts. Each command gets an open
 standard input: what it reads from there is an answer that it asked for. It works on what is
@@ -14,19 +12,16 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+from patchqueue.environments.lock import find_uv
+from patchqueue.upstream import pins
 
-from patchqueue.environments.lock import find_uv  # noqa: E402
-from patchqueue.upstream import pins  # noqa: E402
+ROOT = Path(__file__).resolve().parents[3]
 
 WIDTH = 80
 ANSWERS = 500  # lines that wait on standard input
@@ -141,17 +136,3 @@ def told(walked: Sequence[Walked]) -> dict[str, object]:
         "steps": [asdict(one) for one in walked],
         "load": round(os.getloadavg()[0], 1),
     }
-
-
-def main() -> int:
-    known = pins.load(ROOT)
-    pin = known.find(sys.argv[1]) if len(sys.argv) > 1 else known.default
-    with tempfile.TemporaryDirectory(prefix="patchqueue-newcomer-") as space:
-        found = told(walk(pin, Path(space)))
-    decided = " ".join(found["decisions"])
-    print(f"{found['whole']} s, {found['answers']} answers, decisions: {decided}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

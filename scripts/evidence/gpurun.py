@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
-from ..environments.lock import LockFailed, find_uv, quiet_uv, until
-from ..files.locking import locked
-from ..hint import to_type
-from ..outcome import Problem, Refused
-from ..upstream.pins import Pin
-from ..wheels import build, untouched
+from patchqueue.environments.lock import LockFailed, find_uv, quiet_uv, until
+from patchqueue.files.locking import locked
+from patchqueue.hint import to_type
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream.pins import Pin
+from patchqueue.wheels import build, untouched
 
 # What each script of tests/gpu writes.
 RESULTS = {

@@ -14,25 +14,28 @@ import json
 import os
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..files.locking import locked
-from ..hint import to_type
-from ..laying.apply import changes, identity, load_queue, select, tree_after
-from ..outcome import Problem, Refused
-from ..upstream import source
-from ..upstream.pins import Pin, Pins
+from msgspec.structs import replace
+
+from patchqueue.files import record
+from patchqueue.files.locking import locked
+from patchqueue.hint import to_type
+from patchqueue.laying.apply import changes, identity, load_queue, select, tree_after
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream import pins as pinning
+from patchqueue.upstream import source
+from patchqueue.upstream.pins import Pin, Pins
+
+from .records import Record, Timed
 
 FOLDER = Path("evidence")
 LOCK = Path("work/.patchqueue/evidence.lock")
-SCHEMA = 1
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
-VERDICTS = (*GOOD, "failed", NOT_RUN)
 BREAKABLE = "breakable"  # the mode whose breaks tests/gpu/lifetimes.py checks
-NEEDED = ("schema", "version", "queue", "changes", "tree", "tree_untouched", "gpu", "torch", "runs")
 # what two runs must share to be kept in one file
 SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")
 # what may be otherwise on another host of the same kind of GPU, or on another day
@@ -51,16 +54,6 @@ OF_HOST = (
     "tolerance",
     "gpus",
 )
-# of a run's entries
-SHAPES = {
-    "mode": str,
-    "model": str,
-    "verdict": str,
-    "why": str,
-    "seconds": (int, float),
-    "checks": list,
-    "host": dict,
-}
 MEASURED = (".bench.json", ".gain.json")  # how files end that hold times, not proofs
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
@@ -159,7 +152,8 @@ def _kind(found: dict) -> str:
     kinds = [kind for name, kind in (("load", ".bench"), ("gain", ".gain")) if name in found]
     if not kinds:
         return ""
-    beside = graph_beside_eager(found)
+    runs = found["runs"] if "gain" in found else []
+    beside = graph_beside_eager((run["tree"], run["mode"]) for run in runs)
     return (
         "".join(
             f".{word}" for word in ("" if subject == FIRST_SUBJECT else subject, beside) if word
@@ -168,95 +162,53 @@ def _kind(found: dict) -> str:
     )
 
 
-def graph_beside_eager(gain: dict) -> str:
+def graph_beside_eager(ran: Iterable[tuple[str, str]]) -> str:
     """The graph that the patched release ran in while the untouched one prefilled eagerly; empty
-    where both ran alike."""
-    modes = {
-        tree: {run["mode"] for run in gain.get("runs", []) if run.get("tree") == tree}
-        for tree in ("untouched", "patched")
-    }
-    return (
-        min(modes["patched"], default="")
-        if modes["untouched"] == {"eager"} and modes["patched"] - {"eager"}
-        else ""
-    )
+    where both ran alike. ran: tree and mode of each run."""
+    modes: dict[str, set[str]] = {"untouched": set(), "patched": set()}
+    for tree, mode in ran:
+        modes[tree].add(mode)
+    beside = modes["untouched"] == {"eager"} and modes["patched"] - {"eager"}
+    return min(modes["patched"]) if beside else ""
 
 
 def read(file: Path) -> dict:
     """A result as a host wrote it. Raises Refused naming what is wrong with it."""
+    load(file)
+    return json.loads(file.read_bytes())
+
+
+R = TypeVar("R", bound=Record)
+
+
+def load(file: Path, kind: type[R] = Record) -> R:
+    """The same as a record."""
+    step = "give the evidence.json, bench.json or gain.json as the run left it"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = file.read_bytes()
     except OSError as error:
-        raise Refused(
-            Problem(
-                "no-evidence",
-                str(file),
-                f"cannot be read: {error.strerror}",
-                "give the evidence.json, bench.json or gain.json of a run",
-            )
-        ) from None
-    except ValueError as error:
-        raise Refused(
-            Problem(
-                "bad-evidence",
-                file.name,
-                f"is no JSON: {error}",
-                "give the evidence.json, bench.json or gain.json of a run",
-            )
-        ) from None
-    missing = [name for name in NEEDED if not isinstance(found, dict) or name not in found]
-    if missing or found["schema"] != SCHEMA:
-        raise Refused(
-            Problem(
-                "bad-evidence",
-                file.name,
-                f"lacks {' '.join(missing)}"
-                if missing
-                else f"has schema {found['schema']}, not {SCHEMA}",
-                "run tests/gpu of this checkout",
-            )
-        )
-    if wrong := _misshapen(found):
-        raise Refused(
-            Problem(
-                "bad-evidence",
-                file.name,
-                f"is not as tests/gpu writes it: {wrong}",
-                "give the file as the run left it",
-            )
-        )
-    return found
+        what = f"cannot be read: {error.strerror}"
+        raise Refused(Problem("no-evidence", str(file), what, step)) from None
+    return record.json(content, kind, file.name, "bad-evidence", step)
 
 
-def _misshapen(found: dict) -> str:
-    """What about a result is not as tests/gpu/run.py or bench.py writes it; empty where nothing
-    is."""
-    named = {
-        name: found[name] if isinstance(found[name], dict) else {} for name in ("gpu", "torch")
-    }
-    if (
-        not isinstance(named["gpu"].get("name"), str)
-        or not slug(named["gpu"]["name"])
-        or not {"version", "pinned", "off_pin"} <= named["torch"].keys()
-    ):
-        return "gpu and torch do not say which"
-    if not isinstance(found["runs"], list) or not all(
-        isinstance(run, dict) and {"mode", "verdict"} <= run.keys() for run in found["runs"]
-    ):
-        return "runs is no list of runs"
-    if wrong := [
-        name
-        for run in found["runs"]
-        for name, kinds in SHAPES.items()
-        if name in run and not isinstance(run[name], kinds)
-    ]:
-        return f"the {wrong[0]} of a run is of another kind"
-    if not isinstance(found.get("lifetimes") or {}, dict) or not isinstance(
-        found.get("seconds", 0), (int, float)
-    ):
-        return "lifetimes or seconds are of another kind"
-    unknown = [str(run["verdict"]) for run in found["runs"] if run["verdict"] not in VERDICTS]
-    return f"no run ends {unknown[0]!r}" if unknown else ""
+def proofs(root: Path, version: str = "*") -> list[Record]:
+    """What GPU hosts found about a release, or about all."""
+    files = sorted((root / FOLDER).glob(f"{version}/*.json"))
+    return [load(file) for file in files if not file.name.endswith(MEASURED)]
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def timed(root: Path, names: str, kind: type[T]) -> list[T]:
+    """Every measurement kept in files of such names, compared with the queue of today."""
+    pins = pinning.load(root)
+    found = [load(file, kind) for file in (root / FOLDER).glob(names)]
+    return [
+        replace(one, earlier_queue=one.changes != today(root, pins.find(one.version)))
+        for one in found
+    ]
 
 
 def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str], None]) -> None:

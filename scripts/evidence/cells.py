@@ -1,0 +1,101 @@
+"""What the support matrix has cells for: evidence/matrix.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from patchqueue.files import record
+from patchqueue.outcome import Problem, Refused
+
+from .store import FOLDER
+
+FILE = FOLDER / "matrix.toml"
+ALWAYS = "0"  # "upstream" of what every pinned release has
+
+
+class Graph(Struct, frozen=True, forbid_unknown_fields=True):
+    """A mode of tests/gpu, and what is so for every family of models in it."""
+
+    brings: tuple[str, ...] = ()
+    repairs: tuple[str, ...] = ()
+    never: dict[str, str] = field(default_factory=dict)
+    upstream: str = ""
+
+
+class Family(Struct, frozen=True, forbid_unknown_fields=True):
+    """A column of a table. repairs: by graph, or for "all"."""
+
+    models: tuple[str, ...]
+    brings: tuple[str, ...] = ()
+    repairs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    upstream: str = ""
+
+
+class Table(Struct, frozen=True, forbid_unknown_fields=True):
+    title: str
+    graphs: tuple[str, ...]
+    families: dict[str, Family]
+
+
+class Feature(Struct, frozen=True):
+    """One graph of one family of models. brings, repairs, never, upstream: as the file says of
+    both."""
+
+    models: tuple[str, ...]
+    mode: str
+    brings: tuple[str, ...] = ()
+    repairs: tuple[str, ...] = ()
+    never: dict[str, str] = field(default_factory=dict)
+    upstream: str = ""
+
+
+class Cells(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file."""
+
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+
+    def of(self, table: Table) -> dict[str, tuple[Feature, ...]]:
+        """A table's columns: of each family its graphs."""
+        return {
+            name: tuple(self._feature(family, graph) for graph in table.graphs)
+            for name, family in table.families.items()
+        }
+
+    def _feature(self, family: Family, mode: str) -> Feature:
+        graph, own = self.graphs[mode], family.repairs
+        return Feature(
+            family.models,
+            mode,
+            (*family.brings, *graph.brings),
+            (*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
+            graph.never,
+            family.upstream or graph.upstream,
+        )
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """All of them, in the order of the tables and their columns."""
+        return tuple(
+            one for table in self.tables for column in self.of(table).values() for one in column
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(model for one in self.features for model in one.models))
+
+
+def load(root: Path) -> Cells:
+    """What the file says; nothing where there is none. Raises Refused naming what is wrong."""
+    if not (root / FILE).is_file():
+        return Cells()
+    found = record.toml((root / FILE).read_bytes(), Cells, str(FILE), "bad-matrix")
+    known = {*found.graphs, "all"}
+    named = [name for table in found.tables for name in table.graphs]
+    families = [one for table in found.tables for one in table.families.values()]
+    named += [name for one in families for name in one.repairs]
+    if unknown := [name for name in named if name not in known]:
+        raise Refused(Problem("bad-matrix", str(FILE), f"has no [graphs.{unknown[0]}]"))
+    return found

@@ -1,0 +1,215 @@
+"""The commands that run on a GPU, or keep what a GPU host found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from patchqueue.commands import idle, paths
+from patchqueue.commands.entry import OUT, say
+from patchqueue.commands.wheels import chosen_of, command
+from patchqueue.hint import counted, to_type
+from patchqueue.outcome import Problem, Refused
+
+from .. import benchpage, gpurun, store
+
+RUNS = ("--from", "--here", "--python", "--out", "--site", "--pass")  # options of a run on a GPU
+
+
+def add(commands: Any) -> None:
+    """Add this module's commands to the parser's."""
+    text = "find tiles for Mamba2's prefill kernels on this host's GPU, and print them"
+    _add_run(command(commands, "sweep", _sweep, text))
+    text = "test a release on this host's GPU, and keep the results in evidence/"
+    proven = command(commands, "gpu", _gpu, text)
+    text = (
+        "time a release on this host's GPU, keep the figures in evidence/, and make docs/bench.md"
+    )
+    timed = command(commands, "bench", _bench, text)
+    for ran in (proven, timed):
+        _add_run(ran)
+        _add_take(ran)
+    for name, text in (
+        ("--model", "only this model of tests/gpu/models.py; may be repeated"),
+        ("--mode", "only this mode, as breakable, and its reference; may be repeated"),
+    ):
+        proven.add_argument(name, action="append", default=[], help=text)
+    for ran, name, text in (
+        (
+            proven,
+            "--agree",
+            "compare answers with the untouched release's instead, and keep nothing in evidence/",
+        ),
+        (
+            timed,
+            "--gain",
+            "time the untouched and the patched release in one run, instead of graph modes",
+        ),
+        (timed, "--page", "run nothing; make docs/bench.md and its plot from evidence/"),
+    ):
+        ran.add_argument(name, action="store_true", help=text)
+
+
+def _add_run(ran: argparse.ArgumentParser) -> None:
+    """The options of everything that runs on a GPU."""
+    ran.add_argument(
+        "--here",
+        action="store_true",
+        help="run in this interpreter, with --site, not in an environment of the release's own",
+    )
+    ran.add_argument(
+        "--python",
+        type=paths.program,
+        metavar="PATH",
+        help="with --here: run in this interpreter instead, as /usr/bin/python3",
+    )
+    ran.add_argument(
+        "--out",
+        type=paths.path,
+        metavar="FOLDER",
+        help=(
+            "write the result to this new folder, not to evidence/; status --merge gathers such"
+            " folders"
+        ),
+    )
+    ran.add_argument(
+        "--site",
+        type=paths.path,
+        action="append",
+        default=[],
+        help="a folder of packages, or an unpacked bundle; may be repeated",
+    )
+    ran.add_argument(
+        "--pass",
+        dest="words",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="pass this on to the script in tests/gpu, as --pass=--limit --pass=3000",
+    )
+
+
+def _add_take(ran: argparse.ArgumentParser) -> None:
+    ran.add_argument(
+        "--take",
+        type=paths.path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing; keep results that another host wrote",
+    )
+    ran.add_argument(
+        "--stale", action="store_true", help="with --take: keep results about an earlier queue too"
+    )
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    if options.agree:
+        idle.refuse(options, "with --agree, which keeps nothing in evidence/", "--take", "--stale")
+    gpurun.refuse_unknown(options.root, options.model, options.mode)
+    return _unkept(options, "agree") if options.agree else _run(options, "run")
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    return _unkept(options, "sweep")
+
+
+def _unkept(options: argparse.Namespace, script: str) -> int:
+    """Run a script that prints what it finds; nothing goes to evidence/."""
+    code = 0
+    for pin in chosen_of(options)[1]:
+        ran = gpurun.run(
+            options.root,
+            pin,
+            script,
+            _here(options),
+            options.site,
+            options.origin,
+            _words(options),
+            say,
+            options.out,
+        )
+        code = code or ran.code
+        if ran.result:
+            OUT.print(f"{ran.result} written")
+    return code
+
+
+def _here(options: argparse.Namespace) -> str:
+    """The interpreter that --here and --python name; empty for one of the release's own. Raises
+    Refused."""
+    if options.python and not options.here:
+        raise Refused(
+            Problem(
+                "bad-words",
+                "--python",
+                "says which interpreter --here is",
+                to_type("gpu", "--here --python", options.python),
+            )
+        )
+    return (options.python or sys.executable) if options.here else ""
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """What goes on to the script in tests/gpu."""
+    return [
+        word
+        for name in ("model", "mode")
+        if (given := getattr(options, name, []))
+        for word in (f"--{name}", *given)
+    ] + options.words
+
+
+def _bench(options: argparse.Namespace) -> int:
+    if options.page:
+        idle.refuse(
+            options, "with --page, which runs nothing", *RUNS, "--gain", "--take", "--stale"
+        )
+    code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
+    drawn = benchpage.write(options.root)
+    without = "no plot: matplotlib is not installed, or nothing was measured"
+    plots = ", its plots drawn" if drawn else f"; {without}"
+    OUT.print(f"{benchpage.PAGE} written{plots}")
+    OUT.print(f"next: `git diff {benchpage.PAGE}` shows what is new on it")
+    return code
+
+
+def _run(options: argparse.Namespace, script: str) -> int:
+    pins, chosen = chosen_of(options)
+    if options.take:
+        given = ["--gain"] if "gain" in options else ["--model", "--mode"]
+        idle.refuse(options, "with --take, which runs nothing", *RUNS, *given)
+    else:
+        idle.refuse(options, "without --take", "--stale")
+    if options.out and len(chosen) > 1:
+        raise Refused(
+            Problem(
+                "bad-words",
+                "--out",
+                "is for one run of one release",
+                to_type("gpu", f"{chosen[0].tag} --out FOLDER"),
+            )
+        )
+    here, words = _here(options), _words(options)
+    files, codes = list(options.take or []), []
+    for pin in [] if options.take else chosen:
+        ran = gpurun.run(
+            options.root, pin, script, here, options.site, options.origin, words, say, options.out
+        )
+        codes.append(ran.code)
+        files += [ran.result] if ran.result and not options.out else []
+        if ran.result and options.out:
+            OUT.print(
+                f"next: {to_type('status', '--merge', options.out)} gathers it; so does that of a"
+                " folder around it"
+            )
+    for file in files:
+        taken = store.take(options.root, pins, file, say, options.stale)
+        kept = f", {taken.kept} kept from before" if taken.kept else ""
+        OUT.print(
+            f"{taken.path.relative_to(options.root)}: {counted(taken.runs, 'run')}{kept};"
+            f" {'all passed' if taken.passed else 'not all passed'}"
+        )
+    if files and script == "run":
+        OUT.print(f"next: {to_type('status')} makes the tables from evidence/")
+    return max(codes, default=0)

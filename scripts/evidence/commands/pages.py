@@ -1,0 +1,83 @@
+"""The commands that make pages: the support matrix, and what the tool promises."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from patchqueue.commands import idle, paths
+from patchqueue.commands.entry import OUT, say
+from patchqueue.hint import counted, to_type
+from patchqueue.upstream import pins as pinning
+
+from .. import figurespage, merge, status
+from ..measure import queue
+
+
+def add(commands: Any) -> None:
+    """Add this module's commands to the parser's."""
+    shown = commands.add_parser(
+        "status",
+        help=(
+            f"make the support matrix in {status.PAGE}, and the list by release in {status.PATCHES}"
+        ),
+    )
+    shown.set_defaults(run=_status)
+    shown.add_argument(
+        "--merge",
+        type=paths.path,
+        metavar="DIR",
+        help=(
+            f"first check every {merge.RESULT} below DIR, as --take does, and keep the best run of"
+            " each model and mode"
+        ),
+    )
+    drawn = commands.add_parser("figures", help="measure the tool on this machine")
+    drawn.set_defaults(run=_figures)
+    queue.add_arguments(drawn)
+    drawn.add_argument(
+        "--page",
+        action="store_true",
+        help=f"measure nothing; make {figurespage.PAGE} and its plots from evidence/",
+    )
+
+
+def _status(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    gathered = merge.merge(options.root, pins, options.merge, say) if options.merge else []
+    changed = status.write(options.root, pins)
+    OUT.print(status.tables(options.root, pins), end="")
+    OUT.print(
+        f"{' and '.join(map(str, changed))} rewritten"
+        if changed
+        else f"{status.PAGE} and {status.PATCHES} said so already"
+    )
+    for one in gathered:
+        taken = one.fate is merge.Fate.TAKEN
+        where = f" into {one.kept.relative_to(options.root)}" if taken else ""
+        OUT.print(f"{one.file}: {one.fate}{where}: {one.why}")
+    if gathered:
+        fates = [one.fate for one in gathered]
+        OUT.print(
+            f"{counted(len(fates), 'result')}: "
+            + ", ".join(f"{fates.count(fate)} {fate}" for fate in merge.Fate if fate in fates)
+        )
+    OUT.print(f"next: {to_type('matrix', '--stale')} says what is left to run")
+    return 1 if any(one.fate is merge.Fate.REFUSED for one in gathered) else 0
+
+
+def _figures(options: argparse.Namespace) -> int:
+    if not options.page:
+        return queue.measure(options)
+    idle.refuse(options, "with --page, which measures nothing", "--pin", "--kills", "--out")
+    drawn = figurespage.write(options.root)
+    OUT.print(
+        f"{figurespage.PAGE} written; "
+        + (
+            ", ".join(str(file.relative_to(options.root)) for file in drawn) + " drawn"
+            if drawn
+            else "no plot: matplotlib is not installed, or nothing was measured"
+        )
+    )
+    OUT.print(f"next: `git diff {figurespage.PAGE}` shows what is new on it")
+    return 0

@@ -1,0 +1,298 @@
+"""What the files of evidence/ hold, as far as something here reads it. They hold more."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec.structs import asdict, replace
+
+SCHEMA = 1
+Verdict = Literal["passed", "not applicable", "failed", "not run"]
+
+
+class Gpu(Struct, frozen=True):
+    name: Annotated[str, Meta(pattern="[A-Za-z0-9]")]
+    driver: str = ""
+
+
+class Torch(Struct, frozen=True):
+    """off_pin: whether it is another version than the release pins."""
+
+    version: str
+    pinned: str
+    off_pin: bool
+
+
+class Kernel(Struct, frozen=True):
+    """The package with the kernels, where it is not the release's own."""
+
+    package: str
+    reason: str = ""
+
+
+class Shim(Struct, frozen=True):
+    module: str
+    reason: str
+
+
+class Check(Struct, frozen=True):
+    good: bool
+
+
+class Lifetimes(Struct, frozen=True):
+    """Whether what the breakable graph's breaks hold lived long enough."""
+
+    verdict: Verdict
+    why: str = ""
+
+
+class Captured(Struct, frozen=True):
+    """A graph's capture, as the log says it."""
+
+    what: str
+    seconds: float = 0.0
+    gb: float = 0.0
+
+    @property
+    def of_prefill(self) -> bool:
+        """The decode graph is `cuda graph` in older releases, `target decode CUDA graph` in
+        0.5.16."""
+        return self.what != "cuda graph" and "decode" not in self.what
+
+
+class Named(Struct, frozen=True):
+    name: str
+
+
+class Host(Struct, frozen=True):
+    """What a run was made under, where its file does not say so."""
+
+    changes: str | UnsetType = UNSET
+    date: str | UnsetType = UNSET
+    gpu: Gpu | UnsetType = UNSET
+    harness: str | UnsetType | None = UNSET
+    kernel: Kernel | UnsetType | None = UNSET
+    lifetimes: Lifetimes | UnsetType | None = UNSET
+    torch: Torch | UnsetType = UNSET
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One model in one mode."""
+
+    mode: str
+    verdict: Verdict
+    why: str = ""
+    model: str = ""
+    seconds: float = 0.0
+    checks: tuple[Check, ...] = ()
+    captured: tuple[Captured, ...] = ()
+    host: Host = Host()
+
+    @property
+    def prefill_capture(self) -> tuple[Captured, ...]:
+        return tuple(one for one in self.captured if one.of_prefill)
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """One file: what a host found about one release.
+
+    queue, changes: identities of the queue and of what it does; tree: the hash of the patched tree;
+    harness: the rules that tests/gpu judged by.
+    """
+
+    schema: Literal[1]
+    version: str
+    queue: str
+    changes: str
+    tree: str
+    tree_untouched: bool
+    gpu: Gpu
+    torch: Torch
+    runs: tuple[Run, ...]
+    tag: str = ""
+    date: str = ""
+    harness: str | None = None
+    kernel: Kernel | None = None
+    lifetimes: Lifetimes | None = None
+    seconds: float = 0.0
+    capture: tuple[int, ...] = ()
+    patches: tuple[Named, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.version} on {self.gpu.name}"
+
+    def under(self, run: Run) -> Record:
+        """The same with what this run was made under."""
+        own = {name: value for name, value in asdict(run.host).items() if value is not UNSET}
+        return replace(self, **own)
+
+
+class Calls(Struct, frozen=True):
+    """First tokens of one shape, in milliseconds. lost: turns that did not count, where turns were
+    watched."""
+
+    all: tuple[float, ...] = ()
+    median: float = 0.0
+    lost: int | None = None
+
+
+class Load(Struct, frozen=True):
+    """One round of the load."""
+
+    round: int
+    tokens_per_s: float
+    mean_latency_s: float = 0.0
+    prefill_tokens: int | float = 0
+
+
+class Prefills(Struct, frozen=True):
+    on_graph: int = 0
+    prefills: int = 0
+
+
+class TimedRun(Run, frozen=True, kw_only=True):
+    """One engine of a bench or of a gain. session: engines of one took turns."""
+
+    session: str = ""
+    running: int | None = None
+    loads: tuple[Load, ...] = ()
+    first_token_ms: dict[str, Calls] = field(default_factory=dict)
+    memory_mib: dict[str, float | None] = field(default_factory=dict)
+    prefills: Prefills = Prefills()
+
+
+class Timed(Record, frozen=True, kw_only=True):
+    """A bench or a gain. idle: how engines wait for their turn; beside: what else the host did;
+    remark: added by hand, about a condition that was found out later.
+
+    earlier_queue: whether the queue does something else to the release now; not in the file.
+    """
+
+    model: str
+    python: str
+    queue_release: int
+    subject: str = "nemotron"
+    cpus: int = 0
+    idle: str | None = None
+    beside: str = ""
+    remark: str = ""
+    shims: tuple[Shim, ...] = ()
+    earlier_queue: bool = False
+
+
+class BenchLoad(Struct, frozen=True):
+    """What a bench sends."""
+
+    requests: int
+    in_flight: int
+    mean_prompt: int | float
+    shared_prefix: int
+    mean_answer: int | float
+    prefix_cache: bool
+    chunk: int
+    capture: tuple[int, ...]
+
+
+class Bench(Timed, frozen=True, kw_only=True):
+    """Graph modes beside each other."""
+
+    load: BenchLoad
+    runs: tuple[TimedRun, ...]
+
+
+class Group(Struct, frozen=True):
+    """Kernels of one kind."""
+
+    ms: float
+
+
+class Profile(Struct, frozen=True):
+    """One prefill. busy_ms: in which any kernel ran."""
+
+    busy_ms: float
+    launches: float
+    forwards: float
+    groups: dict[str, Group]
+
+
+class LoadProfile(Struct, frozen=True):
+    busy: float
+
+
+class Clock(Struct, frozen=True):
+    """The GPU under the load; all zero of no samples."""
+
+    samples: int
+    sm_mhz: float = 0.0
+    watts: float = 0.0
+    power_capped: float = 0.0
+
+
+class GainRun(TimedRun, frozen=True, kw_only=True):
+    """One visit of a tree. mode_why: why it is that mode; states: what its environment said of
+    layers with recurrent states."""
+
+    tree: str
+    mode_why: str = ""
+    states: str | None = None
+    first_answer_s: float | None = None
+    profile: dict[str, Profile] = field(default_factory=dict)
+    load_profile: LoadProfile | None = None
+    clock: Clock = Clock(0)
+
+
+class GainLoad(Struct, frozen=True):
+    prompt: int
+    in_flight: int
+
+
+class GainPlan(Struct, frozen=True):
+    """What a gain measures. own_kernels: whether each engine compiled its own."""
+
+    shapes: tuple[str, ...]
+    load: GainLoad
+    pause_s: float = 0.0
+    own_kernels: bool = False
+
+
+class Rate(Struct, frozen=True):
+    """One large product of matrices."""
+
+    size: int = 0
+    tflops: float | None = None
+
+
+class Gain(Timed, frozen=True, kw_only=True):
+    """The untouched and the patched release. floor_ms: of each shape the matrix products alone."""
+
+    gain: GainPlan
+    runs: tuple[GainRun, ...]
+    floor_ms: dict[str, float | None] = field(default_factory=dict)
+    rate: Rate = Rate()
+
+
+class Figure(Struct, frozen=True):
+    """One measured promise. shown: the value for people; details: every single number."""
+
+    name: str
+    shown: str
+    limit: str
+    met: bool
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Machine(Struct, frozen=True):
+    cpus: int
+    load: tuple[float, ...]
+    python: str
+    system: str
+
+
+class Figures(Struct, frozen=True):
+    """evidence/figures.json: what was measured of the tool."""
+
+    revision: str
+    machine: Machine
+    figures: tuple[Figure, ...]

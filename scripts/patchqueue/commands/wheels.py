@@ -1,0 +1,174 @@
+"""The commands that make wheels and bundles."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..hint import counted
+from ..upstream import pins as pinning
+from ..wheels import build, bundle, host
+from . import paths
+from .entry import OUT, say
+
+MIB = 2**20
+
+
+def add(commands: Any) -> None:
+    """Add this module's commands to the parser's."""
+    made = command(
+        commands, "build", _build, "write a release's wheel with the queue on it to dist/"
+    )
+    made.add_argument(
+        "--python",
+        type=_python,
+        default=f"{sys.version_info.major}.{sys.version_info.minor}",
+        help="for this Python, as 3.12 (default: the one that runs this)",
+    )
+    made.add_argument(
+        "--machine",
+        type=_machine,
+        default=platform.machine(),
+        help="for this machine, x86_64 or aarch64 (default: this host's)",
+    )
+    made.add_argument(
+        "--verbose", action="store_true", help="list the files that were added, changed and removed"
+    )
+    packed = command(
+        commands,
+        "bundle",
+        _bundle,
+        "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
+    )
+    packed.add_argument(
+        "--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})"
+    )
+    packed.add_argument(
+        "--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)"
+    )
+    packed.add_argument(
+        "--part-size",
+        type=_size,
+        default=60,
+        metavar="MIB",
+        help="the largest size of one part (default 60)",
+    )
+
+
+def _python(text: str) -> str:
+    if not re.fullmatch(r"3\.\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no version of Python such as 3.12")
+    return text
+
+
+def _size(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size in MiB such as 60")
+    return size
+
+
+def _machine(text: str) -> str:
+    """As platform.machine() names it on Linux, whatever others call it."""
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(text.lower(), text)
+
+
+def command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    made = commands.add_parser(name, help=text)
+    made.set_defaults(run=run)
+    made.add_argument(
+        "revisions",
+        nargs="*",
+        metavar="VERSION",
+        help=f"v0.5.9 or 0.5.9 (default: {paths.DEFAULT})",
+    )
+    made.add_argument(
+        "--from",
+        dest="origin",
+        type=paths.place,
+        metavar="PATH",
+        help="take the release from this wheel or folder of wheels",
+    )
+    return made
+
+
+def chosen_of(options: argparse.Namespace) -> tuple[pinning.Pins, list[pinning.Pin]]:
+    pins = pinning.load(options.root)
+    return pins, [pins.find(name) for name in options.revisions] or [pins.default]
+
+
+def _shown(options: argparse.Namespace, path: Path) -> str:
+    return paths.shown(path.relative_to(options.root))
+
+
+def _build(options: argparse.Namespace) -> int:
+    for pin in chosen_of(options)[1]:
+        started = time.monotonic()
+        made = build.build(
+            options.root,
+            pin,
+            build.Target(options.python, options.machine),
+            options.origin,
+            options.root / "dist",
+            say,
+        )
+        OUT.print(
+            f"{_shown(options, made.path)}: version {made.version},"
+            f" {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}"
+        )
+        kinds = (("added", made.added), ("changed", made.changed), ("removed", made.removed))
+        for name in (
+            f"{what}: {name}" for what, names in kinds if options.verbose for name in names
+        ):
+            OUT.print(f"  {name}")
+        OUT.print(
+            "files:"
+            f" {', '.join(f'{len(names)} {what}' for what, names in kinds)}"
+            f"{'' if options.verbose else ' (--verbose lists them)'}"
+        )
+        wheel = shlex.quote(_shown(options, made.path))
+        OUT.print(
+            f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of}"
+            f" --prerelease=allow {wheel}`"
+        )
+        OUT.print(f"next: `pip install --no-deps {wheel}`, over an installed sglang {pin.version}")
+    return 0
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    pins, chosen = chosen_of(options)
+    description = options.host or options.root / host.DEFAULT
+    for pin in chosen:
+        made = bundle.pack(
+            options.root,
+            pins,
+            pin,
+            description,
+            options.sm,
+            round(options.part_size * MIB),
+            options.origin,
+            say,
+        )
+        sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
+        OUT.print(
+            f"{_shown(options, made.path)}: {sizes},"
+            f" {counted(len(made.manifest['packages']), 'package')},"
+            f" {counted(len(made.manifest['parts']), 'part')}"
+        )
+        OUT.print(
+            "next: copy that folder to the host; there `./unpack FOLDER && python3"
+            " FOLDER/tests/gpu/run.py --out RESULTS`"
+        )
+    return 0

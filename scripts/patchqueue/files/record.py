@@ -1,0 +1,46 @@
+"""Data of a TOML or JSON file as a value of a class that says what may stand in it.
+
+What is wrong with it is raised as Refused: a problem named `bad` of the file `where`, which says
+the field.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..outcome import Problem, Refused
+
+T = TypeVar("T")
+DATES = (datetime.date, datetime.datetime)
+
+
+def toml(content: bytes, kind: type[T], where: str, bad: str, step: str = "") -> T:
+    try:
+        data = msgspec.toml.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(Problem(bad, where, f"is not TOML: {error}", step)) from None
+    return value(data, kind, where, bad, step)
+
+
+def json(content: bytes, kind: type[T], where: str, bad: str, step: str = "") -> T:
+    try:
+        data = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise Refused(Problem(bad, where, f"is no JSON: {error}", step)) from None
+    return value(data, kind, where, bad, step)
+
+
+def value(data: Any, kind: type[T], where: str, bad: str, step: str = "") -> T:
+    """What a decoder made of a file, or a part of it."""
+    try:
+        return msgspec.convert(data, kind, dec_hook=_from_text, builtin_types=DATES)
+    except msgspec.ValidationError as error:
+        raise Refused(Problem(bad, where, str(error), step)) from None
+
+
+def _from_text(kind: type[Any], text: str) -> Any:
+    """A version or a range of versions."""
+    return kind(text)
