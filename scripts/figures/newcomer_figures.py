@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from patchqueue.environments.lock import find_uv  # noqa: E402
+from patchqueue.files.run import find_uv  # noqa: E402
 from patchqueue.upstream import pins  # noqa: E402
 
 WIDTH = 80

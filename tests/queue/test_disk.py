@@ -19,7 +19,7 @@ import pytest
 from fakes import RUNNER, TAG
 
 from patchqueue.commands import cli
-from patchqueue.files import disk, gitrun
+from patchqueue.files import disk, run
 from patchqueue.install import inplace
 from patchqueue.laying.quilt import Quilt
 from patchqueue.outcome import Refused
@@ -140,7 +140,7 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     fakes.program(tmp_path / "bin/git", f'echo "fatal: {FULL}" >&2; exit 128')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     with pytest.raises(Refused, match="git-failed.*\n.*free some space"):
-        gitrun.git(tmp_path, "init")
+        run.own_git(tmp_path, "init")
     with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
         source.fetch(project.pin, "https://example.org/sglang", fakes.quiet)
     shutil.rmtree(project.cache / "archives")
@@ -154,7 +154,7 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
 
 def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, capsys):
     def fail(options):
-        raise gitrun.GitFailed(FULL)
+        raise run.Failed("git", subprocess.CompletedProcess([], 1, b"", FULL.encode()))
 
     monkeypatch.setattr(cli, "_apply", fail)
     assert cli.main(["--root", str(project.root), "apply"]) == 1

@@ -14,6 +14,7 @@ import pytest
 from packaging.version import Version
 
 from patchqueue.commands import cli
+from patchqueue.files import run
 from patchqueue.handover import export, formatting, prbody, prtest
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
@@ -416,7 +417,7 @@ def with_uv(
 ) -> formatting.Rules:
     """Rules whose isort comes from a uv that does this."""
     fakes.program(tmp_path / "uv", line)
-    monkeypatch.setattr(formatting, "find_uv", lambda: str(tmp_path / "uv"))
+    monkeypatch.setattr(run, "find_uv", lambda: str(tmp_path / "uv"))
     monkeypatch.setitem(formatting.FORMATTERS, formatter, ())
     return formatting.Rules(f"{formatter}==1", "", f"{formatter}==1", "", "", "", "")
 

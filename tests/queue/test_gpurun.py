@@ -13,6 +13,7 @@ import pytest
 from fakes import quiet
 
 from patchqueue.commands import cli
+from patchqueue.files import run as tools
 from patchqueue.outcome import Refused
 from patchqueue.proofs import gpurun
 
@@ -147,7 +148,7 @@ def test_a_folder_with_files_is_not_cleared(host, tmp_path):
 
 
 def test_a_host_that_cannot_have_the_environment_is_told_of_the_other_way(host, monkeypatch):
-    monkeypatch.setattr(gpurun, "find_uv", lambda: sys.executable)  # fails at uv's words
+    monkeypatch.setattr(tools, "find_uv", lambda: sys.executable)  # fails at uv's words
     with pytest.raises(Refused, match="--here --site FOLDER"):
         run(host, here=False)
 

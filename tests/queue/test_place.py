@@ -226,7 +226,7 @@ def test_one_text_serves_two_releases(two):
         before = (tree / "patches" / COUNT).read_bytes()
         engine = quilt.find(source.cache_folder(), quiet)
         engine.run(tree, "pop", "-a")
-        assert "offset" not in engine.run(tree, "push", COUNT).stdout
+        assert b"offset" not in engine.run(tree, "push", COUNT).stdout
         engine.run(tree, "refresh", *quilt.FORM, check=False)
         assert (tree / "patches" / COUNT).read_bytes() == before, (
             "it is in the form that quilt writes"
@@ -387,6 +387,6 @@ def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, 
         write_patches(tree, {"a/b.patch": own.content})
         done = engine.run(tree, "push", "-a", "--fuzz=0")
         assert (
-            "offset" not in done.stdout
+            b"offset" not in done.stdout
             and (tree / RUNNER).read_bytes() == row.after[RUNNER] == added(before, at).encode()
         )

@@ -193,7 +193,7 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
     write_patches(tmp_path, pushed)
     engine = quilt.find(CACHE, fakes.quiet)
     while (done := engine.run(tmp_path, "push", "--fuzz=0")).returncode == 0:
-        assert "offset" not in done.stdout and "fuzz" not in done.stdout, (
+        assert b"offset" not in done.stdout and b"fuzz" not in done.stdout, (
             "it has the release's own lines"
         )
         engine.run(tmp_path, "refresh", *quilt.FORM)

@@ -356,7 +356,7 @@ def test_quilt_moves_a_hunk_where_replay_says_needs_refresh(engine, at, count):
     with laid(engine, {RUNNER: "quite new\n" * count + BASE}, text) as (tree, done):
         assert (
             done.returncode == 0
-            and f"offset {count} line" in done.stdout
+            and f"offset {count} line".encode() in done.stdout
             and "added = 1" in (tree / RUNNER).read_text()
         )
     outcome, _, problem = one("quite new\n" * count + BASE, text)

@@ -99,7 +99,7 @@ def uv(tmp_path, monkeypatch):
     def make(line: str) -> Path:
         calls = tmp_path / "calls"
         fakes.program(tmp_path / "bin/uv", f'echo "$@" >>"{calls}"\n{line}')
-        monkeypatch.setattr(testing.lock, "find_uv", lambda: str(tmp_path / "bin/uv"))
+        monkeypatch.setattr(testing.run, "find_uv", lambda: str(tmp_path / "bin/uv"))
         return calls
 
     return make

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..environments.environment import SIZE
-from ..environments.lock import LockFailed, compile_lock
+from ..environments.lock import compile_lock
 from ..environments.testing import (
     Result,
     build_environment,
@@ -36,7 +36,7 @@ from ..environments.testing import (
     test_tool,
 )
 from ..files import disk
-from ..files.gitrun import GitFailed
+from ..files.run import Failed
 from ..hint import PACKAGED, counted, in_wheel, program, to_type
 from ..laying import pinned
 from ..laying import quilt as quilts
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refused as refusal:
         _show_problems(refusal.problems)
         return 1
-    except GitFailed as failure:
+    except Failed as failure:
         step = (
             disk.said(str(failure))
             or "see what git says of that repository; nothing but the branches named above was made"
@@ -607,10 +607,7 @@ def _lock(options: argparse.Namespace) -> int:
     for pin in _chosen(options, pins, [pins.default]):
         file = lock_file(options.root, pin)
         _say(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
-        try:
-            compile_lock(str(pin.version), pin.resolve_as_of, file)
-        except LockFailed as failure:
-            raise Refused(Problem("no-lock", pin.tag, failure.what, failure.next_step)) from None
+        compile_lock(str(pin.version), pin.resolve_as_of, file)
         OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
         OUT.print(
             f"next: {to_type('test', pin.tag)} builds the environment and runs the tests in it"

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import run
 from ..files.locking import locked
 from ..laying import worktree
 from ..laying.apply import apply
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..upstream.pins import Pin
-from . import environment, lock
+from . import environment
 
 Say = Callable[[str], None]
 HOME = Path(".nox/revisions")
@@ -62,10 +63,7 @@ def is_built(root: Path, pin: Pin) -> bool:
 def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment:
     """The revision's environment, built from its lock where it is not there yet. Raises Refused
     with the reason."""
-    try:
-        return environment.build(str(pin.version), lock_file(root, pin), root / HOME, say)
-    except environment.EnvironmentFailed as failure:
-        raise Refused(Problem("no-environment", pin.tag, failure.what, failure.next_step)) from None
+    return environment.build(str(pin.version), lock_file(root, pin), root / HOME, say)
 
 
 def matplotlib_folder(root: Path, say: Say) -> Path | None:
@@ -96,25 +94,14 @@ def matplotlib_folder(root: Path, say: Say) -> Path | None:
 
 def _install(wanted: Path, folder: Path, held: int) -> str:
     """Install locked requirements for this Python into a folder; why that failed, else ""."""
-    words = [
-        "pip",
-        "install",
-        "--no-config",
-        "--quiet",
-        "--require-hashes",
-        "--python",
-        sys.executable,
-    ]
+    words = ["pip", "install", "--require-hashes", "--python", sys.executable]
     try:
-        command = [lock.find_uv(), *words, "--target", str(folder), "--requirement", str(wanted)]
-    except lock.LockFailed as failure:
-        return failure.what
-    done = subprocess.run(
-        command, env=lock.quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,)
-    )
-    return (
-        (done.stderr.strip() or f"uv ended with code {done.returncode}") if done.returncode else ""
-    )
+        run.uv(*words, "--target", str(folder), "--requirement", str(wanted), held=held)
+    except run.Failed as failure:
+        return failure.said
+    except Refused as refusal:
+        return refusal.problems[0].what
+    return ""
 
 
 def test_tool(root: Path, say: Say) -> int:

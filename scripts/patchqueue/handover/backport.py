@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import disk
-from ..files.gitrun import GitFailed
+from ..files.run import Failed
 from ..files.tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
 from ..laying.apply import load_queue, overlay_of, select
 from ..laying.place import in_front
@@ -295,13 +295,13 @@ def _has_tag(repository: Repository, tag: str) -> bool:
         return bool(
             repository.git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
         )
-    except GitFailed:
+    except Failed:
         return False
 
 
 def _is_ancestor(repository: Repository, tag: str, commit: str) -> bool:
     try:
         repository.git("merge-base", "--is-ancestor", f"refs/tags/{tag}^{{commit}}", commit)
-    except GitFailed:
+    except Failed:
         return False
     return True

@@ -3,7 +3,6 @@ the one at hand."""
 
 from __future__ import annotations
 
-import os
 import runpy
 import subprocess
 import sys
@@ -13,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
-from ..environments.lock import LockFailed, find_uv, quiet_uv, until
+from ..environments.lock import until
 from ..files.locking import locked
+from ..files.run import Failed, uv
 from ..hint import to_type
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin
@@ -152,7 +152,6 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tu
         say(f"making {pin.tag}'s own environment, once (about 10 GB on disk, minutes)")
         _uv(
             "venv",
-            "--quiet",
             "--clear",
             "--python",
             f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -161,8 +160,6 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tu
         _uv(
             "pip",
             "install",
-            "--quiet",
-            "--no-config",
             "--prerelease=allow",
             "--exclude-newer",
             until(pin.resolve_as_of),
@@ -183,17 +180,7 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tu
 
 def _uv(*words: str) -> None:
     try:
-        done = subprocess.run(
-            [find_uv(), *words], env=quiet_uv(os.environ), capture_output=True, text=True
-        )
-    except LockFailed as failure:
-        raise Refused(Problem("no-uv", "gpu", failure.what, failure.next_step)) from None
-    if done.returncode:
-        raise Refused(
-            Problem(
-                "no-environment",
-                "gpu",
-                done.stderr.strip()[-1500:],
-                f"`--here --site FOLDER` runs in the interpreter at hand; see {to_type('bundle')}",
-            )
-        )
+        uv(*words)
+    except Failed as failure:
+        step = f"`--here --site FOLDER` runs in the interpreter at hand; see {to_type('bundle')}"
+        raise Refused(Problem("no-environment", "gpu", failure.said[-1500:], step)) from None

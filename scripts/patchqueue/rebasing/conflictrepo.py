@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..files.gitrun import git
+from ..files.run import own_git as git
 from ..files.tree import differing, hash_listing, list_folder, sha256
 from ..laying.place import Files, Row
 from ..outcome import Outcome, Problem, Refused

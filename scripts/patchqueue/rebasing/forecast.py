@@ -15,7 +15,6 @@ from functools import cached_property
 
 from packaging.version import Version
 
-from ..files import gitrun
 from ..hint import counted, to_type
 from ..laying.place import Files, Read, Row, in_front, lay_patch
 from ..laying.probe import passes
@@ -24,6 +23,7 @@ from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Release
+from .unified import merge
 
 Say = Callable[[str], None]
 MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
@@ -205,7 +205,7 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
     before = {path: content for path, content in found.items() if content is not None}
     if not theirs or len(before) < len(theirs) or row.ambiguous:
         return row
-    merged = {path: gitrun.merge(base[path], before[path], theirs[path], names) for path in theirs}
+    merged = {path: merge(base[path], before[path], theirs[path], names) for path in theirs}
     left = sum(each.regions for each in merged.values())
     if left:
         return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {counted(left, 'region')} to solve")

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from ..files.gitrun import git
+from ..files.run import own_git as git
 from ..files.tree import GENERATED, hash_listing, is_part_of_tree, python_part, sha256
 from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused

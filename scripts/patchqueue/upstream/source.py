@@ -27,7 +27,7 @@ from pathlib import Path
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
-from ..files import disk
+from ..files import disk, run
 from ..files.locking import locked
 from ..files.tree import hash_listing, is_part_of_tree, python_part, sha256
 from ..outcome import Outcome, Problem, Refused
@@ -515,41 +515,13 @@ def archive_of_tag(tag: str, origin: str, space: Path, say: Say) -> tuple[Path, 
 
 
 def _git(origin: str, tag: str, *arguments: str) -> str:
-    """Run git as nobody's repository and nobody's configuration would have it."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith("GIT_SSL")
-    }
-    environment |= {
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "LC_ALL": "C",
-    }
-    command = [
-        "git",
-        "-c",
-        "core.autocrlf=false",
-        "-c",
-        "core.eol=lf",
-        "-c",
-        "safe.directory=*",
-        "-c",
-        "core.attributesFile=/dev/null",
-        *arguments,
-    ]
+    """git's output: by SETTINGS, and by the user's configuration, which may name a proxy."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    except FileNotFoundError:
-        raise Refused(
-            Problem("no-git", origin, "git is not installed", "install git, or give a wheel")
-        ) from None
-    if done.returncode:
-        last = (done.stderr.strip() or f"it has no tag {tag}").splitlines()[-1]
+        return run.git(None, *arguments, more=run.NO_SYSTEM).stdout.decode("utf-8", "replace")
+    except run.Failed as failure:
+        last = str(failure) if failure.done.stderr else f"it has no tag {tag}"
         step = disk.said(last) or f"give a wheel, or a git repository that has the tag {tag}"
-        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", step))
-    return done.stdout
+        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", step)) from None
 
 
 @contextmanager

@@ -27,7 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import RELEASE
-from ..environments.lock import LockFailed, body, find_uv, quiet_uv, until
+from ..environments.lock import body, until
+from ..files import run
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder, file_sha256
@@ -321,8 +322,6 @@ def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> st
             "resolve",
             "pip",
             "compile",
-            "--quiet",
-            "--no-config",
             "--no-build",
             "--format",
             "pylock.toml",
@@ -337,22 +336,12 @@ def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> st
         return body(tomllib.loads(made.read_text()))
 
 
-def _uv(what: str, *arguments: str) -> None:
+def _uv(what: str, *words: str) -> None:
     try:
-        done = subprocess.run(
-            [find_uv(), *arguments], env=quiet_uv(os.environ), capture_output=True, text=True
-        )
-    except LockFailed as failure:
-        raise Refused(Problem("no-uv", "bundle", failure.what, failure.next_step)) from None
-    if done.returncode:
-        raise Refused(
-            Problem(
-                "no-bundle",
-                f"uv could not {what}",
-                done.stderr.strip(),
-                "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py",
-            )
-        )
+        run.uv(*words)
+    except run.Failed as failure:
+        step = "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py"
+        raise Refused(Problem("no-bundle", f"uv could not {what}", failure.said, step)) from None
 
 
 def trim_rules(sm: int) -> tuple[Trimmed, ...]:
@@ -372,8 +361,6 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
             f"install {pin.version}'s dependencies",
             "pip",
             "install",
-            "--quiet",
-            "--no-config",
             "--no-deps",
             "--no-build",
             "--require-hashes",
