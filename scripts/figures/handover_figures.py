@@ -51,7 +51,7 @@ def main() -> int:
 
 def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> dict[str, object]:
     """What came out on one pin; a bool is a claim that must be true."""
-    checkout = make_checkout(source.fetch(pin, None, print), space / "checkout")
+    checkout = make_checkout(source.fetch(pin, None), space / "checkout")
     before = state(checkout)
     started = time.monotonic()
     made = backport.backport(ROOT, everything, str(checkout), BRANCH, "HEAD", space / "mails")
@@ -64,7 +64,7 @@ def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> 
         "commits": len(made.commits),
         "backport_s": round(seconds, 1),
         "tree_is_applys": hash_listing(repository.listing(tip, "python"))
-        == tree_after(queue, patches, source.fetch(pin, None, print)),
+        == tree_after(queue, patches, source.fetch(pin, None)),
         "am_tree": am(checkout, space / "am", made.base, sorted((space / "mails").iterdir()))
         == (tree(repository, tip), tip),
         "read_back": names == [patch.name for patch in patches],

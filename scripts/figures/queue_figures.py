@@ -178,7 +178,7 @@ class Copy:
         killed had a part in it."""
         queue, _ = series.read(self.root)
         pin = pins.load(self.root).find(self.tag)
-        return tree_after(queue, select(queue, pin), source.fetch(pin, None, lambda text: None))
+        return tree_after(queue, select(queue, pin), source.fetch(pin, None))
 
     def tree_hash(self) -> str:
         return hash_listing(list_folder(self.tree))
@@ -389,7 +389,7 @@ class Site:
         self.copy, self.path = copy, copy.root.parent / "site-packages"
         shutil.rmtree(self.path, ignore_errors=True)
         self.pin = pins.load(copy.root).find(copy.tag)
-        with zipfile.ZipFile(source.fetch(self.pin, None, lambda text: None).archive) as wheel:
+        with zipfile.ZipFile(source.fetch(self.pin, None).archive) as wheel:
             wheel.extractall(self.path)
         subprocess.run(
             [sys.executable, "-m", "compileall", "-qq", str(self.path / "sglang")], check=False
@@ -758,7 +758,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such figure: {', '.join(unknown)}")
     known = pins.load(ROOT)
     tag = (known.find(options.pin) if options.pin else known.default).tag
-    quilt.find(source.cache_folder(), print)
+    quilt.find(source.cache_folder())
     measured = []
     with tempfile.TemporaryDirectory(prefix="queue-figures-") as folder:
         copy = Copy(Path(folder), tag)

@@ -10,6 +10,7 @@ place, and the parts that a server imports before it needs a GPU.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def proven(known: pins.Pins) -> list[pins.Pin]:
 
 def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
     """What the installed wheel says; a bool is a claim that must be true."""
-    home = testing.build_environment(ROOT, pin, print)
+    home = testing.build_environment(ROOT, pin)
     target = build.Target(environment.PYTHON, os.uname().machine)
     built = build.build(ROOT, pin, target, None, space / "wheels", lambda *_: None)
     site = space / "site"
@@ -96,6 +97,7 @@ def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
 
 
 def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     known, bad = pins.load(ROOT), 0
     chosen = [known.find(word) for word in sys.argv[1:]] or proven(known)
     for pin in chosen:

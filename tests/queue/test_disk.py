@@ -142,14 +142,14 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     with pytest.raises(Refused, match="git-failed.*\n.*free some space"):
         run.own_git(tmp_path, "init")
     with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
-        source.fetch(project.pin, "https://example.org/sglang", fakes.quiet)
+        source.fetch(project.pin, "https://example.org/sglang")
     shutil.rmtree(project.cache / "archives")
     failed = subprocess.CompletedProcess(
         [], 1, "", f"ERROR: Could not install packages due to an OSError: {FULL}"
     )
     monkeypatch.setattr(source, "_pip", lambda command, folder: failed)
     with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
-        source.fetch(project.pin, None, fakes.quiet)
+        source.fetch(project.pin, None)
 
 
 def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, capsys):
@@ -233,7 +233,7 @@ def installed(project, folder):
 
 def installed_and_patched(project, folder):
     fakes.install(folder)
-    inplace.install(project.root, folder, fakes.quiet)
+    inplace.install(project.root, folder)
 
 
 def newer(project, folder):
@@ -335,7 +335,7 @@ def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
 def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_path, monkeypatch):
     """`reinstall sglang, then delete that folder` would lose what takes the patches off."""
     site = fakes.install(tmp_path / "site")
-    inplace.install(project.root, site, fakes.quiet)
+    inplace.install(project.root, site)
     read = Path.read_text
 
     def denied(self, *arguments, **options):
@@ -345,7 +345,7 @@ def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_
 
     monkeypatch.setattr(Path, "read_text", denied)
     with pytest.raises(Refused) as caught:
-        inplace.verify(project.root, site, fakes.quiet)
+        inplace.verify(project.root, site)
     (problem,) = caught.value.problems
     assert (
         problem.name == "no-access"

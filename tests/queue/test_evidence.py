@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fakes import TAG, VERSION, quiet
+from fakes import TAG, VERSION
 from packaging.version import Version
 
 from patchqueue.laying import apply
@@ -70,7 +70,7 @@ def result(project, **changes) -> dict:
 def take(project, tmp_path, found: dict) -> evidence.Taken:
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(found))
-    return evidence.take(project.root, pins.load(project.root), file, quiet)
+    return evidence.take(project.root, pins.load(project.root), file)
 
 
 def test_a_result_is_kept_by_release_and_gpu_without_its_hosts_paths(applied, tmp_path):
@@ -224,7 +224,7 @@ def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, nam
 def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_path):
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(result(applied, changes="sha256:" + "0" * 64)))
-    taken = evidence.take(applied.root, pins.load(applied.root), file, quiet, stale=True)
+    taken = evidence.take(applied.root, pins.load(applied.root), file, stale=True)
     assert taken.path.is_file()  # the matrix and the bench's page tell it from today's queue
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import quiet
 
 from patchqueue.commands import cli
 from patchqueue.files import run as tools
@@ -50,7 +49,6 @@ def run(host, *words: str, here: bool = True, out: Path | None = None) -> gpurun
         [Path("packages")],
         None,
         words,
-        quiet,
         out,
     )
 
@@ -69,7 +67,7 @@ def test_it_runs_on_the_built_wheels_files(host):
 
 def test_a_gain_has_what_makes_the_untouched_tree(host):
     host.write("tests/gpu/gain.py", SCRIPT.replace("evidence.json", "gain.json"))
-    ran = gpurun.run(host.root, host.pin, "gain", sys.executable, [], None, [], quiet)
+    ran = gpurun.run(host.root, host.pin, "gain", sys.executable, [], None, [])
     words = json.loads((ran.result.parent / "words.json").read_text())
     laid = Path(words[words.index("--untouched") + 1])
     assert (
@@ -153,7 +151,7 @@ def test_a_host_that_cannot_have_the_environment_is_told_of_the_other_way(host, 
         run(host, here=False)
 
 
-def test_an_environment_is_made_once(host, monkeypatch):
+def test_an_environment_is_made_once(host, monkeypatch, said):
     called = []
 
     def uv(*words: str) -> None:
@@ -163,9 +161,8 @@ def test_an_environment_is_made_once(host, monkeypatch):
             (Path(words[-1]) / "bin/python").symlink_to(sys.executable)
 
     monkeypatch.setattr(gpurun, "_uv", uv)
-    said: list[str] = []
     for _ in range(2):
-        assert gpurun.run(host.root, host.pin, "run", "", [], None, [], said.append).result
+        assert gpurun.run(host.root, host.pin, "run", "", [], None, []).result
     assert [
         text for text in said if "making v9.9.1's own environment, once (about 10 GB" in text
     ] == said[-1:]

@@ -10,7 +10,6 @@ import random
 from pathlib import Path
 
 import pytest
-from fakes import quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, result
@@ -56,7 +55,7 @@ def fleet(applied, tmp_path):
             return file
 
         def merge(self) -> list[merge.Gathered]:
-            return merge.merge(self.root, pins.load(self.root), self.results, quiet)
+            return merge.merge(self.root, pins.load(self.root), self.results)
 
         def verdicts(self, file: Path | None = None) -> dict[tuple[str, str], str]:
             return {
@@ -183,7 +182,7 @@ def test_an_edited_queue_refuses_all_that_was_run_before(fleet, applied):
 
 def test_a_folder_without_results_is_said(fleet, tmp_path):
     with pytest.raises(Refused, match="holds no evidence.json"):
-        merge.merge(fleet.root, pins.load(fleet.root), tmp_path / "nowhere", quiet)
+        merge.merge(fleet.root, pins.load(fleet.root), tmp_path / "nowhere")
 
 
 def test_what_passed_against_a_reference_that_failed_is_not_proven(fleet):
@@ -253,7 +252,7 @@ def test_a_result_that_is_taken_later_keeps_only_what_is_alike(fleet):
     fleet.lay("b", ran("two"), gpu=gpu("590"), date="2030-01-03")
     fleet.merge()
     later = fleet.lay("c", ran("three"), gpu=gpu("590"), date="2030-01-04")
-    taken = evidence.take(fleet.root, pins.load(fleet.root), later, quiet)
+    taken = evidence.take(fleet.root, pins.load(fleet.root), later)
     kept = json.loads(fleet.kept.read_text())
     assert taken.kept == 2 and {
         one["model"]: evidence.facts(kept, one)["date"] for one in kept["runs"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fakes import RUNNER, diff, numbered, quiet
+from fakes import RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -310,7 +310,7 @@ def test_lines_put_in_before_are_never_passed_over(edit, count):
 
 @pytest.fixture(scope="module")
 def engine(quilt_home):
-    return quilt.find(quilt_home.parent if quilt_home else source.cache_folder(), quiet)
+    return quilt.find(quilt_home.parent if quilt_home else source.cache_folder())
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import logging
 import os
 import shutil
 import subprocess
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.padding import Padding
+from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
@@ -53,6 +56,8 @@ from ..upstream.pin import version_of
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
 from . import gpu, handover, install, paths, rebase
+
+LOG = logging.getLogger(__name__)
 
 EXAMPLES = {  # by command: what a user types behind it
     "apply": ["v0.5.12.post1"],
@@ -103,8 +108,21 @@ OUT = Console(highlight=False, soft_wrap=False, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
+class _Lines(RichHandler):
+    """What is done meanwhile, a line for each record: rich's table of records would wrap it."""
+
+    def render(self, *, record: logging.LogRecord, **_: object) -> Styled:
+        return Styled(Text(record.getMessage()), "dim")
+
+
+LINES = _Lines(console=ERR)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 refused or problems found, 2 wrong words."""
+    top = logging.getLogger("patchqueue")
+    top.setLevel(logging.INFO)
+    top.addHandler(LINES)  # once: it is the same one
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -358,7 +376,7 @@ def _apply(options: argparse.Namespace) -> int:
     chosen = _chosen(options, pins, [pins.default])
     for pin in chosen:
         started = time.monotonic()
-        report = apply(options.root, pin, options.origin, _say, options.discard)
+        report = apply(options.root, pin, options.origin, options.discard)
         seconds = time.monotonic() - started
         if options.verbose:
             _show_rows(report)
@@ -379,7 +397,7 @@ def _apply(options: argparse.Namespace) -> int:
 def _unapply(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
-        report = unapply(options.root, pin, _say)
+        report = unapply(options.root, pin)
         done = (
             "was pristine already"
             if report.outcome is Outcome.ALREADY_APPLIED
@@ -394,11 +412,9 @@ def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
     chosen = _chosen(options, pins, pins.all)
-    for change in (
-        pinned.write(options.root, pins, chosen, options.origin, _say) if options.write else ()
-    ):
+    for change in pinned.write(options.root, pins, chosen, options.origin) if options.write else ():
         OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
-    report = check(options.root, chosen, options.origin, _say, pins.all)
+    report = check(options.root, chosen, options.origin, pins.all)
     _show_check(report, time.monotonic() - started, options.gaps)
     _show_problems(report.all_problems)
     if not report.all_problems:
@@ -455,7 +471,7 @@ def _test(options: argparse.Namespace) -> int:
 
 def _check_all(root: Path, pins: Pins) -> int:
     started = time.monotonic()
-    report = check(root, pins.all, None, _say)
+    report = check(root, pins.all, None)
     _show_check(report, time.monotonic() - started, False)
     _show_problems(report.all_problems)
     return 1 if report.all_problems else 0
@@ -464,7 +480,7 @@ def _check_all(root: Path, pins: Pins) -> int:
 def _check_for_tests(root: Path, pins: Pins) -> int:
     """Check the queue, and meanwhile install what the tests of plots need."""
     with ThreadPoolExecutor(1) as beside:
-        beside.submit(matplotlib_folder, root, _say)
+        beside.submit(matplotlib_folder, root)
         return _check_all(root, pins)
 
 
@@ -472,8 +488,8 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     """Test the tool, and meanwhile build the environments that are needed next."""
     _begin("the tool")
     with ThreadPoolExecutor(1) as beside:
-        built = [beside.submit(build_environment, root, pin, _say) for pin in chosen]
-        if code := test_tool(root, _say):
+        built = [beside.submit(build_environment, root, pin) for pin in chosen]
+        if code := test_tool(root):
             beside.shutdown(cancel_futures=True)
             return code
         for one in built:
@@ -484,7 +500,7 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
 def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[Result]:
     """Test releases side by side. The first one's output comes as it is written, that of the others
     when they have ended."""
-    prepared = [prepare(options.root, pin, options.origin, _say) for pin in chosen]
+    prepared = [prepare(options.root, pin, options.origin) for pin in chosen]
     narrowed = ["-k", options.expression] if options.expression else []
     words = [*narrowed, *(["--color=yes"] if OUT.is_terminal and not OUT.no_color else [])]
     shared = share(len(chosen), os.cpu_count() or 1)
@@ -539,7 +555,7 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
 def _refresh(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
-        written, report = refresh(options.root, pins, pin, options.add, _say)
+        written, report = refresh(options.root, pins, pin, options.add)
         for file in written:
             OUT.print(f"{file.path}: {file.why}")
         if not written:
@@ -570,7 +586,7 @@ def _new(options: argparse.Namespace) -> int:
             )
         )
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
-    file = new(options.root, revisions[0], names[0], _say)
+    file = new(options.root, revisions[0], names[0])
     tree = f"work/{revisions[0].tag}"
     own = shutil.which("quilt")
     OUT.print(
@@ -592,7 +608,7 @@ def _pin(options: argparse.Namespace) -> int:
     for word in options.words:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
-        pin = add_pin(options.root, word, options.origin, _say)
+        pin = add_pin(options.root, word, options.origin)
         OUT.print(
             f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released"
             f" {pin.released}",
@@ -606,7 +622,7 @@ def _lock(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
         file = lock_file(options.root, pin)
-        _say(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
+        LOG.info(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
         compile_lock(str(pin.version), pin.resolve_as_of, file)
         OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
         OUT.print(
@@ -627,8 +643,8 @@ def _quilt(options: argparse.Namespace) -> int:
                 f"{to_type('apply', pin.tag)} makes it",
             )
         )
-    engine = quilts.find(cache_folder(), _say)
-    with tree.locked(_say):
+    engine = quilts.find(cache_folder())
+    with tree.locked():
         return subprocess.run(
             [engine.command, *(options.arguments or ["--help"])],
             cwd=tree.path,
@@ -752,10 +768,6 @@ def _show_problems(problems: Sequence[Problem]) -> None:
         ERR.print(str(problem))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print(problem.as_github())
-
-
-def _say(text: str) -> None:
-    ERR.print(text, style="dim")
 
 
 def _relative(path: Path, root: Path) -> str:

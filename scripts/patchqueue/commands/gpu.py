@@ -24,7 +24,6 @@ from ..wheels import build, bundle, host
 from . import idle, paths
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False)
-ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 MIB = 2**20
 RUNS = ("--from", "--here", "--python", "--out", "--site", "--pass")  # options of a run on a GPU
 
@@ -295,7 +294,6 @@ def _build(options: argparse.Namespace) -> int:
             build.Target(options.python, options.machine),
             options.origin,
             options.root / "dist",
-            _say,
         )
         OUT.print(
             f"{_shown(options, made.path)}: version {made.version},"
@@ -332,7 +330,6 @@ def _bundle(options: argparse.Namespace) -> int:
             options.sm,
             round(options.part_size * MIB),
             options.origin,
-            _say,
         )
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(
@@ -370,7 +367,6 @@ def _unkept(options: argparse.Namespace, script: str) -> int:
             options.site,
             options.origin,
             _words(options),
-            _say,
             options.out,
         )
         code = code or ran.code
@@ -438,7 +434,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
     files, codes = list(options.take or []), []
     for pin in [] if options.take else chosen:
         ran = gpurun.run(
-            options.root, pin, script, here, options.site, options.origin, words, _say, options.out
+            options.root, pin, script, here, options.site, options.origin, words, options.out
         )
         codes.append(ran.code)
         files += [ran.result] if ran.result and not options.out else []
@@ -448,7 +444,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
                 " folder around it"
             )
     for file in files:
-        taken = evidence.take(options.root, pins, file, _say, options.stale)
+        taken = evidence.take(options.root, pins, file, options.stale)
         kept = f", {taken.kept} kept from before" if taken.kept else ""
         OUT.print(
             f"{taken.path.relative_to(options.root)}: {counted(taken.runs, 'run')}{kept};"
@@ -461,7 +457,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    gathered = merge.merge(options.root, pins, options.merge, _say) if options.merge else []
+    gathered = merge.merge(options.root, pins, options.merge) if options.merge else []
     changed = status.write(options.root, pins)
     rows = status.matrix(options.root, pins)
     OUT.print(status.markdown(rows), end="")
@@ -523,7 +519,3 @@ def _matrix(options: argparse.Namespace) -> int:
     # and no other word: nox hands on what goes to stderr as stdout
     print(json.dumps({"include": rows}))
     return 0
-
-
-def _say(text: str) -> None:
-    ERR.print(text, style="dim")

@@ -18,7 +18,6 @@ from ..upstream import pins as pinning
 from . import paths
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False)
-ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 OUTPUT = Path("dist/pull-requests")
 
 
@@ -137,7 +136,7 @@ def _export(options: argparse.Namespace) -> int:
     bad: list[Problem] = []
     for request in done.requests:
         tried = (
-            prtest.try_tests(options.root, open_repository(options.onto), done, request, _say)
+            prtest.try_tests(options.root, open_repository(options.onto), done, request)
             if options.test
             else []
         )
@@ -183,7 +182,3 @@ def _export(options: argparse.Namespace) -> int:
 
 def _done(outcome: Outcome) -> str:
     return "is there already" if outcome is Outcome.ALREADY_APPLIED else "made"
-
-
-def _say(text: str) -> None:
-    ERR.print(text, style="dim")

@@ -4,13 +4,13 @@ lock."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from ..hint import to_type
 from ..outcome import Problem, Refused
 from . import standins
 from .lock import PYTHON
+
+LOG = logging.getLogger(__name__)
 
 MARKER = "made-from.sha256"  # written last: an environment without it was never finished
 STAND_INS = "stand-ins"
@@ -99,15 +101,12 @@ def find(version: str, lock: Path, home: Path) -> Environment | None:
     return _environment(folder) if made_from == stamp(lock) else None
 
 
-def build(
-    version: str, lock: Path, home: Path, say: Callable[[str], None] = lambda line: None
-) -> Environment:
+def build(version: str, lock: Path, home: Path) -> Environment:
     """The environment of `version`, built from `lock` unless home/v<version> was already made from
     it.
 
     It is built aside and renamed into place, under a lock file, so a second run waits, a killed run
     leaves nothing that looks whole, and a failed one leaves the environment before it as it was.
-    `say` gets a line before anything slow.
 
     Raises Refused.
     """
@@ -124,14 +123,14 @@ def build(
             "run the tests there, or in CI",
         )
     home = home.absolute()
-    with locked(home / f".v{version}.lock", say) as held:
+    with locked(home / f".v{version}.lock") as held:
         aside, old = home / f".building-v{version}", home / f".old-v{version}"
         for leftover in (aside, old):
             shutil.rmtree(leftover, ignore_errors=True)
         found = find(version, lock, home)
         if found:
             return found
-        say(f"building the environment of {version} from {lock.name}, once ({SIZE})")
+        LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
         try:
             _install(version, lock, aside, held)
             made = standins.write_stand_ins(

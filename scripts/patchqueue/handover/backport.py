@@ -23,7 +23,6 @@ from ..upstream.pins import Pin, Pins
 from ..wheels.build import local_version
 from .repository import Commit, Repository, open_repository
 
-Say = Callable[[str], None]
 Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
 WIDTH = 72

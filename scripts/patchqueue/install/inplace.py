@@ -11,8 +11,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,8 @@ from . import installed, journal
 from .installed import Identity, Installed
 from .journal import Journal, State
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
+
 PREFIX = "python/"  # a wheel's sglang/ lies under it in git
 PRISTINE = "before.sha256"  # in the journal's folder: the listing of the release, as it was found
 # where a server says that it is patched: so it says it with every other file in place
@@ -67,7 +69,7 @@ class Report:
     next_step: str = ""
 
 
-def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
+def install(root: Path, site: Path, discard: bool = False) -> Report:
     """Lay the queue on the sglang in `site`; what an earlier, killed call began is finished first.
 
     discard: edits of files that an earlier install made may go. Raises Refused, with nothing
@@ -75,21 +77,21 @@ def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
     cannot be written, or where it is patched by other means.
     """
     queue, pins = load_queue(root), pinning.load(root)
-    with _opened(site, say) as place:
-        found = _recovered(place, pins, say)
+    with _opened(site) as place:
+        found = _recovered(place, pins)
         if found:
             pin = pins.find(found.record["version"])
             faults = _faults(found)
             if found.record["queue"] == identity(queue, select(queue, pin), pin) and not faults:
                 return Report(place, Outcome.ALREADY_APPLIED, found.record, *_counts(found))
             _refuse_edits(found, faults, discard)
-            say(f"queue release {found.record['release']} is taken off first")
+            LOG.info(f"queue release {found.record['release']} is taken off first")
             journal.back(found, discard)
         here = installed.find(place)
         other = _by_wheel(here)
         if other:
             return _wheel_report(here, other, queue, pins)
-        known = installed.identify(here, pins, say)
+        known = installed.identify(here, pins)
         if known.pin.no_patches:
             raise Refused(
                 Problem(
@@ -102,15 +104,15 @@ def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
         return _lay(queue, select(queue, known.pin), here, known)
 
 
-def uninstall(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
+def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code,
     RECORD.
 
     Raises Refused, with nothing changed, where that would lose edits (unless told to discard them)
     or cannot be done.
     """
-    with _opened(site, say) as place:
-        found = _current(place, pinning.load(root), say)
+    with _opened(site) as place:
+        found = _current(place, pinning.load(root))
         if found is None:
             here = installed.find(place)
             if _by_wheel(here):
@@ -141,18 +143,18 @@ def uninstall(root: Path, site: Path, say: Say, discard: bool = False) -> Report
         return Report(place, Outcome.APPLIED, found.record, *_counts(found))
 
 
-def verify(root: Path, site: Path, say: Say) -> Report:
+def verify(root: Path, site: Path) -> Report:
     """Finish what a killed call began, then hold every file against the release or the patched
     tree.
 
     The outcome is APPLIED where it is patched, EMPTY where it is the pristine release,
     TREE_MISMATCH with the faults else.
     """
-    with _opened(site, say) as place:
+    with _opened(site) as place:
         pins = pinning.load(root)
-        found = _recovered(place, pins, say)
+        found = _recovered(place, pins)
         if found is None:
-            return _verify_without_journal(installed.find(place), pins, say)
+            return _verify_without_journal(installed.find(place), pins)
         faults = _faults(found)
         step = (
             f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's files"
@@ -162,7 +164,7 @@ def verify(root: Path, site: Path, say: Say) -> Report:
         return Report(place, state, found.record, *_counts(found), faults=faults, next_step=step)
 
 
-def _verify_without_journal(here: Installed, pins: pinning.Pins, say: Say) -> Report:
+def _verify_without_journal(here: Installed, pins: pinning.Pins) -> Report:
     """Of a patched wheel, which RECORD tells, or of the release itself."""
     record = _by_wheel(here)
     if record:
@@ -173,20 +175,20 @@ def _verify_without_journal(here: Installed, pins: pinning.Pins, say: Say) -> Re
         )
         state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
         return Report(here.site, state, record, faults=faults, next_step=step)
-    known = installed.identify(here, pins, say)
+    known = installed.identify(here, pins)
     record = {"version": str(known.pin.version), "tree": {"before": hash_listing(here.listing)}}
     return Report(here.site, Outcome.EMPTY, record)
 
 
 @contextmanager
-def _opened(site: Path, say: Say) -> Iterator[Path]:
+def _opened(site: Path) -> Iterator[Path]:
     """Be the only one at work in the folder; what a killed run left aside is removed. No file is
     left for the lock."""
     if not site.is_dir():
         installed.find(site)  # which says so
     place = site.resolve()
     try:
-        with locked_folder(place, say):
+        with locked_folder(place):
             journal.sweep(place)
             yield place
     except OSError as error:
@@ -207,7 +209,7 @@ def _not_done(error: OSError, place: Path) -> Problem:
     )
 
 
-def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
+def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     """The folder's journal, unless it is about another sglang than the one that lies there now:
     such a one is dropped.
 
@@ -219,7 +221,7 @@ def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
         return found
     try:
         here = installed.find(place)
-        installed.identify(here, pins, say)
+        installed.identify(here, pins)
     except Refused:
         return found
     if (
@@ -227,20 +229,22 @@ def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
         and hash_listing(here.listing) == found.record["tree"]["before"]
     ):
         return found  # cut short before the first file, or behind the last
-    say("the sglang that was patched here has been replaced since; the journal of it is dropped")
+    LOG.info(
+        "the sglang that was patched here has been replaced since; the journal of it is dropped"
+    )
     journal.forget(found)
     return None
 
 
-def _recovered(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
+def _recovered(place: Path, pins: pinning.Pins) -> Journal | None:
     """The journal of an install that is whole, or None: what was begun is finished, in the
     direction in which it was going."""
-    found = _current(place, pins, say)
+    found = _current(place, pins)
     if found and found.state is State.INSTALLING:
-        say("an install was cut short here; it is finished")
+        LOG.info("an install was cut short here; it is finished")
         return journal.forward(found)
     if found and found.state is State.REMOVING:
-        say("an uninstall was cut short here; it is finished")
+        LOG.info("an uninstall was cut short here; it is finished")
         journal.back(found)
         return None
     return journal.finish(found) if found else None

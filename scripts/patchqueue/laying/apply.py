@@ -7,7 +7,6 @@ pins -> source -> series and guards -> selected patches -> strict replay -> buil
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from .probe import probe
 from .replay import Replay, replay
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
-Say = Callable[[str], None]
 # held by whoever writes patches/, series and what goes with them
 QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 
@@ -83,7 +81,7 @@ def finish_writing(root: Path) -> list[str]:
     paths. Waits for one that writes now."""
     if not (root / atomic.OF_QUEUE).is_dir():
         return []
-    with locked(root / QUEUE_LOCK, lambda text: None):
+    with locked(root / QUEUE_LOCK):
         return atomic.recover(root, root / atomic.OF_QUEUE)
 
 
@@ -167,7 +165,7 @@ def _overlay(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
     return {OVERLAY_PATCH: as_patch(overlay)} if overlay else {}
 
 
-def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = False) -> Report:
+def apply(root: Path, pin: Pin, origin: str | None, discard: bool = False) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it.
 
     discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed,
@@ -176,14 +174,14 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
     """
     queue = load_queue(root)
     patches = select(queue, pin)
-    pristine = source.fetch(pin, origin, say)
+    pristine = source.fetch(pin, origin)
     planned = replay_on(queue, patches, pristine)
     if planned.problems:
         raise Refused(planned.problems)
     pushed = stack(queue, patches, pin, planned)
     tree = WorkTree(root, pin.tag)
-    quilt = quilts.find(source.cache_folder(), say)
-    with tree.locked(say) as lock:
+    quilt = quilts.find(source.cache_folder())
+    with tree.locked() as lock:
         found = tree.inspect()
         made_of = identity(queue, patches, pin), changes(queue, patches, pin), pristine.sha256
         if found.state is State.APPLIED and made_of == (
@@ -199,12 +197,12 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
     return _report(queue, pristine, tree, outcome, patches, record)
 
 
-def unapply(root: Path, pin: Pin, say: Say) -> Report:
+def unapply(root: Path, pin: Pin) -> Report:
     """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the
     pristine tree is back."""
     tree = WorkTree(root, pin.tag)
-    quilt = quilts.find(source.cache_folder(), say)
-    with tree.locked(say) as lock:
+    quilt = quilts.find(source.cache_folder())
+    with tree.locked() as lock:
         found = tree.inspect()
         if found.state is State.ABSENT:
             raise Refused(

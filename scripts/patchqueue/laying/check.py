@@ -3,7 +3,8 @@ what upstream has merged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,8 @@ from .pinned import misshapen, problem_of
 from .place import widened
 from .probe import Finding, probe
 from .replay import Step
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,7 @@ class CheckReport:
 
 
 def check(
-    root: Path,
-    pins: Iterable[Pin],
-    origin: str | None,
-    say: Callable[[str], None],
-    every: Iterable[Pin] = (),
+    root: Path, pins: Iterable[Pin], origin: str | None, every: Iterable[Pin] = ()
 ) -> CheckReport:
     """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be
     had.
@@ -78,11 +77,11 @@ def check(
     pins = list(pins)
     lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]
     if len(lacking) > 1:
-        say(
+        LOG.info(
             f"{counted(len(lacking), 'release')} to fetch first, once: about {15 * len(lacking)} MB"
         )
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
-        sources = list(threads.map(lambda pin: source.fetch(pin, origin, say), pins))
+        sources = list(threads.map(lambda pin: source.fetch(pin, origin), pins))
     with ProcessPoolExecutor(
         mp_context=get_context("fork")
     ) as processes:  # reading their directories does not

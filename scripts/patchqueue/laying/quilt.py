@@ -6,17 +6,19 @@ removed), messages are in English, no hunk is ever applied with fuzz.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..files import disk, run
 from ..files.locking import locked
 from ..outcome import Problem, Refused
+
+LOG = logging.getLogger(__name__)
 
 # how a refreshed patch is written: the same bytes every time
 FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
@@ -74,7 +76,7 @@ def applied(tree: Path) -> list[str]:
     return record.read_text().split("\n")[:-1] if record.is_file() else []
 
 
-def find(cache: Path, say: Callable[[str], None]) -> Quilt:
+def find(cache: Path) -> Quilt:
     """quilt and GNU patch from PATH, else from the cache, else fetched with apt as an ordinary
     user.
 
@@ -88,9 +90,9 @@ def find(cache: Path, say: Callable[[str], None]) -> Quilt:
         return installed
     home = cache / "quilt"
     if not _unpacked(home).works():
-        with locked(cache / ".lock", say):
+        with locked(cache / ".lock"):
             if not _unpacked(home).works():
-                _fetch(home, cache, say)
+                _fetch(home, cache)
     return _unpacked(home)
 
 
@@ -101,7 +103,7 @@ def _unpacked(home: Path) -> Quilt:
     )
 
 
-def _fetch(home: Path, cache: Path, say: Callable[[str], None]) -> None:
+def _fetch(home: Path, cache: Path) -> None:
     """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
     through QUILT_DIR."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
@@ -113,7 +115,7 @@ def _fetch(home: Path, cache: Path, say: Callable[[str], None]) -> None:
                 run.QUILT.install,
             )
         )
-    say("fetching quilt with apt (unpacked in the cache, nothing is installed)")
+    LOG.info("fetching quilt with apt (unpacked in the cache, nothing is installed)")
     with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
         space = Path(name)
         own_lists = [

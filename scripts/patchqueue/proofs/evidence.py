@@ -14,7 +14,6 @@ import json
 import os
 import re
 import runpy
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,9 +75,7 @@ class Taken:
     passed: bool
 
 
-def take(
-    root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: bool = False
-) -> Taken:
+def take(root: Path, pins: Pins, file: Path, stale: bool = False) -> Taken:
     """Check one result and write it below evidence/. Raises Refused where it is unreadable or about
     another tree.
 
@@ -88,8 +85,8 @@ def take(
     found = read(file)
     pin = pins.find(str(found["version"]))
     if not (stale and found["tree_untouched"]):
-        check_tree(root, pin, found, file.name, say)
-    with locked(root / LOCK, say):
+        check_tree(root, pin, found, file.name)
+    with locked(root / LOCK):
         return _keep(place_of(root, pin, found), clean(found))
 
 
@@ -259,7 +256,7 @@ def _misshapen(found: dict) -> str:
     return f"no run ends {unknown[0]!r}" if unknown else ""
 
 
-def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str], None]) -> None:
+def check_tree(root: Path, pin: Pin, found: dict, name: str) -> None:
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
     was built."""
     queue = load_queue(root)
@@ -279,7 +276,7 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str]
         )
     # a header that was edited since changes the tree's provenance, and nothing that ran
     if found["queue"] == identity(queue, patches, pin) and found["tree"] != tree_after(
-        queue, patches, source.fetch(pin, None, say)
+        queue, patches, source.fetch(pin, None)
     ):
         raise Refused(
             Problem(

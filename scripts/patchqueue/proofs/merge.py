@@ -27,7 +27,6 @@ RESULT = "evidence.json"  # as tests/gpu/run.py names it
 REFERENCE = "reference"  # how the modes that others are held against begin
 AGAINST_REFERENCE = ("piecewise", "piecewise-inductor", evidence.BREAKABLE, "eager")
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")  # as run.py writes it, and in an order that text has too
-Say = Callable[[str], None]
 
 
 class Fate(str, enum.Enum):
@@ -96,7 +95,7 @@ def standing(facts: dict, now: str, rules: str) -> tuple:
     )
 
 
-def merge(root: Path, pins: Pins, folder: Path, say: Say) -> list[Gathered]:
+def merge(root: Path, pins: Pins, folder: Path) -> list[Gathered]:
     """Gather every evidence.json below `folder`, each checked as evidence.take checks it. What is
     refused keeps no other out.
 
@@ -114,12 +113,12 @@ def merge(root: Path, pins: Pins, folder: Path, say: Say) -> list[Gathered]:
                 "name the folder that the hosts' result folders were put into",
             )
         )
-    with locked(root / evidence.LOCK, say):
-        return _merge(root, pins, files, say)
+    with locked(root / evidence.LOCK):
+        return _merge(root, pins, files)
 
 
-def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered]:
-    check = _checker(root, say)
+def _merge(root: Path, pins: Pins, files: list[Path]) -> list[Gathered]:
+    check = _checker(root)
     results: dict[Path, list[tuple[Path, dict]]] = {}
     gathered: dict[Path, Gathered] = {}
     pin_of: dict[Path, Pin] = {}
@@ -157,7 +156,7 @@ def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered
     return [gathered[file] for file in files]
 
 
-def _checker(root: Path, say: Say) -> Callable[[Pin, str, str], None]:
+def _checker(root: Path) -> Callable[[Pin, str, str], None]:
     """evidence.check_tree, asked once for each tree: a fleet sends many results about one."""
 
     @cache
@@ -169,7 +168,6 @@ def _checker(root: Path, say: Say) -> Callable[[Pin, str, str], None]:
                 pin,
                 {"tree_untouched": untouched, "changes": changes, "queue": queue, "tree": tree},
                 name,
-                say,
             )
         except Refused as refusal:
             return refusal.problems

@@ -9,7 +9,7 @@ too. Nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +25,6 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.release import Release
 from .unified import merge
 
-Say = Callable[[str], None]
 MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
 
 
@@ -54,11 +53,10 @@ class Stages:
 
     queue: Queue
     pin: Pin
-    say: Say
 
     @cached_property
     def pristine(self) -> source.Source:
-        return source.fetch(self.pin, None, self.say)
+        return source.fetch(self.pin, None)
 
     @cached_property
     def overlay(self) -> Files:
@@ -100,11 +98,7 @@ def nearest_to(pins: Pins, version: Version) -> Pin:
 
 
 def forecast(
-    queue: Queue,
-    pins: Pins,
-    release: Release,
-    say: Say,
-    settled: Mapping[str, Files | str] | None = None,
+    queue: Queue, pins: Pins, release: Release, settled: Mapping[str, Files | str] | None = None
 ) -> Forecast:
     """The queue on a release. settled: what a person decided about a patch: its files as they left
     them, or why it is left out.
@@ -112,7 +106,7 @@ def forecast(
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
     nearest = nearest_to(pins, release.version)
-    stages = Stages(queue, nearest, say)
+    stages = Stages(queue, nearest)
     tried = candidates(queue, nearest, release.version)
     overlay = queue.overlay_for([queue.patches[entry.name] for entry in tried])
     taken = [path for path in overlay if release.read(path) is not None]

@@ -246,9 +246,7 @@ def _texts(
     for pin in served if all(map(source.is_cached, served)) else ():
         there = next(
             each
-            for each in pinned.rows_on(
-                queue, pin.version, source.fetch(pin, None, lambda text: None).read
-            )[0]
+            for each in pinned.rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
             if each.patch == entry.name
         )
         if there.lines is None:

@@ -17,7 +17,7 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,7 +42,6 @@ from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.pins import Pin, Wheel
 
-Say = Callable[[str], None]
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
 VERSION_FILE = GENERATED.removeprefix("python/")
@@ -103,7 +102,7 @@ def local_version(pin: Pin) -> str:
     return f"{pin.version}+{LABEL}.{RELEASE}"
 
 
-def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, say: Say) -> Built:
+def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path) -> Built:
     """Apply the queue, then repack the official wheel for `target` into the folder `out`, whole or
     not at all.
 
@@ -121,7 +120,7 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, s
             )
         )
     wheel = _wheel_for(pin, target)
-    archive = source.fetch(replace(pin, wheels=(wheel,)), origin, say, wheel_only=True)
+    archive = source.fetch(replace(pin, wheels=(wheel,)), origin, wheel_only=True)
     if archive.kind != "wheel":
         raise Refused(
             Problem(
@@ -131,7 +130,7 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, s
                 "give a wheel or a folder of wheels, or leave --from out",
             )
         )
-    report = apply(root, pin, None if origin is None else str(archive.archive), say)
+    report = apply(root, pin, None if origin is None else str(archive.archive))
     with zipfile.ZipFile(archive.archive) as upstream:
         members = {
             member.filename: upstream.read(member)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +42,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
+
 HOSTSITE = Path(__file__).parent / "hostsite"
 SCHEMA = 1
 KERNEL_EDIT = 2  # which form of _let_missing_kernels_raise a kept site has been through
@@ -168,14 +170,7 @@ class Bundle:
 
 
 def pack(
-    root: Path,
-    pins: Pins,
-    pin: Pin,
-    description: Path,
-    sm: int,
-    part_size: int,
-    origin: str | None,
-    say: Say,
+    root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size: int, origin: str | None
 ) -> Bundle:
     """Write dist/bundle/<tag>/ for the host described and GPUs of compute capability `sm` (90 is
     Hopper).
@@ -187,14 +182,9 @@ def pack(
     if not shutil.which("xz"):
         raise Refused(Problem("no-xz", "bundle", "xz is not installed", "install xz-utils"))
     built = build.build(
-        root,
-        pin,
-        build.Target(host.python, host.platform.split("-")[0]),
-        origin,
-        root / "dist",
-        say,
+        root, pin, build.Target(host.python, host.platform.split("-")[0]), origin, root / "dist"
     )
-    site, facts = dependencies(shared, load_host(description, shared.version), sm, say)
+    site, facts = dependencies(shared, load_host(description, shared.version), sm)
     folder = root / "dist/bundle" / pin.tag
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -257,7 +247,7 @@ def pack(
     )
 
 
-def dependencies(pin: Pin, host: Host, sm: int, say: Say) -> tuple[Path, dict]:
+def dependencies(pin: Pin, host: Host, sm: int) -> tuple[Path, dict]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
     manifest says about them."""
     locked = resolve(pin, host)
@@ -276,7 +266,7 @@ def dependencies(pin: Pin, host: Host, sm: int, say: Say) -> tuple[Path, dict]:
     ).hexdigest()
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
-        say(f"packing the dependencies of {pin.version} (a few minutes, once)")
+        LOG.info(f"packing the dependencies of {pin.version} (a few minutes, once)")
         _make_site(kept, locked, pin, host, sm)
     return kept / "site.tar.xz", json.loads((kept / "facts.json").read_text())
 
