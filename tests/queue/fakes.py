@@ -6,10 +6,11 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -305,7 +306,24 @@ def program(path: Path, line: str) -> Path:
     return path
 
 
-def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def kill_at(number: int, run: Callable[[], object]) -> None:
+    """Do something in a process that is killed at the number-th rename."""
+    child = os.fork()
+    if not child:
+        with pytest.MonkeyPatch.context() as patch:
+            killed_at(number, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            run()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def killed_at(
+    number: int, monkeypatch: pytest.MonkeyPatch, die: Callable[[], None] = interrupt
+) -> None:
     """The process dies at the number-th rename."""
     calls = []
 
@@ -313,7 +331,7 @@ def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrapped(*arguments, **options):
             calls.append(function)
             if len(calls) == number:
-                raise KeyboardInterrupt
+                die()
             return function(*arguments, **options)
 
         return wrapped

@@ -337,7 +337,7 @@ def test_a_merge_that_is_killed_leaves_whole_files(fleet, monkeypatch):
         replaced.append(target)
         os.rename(source, target)
 
-    monkeypatch.setattr(evidence.os, "replace", once)
+    monkeypatch.setattr(os, "replace", once)
     with pytest.raises(KeyboardInterrupt):
         fleet.merge()
     monkeypatch.undo()

@@ -8,7 +8,6 @@ it was made for.
 from __future__ import annotations
 
 import datetime
-import os
 import re
 import sys
 import tempfile
@@ -25,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from ..files import run
+from ..files import atomic, run
 from ..hint import to_type
 from ..outcome import Problem, Refused
 
@@ -230,7 +229,6 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
     Writes `out` whole or not at all. Raises Refused with uv's own words when there is no
     resolution.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="patchqueue-lock-") as scratch:
         wanted, excludes, made = (
             Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml")
@@ -257,15 +255,7 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
             f"sglang=={version} as of {as_of}: {error}",
             "if CPU tests do without that package, name it in LEFT_OUT with the reason",
         ) from None
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, out)
-    except BaseException:
-        os.unlink(name)
-        raise
+    atomic.write(out, text.encode())
 
 
 def _refused(version: str, what: str, step: str) -> Refused:

@@ -11,13 +11,13 @@ what a run was made under, and the file does not say, the run says under "host".
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..files import atomic
 from ..files.locking import locked
 from ..hint import to_type
 from ..laying.apply import changes, identity, load_queue, select, tree_after
@@ -113,10 +113,7 @@ def place_of(root: Path, pin: Pin, found: dict) -> Path:
 
 def put(path: Path, text: str) -> None:
     """Write a file whole or not at all: a run that is killed leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    atomic.write(path, text.encode())
 
 
 def passed(found: dict) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import tomlkit
 from packaging.version import InvalidVersion, Version
 
+from ..files import atomic
 from ..files.tree import hash_listing, python_part, sha256
 from ..hint import to_type
 from ..outcome import Problem, Refused
@@ -80,10 +81,7 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
         entry = describe(version, wheels)
     pins.check(entry.unwrap())
     document["revision"].append(entry)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".toml.new")
-    temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
-    temporary.replace(path)
+    atomic.write(path, tomlkit.dumps(document).encode())
     return pins.load(root).find(str(version))
 
 

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
+from ..files import atomic
 from ..files.tree import (
     GENERATED,
     LISTING,
@@ -143,7 +143,7 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path) -
     }
     made = repack(members, patched_files(report.path), pin, record)
     path = out / name_of(wheel, pin)
-    _write(path, made, _epoch(pin))
+    atomic.write(path, _zip(made, _epoch(pin)))
     return Built(
         pin,
         path,
@@ -364,25 +364,15 @@ def _epoch(pin: Pin) -> tuple[int, int, int, int, int, int]:
     return (pin.released.year, pin.released.month, pin.released.day, 0, 0, 0)
 
 
-def _write(path: Path, members: Mapping[str, bytes], when: Sequence[int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with (
-            os.fdopen(handle, "wb") as file,
-            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive,
-        ):
-            for name, content in members.items():
-                member = zipfile.ZipInfo(name, tuple(when))
-                # Unix, whatever made it: the permissions below count there only
-                member.create_system = 3
-                member.external_attr = (
-                    0o100000 | (PROGRAM_MODE if name.endswith(".so") else FILE_MODE)
-                ) << 16
-                member.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(member, content, compresslevel=6)
-        os.chmod(temporary, FILE_MODE)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _zip(members: Mapping[str, bytes], when: Sequence[int]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name, content in members.items():
+            member = zipfile.ZipInfo(name, tuple(when))
+            # Unix, whatever made it: the permissions below count there only
+            member.create_system = 3
+            mode = PROGRAM_MODE if name.endswith(".so") else FILE_MODE
+            member.external_attr = (0o100000 | mode) << 16
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, content, compresslevel=6)
+    return out.getvalue()

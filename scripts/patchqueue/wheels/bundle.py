@@ -29,7 +29,7 @@ from pathlib import Path
 
 from .. import RELEASE
 from ..environments.lock import body, until
-from ..files import run
+from ..files import atomic, run
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder, file_sha256
@@ -376,7 +376,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
         "left_out": [{"reason": rule.reason, "names": list(rule.names)} for rule in LEFT_OUT],
         "trimmed": trimmed,
     }
-    (kept / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+    atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def _trim(site: Path, rule: Trimmed) -> dict:
