@@ -24,8 +24,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from patchqueue.files.tree import hash_listing  # noqa: E402
 from patchqueue.handover import backport, export  # noqa: E402
 from patchqueue.handover.repository import Repository, open_repository  # noqa: E402
-from patchqueue.laying.apply import load_queue, tree_after  # noqa: E402
+from patchqueue.laying.apply import load_queue  # noqa: E402
 from patchqueue.laying.replay import replay  # noqa: E402
+from patchqueue.laying.selection import Selection  # noqa: E402
 from patchqueue.outcome import Outcome, Refused  # noqa: E402
 from patchqueue.queue.patchfile import parse_diff  # noqa: E402
 from patchqueue.queue.series import Queue  # noqa: E402
@@ -64,7 +65,7 @@ def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> 
         "commits": len(made.commits),
         "backport_s": round(seconds, 1),
         "tree_is_applys": hash_listing(repository.listing(tip, "python"))
-        == tree_after(queue, patches, source.fetch(pin, None)),
+        == Selection(queue, pin).tree_after(source.fetch(pin, None)),
         "am_tree": am(checkout, space / "am", made.base, sorted((space / "mails").iterdir()))
         == (tree(repository, tip), tip),
         "read_back": names == [patch.name for patch in patches],

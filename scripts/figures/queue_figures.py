@@ -37,7 +37,8 @@ from patchqueue.commands import paths  # noqa: E402
 from patchqueue.files.tree import hash_listing, list_folder, list_package  # noqa: E402
 from patchqueue.install import inplace, journal  # noqa: E402
 from patchqueue.laying import quilt  # noqa: E402
-from patchqueue.laying.apply import load_queue, select, tree_after  # noqa: E402
+from patchqueue.laying.apply import load_queue  # noqa: E402
+from patchqueue.laying.selection import select  # noqa: E402
 from patchqueue.laying.worktree import State, WorkTree, read_record  # noqa: E402
 from patchqueue.queue import placed, series  # noqa: E402
 from patchqueue.upstream import pins, source  # noqa: E402
@@ -178,7 +179,7 @@ class Copy:
         killed had a part in it."""
         queue, _ = series.read(self.root)
         pin = pins.load(self.root).find(self.tag)
-        return tree_after(queue, select(queue, pin), source.fetch(pin, None))
+        return select(queue, pin).tree_after(source.fetch(pin, None))
 
     def tree_hash(self) -> str:
         return hash_listing(list_folder(self.tree))

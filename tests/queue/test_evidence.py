@@ -11,7 +11,7 @@ import pytest
 from fakes import TAG, VERSION
 from packaging.version import Version
 
-from patchqueue.laying import apply
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.proofs import evidence, status
 from patchqueue.queue import series
@@ -283,7 +283,7 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
         for model in NEMOTRON.models
     ]
     return {
-        "changes": apply.changes(of, of.select(pin.version), pin),
+        "changes": Selection(of, pin).effect_sha256,
         "date": "2030-01-02",
         "gpu": {"name": "NVIDIA Fake"},
         "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True},

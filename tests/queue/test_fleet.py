@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from patchqueue.commands.cli import main
-from patchqueue.laying import apply
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.proofs import evidence, fleet, status
 from patchqueue.queue import series
@@ -137,7 +137,7 @@ def keep(project: Path, *runs: tuple[str, str, str], gpu: str = "NVIDIA H200", *
         "schema": 1,
         "version": "0.5.9",
         "queue": "",
-        "changes": apply.changes(queue, queue.select(pin.version), pin),
+        "changes": Selection(queue, pin).effect_sha256,
         "tree": "",
         "tree_untouched": True,
         "gpu": {"name": gpu},

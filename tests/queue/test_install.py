@@ -27,7 +27,8 @@ from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.files.locking import locked_folder
 from patchqueue.install import inplace, installed, journal
-from patchqueue.laying.apply import load_queue, select, tree_after
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
@@ -1015,7 +1016,7 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
         report.record["tree"].items()
         >= {
             "before": pin.tree,
-            "after": tree_after(queue, select(queue, pin), pristine),
+            "after": select(queue, pin).tree_after(pristine),
         }.items()
     )
     assert trees.hash_listing(trees.list_package(site)) == report.record["tree"]["after"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, result
 
 from patchqueue.commands.cli import main
-from patchqueue.laying import apply
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.proofs import evidence, merge, status
 from patchqueue.proofs.merge import Fate, fold
@@ -435,7 +435,7 @@ def merged(queue, feature: status.Feature, **of_model) -> dict:
     is otherwise there."""
     pin = PINS.find("v0.5.9")
     facts = {
-        "changes": apply.changes(queue, queue.select(pin.version), pin),
+        "changes": Selection(queue, pin).effect_sha256,
         "date": "2030-01-02",
         "gpu": gpu(),
         "harness": RULES,

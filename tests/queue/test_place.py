@@ -11,9 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from patchqueue.laying import pinned, place, quilt
-from patchqueue.laying.apply import apply, changes, load_queue
+from patchqueue.laying.apply import apply, load_queue
 from patchqueue.laying.check import check
 from patchqueue.laying.refresh import refresh
+from patchqueue.laying.selection import Selection
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import patchfile, placed
@@ -345,7 +346,7 @@ def test_evidence_stays_when_a_text_comes_to_be_shared(two):
     there.
     """
     queue, pin = load_queue(two.root), every(two).find(SHORT)
-    shared = changes(queue, queue.select(pin.version), pin)
+    shared = Selection(queue, pin).effect_sha256
     row = pinned.rows_on(queue, pin.version, source.fetch(pin, None).read)[0][0]
     own = place.widened(placed.at(queue.patches[COUNT], row.lines), row.before)
     two.write("patches/steps/count-once-more@9.9.3.patch", f"Variant-Of: {COUNT}\n\n{own.diff}")
@@ -359,7 +360,7 @@ def test_evidence_stays_when_a_text_comes_to_be_shared(two):
     assert [each.name for each in queue.select(pin.version)] == [
         "steps/count-once-more@9.9.3.patch"
     ]
-    assert changes(queue, queue.select(pin.version), pin) == shared
+    assert Selection(queue, pin).effect_sha256 == shared
 
 
 @settings(max_examples=5)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 from patchqueue.laying import quilt
-from patchqueue.laying.apply import load_queue, replay_on, select, stack
+from patchqueue.laying.apply import load_queue
 from patchqueue.laying.place import edits
+from patchqueue.laying.selection import Selection, select
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome
 from patchqueue.queue import placed, series
@@ -137,13 +138,12 @@ def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(carried):
     cut = carried.root
     queue, real = load_queue(cut), load_queue(ROOT)
     pristine = source.fetch(pins.load(ROOT).find(str(NEW)), None)
-    made, wanted = (
-        queue.select(NEW),
-        [patch for patch in real.select(NEW) if real.base(patch.name) not in LATER],
-    )
+    earlier = tuple(entry for entry in real.entries if entry.base not in LATER)
+    real = replace(real, entries=earlier)
+    made, wanted = queue.select(NEW), real.select(NEW)
     assert [queue.base(patch.name) for patch in made] == [real.base(patch.name) for patch in wanted]
     assert [edits(patch) for patch in made] == [edits(patch) for patch in wanted]
-    replayed, hand = replay_on(queue, made, pristine), replay_on(real, wanted, pristine)
+    replayed, hand = (Selection(each, pristine.pin).replay(pristine.read) for each in (queue, real))
     assert replayed.problems == () == hand.problems
     changed = {path for patch in wanted for file in patch.files for path in [file.path]}
     assert {path: replayed.files[path] for path in changed} == {
@@ -185,8 +185,9 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
     queue, pin = load_queue(ROOT), pins.load(ROOT).all[-1]
     stages = Stages(queue, pin)
     stages.pristine.unpack(tmp_path)
-    patches = select(queue, pin)
-    pushed = stack(queue, patches, pin, replay_on(queue, patches, stages.pristine))
+    selection = select(queue, pin)
+    patches, replayed = selection.patches, selection.replay(stages.pristine.read)
+    pushed = selection.stack(replayed)
     write_patches(tmp_path, pushed)
     engine = quilt.find(CACHE)
     while (done := engine.run(tmp_path, "push", "--fuzz=0")).returncode == 0:

@@ -31,10 +31,9 @@ from ..files.tree import (
     sha256,
 )
 from ..hint import to_type
-from ..laying.apply import identity, load_queue, overlay_of, record_of, select, stack
-from ..laying.replay import replay
+from ..laying.apply import load_queue
+from ..laying.selection import Selection, select
 from ..outcome import Outcome, Problem, Refused
-from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
 from ..wheels import build
@@ -82,7 +81,7 @@ def install(root: Path, site: Path, discard: bool = False) -> Report:
         if found:
             pin = pins.find(found.record["version"])
             faults = _faults(found)
-            if found.record["queue"] == identity(queue, select(queue, pin), pin) and not faults:
+            if found.record["queue"] == select(queue, pin).stack_sha256 and not faults:
                 return Report(place, Outcome.ALREADY_APPLIED, found.record, *_counts(found))
             _refuse_edits(found, faults, discard)
             LOG.info(f"queue release {found.record['release']} is taken off first")
@@ -101,7 +100,7 @@ def install(root: Path, site: Path, discard: bool = False) -> Report:
                     "use the release as it is",
                 )
             )
-        return _lay(queue, select(queue, known.pin), here, known)
+        return _lay(select(queue, known.pin), here, known)
 
 
 def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
@@ -299,7 +298,7 @@ def _by_wheel(here: Installed) -> dict | None:
 
 def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pins) -> Report:
     pin = pins.find(record["version"])
-    if record["queue"] != identity(queue, select(queue, pin), pin):
+    if record["queue"] != select(queue, pin).stack_sha256:
         raise Refused(
             Problem(
                 "patched-wheel",
@@ -316,8 +315,8 @@ def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pin
     )
 
 
-def _lay(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -> Report:
-    changes, record = plan(queue, patches, here, known)
+def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
+    changes, record = plan(selection, here, known)
     _refuse_unwritable(here.site, changes)
     try:
         made = journal.prepare(
@@ -346,7 +345,7 @@ def _lay(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -
 
 
 def plan(
-    queue: Queue, patches: list[Patch], here: Installed, known: Identity
+    selection: Selection, here: Installed, known: Identity
 ) -> tuple[dict[str, bytes | None], dict]:
     """What to change, in order, and the provenance to keep. Raises Refused where a patch does not
     fit.
@@ -354,12 +353,7 @@ def plan(
     Order: byte code goes, the overlay comes (nothing imports it yet), then the patched files, pip's
     own records, and last the file with which a server says that it is patched.
     """
-    laid = replay(
-        patches,
-        overlay_of(queue, patches, known.pin),
-        lambda path: _read(here.site, path),
-        known.pin.tag,
-    )
+    laid = selection.replay(lambda path: _read(here.site, path))
     if laid.problems:
         raise Refused(laid.problems)
     files = {
@@ -371,15 +365,9 @@ def plan(
         "name": f"sglang {here.version or known.pin.version}",
         "sha256": hash_listing(here.listing).removeprefix("sha256:"),
     }
-    record = record_of(
-        queue,
-        patches,
-        known.pin,
-        origin,
-        here.listing,
-        after,
-        stack(queue, patches, known.pin, laid),
-    ) | {"release": RELEASE}
+    record = selection.record(origin, here.listing, after, selection.stack(laid)) | {
+        "release": RELEASE
+    }
     if PROVENANCE in after:
         files[LISTING] = listing_text(own_listing(after)).encode()
     by_place = {path.removeprefix(PREFIX): content for path, content in files.items()}

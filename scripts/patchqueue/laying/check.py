@@ -20,11 +20,12 @@ from ..queue.series import Queue
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from .apply import finish_writing, replay_on, select
+from .apply import finish_writing
 from .pinned import misshapen, problem_of
 from .place import widened
 from .probe import Finding, probe
 from .replay import Step
+from .selection import select
 
 LOG = logging.getLogger(__name__)
 
@@ -99,16 +100,16 @@ def _one(queue: Queue, pristine: Source) -> PinReport:
     findings = tuple(probe(queue, pin, pristine.read))
     problems = [finding.problem for finding in findings if finding.problem]
     try:
-        patches = select(queue, pin)
+        selection = select(queue, pin)
     except Refused as refusal:
         return PinReport(pin, (), findings, (*problems, *refusal.problems))
-    replayed = replay_on(queue, patches, pristine)
+    replayed = selection.replay(pristine.read)
     other = None if replayed.problems else problem_of(queue, pin, replayed.files)
     below = {step.patch: step.below for step in replayed.steps}
     texts = (
         {}
         if replayed.problems
-        else {patch.name: widened(patch, below[patch.name]) for patch in patches}
+        else {patch.name: widened(patch, below[patch.name]) for patch in selection.patches}
     )
     return PinReport(
         pin,

@@ -28,9 +28,10 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
 from . import pinned
 from . import quilt as quilts
-from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue, replay_on, stack
+from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue
 from .pinned import rows_on
 from .place import Files, Row, fitted, lay_patch, shared, widened
+from .selection import Selection
 from .worktree import State, WorkTree, read_record
 
 LOG = logging.getLogger(__name__)
@@ -212,16 +213,16 @@ def _plan(
     }
     changes += pinned.plan(made, [other.version for other in pins.all], found)
     made, _ = tried(queue, changes)
-    patches = made.select(pin.version)
-    replayed = replay_on(made, patches, pristine)
+    selection = Selection(made, pin)
+    replayed = selection.replay(pristine.read)
     if replayed.problems:
         raise Refused(replayed.problems)
     kept = pristine.listing() | {path: sha256(content) for path, content in replayed.files.items()}
-    now = stack(made, patches, pin, replayed)
+    now = selection.stack(replayed)
     lost = [
         path
         for path in differing(kept, tree.listing)
-        if path in tree.listing and path not in _moved_on(patches, tree.recorded, now)
+        if path in tree.listing and path not in _moved_on(selection.patches, tree.recorded, now)
     ]
     # the tree is about to be built anew from the queue: never when that would lose an edit
     if lost:

@@ -20,7 +20,8 @@ from typing import Any
 from ..files import atomic
 from ..files.locking import locked
 from ..hint import to_type
-from ..laying.apply import changes, identity, load_queue, select, tree_after
+from ..laying.apply import load_queue
+from ..laying.selection import select
 from ..outcome import Problem, Refused
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -256,8 +257,7 @@ def _misshapen(found: dict) -> str:
 def check_tree(root: Path, pin: Pin, found: dict, name: str) -> None:
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
     was built."""
-    queue = load_queue(root)
-    patches = select(queue, pin)
+    selection = select(load_queue(root), pin)
     again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
     if not found["tree_untouched"]:
         raise Refused(
@@ -265,15 +265,15 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str) -> None:
                 "touched-tree", name, "files of the tree were changed after it was built", again
             )
         )
-    if found["changes"] != changes(queue, patches, pin):
+    if found["changes"] != selection.effect_sha256:
         raise Refused(
             Problem(
                 "stale-evidence", name, f"is about another queue than today's for {pin.tag}", again
             )
         )
     # a header that was edited since changes the tree's provenance, and nothing that ran
-    if found["queue"] == identity(queue, patches, pin) and found["tree"] != tree_after(
-        queue, patches, source.fetch(pin, None)
+    if found["queue"] == selection.stack_sha256 and found["tree"] != selection.tree_after(
+        source.fetch(pin, None)
     ):
         raise Refused(
             Problem(
@@ -287,8 +287,7 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str) -> None:
 
 def today(root: Path, pin: Pin) -> str:
     """The identity of what the queue does to a release now."""
-    queue = load_queue(root)
-    return changes(queue, select(queue, pin), pin)
+    return select(load_queue(root), pin).effect_sha256
 
 
 def slug(gpu: str) -> str:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ..environments.testing import lock_file
 from ..hint import to_type
-from ..laying.apply import changes, load_queue
+from ..laying.apply import load_queue
+from ..laying.selection import Selection
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin
 from ..wheels.host import load as load_host
@@ -102,7 +103,7 @@ def jobs(
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host, now = (
             load_host(description, pin.version),
-            changes(queue, queue.select(pin.version), pin),
+            Selection(queue, pin).effect_sha256,
         )
         expected = [(one, status.expected(queue, pin, one).state) for one in status.FEATURES]
         for gpu in labels:

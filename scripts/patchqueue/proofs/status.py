@@ -14,7 +14,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..hint import to_type
-from ..laying.apply import changes, load_queue
+from ..laying.apply import load_queue
+from ..laying.selection import Selection
 from ..outcome import Problem, Refused
 from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
@@ -197,7 +198,7 @@ def judge(found: dict, queue: Queue, pin: Pin, feature: Feature, rules: str) -> 
     ):
         return None
     then = _verdict(runs, rules)
-    now = changes(queue, queue.select(pin.version), pin)
+    now = Selection(queue, pin).effect_sha256
     earlier = sorted(one["date"] for _, one in runs if one["changes"] != now)
     if earlier:
         return Cell(
