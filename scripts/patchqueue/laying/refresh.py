@@ -30,7 +30,7 @@ from . import pinned
 from . import quilt as quilts
 from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue
 from .pinned import rows_on
-from .place import Files, Row, fitted, lay_patch, shared, widened
+from .place import Files, Row, fitted, lay_patch, one_text, widened
 from .selection import Selection
 from .worktree import State, WorkTree, read_record
 
@@ -385,27 +385,21 @@ def _shared(
     others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
     if patch is None or not others:
         return Change(f"patches/{entry.name}", content, "refreshed")
-    served = sorted([pin, *others], key=lambda each: each.version)
-    below = {each: _below(queue, patch, each) for each in served}
-    texts = [patch if each == pin else fitted(patch, below[each]) for each in served]
-    whole = [own for own in texts if own is not None]
-    text = shared(whole) if len(whole) == len(texts) else None
-    broken = [each.tag for each, own in zip(served, texts) if own is None] or [
-        other.tag for other in others
-    ]
-    if text is not None and all(
-        lay_patch(text, files.get).lines is not None for files in below.values()
-    ):
-        return Change(
-            f"patches/{entry.name}",
-            placed.of_files(patch, text.files).content,
-            f"refreshed, for {' '.join(other.tag for other in others)} too",
-        )
-    known = [other.version for other in pins.all]
+    served = {each.version: each for each in (pin, *others)}
+    below = {version: _below(queue, patch, each) for version, each in served.items()}
+    texts = {
+        version: patch if each == pin else fitted(patch, below[version])
+        for version, each in served.items()
+    }
+    tags = [other.tag for other in others]
+    if text := one_text(texts, below):
+        why = f"refreshed, for {' '.join(tags)} too"
+        return Change(f"patches/{entry.name}", placed.of_files(patch, text.files).content, why)
+    broken = [served[version].tag for version in sorted(served) if texts[version] is None] or tags
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
-    return variant(
-        queue, entry, pin.version, known, lines, patchfile.split(content.decode("utf-8"))[1], why
-    )
+    known = [other.version for other in pins.all]
+    diff = patchfile.split(content.decode("utf-8"))[1]
+    return variant(queue, entry, pin.version, known, lines, diff, why)
 
 
 def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
