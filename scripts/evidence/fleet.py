@@ -15,7 +15,8 @@ from pathlib import Path
 
 from patchqueue.environments.testing import lock_file
 from patchqueue.hint import to_type
-from patchqueue.laying.apply import changes, load_queue
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin
 from patchqueue.wheels.host import load as load_host
@@ -105,7 +106,7 @@ def jobs(
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host, now = (
             load_host(description, pin.version),
-            changes(queue, queue.select(pin.version), pin),
+            Selection(queue, pin).effect_sha256,
         )
         expected = [(one, status.expected(queue, pin, one).state) for one in shape.features]
         for gpu in labels:

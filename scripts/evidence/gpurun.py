@@ -3,22 +3,25 @@ the one at hand."""
 
 from __future__ import annotations
 
-import os
+import logging
 import runpy
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
-from patchqueue.environments.lock import LockFailed, find_uv, quiet_uv, until
+from patchqueue.environments.lock import until
 from patchqueue.files.locking import locked
+from patchqueue.files.run import Failed, uv
 from patchqueue.hint import to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin
 from patchqueue.wheels import build, untouched
+
+LOG = logging.getLogger(__name__)
 
 # What each script of tests/gpu writes.
 RESULTS = {
@@ -31,7 +34,6 @@ RESULTS = {
 BESIDE_UNTOUCHED = ("gain", "agree")  # scripts that run the release without the queue too
 FOLDER = Path("dist/gpu")
 TESTS = Path("tests/gpu")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Ran:
     result: Path | None
 
 
-def run(  # noqa: PLR0913, PLR0917
+def run(
     root: Path,
     pin: Pin,
     script: str,
@@ -51,7 +53,6 @@ def run(  # noqa: PLR0913, PLR0917
     sites: Sequence[Path],
     origin: str | None,
     words: Sequence[str],
-    say: Say,
     out: Path | None = None,
 ) -> Ran:
     """Build the release's wheel and run tests/gpu/<script>.py on it, with its output passed on.
@@ -65,14 +66,14 @@ def run(  # noqa: PLR0913, PLR0917
             Problem("not-empty", str(out), "holds files already", "name a new folder with --out")
         )
     look_for_gpu(pin)
-    built = build.build(root, pin, build.Target.here(), origin, root / "dist", say)
+    built = build.build(root, pin, build.Target.here(), origin, root / "dist")
     folder = root / FOLDER / pin.tag
     if here:
         python, tree = here, unpack(built.path, (out or folder) / "tree")
     else:
-        with locked(root / FOLDER / f"{pin.tag}.lock", say):
+        with locked(root / FOLDER / f"{pin.tag}.lock"):
             python, tree = environment(
-                pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env", say
+                pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env"
             )
     out = out or folder / script
     if out.parent == folder:
@@ -138,7 +139,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
     return folder
 
 
-def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tuple[str, Path]:
+def environment(pin: Pin, wheel: Path, lock: Path, folder: Path) -> tuple[str, Path]:
     """(python, its site-packages) with the wheel and all that it requires: as in the release's
     lock, and what that leaves out (CUDA's libraries, kernels built ahead) as the index stood on the
     pin's day.
@@ -149,10 +150,9 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tu
     python = folder / "bin/python"
     mark = folder / f"{wheel.name}.{build.source.file_sha256(wheel)[:16]}"
     if not mark.is_file():
-        say(f"making {pin.tag}'s own environment, once (about 10 GB on disk, minutes)")
+        LOG.info(f"making {pin.tag}'s own environment, once (about 10 GB on disk, minutes)")
         _uv(
             "venv",
-            "--quiet",
             "--clear",
             "--python",
             f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -161,8 +161,6 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tu
         _uv(
             "pip",
             "install",
-            "--quiet",
-            "--no-config",
             "--prerelease=allow",
             "--exclude-newer",
             until(pin.resolve_as_of),
@@ -183,17 +181,7 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path, say: Say) -> tu
 
 def _uv(*words: str) -> None:
     try:
-        done = subprocess.run(
-            [find_uv(), *words], env=quiet_uv(os.environ), capture_output=True, text=True
-        )
-    except LockFailed as failure:
-        raise Refused(Problem("no-uv", "gpu", failure.what, failure.next_step)) from None
-    if done.returncode:
-        raise Refused(
-            Problem(
-                "no-environment",
-                "gpu",
-                done.stderr.strip()[-1500:],
-                f"`--here --site FOLDER` runs in the interpreter at hand; see {to_type('bundle')}",
-            )
-        )
+        uv(*words)
+    except Failed as failure:
+        step = f"`--here --site FOLDER` runs in the interpreter at hand; see {to_type('bundle')}"
+        raise Refused(Problem("no-environment", "gpu", failure.said[-1500:], step)) from None

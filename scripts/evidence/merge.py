@@ -28,7 +28,6 @@ RESULT = "evidence.json"  # as tests/gpu/run.py names it
 REFERENCE = "reference"  # how the modes that others are held against begin
 AGAINST_REFERENCE = ("piecewise", "piecewise-inductor", store.BREAKABLE, "eager")
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")  # as run.py writes it, and in an order that text has too
-Say = Callable[[str], None]
 
 
 class Fate(str, enum.Enum):
@@ -97,8 +96,8 @@ def standing(facts: dict, now: str, rules: str) -> tuple:
     )
 
 
-def merge(root: Path, pins: Pins, folder: Path, say: Say) -> list[Gathered]:
-    """Gather every evidence.json below `folder`, each checked as store.take checks it. What is
+def merge(root: Path, pins: Pins, folder: Path) -> list[Gathered]:
+    """Gather every store.json below `folder`, each checked as store.take checks it. What is
     refused keeps no other out.
 
     Every file below evidence/ is replaced whole or left alone; a merge that was killed is finished
@@ -115,12 +114,12 @@ def merge(root: Path, pins: Pins, folder: Path, say: Say) -> list[Gathered]:
                 "name the folder that the hosts' result folders were put into",
             )
         )
-    with locked(root / store.LOCK, say):
-        return _merge(root, pins, files, say)
+    with locked(root / store.LOCK):
+        return _merge(root, pins, files)
 
 
-def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered]:
-    check = _checker(root, say)
+def _merge(root: Path, pins: Pins, files: list[Path]) -> list[Gathered]:
+    check = _checker(root)
     results: dict[Path, list[tuple[Path, dict]]] = {}
     gathered: dict[Path, Gathered] = {}
     pin_of: dict[Path, Pin] = {}
@@ -158,7 +157,7 @@ def _merge(root: Path, pins: Pins, files: list[Path], say: Say) -> list[Gathered
     return [gathered[file] for file in files]
 
 
-def _checker(root: Path, say: Say) -> Callable[[Pin, str, str], None]:
+def _checker(root: Path) -> Callable[[Pin, str, str], None]:
     """store.check_tree, asked once for each tree: a fleet sends many results about one."""
 
     @cache
@@ -170,7 +169,6 @@ def _checker(root: Path, say: Say) -> Callable[[Pin, str, str], None]:
                 pin,
                 {"tree_untouched": untouched, "changes": changes, "queue": queue, "tree": tree},
                 name,
-                say,
             )
         except Refused as refusal:
             return refusal.problems

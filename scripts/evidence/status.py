@@ -13,7 +13,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchqueue.hint import to_type
-from patchqueue.laying.apply import changes, load_queue
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
@@ -94,7 +95,7 @@ def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -
     ):
         return None
     then = _verdict(runs, rules)
-    now = changes(queue, queue.select(pin.version), pin)
+    now = Selection(queue, pin).effect_sha256
     earlier = sorted(one.date for _, one in runs if one.changes != now)
     if earlier:
         return Cell(

@@ -11,20 +11,20 @@ what a run was made under, and the file does not say, the run says under "host".
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from patchqueue.files import record
+from patchqueue.files import atomic, record
 from patchqueue.files.locking import locked
 from patchqueue.hint import to_type
-from patchqueue.laying.apply import changes, identity, load_queue, select, tree_after
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import pins as pinning
 from patchqueue.upstream import source
@@ -69,9 +69,7 @@ class Taken:
     passed: bool
 
 
-def take(
-    root: Path, pins: Pins, file: Path, say: Callable[[str], None], stale: bool = False
-) -> Taken:
+def take(root: Path, pins: Pins, file: Path, stale: bool = False) -> Taken:
     """Check one result and write it below evidence/. Raises Refused where it is unreadable or about
     another tree.
 
@@ -81,8 +79,8 @@ def take(
     found = read(file)
     pin = pins.find(str(found["version"]))
     if not (stale and found["tree_untouched"]):
-        check_tree(root, pin, found, file.name, say)
-    with locked(root / LOCK, say):
+        check_tree(root, pin, found, file.name)
+    with locked(root / LOCK):
         return _keep(place_of(root, pin, found), clean(found))
 
 
@@ -109,10 +107,7 @@ def place_of(root: Path, pin: Pin, found: dict) -> Path:
 
 def put(path: Path, text: str) -> None:
     """Write a file whole or not at all: a run that is killed leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    atomic.write(path, text.encode())
 
 
 def passed(found: dict) -> bool:
@@ -211,11 +206,10 @@ def timed(root: Path, names: str, kind: type[T]) -> list[T]:
     ]
 
 
-def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str], None]) -> None:
+def check_tree(root: Path, pin: Pin, found: dict, name: str) -> None:
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
     was built."""
-    queue = load_queue(root)
-    patches = select(queue, pin)
+    selection = select(load_queue(root), pin)
     again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
     if not found["tree_untouched"]:
         raise Refused(
@@ -223,15 +217,15 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str]
                 "touched-tree", name, "files of the tree were changed after it was built", again
             )
         )
-    if found["changes"] != changes(queue, patches, pin):
+    if found["changes"] != selection.effect_sha256:
         raise Refused(
             Problem(
                 "stale-evidence", name, f"is about another queue than today's for {pin.tag}", again
             )
         )
     # a header that was edited since changes the tree's provenance, and nothing that ran
-    if found["queue"] == identity(queue, patches, pin) and found["tree"] != tree_after(
-        queue, patches, source.fetch(pin, None, say)
+    if found["queue"] == selection.stack_sha256 and found["tree"] != selection.tree_after(
+        source.fetch(pin, None)
     ):
         raise Refused(
             Problem(
@@ -245,8 +239,7 @@ def check_tree(root: Path, pin: Pin, found: dict, name: str, say: Callable[[str]
 
 def today(root: Path, pin: Pin) -> str:
     """The identity of what the queue does to a release now."""
-    queue = load_queue(root)
-    return changes(queue, select(queue, pin), pin)
+    return select(load_queue(root), pin).effect_sha256
 
 
 def slug(gpu: str) -> str:

@@ -3,9 +3,11 @@ few lines)."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ def quilt_home() -> Path | None:
     """Where the machine's own cache has quilt unpacked; None where quilt is on PATH. Asked for
     before anything is redirected."""
     cache = source.cache_folder()
-    return None if quilt.find(cache, print).command == "quilt" else cache / "quilt"
+    return None if quilt.find(cache).command == "quilt" else cache / "quilt"
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +73,18 @@ def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "PIP_CONFIG_FILE": os.devnull,
     }.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What the tool tells the user on the way."""
+    lines: list[str] = []
+    handler, top = logging.Handler(), logging.getLogger("patchqueue")
+    handler.emit = lambda record: lines.append(record.getMessage())
+    top.setLevel(logging.INFO)
+    top.addHandler(handler)
+    yield lines
+    top.removeHandler(handler)
 
 
 STARTED_PIP = source._pip

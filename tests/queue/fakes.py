@@ -7,11 +7,12 @@ import argparse
 import difflib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -122,18 +123,13 @@ def patch_text(
     return f"{header(**changes)}\n{diff(path, before, after)}"
 
 
-def quiet(text: str) -> None:
-    """Say nothing."""
-
-
 @dataclass
 class Project:
-    """A project's folder. said: what the tool told the user on the way."""
+    """A project's folder."""
 
     root: Path
     cache: Path
     wheels: Path
-    said: list[str] = field(default_factory=list)
 
     @property
     def tree(self) -> Path:
@@ -162,28 +158,26 @@ class Project:
         wheel = write_wheel(
             self.wheels / f"sglang-{version}-py3-none-any.whl", files or release_of(version)
         )
-        pin.add(self.root, version, str(self.wheels), quiet)
+        pin.add(self.root, version, str(self.wheels))
         return wheel
 
     def warm(self) -> None:
         """Put every release into the cache."""
         for each in pins.load(self.root).all:
-            source.fetch(each, str(self.wheels), quiet)
+            source.fetch(each, str(self.wheels))
 
     def place(self) -> None:
         """Pin the lines and trees that the queue has now on every release; their wheels are in the
         cache, or come into it."""
         self.warm()
         every = pins.load(self.root)
-        pinned.write(self.root, every, every.all, None, quiet)
+        pinned.write(self.root, every, every.all, None)
 
     def apply(self, origin: object = None, **options) -> apply.Report:
-        return apply.apply(
-            self.root, self.pin, str(origin) if origin else None, self.said.append, **options
-        )
+        return apply.apply(self.root, self.pin, str(origin) if origin else None, **options)
 
     def unapply(self) -> apply.Report:
-        return apply.unapply(self.root, self.pin, self.said.append)
+        return apply.unapply(self.root, self.pin)
 
     def checkout(self, folder: Path, tag: str | None = TAG) -> Path:
         """The release as a git checkout with upstream's layout."""
@@ -339,7 +333,24 @@ def program(path: Path, line: str) -> Path:
     return path
 
 
-def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def kill_at(number: int, run: Callable[[], object]) -> None:
+    """Do something in a process that is killed at the number-th rename."""
+    child = os.fork()
+    if not child:
+        with pytest.MonkeyPatch.context() as patch:
+            killed_at(number, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            run()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def killed_at(
+    number: int, monkeypatch: pytest.MonkeyPatch, die: Callable[[], None] = interrupt
+) -> None:
     """The process dies at the number-th rename."""
     calls = []
 
@@ -347,7 +358,7 @@ def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrapped(*arguments, **options):
             calls.append(function)
             if len(calls) == number:
-                raise KeyboardInterrupt
+                die()
             return function(*arguments, **options)
 
         return wrapped

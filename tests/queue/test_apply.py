@@ -13,7 +13,7 @@ import time
 
 import fakes
 import pytest
-from fakes import RELEASE, RUNNER, TAG, git, numbered, quiet
+from fakes import RELEASE, RUNNER, TAG, git, numbered
 
 from patchqueue.files.tree import hash_listing, list_folder, own_listing, sha256
 from patchqueue.laying import quilt, worktree
@@ -36,7 +36,7 @@ def tree_hash(project) -> str:
 
 
 def engine() -> quilt.Quilt:
-    return quilt.find(source.cache_folder(), quiet)
+    return quilt.find(source.cache_folder())
 
 
 def test_apply_makes_the_tree(project):
@@ -435,7 +435,7 @@ def test_two_releases_stand_side_by_side(applied):
     applied.release("9.9.2")
     first = applied.apply()
     other = pins.load(applied.root).find("9.9.2")
-    second = apply(applied.root, other, str(applied.wheels), quiet)
+    second = apply(applied.root, other, str(applied.wheels))
     assert first.path != second.path and first.record["tree"] != second.record["tree"]
     assert first.record["queue"] == second.record["queue"]
 
@@ -523,15 +523,15 @@ def test_two_at_once_wait_for_each_other(project, template):
     assert tree_hash(project) == hash_listing(list_folder(template / "project/work" / TAG))
 
 
-def test_a_second_run_says_that_it_waits_even_for_a_child(applied):
+def test_a_second_run_says_that_it_waits_even_for_a_child(applied, said):
     """The lock is held as long as any process of the first run lives, as when only the parent is
     killed."""
-    with worktree.WorkTree(applied.root, TAG).locked(quiet) as lock:
+    with worktree.WorkTree(applied.root, TAG).locked() as lock:
         child = subprocess.Popen(["sleep", "0.5"], pass_fds=[lock])
     started = time.monotonic()
     applied.apply()
     assert time.monotonic() - started > 0.3 and child.wait() == 0
-    assert any("waiting" in text for text in applied.said)
+    assert any("waiting" in text for text in said)
 
 
 def test_merged_upstream_is_said_before_anything_is_written(project):

@@ -15,7 +15,6 @@ import zipfile
 
 import fakes
 import pytest
-from fakes import quiet
 
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, source
@@ -27,7 +26,7 @@ INFO = "sglang-9.9.1+pcg.1.dist-info/"
 
 
 def make(project, out="dist", target=ANY, origin=None):
-    return build.build(project.root, project.pin, target, origin, project.root / out, quiet)
+    return build.build(project.root, project.pin, target, origin, project.root / out)
 
 
 def members(path) -> dict[str, bytes]:
@@ -122,9 +121,9 @@ def test_the_record_names_the_wheel_that_was_repacked(project):
     )
     pin = pins.load(project.root).default
     for wheel in pin.wheels:
-        source.fetch(pin, str(project.wheels / wheel.file), quiet)
+        source.fetch(pin, str(project.wheels / wheel.file))
     made = build.build(
-        project.root, pin, build.Target("3.99", "x86_64"), None, project.root / "dist", quiet
+        project.root, pin, build.Target("3.99", "x86_64"), None, project.root / "dist"
     )
     named = json.loads(members(made.path)[f"{INFO}{build.PROVENANCE}"])["source"]
     assert (named["name"], named["sha256"]) == (
@@ -227,7 +226,7 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
     )
     project.edit("series", "==9.9.1", ">=9.9")
     pin = pins.load(project.root).find("9.9.2")
-    made = build.build(project.root, pin, ANY, str(project.wheels), project.root / "dist", quiet)
+    made = build.build(project.root, pin, ANY, str(project.wheels), project.root / "dist")
     assert members(made.path)["sglang/version.py"] == b'__version__ = "9.9.2+pcg.1"\n'
 
 

@@ -471,7 +471,7 @@ def test_pin_ends_with_the_next_command(run):
 @pytest.mark.parametrize("there", [True, False])
 def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
     monkeypatch.setattr(cli.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
-    monkeypatch.setattr(cli, "new", lambda root, pin, name, say: root / "patches/steps/go-on.patch")
+    monkeypatch.setattr(cli, "new", lambda root, pin, name: root / "patches/steps/go-on.patch")
     code, out, _ = run("new", TAG, "steps/go-on")
     quilt = "  quilt" if there else "  scripts/nox quilt v9.9.1"
     assert (

@@ -19,7 +19,7 @@ import pytest
 from fakes import RUNNER, TAG
 
 from patchqueue.commands import cli
-from patchqueue.files import disk, gitrun
+from patchqueue.files import disk, run
 from patchqueue.install import inplace
 from patchqueue.laying.quilt import Quilt
 from patchqueue.outcome import Refused
@@ -140,21 +140,21 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     fakes.program(tmp_path / "bin/git", f'echo "fatal: {FULL}" >&2; exit 128')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     with pytest.raises(Refused, match="git-failed.*\n.*free some space"):
-        gitrun.git(tmp_path, "init")
+        run.own_git(tmp_path, "init")
     with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
-        source.fetch(project.pin, "https://example.org/sglang", fakes.quiet)
+        source.fetch(project.pin, "https://example.org/sglang")
     shutil.rmtree(project.cache / "archives")
     failed = subprocess.CompletedProcess(
         [], 1, "", f"ERROR: Could not install packages due to an OSError: {FULL}"
     )
     monkeypatch.setattr(source, "_pip", lambda command, folder: failed)
     with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
-        source.fetch(project.pin, None, fakes.quiet)
+        source.fetch(project.pin, None)
 
 
 def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, capsys):
     def fail(options):
-        raise gitrun.GitFailed(FULL)
+        raise run.Failed("git", subprocess.CompletedProcess([], 1, b"", FULL.encode()))
 
     monkeypatch.setattr(cli, "_apply", fail)
     assert cli.main(["--root", str(project.root), "apply"]) == 1
@@ -233,7 +233,7 @@ def installed(project, folder):
 
 def installed_and_patched(project, folder):
     fakes.install(folder)
-    inplace.install(project.root, folder, fakes.quiet)
+    inplace.install(project.root, folder)
 
 
 def newer(project, folder):
@@ -335,7 +335,7 @@ def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
 def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_path, monkeypatch):
     """`reinstall sglang, then delete that folder` would lose what takes the patches off."""
     site = fakes.install(tmp_path / "site")
-    inplace.install(project.root, site, fakes.quiet)
+    inplace.install(project.root, site)
     read = Path.read_text
 
     def denied(self, *arguments, **options):
@@ -345,7 +345,7 @@ def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_
 
     monkeypatch.setattr(Path, "read_text", denied)
     with pytest.raises(Refused) as caught:
-        inplace.verify(project.root, site, fakes.quiet)
+        inplace.verify(project.root, site)
     (problem,) = caught.value.problems
     assert (
         problem.name == "no-access"

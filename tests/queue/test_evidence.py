@@ -9,12 +9,12 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG, VERSION, quiet
+from fakes import TAG, VERSION
 from packaging.version import Version
 
 from evidence import cells, status, store
 from evidence.records import Record
-from patchqueue.laying import apply
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -72,7 +72,7 @@ def result(project, **changes) -> dict:
 def take(project, tmp_path, found: dict) -> store.Taken:
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(found))
-    return store.take(project.root, pins.load(project.root), file, quiet)
+    return store.take(project.root, pins.load(project.root), file)
 
 
 def test_a_result_is_kept_by_release_and_gpu_without_its_hosts_paths(applied, tmp_path):
@@ -226,7 +226,7 @@ def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, nam
 def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_path):
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(result(applied, changes="sha256:" + "0" * 64)))
-    taken = store.take(applied.root, pins.load(applied.root), file, quiet, stale=True)
+    taken = store.take(applied.root, pins.load(applied.root), file, stale=True)
     assert taken.path.is_file()  # the matrix and the bench's page tell it from today's queue
 
 
@@ -292,7 +292,7 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
     ]
     return {
         "version": str(pin.version),
-        "changes": apply.changes(of, of.select(pin.version), pin),
+        "changes": Selection(of, pin).effect_sha256,
         "date": "2030-01-02",
         "gpu": {"name": "NVIDIA Fake"},
         "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True},

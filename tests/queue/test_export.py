@@ -17,6 +17,7 @@ from packaging.version import Version
 
 from evidence import pulls
 from evidence.commands import cli
+from patchqueue.files import run
 from patchqueue.handover import export, formatting, prbody, prtest
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
@@ -419,7 +420,7 @@ def with_uv(
 ) -> formatting.Rules:
     """Rules whose isort comes from a uv that does this."""
     fakes.program(tmp_path / "uv", line)
-    monkeypatch.setattr(formatting, "find_uv", lambda: str(tmp_path / "uv"))
+    monkeypatch.setattr(run, "find_uv", lambda: str(tmp_path / "uv"))
     monkeypatch.setitem(formatting.FORMATTERS, formatter, ())
     tool = f"{formatter}==1"
     used = (formatting.Formatter(SpecifierSet(">0"), tool),)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from evidence import cells, fleet, status, store
 from evidence.commands.cli import main
-from patchqueue.laying import apply
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -143,7 +143,7 @@ def keep(project: Path, *runs: tuple[str, str, str], gpu: str = "NVIDIA H200", *
         "schema": 1,
         "version": "0.5.9",
         "queue": "",
-        "changes": apply.changes(queue, queue.select(pin.version), pin),
+        "changes": Selection(queue, pin).effect_sha256,
         "tree": "",
         "tree_untouched": True,
         "gpu": {"name": gpu},

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import quiet
 
 from evidence import gpurun
 from evidence.commands import cli
+from patchqueue.files import run as tools
 from patchqueue.outcome import Refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,6 @@ def run(host, *words: str, here: bool = True, out: Path | None = None) -> gpurun
         [Path("packages")],
         None,
         words,
-        quiet,
         out,
     )
 
@@ -68,7 +67,7 @@ def test_it_runs_on_the_built_wheels_files(host):
 
 def test_a_gain_has_what_makes_the_untouched_tree(host):
     host.write("tests/gpu/gain.py", SCRIPT.replace("evidence.json", "gain.json"))
-    ran = gpurun.run(host.root, host.pin, "gain", sys.executable, [], None, [], quiet)
+    ran = gpurun.run(host.root, host.pin, "gain", sys.executable, [], None, [])
     words = json.loads((ran.result.parent / "words.json").read_text())
     laid = Path(words[words.index("--untouched") + 1])
     assert (
@@ -147,12 +146,12 @@ def test_a_folder_with_files_is_not_cleared(host, tmp_path):
 
 
 def test_a_host_that_cannot_have_the_environment_is_told_of_the_other_way(host, monkeypatch):
-    monkeypatch.setattr(gpurun, "find_uv", lambda: sys.executable)  # fails at uv's words
+    monkeypatch.setattr(tools, "find_uv", lambda: sys.executable)  # fails at uv's words
     with pytest.raises(Refused, match="--here --site FOLDER"):
         run(host, here=False)
 
 
-def test_an_environment_is_made_once(host, monkeypatch):
+def test_an_environment_is_made_once(host, monkeypatch, said):
     called = []
 
     def uv(*words: str) -> None:
@@ -162,9 +161,8 @@ def test_an_environment_is_made_once(host, monkeypatch):
             (Path(words[-1]) / "bin/python").symlink_to(sys.executable)
 
     monkeypatch.setattr(gpurun, "_uv", uv)
-    said: list[str] = []
     for _ in range(2):
-        assert gpurun.run(host.root, host.pin, "run", "", [], None, [], said.append).result
+        assert gpurun.run(host.root, host.pin, "run", "", [], None, []).result
     assert [
         text for text in said if "making v9.9.1's own environment, once (about 10 GB" in text
     ] == said[-1:]

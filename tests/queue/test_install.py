@@ -21,13 +21,14 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, quiet
+from fakes import RUNNER
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.files.locking import locked_folder
 from patchqueue.install import inplace, installed, journal
-from patchqueue.laying.apply import load_queue, select, tree_after
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
@@ -49,13 +50,9 @@ def site(project, tmp_path) -> Path:
 def do(project, site):
     """The verbs, by name, on that site."""
     return {
-        "install": lambda **options: inplace.install(
-            project.root, site, project.said.append, **options
-        ),
-        "uninstall": lambda **options: inplace.uninstall(
-            project.root, site, project.said.append, **options
-        ),
-        "verify": lambda: inplace.verify(project.root, site, project.said.append),
+        "install": lambda **options: inplace.install(project.root, site, **options),
+        "uninstall": lambda **options: inplace.uninstall(project.root, site, **options),
+        "verify": lambda: inplace.verify(project.root, site),
     }
 
 
@@ -299,7 +296,7 @@ def test_pip_takes_all_of_it_away(project, do, tmp_path):
         [*pip, "install", "-q", "--no-deps", str(tmp_path / "w/sglang-9.9.1-py3-none-any.whl")],
         check=True,
     )
-    inplace.install(project.root, here, quiet)
+    inplace.install(project.root, here)
     assert subprocess.run([*pip, "check"], capture_output=True).returncode == 0
     subprocess.run([*pip, "uninstall", "-q", "-y", "sglang"], check=True)
     assert [path.name for path in here.iterdir() if "sglang" in path.name] == []
@@ -507,7 +504,7 @@ def test_refused_and_nothing_is_written(site, do, make, name, text):
 def test_wrong_folders(project, site, tmp_path, verb, named, name, text):
     (tmp_path / "venv/lib/python3.12/site-packages/sglang").mkdir(parents=True)
     (tmp_path / "checkout/python/sglang").mkdir(parents=True)
-    found = refused(verb, project.root, tmp_path / named, quiet)
+    found = refused(verb, project.root, tmp_path / named)
     assert found[0] == name and text in found[1]
 
 
@@ -604,8 +601,7 @@ def test_an_unwritable_folder_is_named(project, site):
             lambda: (
                 os.setgid(65534),
                 os.setuid(65534),
-                refused(inplace.install, project.root, site, quiet)[0] == "not-writable"
-                or os._exit(3),
+                refused(inplace.install, project.root, site)[0] == "not-writable" or os._exit(3),
             )
         )
         == 0
@@ -620,7 +616,7 @@ def test_an_unwritable_folder_is_named(project, site):
                 os.setgid(65534),
                 os.setuid(65534),
                 "belongs to user 0"
-                in refused(inplace.install, project.root, site.parent / "open", quiet)[1]
+                in refused(inplace.install, project.root, site.parent / "open")[1]
                 or os._exit(3),
             )
         )
@@ -678,7 +674,7 @@ def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, event)
 # --- other ways in which a release can be patched
 
 
-def test_another_queue_is_taken_off_first(project, site, do):
+def test_another_queue_is_taken_off_first(project, site, do, said):
     before = exactly(site)
     do["install"]()
     project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
@@ -686,7 +682,7 @@ def test_another_queue_is_taken_off_first(project, site, do):
     assert do["install"]().outcome is Outcome.APPLIED
     assert (
         "added_step = 21" in (site / PATCHED).read_text()
-        and "queue release 1 is taken off first" in project.said
+        and "queue release 1 is taken off first" in said
     )
     do["uninstall"]()
     assert exactly(site) == before
@@ -694,23 +690,18 @@ def test_another_queue_is_taken_off_first(project, site, do):
 
 def test_the_patched_wheel_is_known(project, do, tmp_path):
     made = build.build(
-        project.root,
-        project.pin,
-        build.Target("3.12", "x86_64"),
-        None,
-        project.root / "dist",
-        quiet,
+        project.root, project.pin, build.Target("3.12", "x86_64"), None, project.root / "dist"
     )
     here = tmp_path / "wheel-site"
     zipfile.ZipFile(made.path).extractall(here)
     before = exactly(here)
-    report = inplace.install(project.root, here, quiet)
+    report = inplace.install(project.root, here)
     assert report.outcome is Outcome.ALREADY_APPLIED and report.notes == (
         "it was installed from the patched wheel",
     )
-    assert refused(inplace.uninstall, project.root, here, quiet)[0] == "patched-wheel"
+    assert refused(inplace.uninstall, project.root, here)[0] == "patched-wheel"
     project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
-    assert refused(inplace.install, project.root, here, quiet)[0] == "patched-wheel"
+    assert refused(inplace.install, project.root, here)[0] == "patched-wheel"
     assert exactly(here) == before
 
 
@@ -724,17 +715,12 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
         "sglang/srt/steps/, python/sglang/srt/prefill_graph/",
     )
     made = build.build(
-        project.root,
-        project.pin,
-        build.Target("3.12", "x86_64"),
-        None,
-        project.root / "dist",
-        quiet,
+        project.root, project.pin, build.Target("3.12", "x86_64"), None, project.root / "dist"
     )
     here = tmp_path / "wheel-site"
     zipfile.ZipFile(made.path).extractall(here)
     assert (here / trees.LISTING.removeprefix("python/")).is_file()
-    report = inplace.verify(project.root, here, quiet)
+    report = inplace.verify(project.root, here)
     assert (report.outcome, report.faults) == (Outcome.APPLIED, ())
     (here / "sglang/srt/page.py").write_text("mine\n")
     (here / "sglang/srt/mine.py").write_text("mine\n")
@@ -746,9 +732,7 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
         and "not the release" not in said
     )
     (here / made.version.join(["sglang-", ".dist-info"]) / "RECORD").unlink()
-    assert inplace.verify(project.root, here, quiet).faults == (
-        "sglang-9.9.1+pcg.1.dist-info/RECORD",
-    )
+    assert inplace.verify(project.root, here).faults == ("sglang-9.9.1+pcg.1.dist-info/RECORD",)
 
 
 def test_a_folder_that_root_cannot_write_is_called_read_only(site, do, monkeypatch):
@@ -759,7 +743,7 @@ def test_a_folder_that_root_cannot_write_is_called_read_only(site, do, monkeypat
 
 
 @pytest.mark.parametrize("verb", ["install", "uninstall", "verify"])
-def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb):
+def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, said):
     """As `git restore` does, or an installer that knows nothing of the journal."""
     do["install"]()
     shutil.rmtree(site / "sglang")
@@ -767,7 +751,7 @@ def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb):
     fakes.install(site)
     before = contents(site / "sglang")
     report = do[verb](**({"discard": True} if verb == "uninstall" else {}))
-    assert any("has been replaced since" in text for text in project.said)
+    assert any("has been replaced since" in text for text in said)
     if verb == "install":
         assert report.outcome is Outcome.APPLIED and do["verify"]().outcome is Outcome.APPLIED
     else:
@@ -783,21 +767,21 @@ def test_a_checkout_that_is_installed_editable(project, site, do, tmp_path):
     )
     (checkout / "python/sglang/not_in_the_wheel.txt").write_text("text\n")
     before = exactly(checkout / "python")
-    report = inplace.install(project.root, checkout / "python", quiet)
+    report = inplace.install(project.root, checkout / "python")
     assert (
         report.outcome is Outcome.APPLIED
         and "added_step" in (checkout / "python" / PATCHED).read_text()
     )
     assert fakes.git(checkout, "status", "--porcelain", "--", RUNNER).startswith(" M")
-    assert inplace.verify(project.root, checkout / "python", quiet).outcome is Outcome.APPLIED
-    inplace.uninstall(project.root, checkout / "python", quiet)
+    assert inplace.verify(project.root, checkout / "python").outcome is Outcome.APPLIED
+    inplace.uninstall(project.root, checkout / "python")
     assert exactly(checkout / "python") == before
 
 
 def test_an_edited_checkout_is_refused_by_file(project, tmp_path):
     checkout = project.checkout(tmp_path / "checkout")
     (checkout / "python" / PATCHED).write_text("edited = 1\n")
-    name, text = refused(inplace.install, project.root, checkout / "python", quiet)
+    name, text = refused(inplace.install, project.root, checkout / "python")
     assert name == "tree mismatch" and "runner.py" in text and "git restore" in text
 
 
@@ -988,7 +972,7 @@ def test_killed_at_random_moments(site, do, states, verb):
 
 def test_two_at_once(project, site, do):
     """The second waits, says so, and finds it done."""
-    with locked_folder(site, quiet):
+    with locked_folder(site):
         run = subprocess.Popen(
             [
                 sys.executable,
@@ -1023,16 +1007,16 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
         (real_cache / "archives" / wheel.sha256 / wheel.file).is_file() for wheel in pin.wheels
     ):
         pytest.skip(f"{version} is not in the cache")
-    pristine = source.fetch(pin, None, quiet)
+    pristine = source.fetch(pin, None)
     site = tmp_path / "site"
     zipfile.ZipFile(pristine.archive).extractall(site)
     before, queue = exactly(site), load_queue(ROOT)
-    report = inplace.install(ROOT, site, quiet)
+    report = inplace.install(ROOT, site)
     assert (
         report.record["tree"].items()
         >= {
             "before": pin.tree,
-            "after": tree_after(queue, select(queue, pin), pristine),
+            "after": select(queue, pin).tree_after(pristine),
         }.items()
     )
     assert trees.hash_listing(trees.list_package(site)) == report.record["tree"]["after"]
@@ -1048,7 +1032,7 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
         and found.read().version == version
         and found.tree_hash() == report.record["tree"]["listing"]
     )
-    inplace.uninstall(ROOT, site, quiet)
+    inplace.uninstall(ROOT, site)
     assert trees.hash_listing(trees.list_package(site)) == pin.tree and exactly(site) == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,13 +19,12 @@ HOLD = (
 
 
 @pytest.mark.parametrize("lock", [locked, locked_folder])
-def test_a_runs_own_threads_wait_in_silence(tmp_path, lock):
+def test_a_runs_own_threads_wait_in_silence(tmp_path, lock, said):
     path = tmp_path / "one.lock" if lock is locked else tmp_path
-    said: list[str] = []
     within: list[int] = []
 
     def work(number: int) -> None:
-        with lock(path, said.append):
+        with lock(path):
             within.append(number)
             threading.Event().wait(0.01)
             assert within.pop() == number and not within
@@ -34,18 +34,12 @@ def test_a_runs_own_threads_wait_in_silence(tmp_path, lock):
     assert said == []
 
 
-def test_another_run_is_named_once(tmp_path):
+def test_another_run_is_named_once(tmp_path, said):
     path = tmp_path / "one.lock"
     path.touch()
-    said: list[str] = []
-    heard = threading.Semaphore(0)
-
-    def say(text: str) -> None:
-        said.append(text)
-        heard.release()
 
     def work(_: int) -> None:
-        with locked(path, say):
+        with locked(path):
             pass
 
     with subprocess.Popen(
@@ -54,7 +48,9 @@ def test_another_run_is_named_once(tmp_path):
         other.stdout.readline()
         with ThreadPoolExecutor(4) as threads:
             done = threads.map(work, range(4))
-            assert heard.acquire(timeout=30)
+            end = time.monotonic() + 30
+            while not said and time.monotonic() < end:
+                threading.Event().wait(0.01)
             threading.Event().wait(0.2)
             other.stdin.close()
             list(done)

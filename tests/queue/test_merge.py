@@ -12,7 +12,6 @@ from typing import get_args
 
 import fakes
 import pytest
-from fakes import quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, judge, result
@@ -21,7 +20,7 @@ from evidence import cells, merge, status, store
 from evidence.commands.cli import main
 from evidence.merge import Fate, fold
 from evidence.records import Record, Verdict
-from patchqueue.laying import apply
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -59,7 +58,7 @@ def fleet(applied, tmp_path):
             return file
 
         def merge(self) -> list[merge.Gathered]:
-            return merge.merge(self.root, pins.load(self.root), self.results, quiet)
+            return merge.merge(self.root, pins.load(self.root), self.results)
 
         def verdicts(self, file: Path | None = None) -> dict[tuple[str, str], str]:
             return {
@@ -186,7 +185,7 @@ def test_an_edited_queue_refuses_all_that_was_run_before(fleet, applied):
 
 def test_a_folder_without_results_is_said(fleet, tmp_path):
     with pytest.raises(Refused, match="holds no evidence.json"):
-        merge.merge(fleet.root, pins.load(fleet.root), tmp_path / "nowhere", quiet)
+        merge.merge(fleet.root, pins.load(fleet.root), tmp_path / "nowhere")
 
 
 def test_what_passed_against_a_reference_that_failed_is_not_proven(fleet):
@@ -256,7 +255,7 @@ def test_a_result_that_is_taken_later_keeps_only_what_is_alike(fleet):
     fleet.lay("b", ran("two"), gpu=gpu("590"), date="2030-01-03")
     fleet.merge()
     later = fleet.lay("c", ran("three"), gpu=gpu("590"), date="2030-01-04")
-    taken = store.take(fleet.root, pins.load(fleet.root), later, quiet)
+    taken = store.take(fleet.root, pins.load(fleet.root), later)
     kept = json.loads(fleet.kept.read_text())
     assert taken.kept == 2 and {
         one["model"]: store.facts(kept, one)["date"] for one in kept["runs"]
@@ -341,7 +340,7 @@ def test_a_merge_that_is_killed_leaves_whole_files(fleet, monkeypatch):
         replaced.append(target)
         os.rename(source, target)
 
-    monkeypatch.setattr(store.os, "replace", once)
+    monkeypatch.setattr(os, "replace", once)
     with pytest.raises(KeyboardInterrupt):
         fleet.merge()
     monkeypatch.undo()
@@ -440,7 +439,7 @@ def merged(queue, feature: cells.Feature, **of_model) -> dict:
     pin = PINS.find("v0.5.9")
     facts = {
         "version": str(pin.version),
-        "changes": apply.changes(queue, queue.select(pin.version), pin),
+        "changes": Selection(queue, pin).effect_sha256,
         "date": "2030-01-02",
         "gpu": gpu(),
         "harness": RULES,

@@ -33,7 +33,7 @@ from patchqueue.commands import cli
 from patchqueue.environments import testing
 from patchqueue.environments.environment import Environment
 from patchqueue.handover import prtest
-from patchqueue.upstream import pins, source
+from patchqueue.upstream import pins
 from patchqueue.wheels import bundle, host
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +151,7 @@ def compiled(world: World) -> None:
         for machine in (MACHINE, OTHER_MACHINE):
             name = f"sglang-9.9.2-{tag}-{tag}-manylinux_2_34_{machine}.whl"
             fakes.write_wheel(world.at / "wheels" / name, fakes.release_of("9.9.2"))
-    fakes.pin.add(world.project.root, "9.9.2", str(world.at / "wheels"), fakes.quiet)
+    fakes.pin.add(world.project.root, "9.9.2", str(world.at / "wheels"))
     world.project.edit("series", "==9.9.1", ">=9.9")
     world.project.place()
 
@@ -418,8 +418,8 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     python = Environment(tmp_path / "driver/pytest-python", {})
     monkeypatch.setattr(testing.environment, "build", lambda *words: python)
     monkeypatch.setattr(testing, "spread", lambda *words: [])
-    monkeypatch.setattr(cli, "matplotlib_folder", lambda root, say: None)
-    monkeypatch.setattr(cli, "test_tool", lambda root, say: made.note("the tool") or 0)
+    monkeypatch.setattr(cli, "matplotlib_folder", lambda root: None)
+    monkeypatch.setattr(cli, "test_tool", lambda root: made.note("the tool") or 0)
     monkeypatch.setattr(cli, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
     monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
@@ -428,7 +428,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         gpurun,
         "environment",
-        lambda pin, wheel, lock, folder, say: (
+        lambda pin, wheel, lock, folder: (
             sys.executable,
             gpurun.unpack(wheel, folder / "site"),
         ),
@@ -443,9 +443,7 @@ def figure(tag: str, options: argparse.Namespace) -> measuring.Figure:
 def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
     """The packed dependencies, which say what they were packed for."""
 
-    def dependencies(
-        pin: pins.Pin, machine: host.Host, sm: int, say: source.Say
-    ) -> tuple[Path, dict]:
+    def dependencies(pin: pins.Pin, machine: host.Host, sm: int) -> tuple[Path, dict]:
         site.write_bytes(b"x" * 3000)
         return site, {"packages": [], "for": [machine.name, sm]}
 

@@ -78,7 +78,7 @@ def make(folder: Path) -> World:
                 [name for name in files if name.endswith("/METADATA")], _metadata(version)
             ),
         )
-        fakes.pin.add(queue, version, str(project.wheels), fakes.quiet)
+        fakes.pin.add(queue, version, str(project.wheels))
     project.write(
         "upstream/pins.toml",
         re.sub(
@@ -159,7 +159,7 @@ def _checkout(folder: Path) -> None:
 def _programs(world: World) -> None:
     """The reader's own nox, quilt, pip, uv and python: those at hand, told that this host has
     Python 3.12 and ~/site."""
-    engine, found = quilt.find(source.cache_folder(), fakes.quiet), world.home / "bin"
+    engine, found = quilt.find(source.cache_folder()), world.home / "bin"
     settings = " ".join(
         f"{name}={shlex.quote(value)}" for name, value in engine.variables.items() if name != "PATH"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fakes
 import pytest
-from fakes import RELEASE, quiet
+from fakes import RELEASE
 
 from patchqueue.files.tree import GENERATED
 from patchqueue.outcome import Refused
@@ -162,10 +162,7 @@ def test_add_keeps_comments_and_order(project):
 
 def test_add_asks_pip_where_no_folder_is_given(project):
     fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
-    assert (
-        pin.add(project.root, "v9.9.2", None, quiet).wheels[0].file
-        == "sglang-9.9.2-py3-none-any.whl"
-    )
+    assert pin.add(project.root, "v9.9.2", None).wheels[0].file == "sglang-9.9.2-py3-none-any.whl"
 
 
 def platform_wheels(project, second: dict[str, str]) -> None:
@@ -180,7 +177,7 @@ def platform_wheels(project, second: dict[str, str]) -> None:
 
 def test_add_takes_wheels_that_differ_in_compiled_parts_only(project):
     platform_wheels(project, {"sglang/srt/kernels.so": "another"})
-    assert len(pin.add(project.root, "9.9.2", str(project.wheels), quiet).wheels) == 2
+    assert len(pin.add(project.root, "9.9.2", str(project.wheels)).wheels) == 2
 
 
 def missing_wheels(project):
@@ -234,7 +231,7 @@ def evil(project):
 def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):
     change(project)
     before = fakes.snapshot(project.root)
-    assert refusal(pin.add, project.root, version, str(project.wheels), quiet)[0] == name
+    assert refusal(pin.add, project.root, version, str(project.wheels))[0] == name
     assert fakes.snapshot(project.root) == before
 
 
@@ -242,12 +239,12 @@ def test_add_makes_the_first_pin(tmp_path):
     wheels = tmp_path / "wheels"
     fakes.write_wheel(wheels / WHEEL, RELEASE)
     (tmp_path / "new").mkdir()
-    pin.add(tmp_path / "new", "9.9.1", str(wheels), quiet)
+    pin.add(tmp_path / "new", "9.9.1", str(wheels))
     assert pins.load(tmp_path / "new").default.tag == "v9.9.1"
 
 
 def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
-    name, text = refusal(pin.add, project.root, "9.9.2", str(tmp_path / "nowhere"), quiet)
+    name, text = refusal(pin.add, project.root, "9.9.2", str(tmp_path / "nowhere"))
     assert (
         name == "not-fetched"
         and f"{tmp_path}/nowhere: is no folder" in text
@@ -256,5 +253,5 @@ def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
 
 
 def test_a_release_that_is_pinned_already_is_answered_with_what_comes_next(project):
-    name, text = refusal(pin.add, project.root, "9.9.1", None, quiet)
+    name, text = refusal(pin.add, project.root, "9.9.1", None)
     assert name == "duplicate-pin" and "next: `scripts/nox rebase 9.9.1`" in text

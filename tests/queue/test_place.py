@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import fakes
 import pytest
-from fakes import RUNNER, diff, numbered, quiet
+from fakes import RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from patchqueue.laying import pinned, place, quilt
-from patchqueue.laying.apply import apply, changes, load_queue
+from patchqueue.laying.apply import apply, load_queue
 from patchqueue.laying.check import check
 from patchqueue.laying.refresh import refresh
+from patchqueue.laying.selection import Selection
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import patchfile, placed
@@ -211,22 +212,22 @@ def every(project: fakes.Project) -> pins.Pins:
 
 
 def test_one_text_serves_two_releases(two):
-    assert check(two.root, every(two).all, None, quiet).all_problems == ()
+    assert check(two.root, every(two).all, None).all_problems == ()
     assert f'["{SHORT}"]\ntree = "sha256:' in (two.root / placed.FILE).read_text() and (
         two.root / placed.FILE
     ).read_text().endswith(f'"{COUNT}" = [9]\n')
     for tag, line, lead in (("v9.9.1", 18, "step_18 = 18"), (f"v{SHORT}", 8, "step_18 = None")):
         # which holds quilt's tree against the replay's, byte for byte
-        apply(two.root, every(two).find(tag), None, quiet)
+        apply(two.root, every(two).find(tag), None)
         tree = two.root / "work" / tag
         assert (
             f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n"
             in (tree / "patches" / COUNT).read_text()
         )
         before = (tree / "patches" / COUNT).read_bytes()
-        engine = quilt.find(source.cache_folder(), quiet)
+        engine = quilt.find(source.cache_folder())
         engine.run(tree, "pop", "-a")
-        assert "offset" not in engine.run(tree, "push", COUNT).stdout
+        assert b"offset" not in engine.run(tree, "push", COUNT).stdout
         engine.run(tree, "refresh", *quilt.FORM, check=False)
         assert (tree / "patches" / COUNT).read_bytes() == before, (
             "it is in the form that quilt writes"
@@ -243,8 +244,8 @@ def test_the_record_in_the_tree_is_one_for_both_engines(two):
     )
     two.place()
     for tag in ("v9.9.1", f"v{SHORT}"):
-        assert apply(two.root, every(two).find(tag), None, quiet).outcome is Outcome.APPLIED
-        assert apply(two.root, every(two).find(tag), None, quiet).outcome is Outcome.ALREADY_APPLIED
+        assert apply(two.root, every(two).find(tag), None).outcome is Outcome.APPLIED
+        assert apply(two.root, every(two).find(tag), None).outcome is Outcome.ALREADY_APPLIED
 
 
 @pytest.mark.parametrize("tag", ["v9.9.1", f"v{SHORT}"])
@@ -252,20 +253,20 @@ def test_refresh_with_nothing_edited_changes_no_file(two, tag):
     folders = [two.root / name for name in ("patches", "overlay", "upstream")]
     before = fakes.snapshot(*folders), (two.root / "series").read_bytes()
     for _ in range(2):  # without a tree, then with one
-        written, report = refresh(two.root, every(two), every(two).find(tag), False, quiet)
+        written, report = refresh(two.root, every(two), every(two).find(tag), False)
         assert written == [] and report.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
-    quilt.find(source.cache_folder(), quiet).run(two.root / "work" / tag, "pop", "-a")
-    assert refresh(two.root, every(two), every(two).find(tag), False, quiet)[0] == []
+    quilt.find(source.cache_folder()).run(two.root / "work" / tag, "pop", "-a")
+    assert refresh(two.root, every(two), every(two).find(tag), False)[0] == []
     assert (fakes.snapshot(*folders), (two.root / "series").read_bytes()) == before
 
 
 def test_an_edit_of_a_shared_text_reaches_the_other_release_and_its_tree(two):
-    apply(two.root, two.pin, None, quiet)
+    apply(two.root, two.pin, None)
     (two.tree / RUNNER).write_text(
         (two.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21")
     )
     before = placed.read(two.root)[0]
-    written, _ = refresh(two.root, every(two), two.pin, False, quiet)
+    written, _ = refresh(two.root, every(two), two.pin, False)
     assert [change.path for change in written] == [
         f"patches/{COUNT}",
         str(placed.FILE),
@@ -276,8 +277,8 @@ def test_an_edit_of_a_shared_text_reaches_the_other_release_and_its_tree(two):
         and after[version].lines == before[version].lines
         for version in before
     )
-    assert check(two.root, every(two).all, None, quiet).all_problems == ()
-    apply(two.root, every(two).find(SHORT), None, quiet)
+    assert check(two.root, every(two).all, None).all_problems == ()
+    apply(two.root, every(two).find(SHORT), None)
     assert "added_step = 21" in (two.root / f"work/v{SHORT}" / RUNNER).read_text()
 
 
@@ -309,16 +310,16 @@ def test_an_edit_of_a_shared_text_reaches_the_other_release_and_its_tree(two):
 )
 def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, change, tags):
     change(two)
-    problems = check(two.root, every(two).all, None, quiet).all_problems
+    problems = check(two.root, every(two).all, None).all_problems
     assert [(problem.name, problem.where) for problem in problems] == [
         ("tree mismatch", f"upstream/placed.toml: {tag}") for tag in tags
     ]
     two.place()
-    assert check(two.root, every(two).all, None, quiet).all_problems == ()
+    assert check(two.root, every(two).all, None).all_problems == ()
 
 
 def test_the_pinned_tree_is_that_of_the_files_that_are_laid(two):
-    apply(two.root, two.pin, None, quiet)
+    apply(two.root, two.pin, None)
     names = [RUNNER, "python/sglang/srt/cut.py", "python/sglang/srt/steps/__init__.py"]
     by_hand = "sha256:" + fakes.sha256sum(two.tree, sorted(names))
     assert placed.read(two.root)[0][two.pin.version].tree == by_hand
@@ -328,9 +329,7 @@ def test_lines_are_written_anew_where_the_file_is_lost_or_half_merged(two):
     right = (two.root / placed.FILE).read_bytes()
     for content in (b"<<<<<<< HEAD\n" + right, b"", b'["9.9.1"]\n"a/b.patch" = [1]\n'):
         (two.root / placed.FILE).write_bytes(content)
-        assert pinned.write(two.root, every(two), every(two).all, None, quiet)[0].path == str(
-            placed.FILE
-        )
+        assert pinned.write(two.root, every(two), every(two).all, None)[0].path == str(placed.FILE)
         assert (two.root / placed.FILE).read_bytes() == right
 
 
@@ -338,7 +337,7 @@ def test_a_text_without_one_place_is_named_and_nothing_is_written(two):
     two.edit(f"patches/{COUNT}", " step_21 = 21\n", " step_21 = other\n")
     before = (two.root / placed.FILE).read_bytes()
     with pytest.raises(Refused, match="step_21 = other.*upstream has 'step_21 = 21'"):
-        pinned.write(two.root, every(two), every(two).all, None, quiet)
+        pinned.write(two.root, every(two), every(two).all, None)
     assert (two.root / placed.FILE).read_bytes() == before
 
 
@@ -347,8 +346,8 @@ def test_evidence_stays_when_a_text_comes_to_be_shared(two):
     there.
     """
     queue, pin = load_queue(two.root), every(two).find(SHORT)
-    shared = changes(queue, queue.select(pin.version), pin)
-    row = pinned.rows_on(queue, pin.version, source.fetch(pin, None, quiet).read)[0][0]
+    shared = Selection(queue, pin).effect_sha256
+    row = pinned.rows_on(queue, pin.version, source.fetch(pin, None).read)[0][0]
     own = place.widened(placed.at(queue.patches[COUNT], row.lines), row.before)
     two.write("patches/steps/count-once-more@9.9.3.patch", f"Variant-Of: {COUNT}\n\n{own.diff}")
     two.write(
@@ -361,7 +360,7 @@ def test_evidence_stays_when_a_text_comes_to_be_shared(two):
     assert [each.name for each in queue.select(pin.version)] == [
         "steps/count-once-more@9.9.3.patch"
     ]
-    assert changes(queue, queue.select(pin.version), pin) == shared
+    assert Selection(queue, pin).effect_sha256 == shared
 
 
 @settings(max_examples=5)
@@ -370,7 +369,7 @@ def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, 
     """The shared text of two releases, written for each: quilt pushes it at no offset and makes the
     same bytes.
     """
-    engine = quilt.find(quilt_home.parent if quilt_home else source.cache_folder(), quiet)
+    engine = quilt.find(quilt_home.parent if quilt_home else source.cache_folder())
     befores = [
         BASE,
         "".join(BASE.splitlines(True)[gone:]).replace(
@@ -387,6 +386,6 @@ def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, 
         write_patches(tree, {"a/b.patch": own.content})
         done = engine.run(tree, "push", "-a", "--fuzz=0")
         assert (
-            "offset" not in done.stdout
+            b"offset" not in done.stdout
             and (tree / RUNNER).read_bytes() == row.after[RUNNER] == added(before, at).encode()
         )

@@ -4,7 +4,7 @@ for every pin."""
 from __future__ import annotations
 
 import pytest
-from fakes import RUNNER, patch_text, quiet, release_of
+from fakes import RUNNER, patch_text, release_of
 
 from patchqueue.laying.check import check
 from patchqueue.laying.probe import probe
@@ -87,7 +87,7 @@ def test_variants_count_as_one_patch(project):
 
 
 def check_all(project):
-    return check(project.root, pins.load(project.root).all, None, quiet)
+    return check(project.root, pins.load(project.root).all, None)
 
 
 def test_check_is_good(project):

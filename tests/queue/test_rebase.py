@@ -39,8 +39,8 @@ def next_release(project: fakes.Project, **changes: str | None) -> Path:
 
 def foresee(project: fakes.Project, name: str, origin: str | None = None) -> Forecast:
     known = pins.load(project.root)
-    with find(known, name, origin, project.said.append) as release:
-        return forecast(load_queue(project.root), known, release, project.said.append)
+    with find(known, name, origin) as release:
+        return forecast(load_queue(project.root), known, release)
 
 
 def rows(project: fakes.Project, origin: Path | None = None) -> dict[str, tuple[Outcome, str]]:
@@ -252,10 +252,10 @@ def applies(project: fakes.Project, **changes: str) -> None:
             },
         )
     every = pins.load(project.root)
-    source.fetch(every.find(NEXT), str(project.wheels), fakes.quiet)
-    made = apply.apply(project.root, every.find(NEXT), None, fakes.quiet)
+    source.fetch(every.find(NEXT), str(project.wheels))
+    made = apply.apply(project.root, every.find(NEXT), None)
     assert made.outcome in (Outcome.APPLIED, Outcome.EMPTY)
-    assert refresh.refresh(project.root, every, every.find(NEXT), False, fakes.quiet)[0] == []
+    assert refresh.refresh(project.root, every, every.find(NEXT), False)[0] == []
     assert project.apply().outcome is Outcome.APPLIED, "the old pin has what it had"
 
 
@@ -474,7 +474,7 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
         .endswith('"steps/count-once-more.patch" = [19]\n')
     )
     applies(project, runner="# new\n" + fakes.numbered(40))
-    assert check(project.root, pins.load(project.root).all, None, fakes.quiet).all_problems == ()
+    assert check(project.root, pins.load(project.root).all, None).all_problems == ()
     assert run(project, NEXT, "--continue") == 0
     assert "nothing to write, the queue holds it all" in capsys.readouterr().out
 
@@ -508,7 +508,7 @@ def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
         and guards_of(project)[COUNT] == ">=9.9,<10"
     )
     applies(project, runner=near)
-    assert check(project.root, pins.load(project.root).all, None, fakes.quiet).all_problems == ()
+    assert check(project.root, pins.load(project.root).all, None).all_problems == ()
 
 
 def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(project, capsys):
@@ -715,7 +715,7 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
 
 def test_a_pinned_release_is_carried_too(project, capsys):
     project.release(NEXT, {**fakes.release_of(NEXT), "sglang/srt/runner.py": RIVAL})
-    source.fetch(pins.load(project.root).find(NEXT), str(project.wheels), fakes.quiet)
+    source.fetch(pins.load(project.root).find(NEXT), str(project.wheels))
     assert run(project, NEXT) == 0
     assert (
         f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: "
@@ -730,7 +730,7 @@ def test_a_pinned_release_is_carried_too(project, capsys):
 def older(project: fakes.Project) -> None:
     """Pin an older release, for the pin that is rebased onto to have one before it."""
     project.release("9.8.0")
-    source.fetch(pins.load(project.root).find("9.8.0"), str(project.wheels), fakes.quiet)
+    source.fetch(pins.load(project.root).find("9.8.0"), str(project.wheels))
 
 
 @pytest.fixture

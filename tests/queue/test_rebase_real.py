@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import fakes
 import pytest
 from packaging.version import Version
 
 from patchqueue.laying import quilt
-from patchqueue.laying.apply import load_queue, replay_on, select, stack
+from patchqueue.laying.apply import load_queue
 from patchqueue.laying.place import edits
+from patchqueue.laying.selection import Selection, select
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome
 from patchqueue.queue import placed, series
@@ -115,23 +115,21 @@ def real_files() -> dict[str, dict[str, bytes]]:
     every = pins.load(ROOT)
     return {
         base: after
-        for base, (_, after) in Stages(
-            load_queue(ROOT), every.find(str(NEW)), fakes.quiet
-        ).of.items()
+        for base, (_, after) in Stages(load_queue(ROOT), every.find(str(NEW))).of.items()
     }
 
 
 def carry(root: Path) -> Iterator[rebase.Progress]:
     """Rebase onto 0.5.18, each conflict solved as the real variant has it."""
     known, solutions = pins.load(root), real_files()
-    with find(pins.load(ROOT), str(NEW), None, fakes.quiet) as release:
-        progress = rebase.begin(root, known, release, fakes.quiet, lambda found: None)
+    with find(pins.load(ROOT), str(NEW), None) as release:
+        progress = rebase.begin(root, known, release, lambda found: None)
     while progress.folder:
         yield progress
         row = progress.found.conflict
         for path, content in solutions[load_queue(root).base(row.patch)].items():
             (progress.folder / path).write_bytes(content)
-        progress = rebase.proceed(root, known, NEW, None, None, fakes.quiet)
+        progress = rebase.proceed(root, known, NEW, None, None)
     yield progress
 
 
@@ -139,14 +137,13 @@ def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(carried):
     assert len(carried.steps) > 1, "there is a conflict to solve"
     cut = carried.root
     queue, real = load_queue(cut), load_queue(ROOT)
-    pristine = source.fetch(pins.load(ROOT).find(str(NEW)), None, fakes.quiet)
-    made, wanted = (
-        queue.select(NEW),
-        [patch for patch in real.select(NEW) if real.base(patch.name) not in LATER],
-    )
+    pristine = source.fetch(pins.load(ROOT).find(str(NEW)), None)
+    earlier = tuple(entry for entry in real.entries if entry.base not in LATER)
+    real = replace(real, entries=earlier)
+    made, wanted = queue.select(NEW), real.select(NEW)
     assert [queue.base(patch.name) for patch in made] == [real.base(patch.name) for patch in wanted]
     assert [edits(patch) for patch in made] == [edits(patch) for patch in wanted]
-    replayed, hand = replay_on(queue, made, pristine), replay_on(real, wanted, pristine)
+    replayed, hand = (Selection(each, pristine.pin).replay(pristine.read) for each in (queue, real))
     assert replayed.problems == () == hand.problems
     changed = {path for patch in wanted for file in patch.files for path in [file.path]}
     assert {path: replayed.files[path] for path in changed} == {
@@ -186,14 +183,15 @@ def test_a_text_that_only_moved_is_carried_without_a_file(carried):
 def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
     """On 0.5.23, whose queue has files with many equal lines."""
     queue, pin = load_queue(ROOT), pins.load(ROOT).all[-1]
-    stages = Stages(queue, pin, fakes.quiet)
+    stages = Stages(queue, pin)
     stages.pristine.unpack(tmp_path)
-    patches = select(queue, pin)
-    pushed = stack(queue, patches, pin, replay_on(queue, patches, stages.pristine))
+    selection = select(queue, pin)
+    patches, replayed = selection.patches, selection.replay(stages.pristine.read)
+    pushed = selection.stack(replayed)
     write_patches(tmp_path, pushed)
-    engine = quilt.find(CACHE, fakes.quiet)
+    engine = quilt.find(CACHE)
     while (done := engine.run(tmp_path, "push", "--fuzz=0")).returncode == 0:
-        assert "offset" not in done.stdout and "fuzz" not in done.stdout, (
+        assert b"offset" not in done.stdout and b"fuzz" not in done.stdout, (
             "it has the release's own lines"
         )
         engine.run(tmp_path, "refresh", *quilt.FORM)

@@ -7,7 +7,7 @@ import shutil
 
 import fakes
 import pytest
-from fakes import RUNNER, TAG, numbered, quiet
+from fakes import RUNNER, TAG, numbered
 
 from patchqueue.files.tree import hash_listing, list_folder
 from patchqueue.laying import quilt
@@ -25,12 +25,12 @@ PLACED = "upstream/placed.toml"
 
 
 def engine() -> quilt.Quilt:
-    return quilt.find(source.cache_folder(), quiet)
+    return quilt.find(source.cache_folder())
 
 
 def run(project, add: bool = False, tag: str = TAG):
     all_pins = pins.load(project.root)
-    return refresh(project.root, all_pins, all_pins.find(tag), add, project.said.append)
+    return refresh(project.root, all_pins, all_pins.find(tag), add)
 
 
 def refused(project, **options) -> list[str]:
@@ -139,15 +139,15 @@ def test_a_queue_that_moved_on_is_no_edit(applied):
     assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")
 
 
-def test_a_new_patch_from_start_to_apply(applied):
-    file = new(applied.root, applied.pin, "steps/say-version", quiet)
+def test_a_new_patch_from_start_to_apply(applied, said):
+    file = new(applied.root, applied.pin, "steps/say-version")
     assert quilt.applied(applied.tree)[-1] == "steps/say-version.patch" and not file.exists()
     engine().run(applied.tree, "add", "python/sglang/version.py")
     edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.1-mine")
     written, report = run(applied)
     assert [file.path for file in written] == ["patches/steps/say-version.patch", "series", PLACED]
     # the header is a form to fill in
-    assert report is None and any("[bad-field]" in line for line in applied.said)
+    assert report is None and any("[bad-field]" in line for line in said)
     assert (applied.root / "series").read_text().splitlines()[-1].split(" #") == [
         f"{'steps/say-version.patch':<29}",
         " >=9.9.1,<9.9.2",
@@ -165,7 +165,7 @@ def test_a_new_patch_from_start_to_apply(applied):
 
 def test_new_below_popped_patches_goes_there_in_the_series(applied):
     engine().run(applied.tree, "pop")
-    new(applied.root, applied.pin, "steps/in-between", quiet)
+    new(applied.root, applied.pin, "steps/in-between")
     engine().run(applied.tree, "add", "python/sglang/version.py")
     edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.3")
     run(applied)
@@ -193,7 +193,7 @@ def test_new_below_popped_patches_goes_there_in_the_series(applied):
 )
 def test_new_refuses_a_bad_name(applied, name, problem):
     with pytest.raises(Refused) as caught:
-        new(applied.root, applied.pin, name, quiet)
+        new(applied.root, applied.pin, name)
     assert [each.name for each in caught.value.problems] == [problem]
 
 
@@ -213,7 +213,7 @@ def test_text_that_moved_on_another_release_gets_its_line_there(applied):
     """9.9.3 has two lines more on top: quilt lays the patch with an offset, the strict replay
     refuses it, refresh mends it."""
     all_pins = two_releases(applied, "new_a = 1\nnew_b = 2\n" + numbered(40))
-    report = check(applied.root, all_pins.all, None, quiet)
+    report = check(applied.root, all_pins.all, None)
     assert [problem.name for problem in report.all_problems] == ["needs refresh"]
     before = fakes.snapshot(applied.root / "patches", applied.root / "series")
     written, laid = run(applied, tag="v9.9.3")
@@ -223,8 +223,8 @@ def test_text_that_moved_on_another_release_gets_its_line_there(applied):
     assert "@@ -20,6 +20,7 @@\n" in (applied.root / "work/v9.9.3" / COUNT).read_text(), (
         "quilt's own file has the release's line"
     )
-    assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
-    assert apply(applied.root, applied.pin, None, quiet).outcome is Outcome.APPLIED
+    assert check(applied.root, all_pins.all, None).all_problems == ()
+    assert apply(applied.root, applied.pin, None).outcome is Outcome.APPLIED
 
 
 def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_share(applied):
@@ -242,8 +242,8 @@ def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_
     )
     assert (applied.root / COUNT).read_text().endswith(shared)
     assert '"steps/count-once-more.patch" = [19, 31]\n' in (applied.root / PLACED).read_text()
-    assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
-    apply(applied.root, all_pins.find("v9.9.3"), None, quiet)
+    assert check(applied.root, all_pins.all, None).all_problems == ()
+    apply(applied.root, all_pins.find("v9.9.3"), None)
     laid = (applied.root / "work/v9.9.3" / COUNT).read_text()
     assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in laid, (
         "quilt's own file has three lines of the release's own"
@@ -262,22 +262,22 @@ def test_a_text_in_another_form_is_written_in_this_one(applied, old, new, name):
     right = (applied.root / COUNT).read_bytes()
     edit(applied.root / COUNT, old, new)
     assert name in [
-        problem.name for problem in check(applied.root, [applied.pin], None, quiet).all_problems
+        problem.name for problem in check(applied.root, [applied.pin], None).all_problems
     ]
     assert run(applied)[0][0].path == COUNT and (applied.root / COUNT).read_bytes() == right
-    assert check(applied.root, [applied.pin], None, quiet).all_problems == ()
+    assert check(applied.root, [applied.pin], None).all_problems == ()
 
 
-def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied):
+def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied, said):
     all_pins = two_releases(applied, numbered(40))
     run(applied, tag="v9.9.3")
     shutil.rmtree(applied.cache / "archives" / all_pins.find("v9.9.3").wheels[0].sha256)
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
     assert [file.path for file in run(applied)[0]] == [f"overlay/{STEPS}", PLACED]
-    assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in applied.said[-1]
-    assert [
-        problem.name for problem in check(applied.root, all_pins.all, None, quiet).all_problems
-    ] == ["tree mismatch"]
+    assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in said[-1]
+    assert [problem.name for problem in check(applied.root, all_pins.all, None).all_problems] == [
+        "tree mismatch"
+    ]
 
 
 def test_an_edit_that_another_release_cannot_take_becomes_a_variant(applied):
@@ -294,11 +294,11 @@ def test_an_edit_that_another_release_cannot_take_becomes_a_variant(applied):
         "steps/count-once-more.patch  # >=9.9,<10,!=9.9.1.*\nsteps/count-once-more@9.9.1.patch #"
         " ==9.9.1.*\n" in (applied.root / "series").read_text()
     )
-    assert check(applied.root, all_pins.all, None, quiet).all_problems == ()
+    assert check(applied.root, all_pins.all, None).all_problems == ()
 
 
 @pytest.mark.parametrize("number", range(1, 7))
-def test_killed_while_it_writes_it_ends_old_or_new(applied, number, monkeypatch):
+def test_killed_while_it_writes_it_ends_old_or_new(applied, number):
     """The renames: the journal (from here on it is new), the variant, the series, the lines, the
     journal away; then work/."""
     all_pins = two_releases(applied, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
@@ -306,18 +306,16 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, number, monkeypatch)
     edit(applied.tree / RUNNER, "step_31 = 31\n", "")
     folders = [applied.root / name for name in ("patches", "upstream", "overlay")]
     before = {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
-    with monkeypatch.context() as patch:
-        fakes.killed_at(number, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(applied)
-    problems = check(applied.root, all_pins.all, None, quiet).all_problems
+    fakes.kill_at(number, lambda: run(applied))
+    problems = check(applied.root, all_pins.all, None).all_problems
     after = {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
     assert problems == () and (after == before) is (number == 1), (
         "the next command finds a whole queue, the old one or the new one"
     )
+    assert not [name for name in after if name.endswith(".new")], "nothing is left over"
     run(applied)
     assert (applied.root / "patches/steps/count-once-more@9.9.1.patch").is_file() and check(
-        applied.root, all_pins.all, None, quiet
+        applied.root, all_pins.all, None
     ).all_problems == ()
 
 
@@ -359,7 +357,7 @@ def test_an_edit_that_fits_every_release_stays_one_patch(applied):
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     written, _ = run(applied)
     assert [file.path for file in written] == [COUNT, PLACED] and check(
-        applied.root, pins.load(applied.root).all, None, quiet
+        applied.root, pins.load(applied.root).all, None
     ).all_problems == ()
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fakes import RUNNER, diff, numbered, quiet
+from fakes import RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -310,7 +310,7 @@ def test_lines_put_in_before_are_never_passed_over(edit, count):
 
 @pytest.fixture(scope="module")
 def engine(quilt_home):
-    return quilt.find(quilt_home.parent if quilt_home else source.cache_folder(), quiet)
+    return quilt.find(quilt_home.parent if quilt_home else source.cache_folder())
 
 
 @contextmanager
@@ -356,7 +356,7 @@ def test_quilt_moves_a_hunk_where_replay_says_needs_refresh(engine, at, count):
     with laid(engine, {RUNNER: "quite new\n" * count + BASE}, text) as (tree, done):
         assert (
             done.returncode == 0
-            and f"offset {count} line" in done.stdout
+            and f"offset {count} line".encode() in done.stdout
             and "added = 1" in (tree / RUNNER).read_text()
         )
     outcome, _, problem = one("quite new\n" * count + BASE, text)

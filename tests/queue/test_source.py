@@ -17,7 +17,7 @@ from pathlib import Path
 import fakes
 import forkedpip
 import pytest
-from fakes import RELEASE, TAG, git, quiet
+from fakes import RELEASE, TAG, git
 
 from patchqueue.commands import cli
 from patchqueue.files import tree
@@ -89,7 +89,7 @@ def test_compiled_parts_and_byte_code_do_not_count(applied):
 
 
 def test_reads_a_wheel_in_gits_layout(project):
-    origin = source.fetch(project.pin, None, quiet)
+    origin = source.fetch(project.pin, None)
     assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
     assert (
         origin.read("python/sglang/nothing.py") is None and origin.read("sglang/version.py") is None
@@ -103,24 +103,22 @@ def test_reads_a_wheel_in_gits_layout(project):
     assert hash_listing(origin.listing()) == project.pin.tree
 
 
-def test_fetched_by_pip_once_and_offline_after(project):
+def test_fetched_by_pip_once_and_offline_after(project, said):
     shutil.rmtree(project.cache / "archives")
-    said: list[str] = []
-    source.fetch(project.pin, None, said.append)
+    source.fetch(project.pin, None)
     assert said == [f"fetching {WHEEL}"] and cached(project).stat().st_mode & 0o222 == 0
     shutil.rmtree(project.wheels)
-    source.fetch(project.pin, None, said.append)
+    source.fetch(project.pin, None)
     assert len(said) == 1
 
 
-def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project):
+def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said):
     path = cached(project)
     path.chmod(0o644)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    said: list[str] = []
-    origin = source.fetch(project.pin, None, said.append)
+    origin = source.fetch(project.pin, None)
     assert said == [f"the cached {WHEEL} is damaged; it is fetched again", f"fetching {WHEEL}"]
     assert source.file_sha256(origin.archive) == project.pin.wheels[0].sha256
 
@@ -128,14 +126,14 @@ def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project):
 def test_what_a_killed_run_left_in_the_cache_is_removed(project):
     left = project.cache / "tmp-left"
     (left / "half").mkdir(parents=True)
-    source.fetch(project.pin, str(project.wheels), quiet)
+    source.fetch(project.pin, str(project.wheels))
     assert not left.exists()
 
 
 def test_an_index_that_serves_another_file_is_refused(project):
     shutil.rmtree(project.cache / "archives")
     fakes.write_wheel(project.wheels / WHEEL, RELEASE | {"sglang/version.py": "evil\n"})
-    name, text = refusal(source.fetch, project.pin, None, quiet)
+    name, text = refusal(source.fetch, project.pin, None)
     assert name == "wrong-sha256" and WHEEL in text and project.pin.wheels[0].sha256 in text
     assert not list(project.cache.glob("archives/*/*")) and not list(project.cache.glob("tmp-*"))
 
@@ -144,7 +142,7 @@ def test_nothing_to_be_had_says_what_pip_said(project):
     shutil.rmtree(project.cache / "archives")
     shutil.rmtree(project.wheels)
     project.wheels.mkdir()
-    name, text = refusal(source.fetch, project.pin, None, quiet)
+    name, text = refusal(source.fetch, project.pin, None)
     assert name == "not-fetched" and "9.9.1" in text and "--from" in text
 
 
@@ -159,7 +157,7 @@ def offline(monkeypatch):
 def test_an_index_that_cannot_be_reached_is_the_cause(project, offline, started_pip, tmp_path):
     shutil.rmtree(project.cache / "archives")
     (project.wheels / WHEEL).unlink()
-    name, text = refusal(source.fetch, project.pin, None, quiet)
+    name, text = refusal(source.fetch, project.pin, None)
     assert (
         name == "not-fetched"
         and "the package index cannot be reached: [Errno 111] Connection refused [not" in text
@@ -168,15 +166,14 @@ def test_an_index_that_cannot_be_reached_is_the_cause(project, offline, started_
     assert "cannot be reached: [Errno 111]" in refusal(source.published, tmp_path / "space")[1]
 
 
-def test_an_index_that_cannot_be_reached_is_asked_once(project, offline):
-    said: list[str] = []
-    name, text = refusal(pin.add, project.root, "9.9.2", None, said.append)
+def test_an_index_that_cannot_be_reached_is_asked_once(project, offline, said):
+    name, text = refusal(pin.add, project.root, "9.9.2", None)
     assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text and len(said) == 1
     fakes.write_wheel(
         project.wheels / "sglang-9.9.3-cp311-cp311-manylinux_2_34_x86_64.whl",
         fakes.release_of("9.9.3"),
     )
-    assert pin.add(project.root, "9.9.3", None, quiet).tag == "v9.9.3"
+    assert pin.add(project.root, "9.9.3", None).tag == "v9.9.3"
 
 
 @pytest.fixture
@@ -214,12 +211,11 @@ def index(tmp_path, monkeypatch):
         server.shutdown()
 
 
-def test_a_release_that_the_index_lacks_is_asked_for_once(project, index):
-    said: list[str] = []
-    name, text = refusal(pin.add, project.root, "9.9.7", None, said.append)
+def test_a_release_that_the_index_lacks_is_asked_for_once(project, index, said):
+    name, text = refusal(pin.add, project.root, "9.9.7", None)
     assert name == "not-fetched" and "has no such release; its newest is 9.9.2" in text
     assert (len(index), said) == (1, [])
-    assert pin.add(project.root, "9.9.2", None, quiet).tag == "v9.9.2"
+    assert pin.add(project.root, "9.9.2", None).tag == "v9.9.2"
 
 
 def test_without_network_and_folders_the_cause_comes_at_once(
@@ -235,7 +231,7 @@ def test_without_network_and_folders_the_cause_comes_at_once(
         lambda command, **how: asked.append(command) or run(command, **how),
     )
     started = time.monotonic()
-    name, text = refusal(pin.add, project.root, "9.9.2", None, quiet)
+    name, text = refusal(pin.add, project.root, "9.9.2", None)
     assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text
     assert len(asked) == 2 and time.monotonic() - started < 6, (
         "pip's own five tries alone wait for 7.75 s"
@@ -293,7 +289,7 @@ def test_causes(said, cause):
 
 def test_a_folder_with_wheels_of_another_release(project, tmp_path):
     fakes.write_wheel(tmp_path / "others/sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
-    name, text = refusal(source.fetch, project.pin, str(tmp_path / "others"), quiet)
+    name, text = refusal(source.fetch, project.pin, str(tmp_path / "others"))
     assert (
         name == "not-fetched" and f"holds wheels, but none is {WHEEL}" in text and "git" not in text
     )
@@ -303,7 +299,7 @@ def test_a_folder_with_wheels_of_another_release(project, tmp_path):
 def test_from_a_wheel(project, where):
     shutil.rmtree(project.cache / "archives")
     origin = source.fetch(
-        project.pin, str(project.wheels / WHEEL if where == "file" else project.wheels), quiet
+        project.pin, str(project.wheels / WHEEL if where == "file" else project.wheels)
     )
     assert (origin.kind, origin.name, origin.archive) == ("wheel", WHEEL, cached(project))
     assert (project.wheels / WHEEL).is_file()  # copied, not taken
@@ -311,7 +307,7 @@ def test_from_a_wheel(project, where):
 
 def test_from_a_wheel_that_is_another(project):
     other = fakes.write_wheel(project.root / WHEEL, RELEASE | {"sglang/version.py": "evil\n"})
-    assert refusal(source.fetch, project.pin, str(other), quiet)[0] == "wrong-sha256"
+    assert refusal(source.fetch, project.pin, str(other))[0] == "wrong-sha256"
 
 
 def archive_of(*members: tuple[zipfile.ZipInfo | str, str]) -> zipfile.ZipFile:
@@ -412,7 +408,7 @@ def test_from_git(project, checkout, tmp_path, kind):
         "url": bare.as_uri(),
         "inside": checkout / "python",
     }[kind]
-    origin = source.fetch(project.pin, str(given), quiet)
+    origin = source.fetch(project.pin, str(given))
     assert (origin.kind, origin.name) == (
         "git",
         git(checkout, "rev-parse", f"{TAG}^{{commit}}").strip(),
@@ -433,25 +429,22 @@ def test_from_git_brings_the_tests_and_leaves_links_out(project, tmp_path):
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "more")
     git(folder, "tag", TAG)
-    origin = source.fetch(project.pin, str(folder), quiet)
+    origin = source.fetch(project.pin, str(folder))
     assert origin.read("test/test_it.py") == b"" and origin.read("python/sglang/link") is None
 
 
 def test_from_git_without_the_tag(project, tmp_path):
     name, text = refusal(
-        source.fetch, project.pin, str(project.checkout(tmp_path / "checkout", tag="v9.9.0")), quiet
+        source.fetch, project.pin, str(project.checkout(tmp_path / "checkout", tag="v9.9.0"))
     )
     assert name == "not-fetched" and f"it has no tag {TAG}" in text
-    assert (
-        refusal(source.fetch, project.pin, (tmp_path / "checkout").as_uri(), quiet)[0]
-        == "not-fetched"
-    )
+    assert refusal(source.fetch, project.pin, (tmp_path / "checkout").as_uri())[0] == "not-fetched"
 
 
 def test_a_branch_called_like_the_tag_is_not_taken(project, tmp_path):
     folder = project.checkout(tmp_path / "checkout", tag=None)
     git(folder, "branch", TAG)
-    assert refusal(source.fetch, project.pin, str(folder), quiet)[0] == "not-fetched"
+    assert refusal(source.fetch, project.pin, str(folder))[0] == "not-fetched"
 
 
 def test_a_tag_that_was_moved_is_refused(project, checkout):
@@ -459,7 +452,7 @@ def test_a_tag_that_was_moved_is_refused(project, checkout):
     git(checkout, "commit", "-q", "-a", "-m", "moved")
     git(checkout, "tag", "-f", TAG)
     before = fakes.snapshot(project.cache / "archives")
-    name, text = refusal(source.fetch, project.pin, str(checkout), quiet)
+    name, text = refusal(source.fetch, project.pin, str(checkout))
     assert name == "tree mismatch" and TAG in text and project.pin.python in text
     assert fakes.snapshot(project.cache / "archives") == before
 
@@ -467,9 +460,8 @@ def test_a_tag_that_was_moved_is_refused(project, checkout):
 @pytest.mark.parametrize(
     "given", ["nothing/there", "https://127.0.0.1:1/sglang.git", "--upload-pack=evil"]
 )
-def test_from_nowhere(project, given):
-    said: list[str] = []
-    name, text = refusal(source.fetch, project.pin, given, said.append)
+def test_from_nowhere(project, given, said):
+    name, text = refusal(source.fetch, project.pin, given)
     assert name == "not-fetched" and (
         ":" in given or ("is no file and no folder" in text and not said)
     )
@@ -520,22 +512,21 @@ def test_a_wheel_is_made_of_wheels_alone(lonely, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("how", ["damaged", "another tree"])
-def test_a_kept_archive_that_is_no_good_is_not_taken(lonely, tmp_path, how):
-    kept = source.fetch(lonely.pin, str(tmp_path / "checkout"), quiet).archive
-    said: list[str] = []
+def test_a_kept_archive_that_is_no_good_is_not_taken(lonely, tmp_path, how, said):
+    kept = source.fetch(lonely.pin, str(tmp_path / "checkout")).archive
     if how == "damaged":
         kept.chmod(0o644)
         kept.write_bytes(kept.read_bytes()[:-1] + b"x")
     else:
         lonely.edit("upstream/pins.toml", lonely.pin.python, "sha256:" + "0" * 64)
-    assert refusal(source.fetch, lonely.pin, None, said.append)[0] == "not-fetched"
+    assert refusal(source.fetch, lonely.pin, None)[0] == "not-fetched"
     assert kept.exists() == (how == "another tree")
-    assert ("is damaged" in said[0]) == (how == "damaged")
+    assert ("is damaged" in said[1]) == (how == "damaged")
 
 
 def test_a_folder_that_is_no_repository(project, tmp_path):
     (tmp_path / "plain").mkdir()
-    assert refusal(source.fetch, project.pin, str(tmp_path / "plain"), quiet)[0] == "not-fetched"
+    assert refusal(source.fetch, project.pin, str(tmp_path / "plain"))[0] == "not-fetched"
 
 
 def test_git_is_asked_without_the_users_configuration(project, checkout, tmp_path, monkeypatch):
@@ -549,7 +540,7 @@ def test_git_is_asked_without_the_users_configuration(project, checkout, tmp_pat
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.autocrlf")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "true")
     assert (
-        source.fetch(project.pin, str(checkout), quiet).read("python/sglang/version.py")
+        source.fetch(project.pin, str(checkout)).read("python/sglang/version.py")
         == b'__version__ = "9.9.1"\n'
     )
 
@@ -564,7 +555,7 @@ def test_cache_folder(monkeypatch, tmp_path):
 
 
 def test_unpack_refuses_another_tree(project, tmp_path):
-    origin = source.fetch(project.pin, None, quiet)
+    origin = source.fetch(project.pin, None)
     project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
     origin.pin = pins.load(project.root).find(TAG)
     assert refusal(origin.unpack, tmp_path / "out")[0] == "tree mismatch"

@@ -8,10 +8,12 @@ import sys
 import venv
 from pathlib import Path
 
+import fakes
 import pytest
 
 from patchqueue.environments import environment, lock, standins
 from patchqueue.environments.standins import Wants, missing_libraries, read_wants, shared_library
+from patchqueue.outcome import Refused
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ELF files")
 
@@ -88,8 +90,8 @@ def test_a_lock_says_what_it_is_and_what_it_lacks():
 
 
 def test_the_day_counts_to_its_end(tmp_path):
-    command = lock.uv_command(
-        "uv", datetime.date(2026, 2, 28), tmp_path / "in", tmp_path / "ex", tmp_path / "pylock.toml"
+    command = lock.uv_words(
+        datetime.date(2026, 2, 28), tmp_path / "in", tmp_path / "ex", tmp_path / "pylock.toml"
     )
     assert command[command.index("--exclude-newer") + 1] == "2026-03-01T00:00:00Z"
 
@@ -143,7 +145,7 @@ def test_byte_code_is_made_before_an_environment_is_in_its_place(tmp_path):
 
 
 def test_no_lock_no_environment(tmp_path):
-    with pytest.raises(environment.EnvironmentFailed, match="scripts/nox lock"):
+    with pytest.raises(Refused, match="scripts/nox lock"):
         environment.build("9.9.9", tmp_path / "9.9.9.txt", tmp_path)
 
 
@@ -152,12 +154,11 @@ def test_a_failed_install_leaves_the_environment_before_it(tmp_path, monkeypatch
     locked.write_text("a==1\n")
     (home / "v0.5.9").mkdir(parents=True)
     (home / "v0.5.9" / "old").touch()
-    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="no space left")
-    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: failed)
-    monkeypatch.setattr(environment, "find_uv", lambda: "uv")
+    fakes.program(tmp_path / "uv", "echo no space left >&2; exit 1")
+    monkeypatch.setattr(environment.run, "find_uv", lambda: str(tmp_path / "uv"))
     monkeypatch.setattr(environment.sys, "platform", "linux")
     monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
-    with pytest.raises(environment.EnvironmentFailed, match="no space left"):
+    with pytest.raises(Refused, match="no space left"):
         environment.build("0.5.9", locked, home)
     assert sorted(path.name for path in home.iterdir()) == [".v0.5.9.lock", "v0.5.9"]
     assert (home / "v0.5.9" / "old").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG, quiet
+from fakes import TAG
 
 from patchqueue.commands import cli
 from patchqueue.environments import testing
@@ -25,11 +25,9 @@ def ran(project, monkeypatch, capsys):
     been tested."""
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
-    monkeypatch.setattr(
-        cli, "build_environment", lambda root, pin, say: done.append(f"built {pin.tag}")
-    )
-    monkeypatch.setattr(cli, "matplotlib_folder", lambda root, say: None)
-    monkeypatch.setattr(cli, "test_tool", lambda root, say: done.append("tool") or 0)
+    monkeypatch.setattr(cli, "build_environment", lambda root, pin: done.append(f"built {pin.tag}"))
+    monkeypatch.setattr(cli, "matplotlib_folder", lambda root: None)
+    monkeypatch.setattr(cli, "test_tool", lambda root: done.append("tool") or 0)
     monkeypatch.setattr(
         cli,
         "prepare",
@@ -72,7 +70,7 @@ def test_a_named_release_is_tested_alone(ran, words, tested):
 
 
 def test_releases_are_not_tested_with_a_tool_that_fails(ran):
-    ran.monkeypatch.setattr(cli, "test_tool", lambda root, say: 3)
+    ran.monkeypatch.setattr(cli, "test_tool", lambda root: 3)
     code, _, done = ran()
     assert code == 1 and TAG not in done
 
@@ -84,7 +82,7 @@ def test_the_tool_is_not_tested_on_a_queue_with_problems(ran):
 
 
 def test_an_environment_that_cannot_be_built_is_said(ran):
-    def refuse(root, pin, say):
+    def refuse(root, pin):
         raise cli.Refused(cli.Problem("no-environment", pin.tag, "no network"))
 
     ran.monkeypatch.setattr(cli, "build_environment", refuse)
@@ -99,40 +97,37 @@ def uv(tmp_path, monkeypatch):
     def make(line: str) -> Path:
         calls = tmp_path / "calls"
         fakes.program(tmp_path / "bin/uv", f'echo "$@" >>"{calls}"\n{line}')
-        monkeypatch.setattr(testing.lock, "find_uv", lambda: str(tmp_path / "bin/uv"))
+        monkeypatch.setattr(testing.run, "find_uv", lambda: str(tmp_path / "bin/uv"))
         return calls
 
     return make
 
 
-def test_matplotlib_is_installed_once_for_each_lock(project, uv):
+def test_matplotlib_is_installed_once_for_each_lock(project, uv, said):
     calls = uv('mkdir -p "$9"; echo >"$9/matplotlib.py"')
     project.write("scripts/plots.txt", "matplotlib==1\n")
-    folder = testing.matplotlib_folder(project.root, project.said.append)
-    assert (
-        folder and (folder / "matplotlib.py").is_file() and "once (about 140 MB)" in project.said[0]
-    )
+    folder = testing.matplotlib_folder(project.root)
+    assert folder and (folder / "matplotlib.py").is_file() and "once (about 140 MB)" in said[0]
     (folder / "old.py").touch()
     assert (
-        testing.matplotlib_folder(project.root, project.said.append) == folder
+        testing.matplotlib_folder(project.root) == folder
         and len(calls.read_text().splitlines()) == 1
     )
     project.write("scripts/plots.txt", "matplotlib==2\n")
     assert (
-        testing.matplotlib_folder(project.root, project.said.append) == folder
+        testing.matplotlib_folder(project.root) == folder
         and len(calls.read_text().splitlines()) == 2
     )
     assert not (folder / "old.py").exists() and "--require-hashes" in calls.read_text()
 
 
-def test_without_matplotlib_the_reason_is_said(project, uv):
+def test_without_matplotlib_the_reason_is_said(project, uv, said):
     calls = uv("echo no network >&2; exit 2")
     project.write("scripts/plots.txt", "matplotlib==1\n")
     for _ in range(2):
-        assert testing.matplotlib_folder(project.root, project.said.append) is None
+        assert testing.matplotlib_folder(project.root) is None
     assert (
-        project.said[-1]
-        == "the tests of plots are skipped, matplotlib could not be installed: no network"
+        said[-1] == "the tests of plots are skipped, matplotlib could not be installed: no network"
     )
     assert len(calls.read_text().splitlines()) == 2, "nothing half-done is taken for it"
 
@@ -140,7 +135,7 @@ def test_without_matplotlib_the_reason_is_said(project, uv):
 def test_the_tool_is_tested_with_matplotlib_and_byte_code(project, monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     ran = []
-    monkeypatch.setattr(testing, "matplotlib_folder", lambda root, say: root / "plots")
+    monkeypatch.setattr(testing, "matplotlib_folder", lambda root: root / "plots")
     monkeypatch.setattr(
         testing.subprocess,
         "run",
@@ -148,7 +143,7 @@ def test_the_tool_is_tested_with_matplotlib_and_byte_code(project, monkeypatch):
             ran.append(options["env"]) or subprocess.CompletedProcess(command, 0)
         ),
     )
-    assert testing.test_tool(project.root, project.said.append) == 0
+    assert testing.test_tool(project.root) == 0
     assert ran[0]["PYTHONPATH"].split(os.pathsep)[0] == str(project.root / "plots")
     assert not ran[0]["PYTHONDONTWRITEBYTECODE"]
 
@@ -172,7 +167,7 @@ def pythons(project, monkeypatch):
 
 def test_a_release_is_tested_with_one_thread_in_each_process(pythons):
     project = pythons('echo "$@" "threads=$OMP_NUM_THREADS"; echo told >&2; exit 3')
-    prepared, log = testing.prepare(project.root, project.pin, None, quiet), project.root / "log"
+    prepared, log = testing.prepare(project.root, project.pin, None), project.root / "log"
     result = testing.test_revision(project.root, prepared, ["-k", "steps"], 1, log)
     assert (result.exit_code, result.passed, result.as_it_stands) == (3, False, False)
     assert log.read_text() == f"-m pytest {project.root}/tests/revision -k steps threads=1\ntold\n"

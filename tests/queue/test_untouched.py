@@ -27,7 +27,7 @@ def maker(monkeypatch):
 def patched(project, tmp_path):
     """The unpacked patched wheel, and what is laid beside it."""
     built = build.build(
-        project.root, project.pin, build.Target("3.12", "x86_64"), None, tmp_path / "dist", print
+        project.root, project.pin, build.Target("3.12", "x86_64"), None, tmp_path / "dist"
     )
     with zipfile.ZipFile(built.path) as wheel:
         wheel.extractall(tmp_path / "tree")

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from patchqueue.commands import idle, paths
-from patchqueue.commands.entry import OUT, say
+from patchqueue.commands.entry import OUT
 from patchqueue.commands.wheels import chosen_of, command
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
@@ -126,7 +126,6 @@ def _unkept(options: argparse.Namespace, script: str) -> int:
             options.site,
             options.origin,
             _words(options),
-            say,
             options.out,
         )
         code = code or ran.code
@@ -194,7 +193,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
     files, codes = list(options.take or []), []
     for pin in [] if options.take else chosen:
         ran = gpurun.run(
-            options.root, pin, script, here, options.site, options.origin, words, say, options.out
+            options.root, pin, script, here, options.site, options.origin, words, options.out
         )
         codes.append(ran.code)
         files += [ran.result] if ran.result and not options.out else []
@@ -204,7 +203,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
                 " folder around it"
             )
     for file in files:
-        taken = store.take(options.root, pins, file, say, options.stale)
+        taken = store.take(options.root, pins, file, options.stale)
         kept = f", {taken.kept} kept from before" if taken.kept else ""
         OUT.print(
             f"{taken.path.relative_to(options.root)}: {counted(taken.runs, 'run')}{kept};"

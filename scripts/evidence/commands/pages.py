@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from patchqueue.commands import idle, paths
-from patchqueue.commands.entry import OUT, say
+from patchqueue.commands.entry import OUT
 from patchqueue.hint import counted, to_type
 from patchqueue.upstream import pins as pinning
 
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
 
 def _status(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    gathered = merge.merge(options.root, pins, options.merge, say) if options.merge else []
+    gathered = merge.merge(options.root, pins, options.merge) if options.merge else []
     changed = status.write(options.root, pins)
     OUT.print(status.tables(options.root, pins), end="")
     OUT.print(

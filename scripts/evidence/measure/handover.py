@@ -17,8 +17,8 @@ from pathlib import Path
 from patchqueue.files.tree import hash_listing
 from patchqueue.handover import backport, export
 from patchqueue.handover.repository import Repository, open_repository
-from patchqueue.laying.apply import tree_after
 from patchqueue.laying.replay import replay
+from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue.patchfile import parse_diff
 from patchqueue.queue.series import Queue
@@ -32,7 +32,7 @@ BEFORE = "2020-01-01T00:00:00Z"  # when the checkout's own commit says it was ma
 
 def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> dict[str, object]:
     """What came out on one pin; a bool is a claim that must be true."""
-    checkout = make_checkout(source.fetch(pin, None, print), space / "checkout")
+    checkout = make_checkout(source.fetch(pin, None), space / "checkout")
     before = state(checkout)
     started = time.monotonic()
     made = backport.backport(ROOT, everything, str(checkout), BRANCH, "HEAD", space / "mails")
@@ -45,7 +45,7 @@ def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> 
         "commits": len(made.commits),
         "backport_s": round(seconds, 1),
         "tree_is_applys": hash_listing(repository.listing(tip, "python"))
-        == tree_after(queue, patches, source.fetch(pin, None, print)),
+        == Selection(queue, pin).tree_after(source.fetch(pin, None)),
         "am_tree": am(checkout, space / "am", made.base, sorted((space / "mails").iterdir()))
         == (tree(repository, tip), tip),
         "read_back": names == [patch.name for patch in patches],

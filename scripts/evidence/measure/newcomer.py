@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchqueue.environments.lock import find_uv
+from patchqueue.files.run import find_uv
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -31,7 +31,8 @@ from patchqueue.commands import paths
 from patchqueue.files.tree import hash_listing, list_folder, list_package
 from patchqueue.install import inplace, journal
 from patchqueue.laying import quilt
-from patchqueue.laying.apply import load_queue, select, tree_after
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
 from patchqueue.laying.worktree import State, WorkTree, read_record
 from patchqueue.queue import placed, series
 from patchqueue.upstream import pins, source
@@ -166,7 +167,7 @@ class Copy:
         killed had a part in it."""
         queue, _ = series.read(self.root)
         pin = pins.load(self.root).find(self.tag)
-        return tree_after(queue, select(queue, pin), source.fetch(pin, None, lambda text: None))
+        return select(queue, pin).tree_after(source.fetch(pin, None))
 
     def tree_hash(self) -> str:
         return hash_listing(list_folder(self.tree))
@@ -377,7 +378,7 @@ class Site:
         self.copy, self.path = copy, copy.root.parent / "site-packages"
         shutil.rmtree(self.path, ignore_errors=True)
         self.pin = pins.load(copy.root).find(copy.tag)
-        with zipfile.ZipFile(source.fetch(self.pin, None, lambda text: None).archive) as wheel:
+        with zipfile.ZipFile(source.fetch(self.pin, None).archive) as wheel:
             wheel.extractall(self.path)
         subprocess.run(
             [sys.executable, "-m", "compileall", "-qq", str(self.path / "sglang")], check=False
@@ -748,7 +749,7 @@ def measure(options: argparse.Namespace) -> int:
         options.parser.error(f"no such figure: {', '.join(unknown)}")
     known = pins.load(ROOT)
     tag = (known.find(options.pin) if options.pin else known.default).tag
-    quilt.find(source.cache_folder(), print)
+    quilt.find(source.cache_folder())
     measured = []
     with tempfile.TemporaryDirectory(prefix="queue-figures-") as folder:
         copy = Copy(Path(folder), tag)

@@ -43,7 +43,7 @@ def proven(known: pins.Pins) -> list[pins.Pin]:
 
 def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
     """What the installed wheel says; a bool is a claim that must be true."""
-    home = testing.build_environment(ROOT, pin, print)
+    home = testing.build_environment(ROOT, pin)
     target = build.Target(environment.PYTHON, os.uname().machine)
     built = build.build(ROOT, pin, target, None, space / "wheels", lambda *_: None)
     site = space / "site"

@@ -4,6 +4,7 @@ other modules here are hooked in."""
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..environments.environment import SIZE
-from ..environments.lock import LockFailed, compile_lock
+from ..environments.lock import compile_lock
 from ..environments.testing import (
     Result,
     build_environment,
@@ -49,7 +50,9 @@ from ..upstream.pin import version_of
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
 from . import entry, handover, install, paths, rebase, wheels
-from .entry import say, show_problems
+from .entry import show_problems
+
+LOG = logging.getLogger(__name__)
 
 EXAMPLES = {  # by command: what a user types behind it
     "apply": "v0.5.12.post1",
@@ -263,7 +266,7 @@ def _apply(options: argparse.Namespace) -> int:
     chosen = _chosen(options, pins, [pins.default])
     for pin in chosen:
         started = time.monotonic()
-        report = apply(options.root, pin, options.origin, say, options.discard)
+        report = apply(options.root, pin, options.origin, options.discard)
         seconds = time.monotonic() - started
         if options.verbose:
             _show_rows(report)
@@ -284,7 +287,7 @@ def _apply(options: argparse.Namespace) -> int:
 def _unapply(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
-        report = unapply(options.root, pin, say)
+        report = unapply(options.root, pin)
         done = (
             "was pristine already"
             if report.outcome is Outcome.ALREADY_APPLIED
@@ -299,11 +302,9 @@ def _check(options: argparse.Namespace) -> int:
     started = time.monotonic()
     pins = pinning.load(options.root)
     chosen = _chosen(options, pins, pins.all)
-    for change in (
-        pinned.write(options.root, pins, chosen, options.origin, say) if options.write else ()
-    ):
+    for change in pinned.write(options.root, pins, chosen, options.origin) if options.write else ():
         OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
-    report = check(options.root, chosen, options.origin, say, pins.all)
+    report = check(options.root, chosen, options.origin, pins.all)
     _show_check(report, time.monotonic() - started, options.gaps)
     show_problems(report.all_problems)
     if not report.all_problems:
@@ -360,7 +361,7 @@ def _test(options: argparse.Namespace) -> int:
 
 def _check_all(root: Path, pins: Pins) -> int:
     started = time.monotonic()
-    report = check(root, pins.all, None, say)
+    report = check(root, pins.all, None)
     _show_check(report, time.monotonic() - started, False)
     show_problems(report.all_problems)
     return 1 if report.all_problems else 0
@@ -369,7 +370,7 @@ def _check_all(root: Path, pins: Pins) -> int:
 def _check_for_tests(root: Path, pins: Pins) -> int:
     """Check the queue, and meanwhile install what the tests of plots need."""
     with ThreadPoolExecutor(1) as beside:
-        beside.submit(matplotlib_folder, root, say)
+        beside.submit(matplotlib_folder, root)
         return _check_all(root, pins)
 
 
@@ -377,8 +378,8 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     """Test the tool, and meanwhile build the environments that are needed next."""
     _begin("the tool")
     with ThreadPoolExecutor(1) as beside:
-        built = [beside.submit(build_environment, root, pin, say) for pin in chosen]
-        if code := test_tool(root, say):
+        built = [beside.submit(build_environment, root, pin) for pin in chosen]
+        if code := test_tool(root):
             beside.shutdown(cancel_futures=True)
             return code
         for one in built:
@@ -389,7 +390,7 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
 def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[Result]:
     """Test releases side by side. The first one's output comes as it is written, that of the others
     when they have ended."""
-    prepared = [prepare(options.root, pin, options.origin, say) for pin in chosen]
+    prepared = [prepare(options.root, pin, options.origin) for pin in chosen]
     narrowed = ["-k", options.expression] if options.expression else []
     words = [*narrowed, *(["--color=yes"] if OUT.is_terminal and not OUT.no_color else [])]
     shared = share(len(chosen), os.cpu_count() or 1)
@@ -444,7 +445,7 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
 def _refresh(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
-        written, report = refresh(options.root, pins, pin, options.add, say)
+        written, report = refresh(options.root, pins, pin, options.add)
         for file in written:
             OUT.print(f"{file.path}: {file.why}")
         if not written:
@@ -475,7 +476,7 @@ def _new(options: argparse.Namespace) -> int:
             )
         )
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
-    file = new(options.root, revisions[0], names[0], say)
+    file = new(options.root, revisions[0], names[0])
     tree = f"work/{revisions[0].tag}"
     own = shutil.which("quilt")
     OUT.print(
@@ -497,7 +498,7 @@ def _pin(options: argparse.Namespace) -> int:
     for word in options.words:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
-        pin = add_pin(options.root, word, options.origin, say)
+        pin = add_pin(options.root, word, options.origin)
         OUT.print(
             f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released"
             f" {pin.released}",
@@ -511,11 +512,8 @@ def _lock(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in _chosen(options, pins, [pins.default]):
         file = lock_file(options.root, pin)
-        say(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
-        try:
-            compile_lock(str(pin.version), pin.resolve_as_of, file)
-        except LockFailed as failure:
-            raise Refused(Problem("no-lock", pin.tag, failure.what, failure.next_step)) from None
+        LOG.info(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
+        compile_lock(str(pin.version), pin.resolve_as_of, file)
         OUT.print(f"{_relative(file, options.root)}: as of {pin.resolve_as_of}")
         OUT.print(
             f"next: {to_type('test', pin.tag)} builds the environment and runs the tests in it"
@@ -535,8 +533,8 @@ def _quilt(options: argparse.Namespace) -> int:
                 f"{to_type('apply', pin.tag)} makes it",
             )
         )
-    engine = quilts.find(cache_folder(), say)
-    with tree.locked(say):
+    engine = quilts.find(cache_folder())
+    with tree.locked():
         return subprocess.run(
             [engine.command, *(options.arguments or ["--help"])],
             cwd=tree.path,

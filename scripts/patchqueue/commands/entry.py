@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import logging
 import os
 import sys
 import tempfile
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.logging import RichHandler
+from rich.styled import Styled
+from rich.text import Text
 
 from ..files import disk
-from ..files.gitrun import GitFailed
+from ..files.run import Failed
 from ..hint import program, to_type
 from ..outcome import Problem, Refused
 from ..upstream.source import cache_folder
@@ -25,8 +29,22 @@ OUT = Console(highlight=False, soft_wrap=True, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
+class _Lines(RichHandler):
+    """What is done meanwhile, a line for each record: rich's table of records would wrap it."""
+
+    def render(self, *, record: logging.LogRecord, **_: object) -> Styled:
+        return Styled(Text(record.getMessage()), "dim")
+
+
+LINES = _Lines(console=ERR)
+
+
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
     """Run one command. Exit codes: 0 done, 1 refused or problems found, 2 wrong words."""
+    for package in ("patchqueue", "evidence"):
+        top = logging.getLogger(package)
+        top.setLevel(logging.INFO)
+        top.addHandler(LINES)  # once: it is the same one
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -35,7 +53,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
     except Refused as refusal:
         show_problems(refusal.problems)
         return 1
-    except GitFailed as failure:
+    except Failed as failure:
         step = (
             disk.said(str(failure))
             or "see what git says of that repository; nothing but the branches named above was made"
@@ -58,10 +76,6 @@ def show_problems(problems: Sequence[Problem]) -> None:
         ERR.print(str(problem))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print(problem.as_github())
-
-
-def say(text: str) -> None:
-    ERR.print(text, style="dim")
 
 
 def _places(options: argparse.Namespace) -> list[disk.Place]:

@@ -16,7 +16,7 @@ from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import pins as pinning
 from . import paths
-from .entry import OUT, say
+from .entry import OUT
 
 OUTPUT = Path("dist/pull-requests")
 
@@ -141,7 +141,7 @@ def _export(options: argparse.Namespace) -> int:
     bad: list[Problem] = []
     for request in done.requests:
         tried = (
-            prtest.try_tests(options.root, open_repository(options.onto), done, request, say)
+            prtest.try_tests(options.root, open_repository(options.onto), done, request)
             if options.test
             else []
         )

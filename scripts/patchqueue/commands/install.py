@@ -15,7 +15,6 @@ from ..outcome import Outcome
 from . import idle, paths
 
 OUT = Console(highlight=False, soft_wrap=True, markup=False)
-ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
 def add(commands: Any) -> None:
@@ -58,7 +57,7 @@ def _install(options: argparse.Namespace) -> int:
     if options.verify:
         idle.refuse(options, "with --verify, which writes no file of yours", "--discard")
         return _verify(options)
-    report = inplace.install(options.root, options.site, _say, options.discard)
+    report = inplace.install(options.root, options.site, options.discard)
     for note in report.notes:
         OUT.print(f"note: {note}")
     record = report.record
@@ -81,7 +80,7 @@ def _install(options: argparse.Namespace) -> int:
 
 def _uninstall(options: argparse.Namespace) -> int:
     started = time.monotonic()
-    report = inplace.uninstall(options.root, options.site, _say, options.discard)
+    report = inplace.uninstall(options.root, options.site, options.discard)
     if report.outcome is Outcome.ALREADY_APPLIED:
         OUT.print(f"{report.site}: {' '.join(report.notes)}")
         _show_next_install(report)
@@ -113,7 +112,7 @@ def _show_next_install(report: Report) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    report = inplace.verify(options.root, options.site, _say)
+    report = inplace.verify(options.root, options.site)
     state = {
         Outcome.EMPTY: "is the pristine release",
         Outcome.APPLIED: "is patched, every file as the queue made it",
@@ -139,7 +138,3 @@ def _show_faults(report: Report) -> None:
         OUT.print(f"note: {note}:")
     for name in report.faults:
         OUT.print(f"  {name}")
-
-
-def _say(text: str) -> None:
-    ERR.print(text, style="dim")

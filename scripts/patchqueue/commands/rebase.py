@@ -40,7 +40,6 @@ KINDS = (
     (Outcome.CONFLICT, "in conflict"),
 )
 OUT = Console(highlight=False, soft_wrap=False, markup=False)
-ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 REBASE = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
 The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
 there; then --continue writes the variants and guards, and lays out the next one."""  # noqa: E501
@@ -98,12 +97,11 @@ def _rebase(options: argparse.Namespace) -> int:
             raise Refused(
                 Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
             )
-        with find(pins, options.release, options.origin, _say) as release:
+        with find(pins, options.release, options.origin) as release:
             progress = rebase.begin(
                 root,
                 pins,
                 release,
-                _say,
                 lambda found: _show_forecast(pins, found, time.monotonic() - started),
             )
         _show_next(root, pins, progress, _named(options))
@@ -111,7 +109,7 @@ def _rebase(options: argparse.Namespace) -> int:
     version = _version(root, pins, options.release)
     if options.abort:
         idle.refuse(options, "with --abort, which reads no release", "--from")
-        rebase.abort(root, version, _say)
+        rebase.abort(root, version)
         OUT.print(
             f"work/rebase-{version} is gone; what was written to the queue stays (`git diff`"
             " shows it)",
@@ -119,7 +117,7 @@ def _rebase(options: argparse.Namespace) -> int:
         )
         return 0
     with _release(root, pins, options, version) as release:
-        progress = rebase.proceed(root, pins, version, release, options.skip, _say)
+        progress = rebase.proceed(root, pins, version, release, options.skip)
     for change in progress.changes:
         OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
     if not progress.changes:
@@ -173,7 +171,7 @@ def _release(
         )
         yield None
         return
-    with find(pins, options.release or str(version), options.origin, _say) as release:
+    with find(pins, options.release or str(version), options.origin) as release:
         yield release
 
 
@@ -184,10 +182,10 @@ def _watch(options: argparse.Namespace) -> int:
         OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
     for version in found:
         started = time.monotonic()
-        with find(pins, str(version), None, _say) as release:
+        with find(pins, str(version), None) as release:
             _show_forecast(
                 pins,
-                forecast(load_queue(options.root), pins, release, _say),
+                forecast(load_queue(options.root), pins, release),
                 time.monotonic() - started,
             )
     if found:
@@ -292,7 +290,3 @@ def _after(root: Path, pins: Pins, version: Version) -> str:
     steps += [to_type("check", f"v{version}")]
     steps += [] if pin and has_environment(root, pin) else [to_type("lock", f"v{version}")]
     return ", ".join(steps)
-
-
-def _say(text: str) -> None:
-    ERR.print(text, style="dim")

@@ -16,7 +16,7 @@ from ..hint import counted
 from ..upstream import pins as pinning
 from ..wheels import build, bundle, host
 from . import paths
-from .entry import OUT, say
+from .entry import OUT
 
 MIB = 2**20
 
@@ -122,7 +122,6 @@ def _build(options: argparse.Namespace) -> int:
             build.Target(options.python, options.machine),
             options.origin,
             options.root / "dist",
-            say,
         )
         OUT.print(
             f"{_shown(options, made.path)}: version {made.version},"
@@ -159,7 +158,6 @@ def _bundle(options: argparse.Namespace) -> int:
             options.sm,
             round(options.part_size * MIB),
             options.origin,
-            say,
         )
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(

@@ -4,20 +4,24 @@ lock."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import run
 from ..files.locking import locked
 from ..hint import to_type
+from ..outcome import Problem, Refused
 from . import standins
-from .lock import PYTHON, LockFailed, find_uv, quiet_uv
+from .lock import PYTHON
+
+LOG = logging.getLogger(__name__)
 
 MARKER = "made-from.sha256"  # written last: an environment without it was never finished
 STAND_INS = "stand-ins"
@@ -51,14 +55,6 @@ SIZE = "4 to 5 GB on disk, about 1.5 GB from the package index, minutes"
 # raise it when `build` makes something else of the same lock: environments made before then count
 # no more
 RECIPE = "1"
-
-
-class EnvironmentFailed(Exception):
-    """An environment could not be built. `what` says why, `next_step` what to do about it."""
-
-    def __init__(self, what: str, next_step: str) -> None:
-        self.what, self.next_step = what, next_step
-        super().__init__(f"{what}\n    next: {next_step}")
 
 
 @dataclass(frozen=True)
@@ -105,37 +101,36 @@ def find(version: str, lock: Path, home: Path) -> Environment | None:
     return _environment(folder) if made_from == stamp(lock) else None
 
 
-def build(
-    version: str, lock: Path, home: Path, say: Callable[[str], None] = lambda line: None
-) -> Environment:
+def build(version: str, lock: Path, home: Path) -> Environment:
     """The environment of `version`, built from `lock` unless home/v<version> was already made from
     it.
 
     It is built aside and renamed into place, under a lock file, so a second run waits, a killed run
     leaves nothing that looks whole, and a failed one leaves the environment before it as it was.
-    `say` gets a line before anything slow.
 
-    Raises EnvironmentFailed.
+    Raises Refused.
     """
     if not lock.is_file():
-        raise EnvironmentFailed(
+        raise _refused(
+            version,
             f"{version} has no environment: there is no {lock}",
             f"{to_type('lock', version)} makes one",
         )
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise EnvironmentFailed(
+        raise _refused(
+            version,
             f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}",
             "run the tests there, or in CI",
         )
     home = home.absolute()
-    with locked(home / f".v{version}.lock", say) as held:
+    with locked(home / f".v{version}.lock") as held:
         aside, old = home / f".building-v{version}", home / f".old-v{version}"
         for leftover in (aside, old):
             shutil.rmtree(leftover, ignore_errors=True)
         found = find(version, lock, home)
         if found:
             return found
-        say(f"building the environment of {version} from {lock.name}, once ({SIZE})")
+        LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
         try:
             _install(version, lock, aside, held)
             made = standins.write_stand_ins(
@@ -156,34 +151,26 @@ def build(
 
 def _uv(version: str, held: int, what: str, *arguments: str) -> None:
     try:
-        uv = find_uv()
-    except LockFailed as error:
-        raise EnvironmentFailed(error.what, error.next_step) from None
-    # held: where this process is killed, uv keeps the lock until it too has stopped writing
-    run = subprocess.run(
-        [uv, *arguments], env=quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,)
-    )
-    if run.returncode:
-        raise EnvironmentFailed(
-            f"{version}: uv could not {what}:\n{textwrap.indent(run.stderr.strip(), '    ')}",
+        # held: where this process is killed, uv keeps the lock until it too has stopped writing
+        run.uv(*arguments, held=held)
+    except run.Failed as failure:
+        raise _refused(
+            version,
+            f"{version}: uv could not {what}:\n{textwrap.indent(failure.said, '    ')}",
             "if the network or the disk failed, run it again; if a file is gone from the index,"
             f" {to_type('lock', version)}",
-        )
+        ) from None
+
+
+def _refused(version: str, what: str, step: str) -> Refused:
+    return Refused(Problem("no-environment", f"v{version}", what, step))
 
 
 def _install(version: str, lock: Path, folder: Path, held: int) -> None:
     # its scripts must survive the rename
-    make = ["venv", "--no-config", "--quiet", "--relocatable", "--python", PYTHON]
+    make = ["venv", "--relocatable", "--python", PYTHON]
     _uv(version, held, f"make a Python {PYTHON} environment", *make, str(folder))
-    install = [
-        "pip",
-        "install",
-        "--no-config",
-        "--quiet",
-        "--no-deps",
-        "--no-build",
-        "--require-hashes",
-    ]
+    install = ["pip", "install", "--no-deps", "--no-build", "--require-hashes"]
     where = ["--python", str(folder / "bin" / "python"), "--requirement", str(lock)]
     _uv(version, held, f"install {lock}", *install, *where)
 
@@ -193,18 +180,20 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
     instead of a reason."""
     environment = _environment(folder)
     variables = os.environ | environment.variables
-    run = subprocess.run(
+    done = subprocess.run(
         [str(environment.python), "-c", "import torch, sgl_kernel"],
         env=variables,
         cwd=folder,
         capture_output=True,
         text=True,
     )
-    if run.returncode:
+    if done.returncode:
         last = (
-            "\n".join(run.stderr.strip().splitlines()[-4:]) or f"killed by signal {-run.returncode}"
+            "\n".join(done.stderr.strip().splitlines()[-4:])
+            or f"killed by signal {-done.returncode}"
         )
-        raise EnvironmentFailed(
+        raise _refused(
+            version,
             f"{version}: torch and sgl_kernel do not load with stand-ins for"
             f" {' '.join(stand_ins)}:\n{textwrap.indent(last, '    ')}",
             "a library named there is missing on this host, or belongs into STANDS_IN_FOR"

@@ -8,11 +8,7 @@ it was made for.
 from __future__ import annotations
 
 import datetime
-import os
 import re
-import shutil
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Mapping
@@ -23,7 +19,9 @@ from typing import Any
 import msgspec
 from packaging.specifiers import SpecifierSet
 
+from ..files import atomic, run
 from ..hint import to_type
+from ..outcome import Problem, Refused
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_34"  # what sglang's own wheels ask for from 0.5.11 on
@@ -32,14 +30,6 @@ TEST_TOOLS = ("pytest", "hypothesis", "packaging", "numpy")
 # packages left out.
 UNDECLARED = ("dill", "setuptools")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class LockFailed(Exception):
-    """A release could not be resolved. `what` says why, `next_step` what to do about it."""
-
-    def __init__(self, what: str, next_step: str) -> None:
-        self.what, self.next_step = what, next_step
-        super().__init__(f"{what}\n    next: {next_step}")
 
 
 @dataclass(frozen=True)
@@ -131,42 +121,6 @@ LEFT_OUT = (
 )
 
 
-def find_uv() -> str:
-    """The uv beside this Python, else the one on PATH. Raises LockFailed when there is none."""
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if beside.is_file() else shutil.which("uv")
-    if not found:
-        raise LockFailed(
-            "uv is neither beside this Python nor on PATH",
-            "start from `scripts/nox`, which brings it, or `pip install uv`",
-        )
-    return found
-
-
-def quiet_uv(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without the settings that would add packages from anywhere but the one package
-    index.
-
-    A replaced default index (a mirror) stays: hashes prove that it serves the same files.
-    """
-    dropped = {
-        "UV_EXTRA_INDEX_URL",
-        "UV_INDEX",
-        "UV_FIND_LINKS",
-        "UV_EXCLUDE",
-        "UV_OVERRIDE",
-        "UV_CONSTRAINT",
-        "UV_EXCLUDE_NEWER",
-        "UV_PRERELEASE",
-        "UV_RESOLUTION",
-        "UV_TORCH_BACKEND",
-        "UV_NO_BINARY",
-        "UV_CUSTOM_COMPILE_COMMAND",
-        "VIRTUAL_ENV",
-    }
-    return {name: value for name, value in environ.items() if name not in dropped}
-
-
 def requirements(version: str) -> list[str]:
     """What a lock is resolved from."""
     return [f"sglang=={version}", *UNDECLARED, *TEST_TOOLS]
@@ -214,14 +168,11 @@ def until(as_of: datetime.date) -> str:
     return end.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def uv_command(uv: str, as_of: datetime.date, wanted: Path, excludes: Path, out: Path) -> list[str]:
-    """The `uv pip compile` command. Everything published up to the end of `as_of` (UTC) counts."""
+def uv_words(as_of: datetime.date, wanted: Path, excludes: Path, out: Path) -> list[str]:
+    """What uv resolves with. Everything published up to the end of `as_of` (UTC) counts."""
     return [
-        uv,
         "pip",
         "compile",
-        "--quiet",
-        "--no-config",
         "--no-build",
         "--format",
         "pylock.toml",
@@ -270,10 +221,9 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
     """Resolve sglang `version` as the package index stood at the end of `as_of` and write the lock
     `out`.
 
-    Writes `out` whole or not at all. Raises LockFailed with uv's own words when there is no
+    Writes `out` whole or not at all. Raises Refused with uv's own words when there is no
     resolution.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="patchqueue-lock-") as scratch:
         wanted, excludes, made = (
             Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml")
@@ -282,30 +232,26 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
         excludes.write_text(
             "".join(f"{name}\n" for rule in left_out(version) for name in rule.names)
         )
-        command = uv_command(find_uv(), as_of, wanted, excludes, made)
-        run = subprocess.run(
-            command, env=quiet_uv(os.environ), cwd=scratch, capture_output=True, text=True
-        )
-        if run.returncode:
-            raise LockFailed(
+        try:
+            run.uv(*uv_words(as_of, wanted, excludes, made), folder=Path(scratch))
+        except run.Failed as failure:
+            raise _refused(
+                version,
                 f"uv found no resolution of sglang=={version} as of"
-                f" {as_of}:\n{textwrap.indent(run.stderr.strip(), '    ')}",
+                f" {as_of}:\n{textwrap.indent(failure.said, '    ')}",
                 "check resolve_as_of in upstream/pins.toml: it lies a few days after the release",
-            )
+            ) from None
         pylock = msgspec.toml.decode(made.read_text())
     try:
         text = header(version, as_of) + body(pylock)
     except ValueError as error:
-        raise LockFailed(
+        raise _refused(
+            version,
             f"sglang=={version} as of {as_of}: {error}",
             "if CPU tests do without that package, name it in LEFT_OUT with the reason",
         ) from None
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, out)
-    except BaseException:
-        os.unlink(name)
-        raise
+    atomic.write(out, text.encode())
+
+
+def _refused(version: str, what: str, step: str) -> Refused:
+    return Refused(Problem("no-lock", f"v{version}", what, step))

@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import run
 from ..files.locking import locked
 from ..laying import worktree
 from ..laying.apply import apply
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..upstream.pins import Pin
-from . import environment, lock
+from . import environment
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
+
 HOME = Path(".nox/revisions")
 PLOTS = Path("scripts/plots.txt")  # what the tests of plots need: matplotlib, locked
 SIDE_BY_SIDE = 4  # revisions, at most
@@ -59,16 +62,13 @@ def is_built(root: Path, pin: Pin) -> bool:
     return environment.find(str(pin.version), lock_file(root, pin), root / HOME) is not None
 
 
-def build_environment(root: Path, pin: Pin, say: Say) -> environment.Environment:
+def build_environment(root: Path, pin: Pin) -> environment.Environment:
     """The revision's environment, built from its lock where it is not there yet. Raises Refused
     with the reason."""
-    try:
-        return environment.build(str(pin.version), lock_file(root, pin), root / HOME, say)
-    except environment.EnvironmentFailed as failure:
-        raise Refused(Problem("no-environment", pin.tag, failure.what, failure.next_step)) from None
+    return environment.build(str(pin.version), lock_file(root, pin), root / HOME)
 
 
-def matplotlib_folder(root: Path, say: Say) -> Path | None:
+def matplotlib_folder(root: Path) -> Path | None:
     """A folder with matplotlib for the tests of plots, made once; None, with the reason said, where
     it cannot be had.
 
@@ -79,16 +79,16 @@ def matplotlib_folder(root: Path, say: Say) -> Path | None:
         root / HOME.parent / f"plots-{sys.version_info.major}.{sys.version_info.minor}",
     )
     marker = folder / "made-from.txt"
-    with locked(folder.with_name(f".{folder.name}.lock"), say) as held:
+    with locked(folder.with_name(f".{folder.name}.lock")) as held:
         if marker.is_file() and marker.read_bytes() == wanted.read_bytes():
             return folder
-        say(
+        LOG.info(
             f"installing matplotlib for the tests of plots into {folder.relative_to(root)}, once"
             " (about 140 MB)"
         )
         shutil.rmtree(folder, ignore_errors=True)
         if why := _install(wanted, folder, held):
-            say(f"the tests of plots are skipped, matplotlib could not be installed: {why}")
+            LOG.info(f"the tests of plots are skipped, matplotlib could not be installed: {why}")
             return None
         marker.write_bytes(wanted.read_bytes())
         return folder
@@ -96,31 +96,20 @@ def matplotlib_folder(root: Path, say: Say) -> Path | None:
 
 def _install(wanted: Path, folder: Path, held: int) -> str:
     """Install locked requirements for this Python into a folder; why that failed, else ""."""
-    words = [
-        "pip",
-        "install",
-        "--no-config",
-        "--quiet",
-        "--require-hashes",
-        "--python",
-        sys.executable,
-    ]
+    words = ["pip", "install", "--require-hashes", "--python", sys.executable]
     try:
-        command = [lock.find_uv(), *words, "--target", str(folder), "--requirement", str(wanted)]
-    except lock.LockFailed as failure:
-        return failure.what
-    done = subprocess.run(
-        command, env=lock.quiet_uv(os.environ), capture_output=True, text=True, pass_fds=(held,)
-    )
-    return (
-        (done.stderr.strip() or f"uv ended with code {done.returncode}") if done.returncode else ""
-    )
+        run.uv(*words, "--target", str(folder), "--requirement", str(wanted), held=held)
+    except run.Failed as failure:
+        return failure.said
+    except Refused as refusal:
+        return refusal.problems[0].what
+    return ""
 
 
-def test_tool(root: Path, say: Say) -> int:
+def test_tool(root: Path) -> int:
     """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit
     code."""
-    plots = matplotlib_folder(root, say)
+    plots = matplotlib_folder(root)
     more = {
         "PYTHONPATH": os.pathsep.join(
             str(path) for path in (plots, os.environ.get("PYTHONPATH")) if path
@@ -146,7 +135,7 @@ class Prepared:
     as_it_stands: bool
 
 
-def prepare(root: Path, pin: Pin, origin: str | None, say: Say) -> Prepared:
+def prepare(root: Path, pin: Pin, origin: str | None) -> Prepared:
     """Apply (a tree with edits of the user's stays as it is), and build the environment where it is
     not there yet.
 
@@ -155,10 +144,12 @@ def prepare(root: Path, pin: Pin, origin: str | None, say: Say) -> Prepared:
     tree = worktree.WorkTree(root, pin.tag)
     as_it_stands = tree.inspect().state is worktree.State.CHANGED
     if as_it_stands:
-        say(f"work/{pin.tag} has edits that the queue does not hold: it is tested as it stands")
+        LOG.info(
+            f"work/{pin.tag} has edits that the queue does not hold: it is tested as it stands"
+        )
     else:
-        apply(root, pin, origin, say)
-    return Prepared(pin, tree.path.absolute(), build_environment(root, pin, say), as_it_stands)
+        apply(root, pin, origin)
+    return Prepared(pin, tree.path.absolute(), build_environment(root, pin), as_it_stands)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import disk
-from ..files.gitrun import GitFailed
+from ..files.run import Failed
 from ..files.tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
-from ..laying.apply import load_queue, overlay_of, select
+from ..laying.apply import load_queue
 from ..laying.place import in_front
 from ..laying.replay import replay
+from ..laying.selection import Selection, select
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
@@ -23,7 +24,6 @@ from ..upstream.pins import Pin, Pins
 from ..wheels.build import local_version
 from .repository import Commit, Repository, open_repository
 
-Say = Callable[[str], None]
 Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
 WIDTH = 72
@@ -61,8 +61,8 @@ def backport(
     pin = release_of(repository, start, pins)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    patches = select(queue, pin)
-    if not patches:
+    selection = select(queue, pin)
+    if not selection.patches:
         raise Refused(
             Problem(
                 "nothing-to-do",
@@ -73,9 +73,7 @@ def backport(
         )
     wanted = list(
         commits(
-            queue,
-            patches,
-            pin,
+            selection,
             repository.listing(start, PACKAGE),
             lambda path: repository.read(start, path),
         )
@@ -104,9 +102,7 @@ def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
     return next((pin for pin in pins.all if pin.python == found), None)
 
 
-def commits(
-    queue: Queue, patches: list[Patch], pin: Pin, before: Mapping[str, str], read: Read
-) -> Iterator[Commit]:
+def commits(selection: Selection, before: Mapping[str, str], read: Read) -> Iterator[Commit]:
     """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
     does not fit.
 
@@ -115,11 +111,8 @@ def commits(
     there are they true.
     """
     laid: dict[str, bytes] = {}
-    record = {
-        path: content
-        for path, content in overlay_of(queue, patches, pin).items()
-        if path == PROVENANCE
-    }
+    queue, pin, patches = selection.queue, selection.pin, selection.patches
+    record = {path: text for path, text in selection.overlay.items() if path == PROVENANCE}
     for patch in patches:
         new = {
             path: content
@@ -295,13 +288,13 @@ def _has_tag(repository: Repository, tag: str) -> bool:
         return bool(
             repository.git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
         )
-    except GitFailed:
+    except Failed:
         return False
 
 
 def _is_ancestor(repository: Repository, tag: str, commit: str) -> bool:
     try:
         repository.git("merge-base", "--is-ancestor", f"refs/tags/{tag}^{{commit}}", commit)
-    except GitFailed:
+    except Failed:
         return False
     return True

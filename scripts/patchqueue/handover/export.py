@@ -32,7 +32,6 @@ from .repository import Commit, Person, Repository, open_repository
 ADDITIONS = Path("pull-requests")
 BRANCHES = "prefill-graph/"
 PENDING = "Pending"
-Say = Callable[[str], None]
 Read = Callable[[str], "bytes | None"]
 
 

@@ -7,7 +7,6 @@ runs them.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
@@ -21,8 +20,7 @@ from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..environments.lock import LockFailed, find_uv, quiet_uv
-from ..files import record
+from ..files import record, run
 from ..outcome import Problem, Refused
 
 FILE = Path("upstream/format.toml")
@@ -135,7 +133,8 @@ def _run(tool: str, folder: Path, *words: str, good: tuple[int, ...] = (0,)) -> 
     program = _folder_of(tool) / tool.partition("=")[0]
     done = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True)
     if done.returncode not in good:
-        raise _no_formatter(tool, done)
+        said = done.stderr.strip() or done.stdout.strip()
+        raise _no_formatter(tool, said or f"ended with code {done.returncode}")
     return done.stdout
 
 
@@ -143,25 +142,13 @@ def _run(tool: str, folder: Path, *words: str, good: tuple[int, ...] = (0,)) -> 
 def _folder_of(tool: str) -> Path:
     """Where uv has the tool's programs, fetched first where that must be: to ask takes longer than
     most tools run."""
-    try:
-        uv = find_uv()
-    except LockFailed as failure:
-        raise Refused(Problem("no-formatter", tool, failure.what, failure.next_step)) from None
     asked = ["python", "-c", "import sysconfig; print(sysconfig.get_path('scripts'))"]
-    command = [uv, "tool", "run", "--quiet", "--no-config", "--from", tool, *asked]
-    done = subprocess.run(command, capture_output=True, text=True, env=quiet_uv(os.environ))
-    if done.returncode:
-        raise _no_formatter(tool, done)
-    return Path(done.stdout.strip())
+    try:
+        return Path(run.uv("tool", "run", "--from", tool, *asked).stdout.decode().strip())
+    except run.Failed as failure:
+        raise _no_formatter(tool, failure.said) from None
 
 
-def _no_formatter(tool: str, done: subprocess.CompletedProcess[str]) -> Refused:
-    said = done.stderr.strip() or done.stdout.strip() or f"ended with code {done.returncode}"
-    return Refused(
-        Problem(
-            "no-formatter",
-            tool,
-            said.splitlines()[-1],
-            f"`uv tool run {tool} --version` should work",
-        )
-    )
+def _no_formatter(tool: str, said: str) -> Refused:
+    step = f"`uv tool run {tool} --version` should work"
+    return Refused(Problem("no-formatter", tool, said.splitlines()[-1], step))

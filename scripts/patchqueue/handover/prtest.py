@@ -3,11 +3,11 @@ and without the changes of each commit, where they must fail."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from .backport import PACKAGE
 from .export import Exported, PullRequest
 from .repository import Repository
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
+
 # of pytest's last line
 COUNTED = re.compile(r"\d+ (?:subtests )?(?:passed|failed|skipped|errors?)\b")
 GOOD, FAILED, INTERRUPTED = 0, 1, 2  # pytest's exit codes
@@ -40,11 +41,11 @@ class Tried:
 
 
 def try_tests(
-    root: Path, repository: Repository, exported: Exported, request: PullRequest, say: Say
+    root: Path, repository: Repository, exported: Exported, request: PullRequest
 ) -> list[Tried]:
     """Each test file of the pull request's own commits, on the branch and on the base. Raises
     Refused where there is no environment."""
-    made = build_environment(root, exported.pin, say)
+    made = build_environment(root, exported.pin)
     files = [
         (path, part.patch, part.files[path])
         for part in request.parts
@@ -61,7 +62,7 @@ def try_tests(
                 | {path: content for path, _, content in files},
             )
         for path, patch, _ in files:
-            say(f"{request.branch}: {path}")
+            LOG.info(f"{request.branch}: {path}")
             (on, said), (off, said_off) = (
                 _run(root, made, trees[name], path) for name in ("branch", "base")
             )

@@ -12,36 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files.gitrun import NO_CONFIGURATION, GitFailed, run
+from ..files import run
+from ..files.run import Failed
 from ..files.tree import is_part_of_tree, sha256
 from ..outcome import Problem, Refused
 
-PLAIN = [
-    "-c",
-    "core.autocrlf=false",
-    "-c",
-    "core.eol=lf",
-    "-c",
-    "core.attributesFile=/dev/null",
-    "-c",
-    "core.quotePath=true",
-    "-c",
-    "core.hooksPath=/dev/null",
-]
-PLAIN += [
-    "-c",
-    "i18n.commitEncoding=UTF-8",
-    "-c",
-    "i18n.logOutputEncoding=UTF-8",
-    "-c",
-    "safe.directory=*",
-    "-c",
-    "gc.auto=0",
-    "-c",
-    "core.fsmonitor=false",
-    "-c",
-    "format.signOff=false",
-]
 # What format-patch and diff write is a function of the commits alone: every setting that could
 # change it is given.
 SAME_DIFF = [
@@ -103,10 +78,17 @@ class Repository:
     def git(
         self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None
     ) -> bytes:
-        """git's output. Raises GitFailed where it ends with another code than 0."""
-        return run(
-            self.path, *PLAIN, *arguments, stdin=content, more={**NO_CONFIGURATION, **(more or {})}
+        """git's output. Raises Failed where it ends with another code than 0."""
+        return run.git(
+            self.path,
+            *arguments,
+            stdin=content or b"",
+            more=run.NO_CONFIGURATION | dict(more or {}),
         ).stdout
+
+    def _as_user(self, *arguments: str) -> bytes:
+        """The same by the user's own configuration."""
+        return run.run(run.GIT, *arguments, folder=self.path).stdout
 
     def person(self) -> Person:
         """Raises Refused, with the command to type, where the user has not told git who they
@@ -114,8 +96,8 @@ class Repository:
         values = []
         for name, example in (("user.name", "Your Name"), ("user.email", "you@example.org")):
             try:
-                values.append(run(self.path, "config", "--get", name).stdout.decode().strip())
-            except GitFailed:
+                values.append(self._as_user("config", "--get", name).decode().strip())
+            except Failed:
                 values.append("")
             if not values[-1]:
                 raise Refused(
@@ -146,7 +128,7 @@ class Repository:
             "--untracked-files=no",
             "--ignore-submodules=all",
         )
-        found = run(self.path, *words).stdout.decode("utf-8", "replace")
+        found = self._as_user(*words).decode("utf-8", "replace")
         edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
         if edited:
             shown = " ".join(edited[:5]) + (
@@ -174,7 +156,7 @@ class Repository:
                 .decode()
                 .strip()
             )
-        except GitFailed:
+        except Failed:
             raise Refused(
                 Problem(
                     "no-commit",
@@ -189,7 +171,7 @@ class Repository:
         cannot name one."""
         try:
             self.git("check-ref-format", f"refs/heads/{name}")
-        except GitFailed:
+        except Failed:
             raise Refused(
                 Problem(
                     "bad-branch",
@@ -222,7 +204,7 @@ class Repository:
                 .decode()
                 .strip()
             )
-        except GitFailed:
+        except Failed:
             return None
 
     def date(self, commit: str) -> int:
@@ -344,7 +326,7 @@ class Repository:
                 commit,
                 "0" * len(commit),
             )
-        except GitFailed as failure:
+        except Failed as failure:
             raise Refused(
                 Problem(
                     "bad-branch",
@@ -390,8 +372,8 @@ def open_repository(name: str) -> Repository:
             )
         )
     try:
-        top = run(path, *PLAIN, "rev-parse", "--absolute-git-dir").stdout.decode().strip()
-    except GitFailed as failure:
+        top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.decode().strip()
+    except Failed as failure:
         raise Refused(
             Problem(
                 "no-repository",

@@ -11,8 +11,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,9 @@ from ..files.tree import (
     sha256,
 )
 from ..hint import to_type
-from ..laying.apply import identity, load_queue, overlay_of, record_of, select, stack
-from ..laying.replay import replay
+from ..laying.apply import load_queue
+from ..laying.selection import Selection, select
 from ..outcome import Outcome, Problem, Refused
-from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
 from ..wheels import build
@@ -41,7 +41,8 @@ from . import installed, journal
 from .installed import Identity, Installed
 from .journal import Journal, State
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
+
 PREFIX = "python/"  # a wheel's sglang/ lies under it in git
 PRISTINE = "before.sha256"  # in the journal's folder: the listing of the release, as it was found
 # where a server says that it is patched: so it says it with every other file in place
@@ -67,7 +68,7 @@ class Report:
     next_step: str = ""
 
 
-def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
+def install(root: Path, site: Path, discard: bool = False) -> Report:
     """Lay the queue on the sglang in `site`; what an earlier, killed call began is finished first.
 
     discard: edits of files that an earlier install made may go. Raises Refused, with nothing
@@ -75,21 +76,21 @@ def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
     cannot be written, or where it is patched by other means.
     """
     queue, pins = load_queue(root), pinning.load(root)
-    with _opened(site, say) as place:
-        found = _recovered(place, pins, say)
+    with _opened(site) as place:
+        found = _recovered(place, pins)
         if found:
             pin = pins.find(found.record["version"])
             faults = _faults(found)
-            if found.record["queue"] == identity(queue, select(queue, pin), pin) and not faults:
+            if found.record["queue"] == select(queue, pin).stack_sha256 and not faults:
                 return Report(place, Outcome.ALREADY_APPLIED, found.record, *_counts(found))
             _refuse_edits(found, faults, discard)
-            say(f"queue release {found.record['release']} is taken off first")
+            LOG.info(f"queue release {found.record['release']} is taken off first")
             journal.back(found, discard)
         here = installed.find(place)
         other = _by_wheel(here)
         if other:
             return _wheel_report(here, other, queue, pins)
-        known = installed.identify(here, pins, say)
+        known = installed.identify(here, pins)
         if known.pin.no_patches:
             raise Refused(
                 Problem(
@@ -99,18 +100,18 @@ def install(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
                     "use the release as it is",
                 )
             )
-        return _lay(queue, select(queue, known.pin), here, known)
+        return _lay(select(queue, known.pin), here, known)
 
 
-def uninstall(root: Path, site: Path, say: Say, discard: bool = False) -> Report:
+def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code,
     RECORD.
 
     Raises Refused, with nothing changed, where that would lose edits (unless told to discard them)
     or cannot be done.
     """
-    with _opened(site, say) as place:
-        found = _current(place, pinning.load(root), say)
+    with _opened(site) as place:
+        found = _current(place, pinning.load(root))
         if found is None:
             here = installed.find(place)
             if _by_wheel(here):
@@ -141,18 +142,18 @@ def uninstall(root: Path, site: Path, say: Say, discard: bool = False) -> Report
         return Report(place, Outcome.APPLIED, found.record, *_counts(found))
 
 
-def verify(root: Path, site: Path, say: Say) -> Report:
+def verify(root: Path, site: Path) -> Report:
     """Finish what a killed call began, then hold every file against the release or the patched
     tree.
 
     The outcome is APPLIED where it is patched, EMPTY where it is the pristine release,
     TREE_MISMATCH with the faults else.
     """
-    with _opened(site, say) as place:
+    with _opened(site) as place:
         pins = pinning.load(root)
-        found = _recovered(place, pins, say)
+        found = _recovered(place, pins)
         if found is None:
-            return _verify_without_journal(installed.find(place), pins, say)
+            return _verify_without_journal(installed.find(place), pins)
         faults = _faults(found)
         step = (
             f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's files"
@@ -162,7 +163,7 @@ def verify(root: Path, site: Path, say: Say) -> Report:
         return Report(place, state, found.record, *_counts(found), faults=faults, next_step=step)
 
 
-def _verify_without_journal(here: Installed, pins: pinning.Pins, say: Say) -> Report:
+def _verify_without_journal(here: Installed, pins: pinning.Pins) -> Report:
     """Of a patched wheel, which RECORD tells, or of the release itself."""
     record = _by_wheel(here)
     if record:
@@ -173,20 +174,20 @@ def _verify_without_journal(here: Installed, pins: pinning.Pins, say: Say) -> Re
         )
         state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
         return Report(here.site, state, record, faults=faults, next_step=step)
-    known = installed.identify(here, pins, say)
+    known = installed.identify(here, pins)
     record = {"version": str(known.pin.version), "tree": {"before": hash_listing(here.listing)}}
     return Report(here.site, Outcome.EMPTY, record)
 
 
 @contextmanager
-def _opened(site: Path, say: Say) -> Iterator[Path]:
+def _opened(site: Path) -> Iterator[Path]:
     """Be the only one at work in the folder; what a killed run left aside is removed. No file is
     left for the lock."""
     if not site.is_dir():
         installed.find(site)  # which says so
     place = site.resolve()
     try:
-        with locked_folder(place, say):
+        with locked_folder(place):
             journal.sweep(place)
             yield place
     except OSError as error:
@@ -207,7 +208,7 @@ def _not_done(error: OSError, place: Path) -> Problem:
     )
 
 
-def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
+def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     """The folder's journal, unless it is about another sglang than the one that lies there now:
     such a one is dropped.
 
@@ -219,7 +220,7 @@ def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
         return found
     try:
         here = installed.find(place)
-        installed.identify(here, pins, say)
+        installed.identify(here, pins)
     except Refused:
         return found
     if (
@@ -227,20 +228,22 @@ def _current(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
         and hash_listing(here.listing) == found.record["tree"]["before"]
     ):
         return found  # cut short before the first file, or behind the last
-    say("the sglang that was patched here has been replaced since; the journal of it is dropped")
+    LOG.info(
+        "the sglang that was patched here has been replaced since; the journal of it is dropped"
+    )
     journal.forget(found)
     return None
 
 
-def _recovered(place: Path, pins: pinning.Pins, say: Say) -> Journal | None:
+def _recovered(place: Path, pins: pinning.Pins) -> Journal | None:
     """The journal of an install that is whole, or None: what was begun is finished, in the
     direction in which it was going."""
-    found = _current(place, pins, say)
+    found = _current(place, pins)
     if found and found.state is State.INSTALLING:
-        say("an install was cut short here; it is finished")
+        LOG.info("an install was cut short here; it is finished")
         return journal.forward(found)
     if found and found.state is State.REMOVING:
-        say("an uninstall was cut short here; it is finished")
+        LOG.info("an uninstall was cut short here; it is finished")
         journal.back(found)
         return None
     return journal.finish(found) if found else None
@@ -295,7 +298,7 @@ def _by_wheel(here: Installed) -> dict | None:
 
 def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pins) -> Report:
     pin = pins.find(record["version"])
-    if record["queue"] != identity(queue, select(queue, pin), pin):
+    if record["queue"] != select(queue, pin).stack_sha256:
         raise Refused(
             Problem(
                 "patched-wheel",
@@ -312,8 +315,8 @@ def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pin
     )
 
 
-def _lay(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -> Report:
-    changes, record = plan(queue, patches, here, known)
+def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
+    changes, record = plan(selection, here, known)
     _refuse_unwritable(here.site, changes)
     try:
         made = journal.prepare(
@@ -342,7 +345,7 @@ def _lay(queue: Queue, patches: list[Patch], here: Installed, known: Identity) -
 
 
 def plan(
-    queue: Queue, patches: list[Patch], here: Installed, known: Identity
+    selection: Selection, here: Installed, known: Identity
 ) -> tuple[dict[str, bytes | None], dict]:
     """What to change, in order, and the provenance to keep. Raises Refused where a patch does not
     fit.
@@ -350,12 +353,7 @@ def plan(
     Order: byte code goes, the overlay comes (nothing imports it yet), then the patched files, pip's
     own records, and last the file with which a server says that it is patched.
     """
-    laid = replay(
-        patches,
-        overlay_of(queue, patches, known.pin),
-        lambda path: _read(here.site, path),
-        known.pin.tag,
-    )
+    laid = selection.replay(lambda path: _read(here.site, path))
     if laid.problems:
         raise Refused(laid.problems)
     files = {
@@ -367,15 +365,9 @@ def plan(
         "name": f"sglang {here.version or known.pin.version}",
         "sha256": hash_listing(here.listing).removeprefix("sha256:"),
     }
-    record = record_of(
-        queue,
-        patches,
-        known.pin,
-        origin,
-        here.listing,
-        after,
-        stack(queue, patches, known.pin, laid),
-    ) | {"release": RELEASE}
+    record = selection.record(origin, here.listing, after, selection.stack(laid)) | {
+        "release": RELEASE
+    }
     if PROVENANCE in after:
         files[LISTING] = listing_text(own_listing(after)).encode()
     by_place = {path.removeprefix(PREFIX): content for path, content in files.items()}

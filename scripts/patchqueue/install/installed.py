@@ -7,7 +7,6 @@ import base64
 import csv
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from email import message_from_string
 from pathlib import Path
@@ -21,8 +20,6 @@ from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -170,7 +167,7 @@ def _version(info: Path | None) -> str:
         ) from None
 
 
-def identify(found: Installed, pins: Pins, say: Say) -> Identity:
+def identify(found: Installed, pins: Pins) -> Identity:
     """The pinned release that these files are. Raises Refused where they are none, naming the files
     that were edited, or that the release is not pinned, or that version and files contradict each
     other."""
@@ -180,7 +177,7 @@ def identify(found: Installed, pins: Pins, say: Say) -> Identity:
         (pin for pin in pins.all if pin.python == python), None
     )
     if pin is None:
-        raise Refused(_unknown(found, named or _self_named(found, pins), pins, say))
+        raise Refused(_unknown(found, named or _self_named(found, pins), pins))
     if named and named != pin:
         raise Refused(
             Problem(
@@ -241,9 +238,9 @@ def _self_named(found: Installed, pins: Pins) -> Pin | None:
     return None
 
 
-def _unknown(found: Installed, named: Pin | None, pins: Pins, say: Say) -> Problem:
+def _unknown(found: Installed, named: Pin | None, pins: Pins) -> Problem:
     if named:
-        listed = _recorded(found) or _released(named, say)
+        listed = _recorded(found) or _released(named)
         return _edited(found, named, differing(listed, found.listing) if listed else [])
     known = " ".join(pin.tag for pin in pins.all)
     what = (
@@ -318,9 +315,9 @@ def _recorded(found: Installed) -> dict[str, str]:
     return {name: digest for name, digest in listed.items() if is_part_of_tree(name)}
 
 
-def _released(pin: Pin, say: Say) -> dict[str, str]:
+def _released(pin: Pin) -> dict[str, str]:
     """The release's own listing, from its wheel, where that can be had."""
     try:
-        return source.fetch(pin, None, say).listing()
+        return source.fetch(pin, None).listing()
     except Refused:
         return {}

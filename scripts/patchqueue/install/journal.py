@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..files import disk
+from ..files import atomic, disk
 from ..files.tree import sha256
 from ..hint import to_type
 from ..outcome import Problem, Refused
@@ -197,9 +197,9 @@ def prepare(
     for name, content in {**notes, **own}.items():
         _stage(aside / name, content, aside / name, site)
     for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
-        _sync(folder)
+        atomic.sync(folder)
     os.rename(aside, journal.path)
-    _sync(site)
+    atomic.sync(site)
     return journal
 
 
@@ -212,7 +212,7 @@ def forward(journal: Journal) -> Journal:
     for change in journal.changes:
         _place(journal, change)
     for folder in _touched(journal):
-        _sync(folder)
+        atomic.sync(folder)
     if journal.faults():
         raise Refused(
             Problem(
@@ -252,7 +252,7 @@ def back(journal: Journal, discard: bool = False) -> None:
     for folder in reversed(journal.folders):
         _remove_folder(journal.site / folder)
     for folder in _touched(journal):
-        _sync(folder)
+        atomic.sync(folder)
     wrong = [
         change.path
         for change in journal.changes
@@ -385,10 +385,10 @@ def _refuse_to_lose(journal: Journal, discard: bool) -> None:
 def _set_state(journal: Journal, state: State) -> Journal:
     """Durable before it returns: what follows may rely on it."""
     file, aside = journal.path / STATE, journal.path / f"{STATE}.new"
-    _write(aside, f"{state}\n".encode())
+    atomic.put(aside, f"{state}\n".encode())
     shutil.copystat(file, aside)
     os.replace(aside, file)
-    _sync(journal.path)
+    atomic.sync(journal.path)
     return replace(journal, state=state)
 
 
@@ -402,7 +402,7 @@ def _keep(aside: Path, site: Path, change: Change) -> None:
     )
     for kept in (copy, link):
         kept.parent.mkdir(parents=True, exist_ok=True)
-    _write(copy, original.read_bytes())
+    atomic.put(copy, original.read_bytes())
     _own_as(copy, original)
     shutil.copystat(original, copy)
     if digest(copy) != change.before:
@@ -422,7 +422,7 @@ def _stage(path: Path, content: bytes, forerunner: Path, site: Path) -> None:
     """A new file with the mode, owner and extended attributes of the one it follows, else those of
     the package's own files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, content)
+    atomic.put(path, content)
     like = forerunner if forerunner.exists() and forerunner != path else _like(site)
     _own_as(path, like)
     shutil.copystat(like, path)
@@ -474,21 +474,6 @@ def _touched(journal: Journal) -> list[Path]:
         (journal.site / folder).parent for folder in journal.folders
     }
     return sorted(folder for folder in folders if folder.is_dir())
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _some(names: list[str]) -> str:

@@ -6,13 +6,10 @@ pins -> source -> series and guards -> selected patches -> strict replay -> buil
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import RELEASE
 from ..files import atomic
 from ..files.locking import locked
 from ..files.tree import (
@@ -29,18 +26,16 @@ from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
 from ..queue.lint import lint
-from ..queue.patchfile import Patch
-from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
+from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import quilt as quilts
-from .place import edits, widened
 from .probe import probe
-from .replay import Replay, replay
+from .replay import Replay
+from .selection import Selection, select
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
-Say = Callable[[str], None]
 # held by whoever writes patches/, series and what goes with them
 QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 
@@ -83,91 +78,11 @@ def finish_writing(root: Path) -> list[str]:
     paths. Waits for one that writes now."""
     if not (root / atomic.OF_QUEUE).is_dir():
         return []
-    with locked(root / QUEUE_LOCK, lambda text: None):
+    with locked(root / QUEUE_LOCK):
         return atomic.recover(root, root / atomic.OF_QUEUE)
 
 
-def select(queue: Queue, pin: Pin) -> list[Patch]:
-    """The patches for this pin. Raises Refused when there is none and pins.toml does not say why,
-    or says so wrongly."""
-    patches = queue.select(pin.version)
-    if not patches and not pin.no_patches:
-        step = (
-            f"{to_type('rebase', pin.tag)}; or give the reason as no_patches in upstream/pins.toml"
-        )
-        raise Refused(
-            Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step)
-        )
-    if patches and pin.no_patches:
-        raise Refused(
-            Problem(
-                "stale-no-patches",
-                pin.tag,
-                f"pins.toml says there is no patch ({pin.no_patches}), but {patches[0].name} is"
-                " for it",
-                "remove no_patches",
-            )
-        )
-    return patches
-
-
-def overlay_of(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
-    """The overlay files that the selection needs, and with the overlay package its provenance,
-    readable in a server.
-
-    What that calls `queue` is of these files and the patches alone, and so not what `identity`
-    says: it cannot hold its own hash.
-    """
-    files = queue.overlay_for(patches)
-    if not any(path.startswith(PACKAGE) for path in files):
-        return files
-    provenance = {
-        "version": str(pin.version),
-        "release": RELEASE,
-        "queue": _queue_hash(
-            {OVERLAY_PATCH: as_patch(files)} | {patch.name: patch.content for patch in patches}
-        ),
-        "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in pin.wheels],
-        "tree_before": pin.tree,
-        "patches": [
-            {
-                "name": patch.name,
-                "sha256": sha256(patch.content),
-                "subject": queue.header(patch.name).get("Subject"),
-            }
-            for patch in patches
-        ],
-        "overlay": [
-            {"path": path, "sha256": sha256(content)} for path, content in sorted(files.items())
-        ],
-    }
-    return files | {PROVENANCE: (json.dumps(provenance, indent=1) + "\n").encode()}
-
-
-def replay_on(queue: Queue, patches: list[Patch], origin: Source) -> Replay:
-    """The strict replay of the selection on a pristine release."""
-    return replay(patches, overlay_of(queue, patches, origin.pin), origin.read, origin.pin.tag)
-
-
-def stack(queue: Queue, patches: list[Patch], pin: Pin, planned: Replay) -> dict[str, bytes]:
-    """What quilt pushes, in order: the overlay as one generated patch (where one is needed), then
-    the patches.
-
-    Each has the release's own lines and three lines of its own context, as the replay found them:
-    at no offset, with no fuzz.
-    """
-    below = {step.patch: step.below for step in planned.steps}
-    return _overlay(queue, patches, pin) | {
-        patch.name: widened(patch, below[patch.name]).content for patch in patches
-    }
-
-
-def _overlay(queue: Queue, patches: list[Patch], pin: Pin) -> dict[str, bytes]:
-    overlay = overlay_of(queue, patches, pin)
-    return {OVERLAY_PATCH: as_patch(overlay)} if overlay else {}
-
-
-def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = False) -> Report:
+def apply(root: Path, pin: Pin, origin: str | None, discard: bool = False) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it.
 
     discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed,
@@ -175,36 +90,35 @@ def apply(root: Path, pin: Pin, origin: str | None, say: Say, discard: bool = Fa
     does not fit, edits that would be lost.
     """
     queue = load_queue(root)
-    patches = select(queue, pin)
-    pristine = source.fetch(pin, origin, say)
-    planned = replay_on(queue, patches, pristine)
+    selection = select(queue, pin)
+    pristine = source.fetch(pin, origin)
+    planned = selection.replay(pristine.read)
     if planned.problems:
         raise Refused(planned.problems)
-    pushed = stack(queue, patches, pin, planned)
     tree = WorkTree(root, pin.tag)
-    quilt = quilts.find(source.cache_folder(), say)
-    with tree.locked(say) as lock:
+    quilt = quilts.find(source.cache_folder())
+    with tree.locked() as lock:
         found = tree.inspect()
-        made_of = identity(queue, patches, pin), changes(queue, patches, pin), pristine.sha256
+        made_of = selection.stack_sha256, selection.effect_sha256, pristine.sha256
         if found.state is State.APPLIED and made_of == (
             found.record["queue"],
             found.record.get("changes"),
             found.record["source"]["sha256"],
         ):
-            return _report(queue, pristine, tree, Outcome.ALREADY_APPLIED, patches, found.record)
+            return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, found.record)
         refuse_to_lose(tree, found, discard)
-        record, listing = _build(tree, queue, patches, pushed, pristine, planned, quilt, lock)
+        record, listing = _build(tree, selection, pristine, planned, quilt, lock)
         tree.finish(listing)
-    outcome = Outcome.APPLIED if patches else Outcome.EMPTY
-    return _report(queue, pristine, tree, outcome, patches, record)
+    outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
+    return _report(selection, pristine, tree, outcome, record)
 
 
-def unapply(root: Path, pin: Pin, say: Say) -> Report:
+def unapply(root: Path, pin: Pin) -> Report:
     """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the
     pristine tree is back."""
     tree = WorkTree(root, pin.tag)
-    quilt = quilts.find(source.cache_folder(), say)
-    with tree.locked(say) as lock:
+    quilt = quilts.find(source.cache_folder())
+    with tree.locked() as lock:
         found = tree.inspect()
         if found.state is State.ABSENT:
             raise Refused(
@@ -296,9 +210,7 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
 
 def _build(
     tree: WorkTree,
-    queue: Queue,
-    patches: list[Patch],
-    pushed: dict[str, bytes],
+    selection: Selection,
     pristine: Source,
     planned: Replay,
     quilt: quilts.Quilt,
@@ -307,7 +219,7 @@ def _build(
     """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
     listing."""
     aside = tree.start()
-    before = pristine.unpack(aside)
+    before, pushed = pristine.unpack(aside), selection.stack(planned)
     write_patches(aside, pushed)
     if pushed:
         quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
@@ -333,96 +245,22 @@ def _build(
             )
         )
     origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
-    record = record_of(queue, patches, pristine.pin, origin, before, after, pushed)
+    record = selection.record(origin, before, after, pushed)
     write_record(aside, record)
     if PROVENANCE in after:
         (aside / LISTING).write_text(listing_text(own_listing(after)))
     return record, after
 
 
-def record_of(
-    queue: Queue,
-    patches: list[Patch],
-    pin: Pin,
-    origin: dict[str, str],
-    before: dict[str, str],
-    after: dict[str, str],
-    pushed: dict[str, bytes],
-) -> dict[str, Any]:
-    """A patched tree's provenance. origin: what it was made of (kind, name, sha256); before, after:
-    the tree's listings; pushed: its stack."""
-    return {
-        "version": str(pin.version),
-        "tag": pin.tag,
-        "source": origin,
-        "queue": identity(queue, patches, pin),
-        "changes": changes(queue, patches, pin),
-        "patches": [{"name": name, "sha256": sha256(content)} for name, content in pushed.items()],
-        "overlay": [
-            {"path": path, "sha256": sha256(content)}
-            for path, content in sorted(overlay_of(queue, patches, pin).items())
-        ],
-        "tree": {
-            "before": hash_listing(before),
-            "after": hash_listing(after),
-            "listing": hash_listing(own_listing(after)),
-        },
-    }
-
-
-def identity(queue: Queue, patches: list[Patch], pin: Pin) -> str:
-    """What a record of this selection, and evidence, name as `queue`: it changes with every patch,
-    header included, and overlay file in it. The overlay package's provenance.json is one of these,
-    so that what it calls `queue` itself is another hash (`overlay_of`)."""
-    return _queue_hash(
-        _overlay(queue, patches, pin) | {patch.name: patch.content for patch in patches}
-    )
-
-
-def changes(queue: Queue, patches: list[Patch], pin: Pin) -> str:
-    """What the selection does to a release, as evidence names it: over the pinned tree, the
-    overlay's files, and the lines that the patches remove and add, in order.
-
-    Their headers, names and context are not in it, so that a patch can be submitted, described
-    better or shared with another release without making what was measured stale.
-    """
-    files = [
-        f"{path} {sha256(content)}" for path, content in sorted(queue.overlay_for(patches).items())
-    ]
-    return "sha256:" + sha256(
-        "\n".join(
-            [pin.tree, *files, *(sha256(edits(patch).encode()) for patch in patches)]
-        ).encode()
-    )
-
-
-def tree_after(queue: Queue, patches: list[Patch], pristine: Source) -> str:
-    """The hash that the tree has with this selection on it, from the replay alone."""
-    planned = replay_on(queue, patches, pristine)
-    if planned.problems:
-        raise Refused(planned.problems)
-    return hash_listing(
-        pristine.listing() | {path: sha256(content) for path, content in planned.files.items()}
-    )
-
-
-def _queue_hash(pushed: dict[str, bytes]) -> str:
-    """The identity of what is laid on one release: names and contents, in order."""
-    return "sha256:" + sha256(
-        "".join(f"{sha256(content)}  {name}\n" for name, content in pushed.items()).encode()
-    )
-
-
 def _report(
-    queue: Queue,
+    selection: Selection,
     pristine: Source,
     tree: WorkTree,
     outcome: Outcome,
-    patches: list[Patch],
     record: dict[str, Any],
 ) -> Report:
-    selected = {queue.base(patch.name) for patch in patches}
-    rows = []
+    queue, rows = selection.queue, []
+    selected = {queue.base(patch.name) for patch in selection.patches}
     for finding in probe(queue, pristine.pin, pristine.read):
         header = queue.header(finding.patch)
         if finding.patch in selected:

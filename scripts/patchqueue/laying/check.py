@@ -3,7 +3,8 @@ what upstream has merged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +20,14 @@ from ..queue.series import Queue
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from .apply import finish_writing, replay_on, select
+from .apply import finish_writing
 from .pinned import misshapen, problem_of
 from .place import widened
 from .probe import Finding, probe
 from .replay import Step
+from .selection import select
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,7 @@ class CheckReport:
 
 
 def check(
-    root: Path,
-    pins: Iterable[Pin],
-    origin: str | None,
-    say: Callable[[str], None],
-    every: Iterable[Pin] = (),
+    root: Path, pins: Iterable[Pin], origin: str | None, every: Iterable[Pin] = ()
 ) -> CheckReport:
     """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be
     had.
@@ -78,11 +78,11 @@ def check(
     pins = list(pins)
     lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]
     if len(lacking) > 1:
-        say(
+        LOG.info(
             f"{counted(len(lacking), 'release')} to fetch first, once: about {15 * len(lacking)} MB"
         )
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
-        sources = list(threads.map(lambda pin: source.fetch(pin, origin, say), pins))
+        sources = list(threads.map(lambda pin: source.fetch(pin, origin), pins))
     with ProcessPoolExecutor(
         mp_context=get_context("fork")
     ) as processes:  # reading their directories does not
@@ -100,16 +100,16 @@ def _one(queue: Queue, pristine: Source) -> PinReport:
     findings = tuple(probe(queue, pin, pristine.read))
     problems = [finding.problem for finding in findings if finding.problem]
     try:
-        patches = select(queue, pin)
+        selection = select(queue, pin)
     except Refused as refusal:
         return PinReport(pin, (), findings, (*problems, *refusal.problems))
-    replayed = replay_on(queue, patches, pristine)
+    replayed = selection.replay(pristine.read)
     other = None if replayed.problems else problem_of(queue, pin, replayed.files)
     below = {step.patch: step.below for step in replayed.steps}
     texts = (
         {}
         if replayed.problems
-        else {patch.name: widened(patch, below[patch.name]) for patch in patches}
+        else {patch.name: widened(patch, below[patch.name]) for patch in selection.patches}
     )
     return PinReport(
         pin,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from .apply import QUEUE_LOCK, finish_writing
 from .place import Files, Read, Row, in_front, lay_patch, lines_of, shared, widened
 from .replay import replay
 
-Say = Callable[[str], None]
 LAID = (Outcome.APPLIED, Outcome.NEEDS_REFRESH)
 ITS_OWN = ("bad-placement", "stale-placement")  # what is wrong with the file that is written here
 
@@ -133,15 +132,13 @@ def agreed(
     return shared(known) if known and len(known) == len(own) else None
 
 
-def write(
-    root: Path, pins: Pins, chosen: Iterable[Pin], origin: str | None, say: Say
-) -> list[Change]:
+def write(root: Path, pins: Pins, chosen: Iterable[Pin], origin: str | None) -> list[Change]:
     """Pin the lines and trees that the queue has now on these releases: for a change that is meant.
 
     Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
     """
     finish_writing(root)
-    with locked(root / QUEUE_LOCK, say):
+    with locked(root / QUEUE_LOCK):
         queue, problems = series.read(root)
         wrong = [each for each in (*problems, *lint(root, queue)) if each.name not in ITS_OWN]
         if wrong:
@@ -150,7 +147,7 @@ def write(
         good = {v: each for v, each in queue.placed.items() if v in versions or not queue.stale(v)}
         queue, found = replace(queue, placed=good), {}
         for pin in chosen:
-            pristine = source.fetch(pin, origin, say)
+            pristine = source.fetch(pin, origin)
             found[pin.version] = find(queue, pin.version, pristine.read, pin.tag)
         changes = changed(root, plan(queue, versions, found))
         if wrong := lint(root, with_changes(queue, changes)):

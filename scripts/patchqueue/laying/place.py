@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from packaging.version import Version
+
 from ..outcome import Outcome
 from ..queue import placed
 from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Line, Patch
@@ -218,6 +220,19 @@ def shared(patches: Sequence[Patch]) -> Patch | None:
         return None
     files = [_shared(versions) for versions in zip(*(patch.files for patch in patches))]
     return None if None in files else placed.of_files(patches[0], [file for file in files if file])
+
+
+def one_text(texts: Mapping[Version, Patch | None], below: Mapping[Version, Files]) -> Patch | None:
+    """`shared`, where it stands at one place on every release.
+
+    texts: the patch as each release's own tree has it; below: the files there. None where one of
+    them has no text, and where there is nothing in common.
+    """
+    whole = [text for _, text in sorted(texts.items()) if text is not None]
+    text = shared(whole) if len(whole) == len(texts) else None
+    if text is None or any(lay_patch(text, files.get).lines is None for files in below.values()):
+        return None
+    return text
 
 
 def _shared(versions: Sequence[FileDiff]) -> FileDiff | None:

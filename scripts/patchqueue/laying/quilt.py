@@ -6,35 +6,22 @@ removed), messages are in English, no hunk is ever applied with fuzz.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..files import disk
+from ..files import disk, run
 from ..files.locking import locked
 from ..outcome import Problem, Refused
 
-INSTALL = (
-    "install quilt and patch with your package manager (apt install quilt, dnf install quilt, brew"
-    " install quilt)"
-)
+LOG = logging.getLogger(__name__)
+
 # how a refreshed patch is written: the same bytes every time
 FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
-STEERING = (
-    "POSIXLY_CORRECT",
-    "GREP_OPTIONS",
-    "PATCH_GET",
-    "PATCH_VERSION_CONTROL",
-    "VERSION_CONTROL",
-    "SIMPLE_BACKUP_SUFFIX",
-    "BASH_ENV",
-    "ENV",
-    "CDPATH",
-)
 NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of the series"
 
 
@@ -47,60 +34,40 @@ class Quilt:
 
     def environment(self) -> dict[str, str]:
         """The caller's environment without anything that configures quilt or patch."""
-        kept = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith("QUILT") and key not in STEERING
-        }
-        return (
-            kept
-            | {
-                "LC_ALL": "C",
-                "QUILT_PATCHES": "patches",
-                "QUILT_PC": ".pc",
-                "QUILT_SERIES": "series",
-            }
-            | self.variables
-        )
+        return run.QUILT.environment() | self.variables
 
     def works(self) -> bool:
         try:
-            return self.run(Path("/"), "push", "-h", check=False).stdout.startswith(
-                "Usage: quilt push"
-            )
-        except OSError:
+            said = self.run(Path("/"), "push", "-h", check=False).stdout
+        except (OSError, Refused):
             return False
+        return said.startswith(b"Usage: quilt push")
 
     def run(
         self, tree: Path, *arguments: str, lock: int | None = None, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    ) -> run.Done:
         """Run one quilt command in a work tree, as `quilt push -a --fuzz=0`. Raises Refused with
         quilt's words when it fails.
 
         lock: a locked descriptor that quilt and its children hold too, so that the lock outlives a
         killed parent.
         """
-        done = subprocess.run(
-            [self.command, "--quiltrc", "-", *arguments],
-            cwd=tree,
-            env=self.environment(),
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=[lock] if lock is not None else [],
-        )
-        if check and done.returncode not in (0, NOTHING_TO_DO):
-            raise Refused(
-                Problem(
-                    "quilt-failed",
-                    f"quilt {' '.join(arguments)}",
-                    done.stdout.strip() or f"exit code {done.returncode}",
-                    disk.said(done.stdout),
-                )
+        good = (0, NOTHING_TO_DO) if check else None
+        try:
+            return run.run(
+                run.QUILT,
+                "--quiltrc",
+                "-",
+                *arguments,
+                folder=tree,
+                more=self.variables,
+                good=good,
+                held=lock,
+                program=self.command,
             )
-        return done
+        except run.Failed as failure:
+            where, step = f"quilt {' '.join(arguments)}", disk.said(failure.said)
+            raise Refused(Problem("quilt-failed", where, failure.said, step)) from None
 
 
 def applied(tree: Path) -> list[str]:
@@ -109,7 +76,7 @@ def applied(tree: Path) -> list[str]:
     return record.read_text().split("\n")[:-1] if record.is_file() else []
 
 
-def find(cache: Path, say: Callable[[str], None]) -> Quilt:
+def find(cache: Path) -> Quilt:
     """quilt and GNU patch from PATH, else from the cache, else fetched with apt as an ordinary
     user.
 
@@ -123,9 +90,9 @@ def find(cache: Path, say: Callable[[str], None]) -> Quilt:
         return installed
     home = cache / "quilt"
     if not _unpacked(home).works():
-        with locked(cache / ".lock", say):
+        with locked(cache / ".lock"):
             if not _unpacked(home).works():
-                _fetch(home, cache, say)
+                _fetch(home, cache)
     return _unpacked(home)
 
 
@@ -136,14 +103,19 @@ def _unpacked(home: Path) -> Quilt:
     )
 
 
-def _fetch(home: Path, cache: Path, say: Callable[[str], None]) -> None:
+def _fetch(home: Path, cache: Path) -> None:
     """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
     through QUILT_DIR."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         raise Refused(
-            Problem("no-quilt", "quilt", "neither quilt (with patch) nor apt is on PATH", INSTALL)
+            Problem(
+                "no-quilt",
+                "quilt",
+                "neither quilt (with patch) nor apt is on PATH",
+                run.QUILT.install,
+            )
         )
-    say("fetching quilt with apt (unpacked in the cache, nothing is installed)")
+    LOG.info("fetching quilt with apt (unpacked in the cache, nothing is installed)")
     with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
         space = Path(name)
         own_lists = [
@@ -163,14 +135,18 @@ def _fetch(home: Path, cache: Path, say: Callable[[str], None]) -> None:
             _apt(space, *own_lists, "update", "-q").returncode
             or _apt(space, *own_lists, *download).returncode
         ):
-            raise Refused(Problem("no-quilt", "quilt", "apt could not download it", INSTALL))
+            raise Refused(
+                Problem("no-quilt", "quilt", "apt could not download it", run.QUILT.install)
+            )
         for package in space.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", str(package), str(space / "root")], check=True)
         shutil.rmtree(home, ignore_errors=True)
         os.rename(space / "root", home)
     if not _unpacked(home).works():
         raise Refused(
-            Problem("no-quilt", "quilt", "the one that apt delivered does not start", INSTALL)
+            Problem(
+                "no-quilt", "quilt", "the one that apt delivered does not start", run.QUILT.install
+            )
         )
 
 

@@ -10,7 +10,8 @@ whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,12 +28,14 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
 from . import pinned
 from . import quilt as quilts
-from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue, replay_on, stack
+from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue
 from .pinned import rows_on
-from .place import Files, Row, fitted, lay_patch, shared, widened
+from .place import Files, Row, fitted, lay_patch, one_text, widened
+from .selection import Selection
 from .worktree import State, WorkTree, read_record
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
+
 TEMPLATE = """Subject: TODO
 Description: TODO
 Origin: own
@@ -43,7 +46,7 @@ Test: TODO
 """
 
 
-def new(root: Path, pin: Pin, name: str, say: Say) -> Path:
+def new(root: Path, pin: Pin, name: str) -> Path:
     """Start an empty patch on top of work/<tag>/ and return its file there. The series learns of it
     at refresh.
 
@@ -68,24 +71,22 @@ def new(root: Path, pin: Pin, name: str, say: Say) -> Path:
         )
     tree = WorkTree(root, pin.tag)
     if tree.inspect().state in (State.ABSENT, State.UNAPPLIED):
-        apply(root, pin, None, say)
-    with tree.locked(say) as lock:
+        apply(root, pin, None)
+    with tree.locked() as lock:
         if tree.inspect().state is State.FOREIGN:
             raise Refused(
                 Problem(
                     "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
                 )
             )
-        quilts.find(source.cache_folder(), say).run(tree.path, "new", patch, lock=lock)
+        quilts.find(source.cache_folder()).run(tree.path, "new", patch, lock=lock)
         file = tree.path / "patches" / patch
         # of a new topic: `quilt header -e` makes none
         file.parent.mkdir(parents=True, exist_ok=True)
     return file
 
 
-def refresh(
-    root: Path, pins: Pins, pin: Pin, add: bool, say: Say
-) -> tuple[list[Change], Report | None]:
+def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], Report | None]:
     """Write the edits of work/<tag>/ back; what was written, and the apply that followed (None
     where lint stopped it).
 
@@ -95,7 +96,7 @@ def refresh(
     nothing written, where an edit would be lost, or another release broken.
     """
     finish_writing(root)
-    with locked(root / QUEUE_LOCK, say):
+    with locked(root / QUEUE_LOCK):
         queue, problems = series.read(root)
         unreadable = [
             problem
@@ -111,26 +112,24 @@ def refresh(
         ]
         if unreadable:
             raise Refused(unreadable)
-        pristine = _made_of(root, pin, say)
-        edited = _edited(root, pin, add, pristine, say)
-        changes = pinned.changed(
-            root, _plan(root, pins, pin, queue, edited or Tree(), pristine, say)
-        )
+        pristine = _made_of(root, pin)
+        edited = _edited(root, pin, add, pristine)
+        changes = pinned.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine))
         pinned.put(root, changes)
     try:
         load_queue(root)
     except Refused as refusal:
         for problem in refusal.problems:
-            say(str(problem))
+            LOG.info(str(problem))
         return changes, None
-    return changes, apply(root, pin, None, say, discard=True)
+    return changes, apply(root, pin, None, discard=True)
 
 
-def _made_of(root: Path, pin: Pin, say: Say) -> Source:
+def _made_of(root: Path, pin: Pin) -> Source:
     """The release as work/<tag>/ was made of it: a wheel has files that a checkout has not."""
     record = read_record(WorkTree(root, pin.tag).path)
-    kept = source.kept(pin, record["source"]["sha256"], say) if record else None
-    return kept or source.fetch(pin, None, say)
+    kept = source.kept(pin, record["source"]["sha256"]) if record else None
+    return kept or source.fetch(pin, None)
 
 
 @dataclass(frozen=True)
@@ -148,12 +147,12 @@ class Tree:
     listing: dict[str, str] = field(default_factory=dict)
 
 
-def _edited(root: Path, pin: Pin, add: bool, pristine: Source, say: Say) -> Tree | None:
+def _edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
     """What work/<tag>/ holds, read from a copy in which quilt wrote every patch anew; None where it
     holds no edits."""
     tree = WorkTree(root, pin.tag)
-    quilt = quilts.find(source.cache_folder(), say)
-    with tree.locked(say) as lock:
+    quilt = quilts.find(source.cache_folder())
+    with tree.locked() as lock:
         found = tree.inspect()
         if found.state is State.FOREIGN:
             raise Refused(
@@ -196,36 +195,34 @@ def _edited(root: Path, pin: Pin, add: bool, pristine: Source, say: Say) -> Tree
 
 
 def _plan(
-    root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: Source, say: Say
+    root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: Source
 ) -> list[Change]:
     """The changes that make the queue hold what the tree holds, proved on this release. Raises
     Refused where there are none."""
-    changes = list(_texts(root, pins, pin, queue, tree, say))
+    changes = list(_texts(root, pins, pin, queue, tree))
     changes += [
         Change(f"overlay/{path}", text, "refreshed" if path in queue.overlay else "new")
         for path, text in tree.overlay.items()
         if path != PROVENANCE and queue.overlay.get(path) != text
     ]
     made, _ = tried(queue, changes)
-    changed = [other for other in pins.all if other == pin or _changes(queue, made, other, say)]
+    changed = [other for other in pins.all if other == pin or _changes(queue, made, other)]
     found = {
-        other.version: pinned.find(
-            made, other.version, source.fetch(other, None, say).read, other.tag
-        )
+        other.version: pinned.find(made, other.version, source.fetch(other, None).read, other.tag)
         for other in changed
     }
     changes += pinned.plan(made, [other.version for other in pins.all], found)
     made, _ = tried(queue, changes)
-    patches = made.select(pin.version)
-    replayed = replay_on(made, patches, pristine)
+    selection = Selection(made, pin)
+    replayed = selection.replay(pristine.read)
     if replayed.problems:
         raise Refused(replayed.problems)
     kept = pristine.listing() | {path: sha256(content) for path, content in replayed.files.items()}
-    now = stack(made, patches, pin, replayed)
+    now = selection.stack(replayed)
     lost = [
         path
         for path in differing(kept, tree.listing)
-        if path in tree.listing and path not in _moved_on(patches, tree.recorded, now)
+        if path in tree.listing and path not in _moved_on(selection.patches, tree.recorded, now)
     ]
     # the tree is about to be built anew from the queue: never when that would lose an edit
     if lost:
@@ -241,7 +238,7 @@ def _plan(
     return changes
 
 
-def _changes(queue: Queue, made: Queue, pin: Pin, say: Say) -> bool:
+def _changes(queue: Queue, made: Queue, pin: Pin) -> bool:
     """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not
     cached, it is not fetched for that."""
     patches = [each.select(pin.version) for each in (queue, made)]
@@ -251,7 +248,7 @@ def _changes(queue: Queue, made: Queue, pin: Pin, say: Say) -> bool:
     if queue.overlay_for(patches[0]) == made.overlay_for(patches[1]):
         return False
     if not source.is_cached(pin):
-        say(
+        LOG.info(
             f"{pin.tag} is not in the cache, and its tree stays as it was pinned;"
             f" {to_type('check', '--write')} fetches it and pins it"
         )
@@ -319,21 +316,19 @@ def _without_diff(aside: Path) -> dict[str, str]:
     return {path.relative_to(aside / "patches").as_posix(): text for path, text in empty.items()}
 
 
-def _texts(
-    root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, say: Say
-) -> Iterator[Change]:
+def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterator[Change]:
     """The patches that the tree has otherwise than the queue, and what that makes of the series."""
     old = (root / series.FILE).read_text(encoding="utf-8")
     lines, below = Lines.of(old), ""
     rows, here = {}, {}
-    for row in rows_on(queue, pin.version, source.fetch(pin, None, say).read)[0]:
+    for row in rows_on(queue, pin.version, source.fetch(pin, None).read)[0]:
         if row.lines is not None:
             rows[row.patch] = row
             here[row.patch] = widened(placed.at(queue.patches[row.patch], row.lines), row.before)
     entries = {entry.name: entry for entry in queue.entries}
     for name, head, diff in tree.texts:
         if not diff:
-            say(f"{name} changes nothing yet; it stays in the tree")
+            LOG.info(f"{name} changes nothing yet; it stays in the tree")
             continue
         above, below = below, name
         if name not in entries:
@@ -368,7 +363,7 @@ def _texts(
                     "keep one of the two: put the other aside, then refresh again",
                 )
             )
-        change = _shared(pins, pin, queue, entries[name], content, lines, say)
+        change = _shared(pins, pin, queue, entries[name], content, lines)
         queue = tried(queue, [change])[0] if change.path == f"patches/{name}" else queue
         yield change
     if lines.text != old:
@@ -382,7 +377,7 @@ def _does(name: str, content: bytes, row: Row) -> bool:
 
 
 def _shared(
-    pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines, say: Say
+    pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines
 ) -> Change:
     """The patch itself where its changes stand on every release that it is for, with the context on
     which they agree; else a variant."""
@@ -390,32 +385,26 @@ def _shared(
     others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
     if patch is None or not others:
         return Change(f"patches/{entry.name}", content, "refreshed")
-    served = sorted([pin, *others], key=lambda each: each.version)
-    below = {each: _below(queue, patch, each, say) for each in served}
-    texts = [patch if each == pin else fitted(patch, below[each]) for each in served]
-    whole = [own for own in texts if own is not None]
-    text = shared(whole) if len(whole) == len(texts) else None
-    broken = [each.tag for each, own in zip(served, texts) if own is None] or [
-        other.tag for other in others
-    ]
-    if text is not None and all(
-        lay_patch(text, files.get).lines is not None for files in below.values()
-    ):
-        return Change(
-            f"patches/{entry.name}",
-            placed.of_files(patch, text.files).content,
-            f"refreshed, for {' '.join(other.tag for other in others)} too",
-        )
-    known = [other.version for other in pins.all]
+    served = {each.version: each for each in (pin, *others)}
+    below = {version: _below(queue, patch, each) for version, each in served.items()}
+    texts = {
+        version: patch if each == pin else fitted(patch, below[version])
+        for version, each in served.items()
+    }
+    tags = [other.tag for other in others]
+    if text := one_text(texts, below):
+        why = f"refreshed, for {' '.join(tags)} too"
+        return Change(f"patches/{entry.name}", placed.of_files(patch, text.files).content, why)
+    broken = [served[version].tag for version in sorted(served) if texts[version] is None] or tags
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
-    return variant(
-        queue, entry, pin.version, known, lines, patchfile.split(content.decode("utf-8"))[1], why
-    )
+    known = [other.version for other in pins.all]
+    diff = patchfile.split(content.decode("utf-8"))[1]
+    return variant(queue, entry, pin.version, known, lines, diff, why)
 
 
-def _below(queue: Queue, patch: Patch, pin: Pin, say: Say) -> dict[str, bytes]:
+def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     """The files of a release that a patch changes, as they are below it."""
-    read = source.fetch(pin, None, say).read
+    read = source.fetch(pin, None).read
     names = [each.name for each in queue.select(pin.version)]
     beneath = replace(
         queue,

@@ -11,7 +11,7 @@ import enum
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +67,10 @@ class WorkTree:
         return self.root / "work" / ".patchqueue"
 
     @contextmanager
-    def locked(self, say: Callable[[str], None]) -> Iterator[int]:
+    def locked(self) -> Iterator[int]:
         """Be the only writer of this tree; what an earlier, killed run left is removed first.
         Yields the lock's descriptor."""
-        with locked(self._own / f"{self.tag}.lock", say) as descriptor:
+        with locked(self._own / f"{self.tag}.lock") as descriptor:
             for left in (self._aside("building"), self._aside("old")):
                 _remove(left)
             yield descriptor

@@ -1,15 +1,17 @@
 """One patch file: its header, its diffs, and every rule about its form that needs no upstream tree
 to check.
 
-unidiff reads the hunks; the form is checked here line by line, since unidiff lets text around a
-diff pass in silence.
+unidiff reads the hunks; what it read is written again and must be the same, since unidiff lets text
+around a diff pass in silence.
 """
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from unidiff.errors import UnidiffParseError
@@ -20,7 +22,7 @@ from ..outcome import Problem
 from . import header as headers
 
 CONTEXT = 3
-HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?")
+SECTION = re.compile(r"(?m)^(@@ -\S+ \+\S+ @@) .*$")  # a hunk's header may name a function
 LAST_LINE = f"remove that line, or write the patch with {to_type('refresh')}"
 BOM = "\ufeff"  # what some editors write in front of UTF-8
 FORBIDDEN = (  # what a diff can say besides changing lines, by how its line begins
@@ -37,6 +39,7 @@ FORBIDDEN = (  # what a diff can say besides changing lines, by how its line beg
     ),
     ("mode-change", ("old mode", "new mode", "new file mode", "deleted file mode")),
     ("binary", ("Binary files", "GIT binary patch")),
+    ("new-or-deleted-file", ("--- /dev/null", "+++ /dev/null")),
 )
 
 
@@ -162,7 +165,7 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
     return Patch(name, content, header, parse_diff(diff, head.count("\n"))), found
 
 
-def parse_diff(diff: str, lines_before: int = 0) -> tuple[FileDiff, ...]:
+def parse_diff(diff: str | Iterable[str], lines_before: int = 0) -> tuple[FileDiff, ...]:
     """The diffs of a text whose form is known to be good (of a patch, or of the overlay written as
     one)."""
     return tuple(
@@ -219,204 +222,104 @@ def _strip(path: str) -> str:
     return path.split("/", 1)[1] if path.startswith(("a/", "b/")) else path
 
 
-def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:  # noqa: PLR0911, PLR0912, PLR0915
-    """What is wrong with the diff's form, line by line: a small state machine that knows how much
-    of a hunk is left."""
-    old_left = new_left = 0
-    before = " "  # how the line before this one began
-    old_path = None
-    seen: list[str] = []
-    # start | old (--- read) | new (+++ read) | hunk (inside) | after (a whole hunk read)
-    state = "start"
-    for number, line in enumerate(diff.removesuffix("\n").split("\n"), first_line):
-        at = f"{where}:{number}"
-        if state == "hunk":
-            if line[:1] not in tuple(" -+\\"):
-                yield Problem(
-                    "wrong-hunk-counts",
-                    at,
-                    f"the hunk's header promises {old_left} old and {new_left} new lines more",
-                    f"write patches with {to_type('refresh')}, not by hand",
-                )
-                return
-            # "No newline": only behind the last line of its side, which then is the file's last
-            if (  # noqa: SIM102
-                line[0] == "\\"
-            ):
-                if (
-                    (before == "+" and new_left)
-                    or (before == "-" and old_left)
-                    or before not in "+-"
-                ):
-                    yield Problem(
-                        "no-newline",
-                        at,
-                        f"{line!r} in the middle of a hunk: only a file's last line may have it",
-                        LAST_LINE,
-                    )
-                    return
-            before = line[0]
-            old_left -= line[0] in " -"
-            new_left -= line[0] in " +"
-            if old_left < 0 or new_left < 0:
-                yield Problem(
-                    "wrong-hunk-counts",
-                    at,
-                    "the hunk is longer than its header says",
-                    f"write patches with {to_type('refresh')}, not by hand",
-                )
-                return
-            state = "after" if old_left == new_left == 0 else "hunk"
-            continue
-        if state == "after" and line.startswith("\\ "):
-            if before == "\\":
-                yield Problem("no-newline", at, f"{line!r} a second time", LAST_LINE)
-                return
-            before = "\\"
-            continue
-        if before == "\\" and state == "after" and line.startswith("@@"):
-            yield Problem(
-                "no-newline",
-                at,
-                "a hunk after the file's last line, which has no newline",
-                LAST_LINE,
-            )
-            return
-        for name, beginnings in FORBIDDEN:
-            if line.startswith(beginnings):
-                yield Problem(
-                    name,
-                    at,
-                    f"{line!r}: a patch only changes lines of files that upstream has",
-                    "new files belong into overlay/",
-                )
-                return
-        if line.startswith(("Index:", "diff ", "index ", "=====")):
-            yield Problem(
-                "trailing-junk",
-                at,
-                f"{line!r}: a patch holds ---, +++ and hunks only",
-                f"{to_type('refresh')} writes it so",
-            )
-            return
-        if line.startswith("--- ") and state in ("start", "after"):
-            old_path, state = line[4:], "old"
-            yield from _path(at, old_path, "a/")
-        elif line.startswith("+++ ") and state == "old":
-            state = "new"
-            yield from _path(at, line[4:], "b/")
-            if old_path == "/dev/null" or line[4:] == "/dev/null":
-                yield Problem(
-                    "new-or-deleted-file",
-                    at,
-                    "a patch neither makes nor deletes files",
-                    "new files belong into overlay/",
-                )
-            elif _strip(old_path or "") != _strip(line[4:]):
-                yield Problem(
-                    "rename", at, f"from {old_path} to {line[4:]}", "a patch never renames"
-                )
-            if _strip(line[4:]) in seen:
-                yield Problem(
-                    "file-twice",
-                    at,
-                    f"{_strip(line[4:])} is changed in two places of the patch",
-                    f"{to_type('refresh')} joins them",
-                )
-            if seen and _strip(line[4:]) < seen[-1]:
-                yield Problem(
-                    "unsorted-files",
-                    at,
-                    f"{_strip(line[4:])} comes after {seen[-1]}",
-                    f"{to_type('refresh')} sorts them",
-                )
-            seen.append(_strip(line[4:]))
-        elif line.startswith("@@") and state in ("new", "after"):
-            match = HUNK.fullmatch(line)
-            if not match:
-                yield Problem(
-                    "bad-hunk-header",
-                    at,
-                    f"{line!r} is no hunk header",
-                    f"write patches with {to_type('refresh')}",
-                )
-                return
-            old_left, new_left = (
-                int(count) if count is not None else 1 for count in match.group(2, 4)
-            )
-            state, before = "hunk" if old_left or new_left else "after", " "
-        else:
-            yield Problem(
-                "trailing-junk",
-                at,
-                f"{line!r} belongs to no hunk",
-                "a patch ends with its last hunk",
-            )
-            return
-    if state == "hunk":
-        yield Problem(
-            "wrong-hunk-counts",
-            f"{where}:{number}",
-            f"the last hunk ends {old_left} old and {new_left} new lines early",
-            f"write patches with {to_type('refresh')}, not by hand",
-        )
-    elif state in ("old", "new"):
-        yield Problem("wrong-hunk-counts", f"{where}:{number}", "a file has no hunk")
-    elif not diff.endswith("\n"):
-        yield Problem(
-            "wrong-hunk-counts", f"{where}:{number}", "the last line is cut off: it has no line end"
-        )
-    else:
-        yield from _context(where, diff, first_line)
+def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
+    """What is wrong with the diff's form: it must be just what `render` makes of it.
+
+    That proves the rest to be paths and lines, of which the rules below tell.
+    """
+    at, line = first_line, ""
+
+    def lines() -> Iterator[str]:
+        nonlocal at, line
+        for at, line in enumerate(io.StringIO(diff), first_line):  # noqa: B007
+            yield line
+
+    try:
+        files = parse_diff(lines(), first_line - 1)
+    except UnidiffParseError as error:
+        yield _misshapen(f"{where}:{at}", line, str(error))
+        return
+    found, wanted = SECTION.sub(r"\1", diff), render(files)
+    if found == wanted:
+        yield from _files(where, files)
+        return
+    pairs = zip_longest(found.split("\n"), wanted.split("\n"))
+    number, (line, right) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+    at = first_line + min(number, found.count("\n"))
+    why = f"a patch has {right!r} there" if right else "belongs to no hunk"
+    yield _misshapen(f"{where}:{at}", line or "", why)
 
 
-def _context(where: str, diff: str, first_line: int) -> Iterator[Problem]:
+def _misshapen(at: str, line: str, why: str) -> Problem:
+    for name, beginnings in FORBIDDEN:
+        if line.startswith(beginnings):
+            what = f"{line!r}: a patch only changes lines of files that upstream has"
+            return Problem(name, at, what, "new files belong into overlay/")
+    step = f"write patches with {to_type('refresh')}, not by hand"
+    return Problem("bad-form", at, f"{line!r}: {why}", step)
+
+
+def _files(where: str, files: Sequence[FileDiff]) -> Iterator[Problem]:
+    """What is wrong with the files that a patch names, and with their hunks."""
+    for before, file in zip([None, *files], files):
+        if not file.hunks:
+            yield Problem("empty-patch", where, f"has no hunk of {file.path}")
+            continue
+        at = f"{where}:{file.hunks[0].at_line - 2}"
+        yield from _path(at, file.path)
+        if before and before.path == file.path:
+            what, step = "is changed in two places of the patch", f"{to_type('refresh')} joins them"
+            yield Problem("file-twice", at, f"{file.path} {what}", step)
+        elif before and before.path > file.path:
+            step = f"{to_type('refresh')} sorts them"
+            yield Problem("unsorted-files", at, f"{file.path} comes after {before.path}", step)
+        yield from _ends(where, file)
+        for hunk in file.hunks:
+            yield from _context(f"{where}:{hunk.at_line}", hunk)
+
+
+def _ends(where: str, file: FileDiff) -> Iterator[Problem]:
+    """Only the last line of a file may lack its newline, before the patch and after it."""
+    for side in ("-", "+"):
+        lines = [
+            (hunk.at_line, line)
+            for hunk in file.hunks
+            for line in hunk.lines
+            if line.kind in (" ", side)
+        ]
+        for at_line, line in lines[:-1]:
+            if not line.text.endswith("\n"):
+                what = f"{line.text!r} has no newline, and is not the file's last line"
+                yield Problem("no-newline", f"{where}:{at_line}", what, LAST_LINE)
+                return
+
+
+def _context(at: str, hunk: Hunk) -> Iterator[Problem]:
     """Three lines of context on both sides at most. Where they are fewer, the releases that share
     the text must agree on no more, which needs their trees: see laying/check.py."""
-    try:
-        files = parse_diff(diff, first_line - 1)
-    except UnidiffParseError as error:
-        yield Problem("wrong-hunk-counts", where, str(error))
-        return
-    for file in files:
-        for hunk in file.hunks:
-            at = f"{where}:{hunk.at_line}"
-            if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
-                yield Problem(
-                    "new-or-deleted-file",
-                    at,
-                    (
-                        "fills an empty file, and `quilt pop` then deletes it"
-                        if hunk.new
-                        else "empties the file, and quilt then deletes it"
-                    ),
-                )
-            elif all(line.kind == " " for line in hunk.lines):
-                yield Problem("empty-hunk", at, "a hunk that changes nothing")
-            elif not hunk.old or max(hunk.leading, hunk.trailing) > CONTEXT:
-                yield Problem(
-                    "unequal-context",
-                    at,
-                    f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after;"
-                    f" they are {CONTEXT}",
-                    f"{to_type('refresh')} writes it so",
-                )
+    if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
+        fills, empties = (
+            "fills an empty file, and `quilt pop` then",
+            "empties the file, and quilt then",
+        )
+        yield Problem("new-or-deleted-file", at, f"{fills if hunk.new else empties} deletes it")
+    elif all(line.kind == " " for line in hunk.lines):
+        yield Problem("empty-hunk", at, "a hunk that changes nothing")
+    elif not hunk.old or max(hunk.leading, hunk.trailing) > CONTEXT:
+        what = f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after"
+        step = f"{to_type('refresh')} writes it so"
+        yield Problem("unequal-context", at, f"{what}; they are {CONTEXT}", step)
 
 
-def _path(at: str, path: str, prefix: str) -> Iterator[Problem]:
-    if path == "/dev/null":
-        return
-    parts = path.split("/")
+def _path(at: str, path: str) -> Iterator[Problem]:
     reason = None
-    if path.startswith('"') or "\\" in path or any(ord(character) < 32 for character in path):
-        reason = "is quoted, or has a backslash, a tab (a timestamp?) or a control character"
-    elif path.startswith("/"):
-        reason = "is absolute"
+    if "\\" in path or any(ord(character) < 32 for character in path):
+        reason = "has a backslash or a control character"
     elif " " in path:
         reason = "has a space, where GNU patch ends a name"
-    elif ".." in parts or "." in parts or "" in parts:
+    elif {"..", ".", ""} & set(path.split("/")):
         reason = "has .., . or an empty part"
-    elif not path.startswith((f"{prefix}python/sglang/", f"{prefix}test/")):
-        reason = f"lies outside {prefix}python/sglang/ and {prefix}test/"
+    elif not path.startswith(("python/sglang/", "test/")):
+        reason = "lies outside python/sglang/ and test/"
     if reason:
         yield Problem("bad-path", at, f"{path!r} {reason}")

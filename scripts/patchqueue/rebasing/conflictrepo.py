@@ -16,7 +16,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..files.gitrun import git
+from ..files import atomic
+from ..files.run import own_git as git
 from ..files.tree import differing, hash_listing, list_folder, sha256
 from ..laying.place import Files, Row
 from ..outcome import Outcome, Problem, Refused
@@ -161,9 +162,7 @@ class Repository:
             "below": digest(queue, rows),
             "as_left": hash_listing(_listing(self.path)),
         }
-        temporary = self._own / "state.json.new"
-        temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, self._own / "state.json")
+        atomic.write(self._own / "state.json", (json.dumps(state, indent=1) + "\n").encode())
         return self.regions()
 
     def regions(self) -> tuple[Region, ...]:

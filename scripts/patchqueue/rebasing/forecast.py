@@ -9,13 +9,12 @@ too. Nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from packaging.version import Version
 
-from ..files import gitrun
 from ..hint import counted, to_type
 from ..laying.place import Files, Read, Row, in_front, lay_patch
 from ..laying.probe import passes
@@ -24,8 +23,8 @@ from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Release
+from .unified import merge
 
-Say = Callable[[str], None]
 MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
 
 
@@ -54,11 +53,10 @@ class Stages:
 
     queue: Queue
     pin: Pin
-    say: Say
 
     @cached_property
     def pristine(self) -> source.Source:
-        return source.fetch(self.pin, None, self.say)
+        return source.fetch(self.pin, None)
 
     @cached_property
     def overlay(self) -> Files:
@@ -100,11 +98,7 @@ def nearest_to(pins: Pins, version: Version) -> Pin:
 
 
 def forecast(
-    queue: Queue,
-    pins: Pins,
-    release: Release,
-    say: Say,
-    settled: Mapping[str, Files | str] | None = None,
+    queue: Queue, pins: Pins, release: Release, settled: Mapping[str, Files | str] | None = None
 ) -> Forecast:
     """The queue on a release. settled: what a person decided about a patch: its files as they left
     them, or why it is left out.
@@ -112,7 +106,7 @@ def forecast(
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
     nearest = nearest_to(pins, release.version)
-    stages = Stages(queue, nearest, say)
+    stages = Stages(queue, nearest)
     tried = candidates(queue, nearest, release.version)
     overlay = queue.overlay_for([queue.patches[entry.name] for entry in tried])
     taken = [path for path in overlay if release.read(path) is not None]
@@ -205,7 +199,7 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
     before = {path: content for path, content in found.items() if content is not None}
     if not theirs or len(before) < len(theirs) or row.ambiguous:
         return row
-    merged = {path: gitrun.merge(base[path], before[path], theirs[path], names) for path in theirs}
+    merged = {path: merge(base[path], before[path], theirs[path], names) for path in theirs}
     left = sum(each.regions for each in merged.values())
     if left:
         return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {counted(left, 'region')} to solve")

@@ -8,6 +8,7 @@ and made again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from .conflictrepo import Region, Repository, contents, digest, tree_of
 from .forecast import Forecast, Stages, forecast
 from .requeue import plan, prove, skipped
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ class Progress:
     to_write: bool = False
 
 
-def begin(
-    root: Path, pins: Pins, release: Release, say: Say, show: Callable[[Forecast], None]
-) -> Progress:
+def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], None]) -> Progress:
     """Say what the queue does on a release (to `show`, at once), and lay out its first conflict.
     The queue is not written to.
 
@@ -59,19 +58,19 @@ def begin(
     where the queue has moved on under such edits, and for a release that is pinned with another
     tree.
     """
-    with _alone(root, say):
+    with _alone(root):
         refuse_other_tree(pins, release)
         queue = load_queue(root)
-        found = forecast(queue, pins, release, say)
+        found = forecast(queue, pins, release)
         show(found)
         return replace(
-            _next(root, queue, release, found, (), say),
+            _next(root, queue, release, found, ()),
             to_write=found.conflict is None and _to_write(root, queue, pins, found),
         )
 
 
 def proceed(
-    root: Path, pins: Pins, version: Version, release: Release | None, reason: str | None, say: Say
+    root: Path, pins: Pins, version: Version, release: Release | None, reason: str | None
 ) -> Progress:
     """Write what is solved, and all that needed no hand, up to the next conflict; lay that out, or
     clean up.
@@ -80,7 +79,7 @@ def proceed(
     this release, and say why. Raises Refused, with nothing written, where the solution is none, or
     the queue would not give what was solved.
     """
-    with _alone(root, say):
+    with _alone(root):
         queue = load_queue(root)
         repository = Repository(root, version)
         state = repository.state
@@ -95,7 +94,7 @@ def proceed(
                     )
                 )
             refuse_other_tree(pins, release)
-            found = forecast(queue, pins, release, say)
+            found = forecast(queue, pins, release)
             if found.conflict or reason is not None:
                 raise Refused(
                     Problem(
@@ -105,24 +104,22 @@ def proceed(
                         f"{to_type('rebase', version)} begins",
                     )
                 )
-            return _write(root, queue, pins, release, found, (), say)
+            return _write(root, queue, pins, release, found, ())
         with kept(version, state["name"], repository.archive) as release:  # noqa: PLR1704
             again = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
             refuse_other_tree(pins, release, again)
-            found = forecast(queue, pins, release, say)
+            found = forecast(queue, pins, release)
             row = found.conflict
             laid = _below(found)
             # written by a run that was killed behind it
             if row is None or row.patch != state["patch"]:
-                return _write(root, queue, pins, release, found, (), say)
+                return _write(root, queue, pins, release, found, ())
             if state["below"] != digest(queue, [*laid, row]):
                 raise _stale(repository)
             if reason is not None:
                 gap = skipped(queue, row.patch, version, pins, reason)
-                after = forecast(
-                    with_changes(queue, [gap]), pins, release, say, {row.patch: reason}
-                )
-                return _write(root, queue, pins, release, after, (gap,), say)
+                after = forecast(with_changes(queue, [gap]), pins, release, {row.patch: reason})
+                return _write(root, queue, pins, release, after, (gap,))
             solution = repository.solution(release, contents(queue, [*laid, row]))
             if not solution:
                 raise Refused(
@@ -139,16 +136,15 @@ def proceed(
                 queue,
                 pins,
                 release,
-                forecast(queue, pins, release, say, {row.patch: solution}),
+                forecast(queue, pins, release, {row.patch: solution}),
                 (),
-                say,
             )
 
 
-def abort(root: Path, version: Version, say: Say) -> None:
+def abort(root: Path, version: Version) -> None:
     """Throw the repository away; what was written to the queue stays. Raises Refused where there is
     none."""
-    with _alone(root, say):
+    with _alone(root):
         repository = Repository(root, version)
         if repository.state is None and not repository.path.exists():
             raise Refused(
@@ -179,11 +175,11 @@ def laid_out(root: Path, version: Version) -> bool:
 
 
 @contextmanager
-def _alone(root: Path, say: Say) -> Iterator[None]:
+def _alone(root: Path) -> Iterator[None]:
     """Be the only rebase; what a killed one had made good is finished first."""
-    with locked(root / QUEUE_LOCK, say):
+    with locked(root / QUEUE_LOCK):
         for name in atomic.recover(root, root / atomic.OF_QUEUE):
-            say(f"{name}: written, as a run that was killed had begun to")
+            LOG.info(f"{name}: written, as a run that was killed had begun to")
         yield
 
 
@@ -207,7 +203,6 @@ def _write(
     release: Release,
     found: Forecast,
     first: tuple[Change, ...],
-    say: Say,
 ) -> Progress:
     """Plan, prove, write, go on. first: changes that are decided already."""
     rows = _below(found)
@@ -221,16 +216,11 @@ def _write(
         Repository(root, release.version).remove()
         return Progress(found, changes)
     written = load_queue(root)
-    return _next(root, written, release, forecast(written, pins, release, say), changes, say)
+    return _next(root, written, release, forecast(written, pins, release), changes)
 
 
 def _next(
-    root: Path,
-    queue: Queue,
-    release: Release,
-    found: Forecast,
-    changes: tuple[Change, ...],
-    say: Say,
+    root: Path, queue: Queue, release: Release, found: Forecast, changes: tuple[Change, ...]
 ) -> Progress:
     """Lay out the first conflict, or leave it as it is where it is laid out already."""
     repository = Repository(root, release.version)
@@ -252,7 +242,7 @@ def _next(
         found,
         changes,
         repository.path,
-        repository.lay_out(queue, Stages(queue, found.nearest, say), release, [*laid, row]),
+        repository.lay_out(queue, Stages(queue, found.nearest), release, [*laid, row]),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..laying import pinned
-from ..laying.place import Row, edits, lay_patch, lines_of, shared, widened
+from ..laying.place import Row, edits, lines_of, one_text, widened
 from ..laying.replay import replay
 from ..outcome import Outcome, Problem, Refused
 from ..queue import guards, patchfile, series
@@ -200,8 +200,10 @@ def _carry(
     wider = entry.text if entry.is_for(version) else guards.widened(entry.text, version, known)
     diff = unified(row.before, row.after)
     if wider and _alone(queue, entry, wider):
-        texts = {} if row.lines is not None else _texts(queue, pins, entry, row, version, diff)
-        text = shared([texts[each] for each in sorted(texts)]) if texts else None
+        texts: dict[Version, Patch] = {}
+        text = None
+        if row.lines is None:
+            texts, text = _texts(queue, pins, entry, row, version, diff)
         if text is not None or row.lines is not None:
             if not entry.is_for(version):
                 lines.guard(entry.name, wider)
@@ -210,31 +212,16 @@ def _carry(
             for each, own in texts.items():
                 stands.setdefault(each, {})[entry.name] = lines_of(text, own)
             content = of_files(queue.patches[entry.name], text.files).content
-            return [
-                Change(
-                    f"patches/{entry.name}",
-                    content,
-                    f"for {version} too, with the context on which its releases agree",
-                )
-            ]
-    return [
-        variant(
-            queue,
-            entry,
-            version,
-            known,
-            lines,
-            diff,
-            f"for {version}: {row.why or 'fits as it is'}",
-        )
-    ]
+            why = f"for {version} too, with the context on which its releases agree"
+            return [Change(f"patches/{entry.name}", content, why)]
+    why = f"for {version}: {row.why or 'fits as it is'}"
+    return [variant(queue, entry, version, known, lines, diff, why)]
 
 
 def _texts(
     queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, diff: str
-) -> dict[Version, Patch]:
-    """A patch as each release's own tree has it, and the new one's; empty where these cannot be one
-    text.
+) -> tuple[dict[Version, Patch], Patch | None]:
+    """A patch as each release's own tree has it, and the new one's; and the one text of all these.
 
     Releases that are not cached are not fetched for this: then they cannot.
     """
@@ -246,22 +233,16 @@ def _texts(
     for pin in served if all(map(source.is_cached, served)) else ():
         there = next(
             each
-            for each in pinned.rows_on(
-                queue, pin.version, source.fetch(pin, None, lambda text: None).read
-            )[0]
+            for each in pinned.rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
             if each.patch == entry.name
         )
         if there.lines is None:
-            return {}
+            return {}, None
         texts[pin.version], below[pin.version] = (
             widened(at(queue.patches[entry.name], there.lines), there.before),
             there.before,
         )
-    text = shared([texts[each] for each in sorted(texts)])
-    at_one_place = text is not None and all(
-        lay_patch(text, files.get).lines is not None for files in below.values()
-    )
-    return texts if at_one_place and len(texts) == 1 + len(served) else {}
+    return texts, one_text(texts, below) if len(texts) == 1 + len(served) else None
 
 
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:

@@ -1,14 +1,16 @@
-"""A patch's diff from the files before and after it, in the form that `quilt refresh` writes (quilt
-asks the same diff)."""
+"""Texts merged by git; and a patch's diff from the files before and after it.
+
+The diff has the form that `quilt refresh` writes: quilt asks the same program.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import run
 from ..outcome import Problem, Refused
 from ..queue.patchfile import CONTEXT
 
@@ -27,35 +29,12 @@ def unified(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
 def _one(space: Path, path: str, before: bytes, after: bytes) -> str:
     (space / "before").write_bytes(before)
     (space / "after").write_bytes(after)
-    command = [
-        "diff",
-        "-a",
-        "-U",
-        str(CONTEXT),
-        "--label",
-        f"a/{path}",
-        "--label",
-        f"b/{path}",
-        "before",
-        "after",
-    ]
+    labels = ["--label", f"a/{path}", "--label", f"b/{path}"]
+    words = ["-a", "-U", str(CONTEXT), *labels, "before", "after"]
     try:
-        done = subprocess.run(
-            command, cwd=space, capture_output=True, env=os.environ | {"LC_ALL": "C"}
-        )
-    except FileNotFoundError:
-        raise Refused(Problem("no-diff", "diff", "is not installed", "install diffutils")) from None
-    if done.returncode != 1:
-        raise Refused(
-            Problem(
-                "diff-failed",
-                path,
-                done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}",
-                "report this",
-            )
-        )
-    try:
-        return done.stdout.decode("utf-8")
+        return run.run(run.DIFF, *words, folder=space, good=(1,)).stdout.decode("utf-8")
+    except run.Failed as failure:
+        raise Refused(Problem("diff-failed", path, failure.said, "report this")) from None
     except UnicodeDecodeError:
         raise Refused(
             Problem(
@@ -65,3 +44,27 @@ def _one(space: Path, path: str, before: bytes, after: bytes) -> str:
                 "a patch is UTF-8; leave those lines alone",
             )
         ) from None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Three texts in one. regions: how many places are left to solve, each between diff3 markers in
+    `text`."""
+
+    text: bytes
+    regions: int
+
+
+def merge(base: bytes, ours: bytes, theirs: bytes, names: tuple[str, str, str]) -> Merged:
+    """The change from `base` to `theirs` laid on `ours`. names: what the markers call ours, base
+    and theirs."""
+    with tempfile.TemporaryDirectory(prefix="patchqueue-merge-") as space:
+        for name, content in (("ours", ours), ("base", base), ("theirs", theirs)):
+            (Path(space) / name).write_bytes(content)
+        labels = [word for name in names for word in ("-L", name)]
+        words = ["merge-file", "-p", "--diff3", *labels, "ours", "base", "theirs"]
+        done = run.own_git(Path(space), *words, check=False)
+    if not 0 <= done.returncode <= 127:  # above: git's own failures, as a binary file
+        said = str(run.Failed("git", done))
+        raise Refused(Problem("git-failed", "git merge-file", said, "report this"))
+    return Merged(done.stdout, done.returncode)

@@ -4,19 +4,23 @@ upstream/pins.toml."""
 from __future__ import annotations
 
 import datetime
+import logging
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tomlkit
 from packaging.version import InvalidVersion, Version
 
+from ..files import atomic
 from ..files.tree import hash_listing, python_part, sha256
 from ..hint import to_type
 from ..outcome import Problem, Refused
 from . import pins, source
+
+LOG = logging.getLogger(__name__)
 
 DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
 PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
@@ -28,7 +32,7 @@ HEAD = (
 )
 
 
-def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -> pins.Pin:
+def add(root: Path, name: str, origin: str | None) -> pins.Pin:
     """Pin version `name` from the package index (or from a folder of its wheels, `origin`).
 
     Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is to be had,
@@ -63,7 +67,7 @@ def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -
         wheels = (
             sorted(Path(origin).glob(f"sglang-{version}-*.whl"))
             if origin
-            else _download_all(version, Path(space), say)
+            else _download_all(version, Path(space))
         )
         if not wheels:
             raise Refused(
@@ -77,10 +81,7 @@ def add(root: Path, name: str, origin: str | None, say: Callable[[str], None]) -
         entry = describe(version, wheels)
     pins.check(entry.unwrap())
     document["revision"].append(entry)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".toml.new")
-    temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
-    temporary.replace(path)
+    atomic.write(path, tomlkit.dumps(document).encode())
     return pins.load(root).find(str(version))
 
 
@@ -157,21 +158,21 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     return entry
 
 
-def _download_all(version: Version, folder: Path, say: Callable[[str], None]) -> list[Path]:
+def _download_all(version: Version, folder: Path) -> list[Path]:
     """Every wheel of the release that a Linux machine could be offered."""
-    for file in _offered(version, folder, say):
+    for file in _offered(version, folder):
         if file.name.endswith("-none-any.whl"):
             break  # a pure wheel is the release's only one
     return sorted(folder.glob("*.whl"))
 
 
-def wheel_of(version: Version, folder: Path, say: Callable[[str], None]) -> Path | None:
+def wheel_of(version: Version, folder: Path) -> Path | None:
     """Some wheel of the release, fetched into `folder`: their Python files are the same. None where
     there is none."""
-    return next(_offered(version, folder, say), None)
+    return next(_offered(version, folder), None)
 
 
-def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
+def _offered(version: Version, folder: Path) -> Iterator[Path]:
     """The release's wheels as they come. pip lists no files, so each is asked for by name.
 
     Before that the index is asked once whether it has the release. Where it cannot be reached,
@@ -188,7 +189,7 @@ def _offered(version: Version, folder: Path, say: Callable[[str], None]) -> Iter
     broken, had = "", False
     for name in names:
         if not broken:
-            say(f"asking for {name}")
+            LOG.info(f"asking for {name}")
         done = source.download(str(version), name, folder, *(["--no-index"] if broken else []))
         broken = broken or source.unreachable(done)
         if (folder / name).is_file():

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 import zipfile
@@ -14,7 +15,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from ..files.gitrun import git
+from ..files.run import own_git as git
 from ..files.tree import GENERATED, hash_listing, is_part_of_tree, python_part, sha256
 from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused
@@ -23,7 +24,8 @@ from . import source
 from .pin import wheel_of
 from .pins import Pin, Pins
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
+
 WRITTEN = re.compile(
     r"^(?:__version__ = )?(?:version|__version__) = ['\"]([^'\"]+)['\"]", re.MULTILINE
 )
@@ -47,7 +49,7 @@ class Release:
 
 
 @contextmanager
-def find(pins: Pins, word: str, origin: str | None, say: Say) -> Iterator[Release]:
+def find(pins: Pins, word: str, origin: str | None) -> Iterator[Release]:
     """The release that a user calls `word`.
 
     word: a version, or a wheel or checkout, whose files are taken as they stand.
@@ -61,15 +63,15 @@ def find(pins: Pins, word: str, origin: str | None, say: Say) -> Iterator[Releas
     _names_it(str(place), version)
     pin = _pin_of(pins, version)
     if named and place.is_dir():
-        yield _of_folder(version, place, say)
+        yield _of_folder(version, place)
     elif pin:
-        pristine = source.fetch(pin, str(place) if named else origin, say)
+        pristine = source.fetch(pin, str(place) if named else origin)
         yield Release(version, pristine.name, pristine.read, tuple(sorted(pristine.listing())))
     elif origin and place.is_dir() and not _wheels(place, version) and not _has_tag(place, version):
-        yield _of_folder(version, place, say)
+        yield _of_folder(version, place)
     else:
         with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
-            file, kind = _archive(version, str(place) if named else origin, Path(space), say)
+            file, kind = _archive(version, str(place) if named else origin, Path(space))
             with _of_archive(version, file, kind) as release:
                 yield release
 
@@ -105,13 +107,13 @@ def _has_tag(folder: Path, version: Version) -> bool:
     return git(folder, "rev-parse", "--verify", "-q", tag, check=False).returncode == 0
 
 
-def _archive(version: Version, origin: str | None, space: Path, say: Say) -> tuple[Path, str]:
+def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, str]:
     """(an archive of a release that is not pinned, "wheel" or "git")."""
     place = Path(origin or "")
     if origin and (place.is_dir() or ":" in origin) and not _wheels(place, version):
-        return source.archive_of_tag(f"v{version}", origin, space, say)[0], "git"
+        return source.archive_of_tag(f"v{version}", origin, space)[0], "git"
     found = [place] if origin and place.is_file() else _wheels(place, version) if origin else []
-    file = found[0] if found else None if origin else wheel_of(version, space, say)
+    file = found[0] if found else None if origin else wheel_of(version, space)
     if file is None or not file.is_file():
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused(
@@ -226,11 +228,11 @@ def _holds_sglang(folder: Path) -> None:
         )
 
 
-def _of_folder(version: Version, folder: Path, say: Say) -> Release:
+def _of_folder(version: Version, folder: Path) -> Release:
     _holds_sglang(folder)
     tag, behind = _described(folder)
     where = f" (v{tag} and {counted(behind, 'commit')})" if behind else ""
-    say(f"sglang {version} from {folder}{where}: its files as they stand")
+    LOG.info(f"sglang {version} from {folder}{where}: its files as they stand")
     files = (
         path
         for root in ("python/sglang", "test")

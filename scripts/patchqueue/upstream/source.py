@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import re
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,13 +28,13 @@ from pathlib import Path
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
-from ..files import disk
+from ..files import disk, run
 from ..files.locking import locked
 from ..files.tree import hash_listing, is_part_of_tree, python_part, sha256
 from ..outcome import Outcome, Problem, Refused
 from .pins import Pin, Wheel
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
 
 # a backslash, or a part that is empty, . or ..
 LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")
@@ -175,7 +176,7 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     return found
 
 
-def fetch(pin: Pin, origin: str | None, say: Say, wheel_only: bool = False) -> Source:
+def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
     """The release's pristine source: from `origin` where it is given.
 
     Else a wheel in the cache, else the archive that an earlier `--from CHECKOUT` left there, else
@@ -189,36 +190,32 @@ def fetch(pin: Pin, origin: str | None, say: Say, wheel_only: bool = False) -> S
     if origin:
         path = Path(origin)
         if path.is_file():
-            return _from_wheel_file(pin, path, cache, say)
+            return _from_wheel_file(pin, path, cache)
         local = [path / wheel.file for wheel in pin.wheels if (path / wheel.file).is_file()]
         if not local and any(path.glob("*.whl")) and not (path / ".git").exists():
             what = f"holds wheels, but none is {_preferred(pin.wheels)[0].file}"
             raise Refused(
                 Problem("not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}")
             )
-        return (
-            _from_wheel_file(pin, local[0], cache, say)
-            if local
-            else _from_git(pin, origin, cache, say)
-        )
+        return _from_wheel_file(pin, local[0], cache) if local else _from_git(pin, origin, cache)
     for wheel in _preferred(pin.wheels):
-        source = _cached(pin, wheel, cache, say)
+        source = _cached(pin, wheel, cache)
         if source:
             return source
-    archived = None if wheel_only else next(_kept_from_git(pin, cache, say), None)
+    archived = None if wheel_only else next(_kept_from_git(pin, cache), None)
     if archived:
         return archived
-    with _workspace(cache, say) as space:
+    with _workspace(cache) as space:
         wheel = _preferred(pin.wheels)[0]
         # another run may have it by now
-        return _cached(pin, wheel, cache, say) or _from_index(pin, wheel, cache, space, say)
+        return _cached(pin, wheel, cache) or _from_index(pin, wheel, cache, space)
 
 
-def kept(pin: Pin, digest: str, say: Say) -> Source | None:
+def kept(pin: Pin, digest: str) -> Source | None:
     """The git archive of the release that a tree was made of, by its sha256; None where the cache
     has it no more."""
     return next(
-        (found for found in _kept_from_git(pin, cache_folder(), say) if found.sha256 == digest),
+        (found for found in _kept_from_git(pin, cache_folder()) if found.sha256 == digest),
         None,
     )
 
@@ -247,13 +244,13 @@ def _entry(cache: Path, digest: str, name: str) -> Path:
     return cache / "archives" / digest / name
 
 
-def _cached(pin: Pin, wheel: Wheel, cache: Path, say: Say) -> Source | None:
+def _cached(pin: Pin, wheel: Wheel, cache: Path) -> Source | None:
     path = _entry(cache, wheel.sha256, wheel.file)
     if not path.is_file():
         return None
     if file_sha256(path) == wheel.sha256:
         return Source(pin, path, wheel.sha256, "wheel", wheel.file)
-    say(f"the cached {wheel.file} is damaged; it is fetched again")
+    LOG.info(f"the cached {wheel.file} is damaged; it is fetched again")
     shutil.rmtree(path.parent, ignore_errors=True)
     return None
 
@@ -264,7 +261,7 @@ def _git_archives(pin: Pin, cache: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
 
 
-def _kept_from_git(pin: Pin, cache: Path, say: Say) -> Iterator[Source]:
+def _kept_from_git(pin: Pin, cache: Path) -> Iterator[Source]:
     """Those of them that are whole and that hold the pinned tree.
 
     No pin names such an archive, so that its tree is looked at in every use. git writes the commit
@@ -273,7 +270,7 @@ def _kept_from_git(pin: Pin, cache: Path, say: Say) -> Iterator[Source]:
     for path in _git_archives(pin, cache):
         digest = path.parent.name
         if file_sha256(path) != digest:
-            say(f"the cached {path.name} is damaged; it is removed")
+            LOG.info(f"the cached {path.name} is damaged; it is removed")
             shutil.rmtree(path.parent, ignore_errors=True)
             continue
         with zipfile.ZipFile(path) as archive:
@@ -314,15 +311,15 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
     return Source(pin, _keep(file, digest, wheel.file, cache), digest, "wheel", wheel.file)
 
 
-def _from_wheel_file(pin: Pin, path: Path, cache: Path, say: Say) -> Source:
-    with _workspace(cache, say) as space:
+def _from_wheel_file(pin: Pin, path: Path, cache: Path) -> Source:
+    with _workspace(cache) as space:
         copy = space / path.name
         shutil.copyfile(path, copy)
         return _checked(pin, copy, cache)
 
 
-def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path, say: Say) -> Source:
-    say(f"fetching {wheel.file}")
+def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
+    LOG.info(f"fetching {wheel.file}")
     done = download(str(pin.version), wheel.file, space)
     file = space / wheel.file
     if done.returncode or not file.is_file():
@@ -437,16 +434,16 @@ def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _from_git(pin: Pin, origin: str, cache: Path, say: Say) -> Source:
-    with _workspace(cache, say) as space:
-        file, commit = archive_of_tag(pin.tag, origin, space, say)
+def _from_git(pin: Pin, origin: str, cache: Path) -> Source:
+    with _workspace(cache) as space:
+        file, commit = archive_of_tag(pin.tag, origin, space)
         digest = file_sha256(file)
         probe = Source(pin, file, digest, "git", commit)
         probe.verify(probe.listing())  # before it is kept: a wrong tree never enters the cache
         return Source(pin, _keep(file, digest, file.name, cache), digest, "git", commit)
 
 
-def archive_of_tag(tag: str, origin: str, space: Path, say: Say) -> tuple[Path, str]:
+def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
     """A zip of what a tag of the repository `origin` holds, written into `space`, and its commit.
 
     This is what `--from REPOSITORY` means in every command: the files that are checked out there
@@ -463,7 +460,7 @@ def archive_of_tag(tag: str, origin: str, space: Path, say: Say) -> tuple[Path, 
             )
         )
     if not repository.is_dir():
-        say(f"cloning {tag} of {origin}")
+        LOG.info(f"cloning {tag} of {origin}")
         repository = space / "clone"
         _git(
             origin,
@@ -487,7 +484,7 @@ def archive_of_tag(tag: str, origin: str, space: Path, say: Say) -> tuple[Path, 
         "-q",
         f"refs/tags/{tag}^{{commit}}",
     ).strip()
-    say(
+    LOG.info(
         f"{tag} from {origin}: the commit of that tag, {commit[:SHORT]}; what is checked out is not"
         " read"
     )
@@ -515,48 +512,20 @@ def archive_of_tag(tag: str, origin: str, space: Path, say: Say) -> tuple[Path, 
 
 
 def _git(origin: str, tag: str, *arguments: str) -> str:
-    """Run git as nobody's repository and nobody's configuration would have it."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith("GIT_SSL")
-    }
-    environment |= {
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "LC_ALL": "C",
-    }
-    command = [
-        "git",
-        "-c",
-        "core.autocrlf=false",
-        "-c",
-        "core.eol=lf",
-        "-c",
-        "safe.directory=*",
-        "-c",
-        "core.attributesFile=/dev/null",
-        *arguments,
-    ]
+    """git's output: by SETTINGS, and by the user's configuration, which may name a proxy."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    except FileNotFoundError:
-        raise Refused(
-            Problem("no-git", origin, "git is not installed", "install git, or give a wheel")
-        ) from None
-    if done.returncode:
-        last = (done.stderr.strip() or f"it has no tag {tag}").splitlines()[-1]
+        return run.git(None, *arguments, more=run.NO_SYSTEM).stdout.decode("utf-8", "replace")
+    except run.Failed as failure:
+        last = str(failure) if failure.done.stderr else f"it has no tag {tag}"
         step = disk.said(last) or f"give a wheel, or a git repository that has the tag {tag}"
-        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", step))
-    return done.stdout
+        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", step)) from None
 
 
 @contextmanager
-def _workspace(cache: Path, say: Say) -> Iterator[Path]:
+def _workspace(cache: Path) -> Iterator[Path]:
     """A folder of this run's own in the cache, which nobody else fills meanwhile; what a killed run
     left is removed."""
-    with locked(cache / ".lock", say):
+    with locked(cache / ".lock"):
         for left in cache.glob("tmp-*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:

@@ -15,9 +15,8 @@ import json
 import os
 import re
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
+from ..files import atomic
 from ..files.tree import (
     GENERATED,
     LISTING,
@@ -43,7 +43,6 @@ from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.pins import Pin, Wheel
 
-Say = Callable[[str], None]
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
 VERSION_FILE = GENERATED.removeprefix("python/")
@@ -104,7 +103,7 @@ def local_version(pin: Pin) -> str:
     return f"{pin.version}+{LABEL}.{RELEASE}"
 
 
-def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, say: Say) -> Built:
+def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path) -> Built:
     """Apply the queue, then repack the official wheel for `target` into the folder `out`, whole or
     not at all.
 
@@ -122,7 +121,7 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, s
             )
         )
     wheel = _wheel_for(pin, target)
-    archive = source.fetch(replace(pin, wheels=(wheel,)), origin, say, wheel_only=True)
+    archive = source.fetch(replace(pin, wheels=(wheel,)), origin, wheel_only=True)
     if archive.kind != "wheel":
         raise Refused(
             Problem(
@@ -132,7 +131,7 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, s
                 "give a wheel or a folder of wheels, or leave --from out",
             )
         )
-    report = apply(root, pin, None if origin is None else str(archive.archive), say)
+    report = apply(root, pin, None if origin is None else str(archive.archive))
     with zipfile.ZipFile(archive.archive) as upstream:
         members = {
             member.filename: upstream.read(member)
@@ -145,7 +144,7 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path, s
     }
     made = repack(members, patched_files(report.path), pin, record)
     path = out / name_of(wheel, pin)
-    _write(path, made, _epoch(pin))
+    atomic.write(path, _zip(made, _epoch(pin)))
     return Built(
         pin,
         path,
@@ -366,25 +365,15 @@ def _epoch(pin: Pin) -> tuple[int, int, int, int, int, int]:
     return (pin.released.year, pin.released.month, pin.released.day, 0, 0, 0)
 
 
-def _write(path: Path, members: Mapping[str, bytes], when: Sequence[int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with (
-            os.fdopen(handle, "wb") as file,
-            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive,
-        ):
-            for name, content in members.items():
-                member = zipfile.ZipInfo(name, tuple(when))
-                # Unix, whatever made it: the permissions below count there only
-                member.create_system = 3
-                member.external_attr = (
-                    0o100000 | (PROGRAM_MODE if name.endswith(".so") else FILE_MODE)
-                ) << 16
-                member.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(member, content, compresslevel=6)
-        os.chmod(temporary, FILE_MODE)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _zip(members: Mapping[str, bytes], when: Sequence[int]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name, content in members.items():
+            member = zipfile.ZipInfo(name, tuple(when))
+            # Unix, whatever made it: the permissions below count there only
+            member.create_system = 3
+            mode = PROGRAM_MODE if name.endswith(".so") else FILE_MODE
+            member.external_attr = (0o100000 | mode) << 16
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, content, compresslevel=6)
+    return out.getvalue()

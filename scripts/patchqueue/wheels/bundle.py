@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,14 +22,15 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from .. import RELEASE
-from ..environments.lock import LockFailed, body, find_uv, quiet_uv, until
+from ..environments.lock import body, until
+from ..files import atomic, run
 from ..outcome import Problem, Refused
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder, file_sha256
@@ -36,7 +38,8 @@ from . import build, untouched
 from .host import Host
 from .host import load as load_host
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
+
 HOSTSITE = Path(__file__).parent / "hostsite"
 SCHEMA = 1
 KERNEL_EDIT = 2  # which form of _let_missing_kernels_raise a kept site has been through
@@ -163,14 +166,7 @@ class Bundle:
 
 
 def pack(
-    root: Path,
-    pins: Pins,
-    pin: Pin,
-    description: Path,
-    sm: int,
-    part_size: int,
-    origin: str | None,
-    say: Say,
+    root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size: int, origin: str | None
 ) -> Bundle:
     """Write dist/bundle/<tag>/ for the host described and GPUs of compute capability `sm` (90 is
     Hopper).
@@ -182,14 +178,9 @@ def pack(
     if not shutil.which("xz"):
         raise Refused(Problem("no-xz", "bundle", "xz is not installed", "install xz-utils"))
     built = build.build(
-        root,
-        pin,
-        build.Target(host.python, host.platform.split("-")[0]),
-        origin,
-        root / "dist",
-        say,
+        root, pin, build.Target(host.python, host.platform.split("-")[0]), origin, root / "dist"
     )
-    site, facts = dependencies(shared, load_host(description, shared.version), sm, say)
+    site, facts = dependencies(shared, load_host(description, shared.version), sm)
     folder = root / "dist/bundle" / pin.tag
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -252,7 +243,7 @@ def pack(
     )
 
 
-def dependencies(pin: Pin, host: Host, sm: int, say: Say) -> tuple[Path, dict]:
+def dependencies(pin: Pin, host: Host, sm: int) -> tuple[Path, dict]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
     manifest says about them."""
     locked = resolve(pin, host)
@@ -271,7 +262,7 @@ def dependencies(pin: Pin, host: Host, sm: int, say: Say) -> tuple[Path, dict]:
     ).hexdigest()
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
-        say(f"packing the dependencies of {pin.version} (a few minutes, once)")
+        LOG.info(f"packing the dependencies of {pin.version} (a few minutes, once)")
         _make_site(kept, locked, pin, host, sm)
     return kept / "site.tar.xz", json.loads((kept / "facts.json").read_text())
 
@@ -317,8 +308,6 @@ def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> st
             "resolve",
             "pip",
             "compile",
-            "--quiet",
-            "--no-config",
             "--no-build",
             "--format",
             "pylock.toml",
@@ -333,22 +322,12 @@ def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> st
         return body(msgspec.toml.decode(made.read_text()))
 
 
-def _uv(what: str, *arguments: str) -> None:
+def _uv(what: str, *words: str) -> None:
     try:
-        done = subprocess.run(
-            [find_uv(), *arguments], env=quiet_uv(os.environ), capture_output=True, text=True
-        )
-    except LockFailed as failure:
-        raise Refused(Problem("no-uv", "bundle", failure.what, failure.next_step)) from None
-    if done.returncode:
-        raise Refused(
-            Problem(
-                "no-bundle",
-                f"uv could not {what}",
-                done.stderr.strip(),
-                "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py",
-            )
-        )
+        run.uv(*words)
+    except run.Failed as failure:
+        step = "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py"
+        raise Refused(Problem("no-bundle", f"uv could not {what}", failure.said, step)) from None
 
 
 def trim_rules(sm: int) -> tuple[Trimmed, ...]:
@@ -368,8 +347,6 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
             f"install {pin.version}'s dependencies",
             "pip",
             "install",
-            "--quiet",
-            "--no-config",
             "--no-deps",
             "--no-build",
             "--require-hashes",
@@ -395,7 +372,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
         "left_out": [{"reason": rule.reason, "names": list(rule.names)} for rule in LEFT_OUT],
         "trimmed": trimmed,
     }
-    (kept / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+    atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def _trim(site: Path, rule: Trimmed) -> dict:

@@ -1,0 +1,187 @@
+"""Run git, uv, quilt and diff, each in an environment that no setting of the caller's changes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..hint import to_type
+from ..outcome import Problem, Refused
+from . import disk
+
+Done = subprocess.CompletedProcess[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Tool:
+    """dropped: the caller's variables that the program does not get. given: what it gets instead.
+
+    merged: whether its messages go to its output, in order.
+    """
+
+    name: str
+    install: str
+    dropped: str = "(?!)"
+    given: Mapping[str, str] = field(default_factory=dict)
+    merged: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """The caller's environment without what steers the program."""
+        dropped = re.compile(self.dropped)
+        kept = {name: value for name, value in os.environ.items() if not dropped.match(name)}
+        return {**kept, **self.given}
+
+
+GIT = Tool(
+    "git",
+    "install git",
+    r"GIT_(?!SSL)",  # GIT_SSL_* say which servers to trust
+    {
+        "LC_ALL": "C",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+    },
+)
+# What could add packages from anywhere but the one package index. A mirror of it stays: hashes
+# prove that it serves the same files.
+UV = Tool(
+    "uv",
+    "start from `scripts/nox`, which brings it, or `pip install uv`",
+    "(?:UV_(?:EXTRA_INDEX_URL|INDEX|FIND_LINKS|EXCLUDE|OVERRIDE|CONSTRAINT|EXCLUDE_NEWER|PRERELEASE"
+    "|RESOLUTION|TORCH_BACKEND|NO_BINARY|CUSTOM_COMPILE_COMMAND)|VIRTUAL_ENV)$",
+)
+QUILT = Tool(
+    "quilt",
+    "install quilt and patch with your package manager (apt install quilt, dnf install quilt, brew"
+    " install quilt)",
+    "QUILT|(?:POSIXLY_CORRECT|GREP_OPTIONS|PATCH_GET|PATCH_VERSION_CONTROL|VERSION_CONTROL"
+    "|SIMPLE_BACKUP_SUFFIX|BASH_ENV|ENV|CDPATH)$",
+    {"LC_ALL": "C", "QUILT_PATCHES": "patches", "QUILT_PC": ".pc", "QUILT_SERIES": "series"},
+    merged=True,
+)
+DIFF = Tool("diff", "install diffutils", given={"LC_ALL": "C"})
+
+NO_SYSTEM = {"GIT_CONFIG_NOSYSTEM": "1"}
+NO_CONFIGURATION = NO_SYSTEM | {"GIT_CONFIG_GLOBAL": os.devnull}
+# What git writes is a function of its input alone.
+SETTINGS = (
+    "core.autocrlf=false",
+    "core.eol=lf",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.hooksPath=/dev/null",
+    "core.quotePath=true",
+    "core.fsmonitor=false",
+    "i18n.commitEncoding=UTF-8",
+    "i18n.logOutputEncoding=UTF-8",
+    "merge.conflictStyle=diff3",
+    "rerere.enabled=false",
+    "commit.gpgSign=false",
+    "format.signOff=false",
+    "gc.auto=0",
+    "safe.directory=*",
+)
+OWN_SETTINGS = ("core.compression=0", "core.fsync=none", "user.name=patch queue", "user.email=")
+
+
+class Failed(Exception):
+    """A program that did not end well. str() is the last line that it said; said: all of it."""
+
+    def __init__(self, tool: str, done: Done) -> None:
+        self.tool, self.done = tool, done
+        streams = (done.stderr or b"", done.stdout or b"")
+        texts = [stream.decode("utf-8", "replace").strip() for stream in streams]
+        self.said = next(filter(None, texts), f"{tool} ended with code {done.returncode}")
+        super().__init__(re.sub(r"^(fatal|error): ", "", self.said.splitlines()[-1]))
+
+
+def run(
+    tool: Tool,
+    *words: str,
+    folder: Path | None = None,
+    stdin: bytes = b"",
+    more: Mapping[str, str] | None = None,
+    good: tuple[int, ...] | None = (0,),
+    held: int | None = None,
+    program: str = "",
+) -> Done:
+    """Run one command of the tool in `folder`.
+
+    more: further variables. good: its exit codes that are no failure; None for all.
+    held: a locked descriptor that it holds too, so that the lock outlives a killed caller.
+    program: where the tool is, unless its name says it.
+    Raises Failed where it fails, and Refused where it is not installed.
+    """
+    try:
+        done = subprocess.run(
+            [program or tool.name, *words],
+            cwd=folder,
+            env=tool.environment() | dict(more or {}),
+            input=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if tool.merged else subprocess.PIPE,
+            pass_fds=[] if held is None else [held],
+        )
+    except FileNotFoundError:
+        where = str(folder or tool.name)
+        what = f"{tool.name} is not installed"
+        raise Refused(Problem(f"no-{tool.name}", where, what, tool.install)) from None
+    if good is not None and done.returncode not in good:
+        raise Failed(tool.name, done)
+    return done
+
+
+def git(
+    folder: Path | None,
+    *words: str,
+    stdin: bytes = b"",
+    more: Mapping[str, str] = NO_CONFIGURATION,
+) -> Done:
+    """Run a command of git by SETTINGS, and with `more` variables. Raises Failed."""
+    return run(GIT, *_set(SETTINGS), *words, folder=folder, stdin=stdin, more=more)
+
+
+def own_git(folder: Path, *words: str, stdin: bytes = b"", check: bool = True) -> Done:
+    """The same in a repository of the tool's own, and in none above it. Raises Refused."""
+    more = NO_CONFIGURATION | {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    words = (*_set(SETTINGS + OWN_SETTINGS), *words)
+    try:
+        return run(GIT, *words, folder=folder, stdin=stdin, more=more, good=(0,) if check else None)
+    except Failed as failure:
+        verb = words[2 * len(SETTINGS + OWN_SETTINGS)]
+        step = (
+            disk.said(str(failure))
+            or "where it is a rebase's repository: "
+            f"{to_type('rebase', 'VERSION --abort')}, and begin again"
+        )
+        problem = Problem("git-failed", f"git {verb} in {folder.name}", str(failure), step)
+        raise Refused(problem) from None
+
+
+def _set(settings: tuple[str, ...]) -> list[str]:
+    return [word for setting in settings for word in ("-c", setting)]
+
+
+def find_uv() -> str:
+    """The uv beside this Python, else the one on PATH. Raises Refused where there is none."""
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.is_file() else shutil.which("uv")
+    if not found:
+        what = "uv is neither beside this Python nor on PATH"
+        raise Refused(Problem("no-uv", "uv", what, UV.install))
+    return found
+
+
+def uv(*words: str, folder: Path | None = None, held: int | None = None) -> Done:
+    """Run a command of uv by no configuration of the user's. Raises Failed, or Refused without uv.
+
+    held: as for `run`.
+    """
+    return run(UV, "--no-config", "--quiet", *words, folder=folder, held=held, program=find_uv())
