@@ -20,7 +20,7 @@ from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin
 from patchqueue.wheels.host import load as load_host
 
-from . import cells, status, store
+from . import cells, matrix, store
 from .records import Record
 
 CURRENT, STALE, NOT_RUN = "current", "stale", "not run"
@@ -107,20 +107,20 @@ def jobs(
             load_host(description, pin.version),
             changes(queue, queue.select(pin.version), pin),
         )
-        expected = [(one, status.expected(queue, pin, one).state) for one in shape.features]
+        expected = [(one, matrix.expected(queue, pin, one).state) for one in shape.features]
         for gpu in labels:
             files = [file for file in kept[pin.tag] if is_of(gpu, file.gpu.name)]
             for model in models or known:
                 features = [
                     one
                     for one, state in expected
-                    if model in one.models and state is not status.State.NOT_APPLICABLE
+                    if model in one.models and state is not matrix.State.NOT_APPLICABLE
                 ]
                 states = {one.mode: _known(files, now, model, one.mode) for one in features}
                 modes = tuple(mode for mode in states if not stale or states[mode] != CURRENT)
                 if modes:
                     ours = any(
-                        state is status.State.NOT_RUN
+                        state is matrix.State.NOT_RUN
                         for one, state in expected
                         if one in features and one.mode in modes
                     )

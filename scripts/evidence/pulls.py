@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from .matrix import place
 from .records import Record
-from .status import place
 from .store import BREAKABLE, proofs
 
 PIECEWISE = "piecewise"

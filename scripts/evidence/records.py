@@ -273,6 +273,11 @@ class Gain(Timed, frozen=True, kw_only=True):
     rate: Rate = Rate()
 
 
+def spoken(shape: str) -> str:
+    """Requests and tokens: "8x64" -> "8 × 64"."""
+    return shape.replace("x", " × ")
+
+
 class Figure(Struct, frozen=True):
     """One measured promise. shown: the value for people; details: every single number."""
 

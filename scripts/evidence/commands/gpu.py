@@ -12,7 +12,8 @@ from patchqueue.commands.wheels import chosen_of, command
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 
-from .. import benchpage, gpurun, store
+from .. import gpurun, store
+from ..pages import bench as page
 
 RUNS = ("--from", "--here", "--python", "--out", "--site", "--pass")  # options of a run on a GPU
 
@@ -166,11 +167,11 @@ def _bench(options: argparse.Namespace) -> int:
             options, "with --page, which runs nothing", *RUNS, "--gain", "--take", "--stale"
         )
     code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
-    drawn = benchpage.write(options.root)
+    drawn = page.write(options.root)
     without = "no plot: matplotlib is not installed, or nothing was measured"
     plots = ", its plots drawn" if drawn else f"; {without}"
-    OUT.print(f"{benchpage.PAGE} written{plots}")
-    OUT.print(f"next: `git diff {benchpage.PAGE}` shows what is new on it")
+    OUT.print(f"{page.PAGE} written{plots}")
+    OUT.print(f"next: `git diff {page.PAGE}` shows what is new on it")
     return code
 
 

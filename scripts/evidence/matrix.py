@@ -1,5 +1,5 @@
-"""The support matrix: what was proven where, and why the rest was not; and the patches by release.
-Made from the queue and evidence/ alone."""
+"""The support matrix: what was proven where, and why the rest was not. Made from the queue and
+evidence/ alone."""
 
 from __future__ import annotations
 
@@ -12,23 +12,15 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchqueue.hint import to_type
 from patchqueue.laying.apply import changes, load_queue
-from patchqueue.outcome import Problem, Refused
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells
 from .cells import ALWAYS, Feature
 from .records import Record, Run
-from .store import BREAKABLE, harness, proofs, put
+from .store import BREAKABLE, harness, proofs
 
-PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
-PATCHES, PATCHES_BEGIN, PATCHES_END = (
-    Path("docs/patches.md"),
-    "<!-- releases -->\n",
-    "<!-- /releases -->",
-)
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
 
 
@@ -194,98 +186,3 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
 
 def _named(patches: Iterable[str]) -> str:
     return ", ".join(f"`{name.removesuffix('.patch')}`" for name in patches)
-
-
-def markdown(shape: cells.Cells, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
-    """The matrix as tables; the numbers in them lead to the reasons below them."""
-    reasons: list[Cell] = []
-
-    def shown(cell: Cell) -> str:
-        if cell not in reasons:
-            reasons.append(cell)
-        return f"{cell.state} ({reasons.index(cell) + 1})"
-
-    lines: list[str] = []
-    # in the order of the tables
-    left = {pin.tag: iter(row) for pin, row in rows}
-    for table in shape.tables:
-        columns = shape.of(table)
-        lines += [
-            f"{table.title}:",
-            "",
-            f"| release | {' | '.join(columns)} |",
-            f"|---|{'---|' * len(columns)}",
-        ]
-        for pin, _ in rows:
-            states = [
-                " / ".join(dict.fromkeys(shown(next(left[pin.tag])) for _ in column))
-                for column in columns.values()
-            ]
-            lines.append(f"| {pin.version} | {' | '.join(states)} |")
-        lines.append("")
-    return (
-        "\n".join(
-            [
-                *lines,
-                *(f"{number}. {one.state}: {one.reason}" for number, one in enumerate(reasons, 1)),
-            ]
-        )
-        + "\n"
-    )
-
-
-def by_release(queue: Queue, pins: Pins) -> str:
-    """The patches of each release as a table, newest first, by topic."""
-    lines = ["| release | patches | which |", "|---|---:|---|"]
-    for pin in reversed(pins.all):
-        topics: dict[str, list[str]] = {}
-        for patch in queue.select(pin.version):
-            topic, _, name = queue.base(patch.name).removesuffix(".patch").partition("/")
-            topics.setdefault(topic, []).append(name)
-        which = "; ".join(
-            f"**{topic}** {', '.join(sorted(names))}" for topic, names in sorted(topics.items())
-        )
-        lines.append(
-            f"| {pin.version} | {sum(map(len, topics.values()))} | {which or pin.no_patches} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: str = END) -> str:
-    """The page with what was made between its markers. Raises Refused where it has none."""
-    before, opened, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not opened or not closed:
-        raise Refused(
-            Problem(
-                "no-markers",
-                str(page),
-                f"has no place for what {to_type('status')} makes",
-                f"put {begin.strip()} and {end} where it belongs",
-            )
-        )
-    return before + begin + made + end + after
-
-
-def tables(root: Path, pins: Pins) -> str:
-    """The matrix of today."""
-    return markdown(cells.load(root), matrix(root, pins))
-
-
-def write(root: Path, pins: Pins) -> tuple[Path, ...]:
-    """Put the matrix and the patches by release into their pages. Returns the pages that this
-    changed."""
-    matrix_now, patches_now = (
-        markdown(cells.load(root), matrix(root, pins)),
-        by_release(load_queue(root), pins),
-    )
-    made = {PAGE: (matrix_now, BEGIN, END), PATCHES: (patches_now, PATCHES_BEGIN, PATCHES_END)}
-    old = {page: (root / page).read_text(encoding="utf-8") for page in made}
-    new = {
-        page: in_page(old[page], text, page, begin, end)
-        for page, (text, begin, end) in made.items()
-    }
-    changed = tuple(page for page in made if new[page] != old[page])
-    for page in changed:
-        put(root / page, new[page])
-    return changed
