@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from patchqueue.files import record
 from patchqueue.hint import to_type
@@ -56,7 +57,7 @@ def _tool(file: Path) -> Figures | None:
     return record.json(file.read_bytes(), Figures, str(TOOL), "bad-figures", step)
 
 
-def tree_then(moment: dict) -> str:
+def tree_then(moment: dict[str, Any]) -> str:
     """What a kill left, before anything was made good: "absent" (or pristine), "applied", "mixed"
     whole files, or else.
 
@@ -65,7 +66,7 @@ def tree_then(moment: dict) -> str:
     if "queue then" in moment:
         return {"old": "absent", "new": "applied"}.get(moment["queue then"], "broken")
     if "tree then" in moment:
-        return moment["tree then"]
+        return str(moment["tree then"])
     patched, pristine, neither = (
         moment["then"][name] for name in ("patched files", "pristine files", "neither")
     )

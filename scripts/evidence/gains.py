@@ -138,11 +138,10 @@ def shown(gain: Gain, shape: str) -> str:
 
 def accounted(gain: Gain, shape: str, change_ms: float) -> bool:
     """Whether the profiles say where such a change comes from; also where there are none."""
-    busy = [busy_ms(gain, tree, shape) for tree in TREES]
-    counts = [launches(gain, tree, shape) for tree in TREES]
-    if None in busy or None in counts:
+    (busy, now_busy), (count, now) = (both(what, gain, shape) for what in (busy_ms, launches))
+    if busy is None or now_busy is None or count is None or now is None:
         return True
-    work, fewer = busy[1] - busy[0], counts[1] / counts[0] - 1
+    work, fewer = now_busy - busy, now / count - 1
     return work / change_ms >= EXPLAINED or (fewer / change_ms > 0 and abs(fewer) >= FEWER)
 
 

@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchqueue.laying.apply import changes, load_queue
+from patchqueue.queue.header import Header
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
@@ -99,30 +100,33 @@ def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -
 
 def _verdict(runs: Sequence[tuple[Run, Record]], rules: str) -> Cell:
     """What runs say, each with the facts that it was made under."""
+    for run, _ in runs:
+        if run.verdict == "not applicable":
+            return Cell(State.NOT_APPLICABLE, run.why)
     places = [
         place(one) + ("" if one.harness == rules else ", by an earlier harness") for _, one in runs
     ]
-    where = "; ".join(dict.fromkeys(places))
-    refused = [run for run, _ in runs if run.verdict == "not applicable"]
-    if refused:
-        return Cell(State.NOT_APPLICABLE, refused[0].why)
     for there, (run, _) in zip(places, runs):
         if run.verdict != "passed":
-            return Cell(
-                State.FAILED,
-                f"{there}: {run.model} {in_words(run.why)} ([details]({DETAILS}))",
-            )
-    checked = [
-        (there, one.lifetimes) for there, (run, one) in zip(places, runs) if run.mode == BREAKABLE
-    ]
-    for there, lifetimes in checked:
-        if lifetimes and lifetimes.verdict != "passed":
-            return Cell(
-                State.FAILED,
-                f"{there}: lifetimes: {lifetimes.verdict}: {lifetimes.why.partition(': ')[0]}",
-            )
-    missing = any(lifetimes is None for _, lifetimes in checked)
-    return Cell(State.PROVEN, f"{where}; lifetimes not checked in this run" if missing else where)
+            what = f"{run.model} {in_words(run.why)} ([details]({DETAILS}))"
+            return Cell(State.FAILED, f"{there}: {what}")
+    where = "; ".join(dict.fromkeys(places))
+    return _of_lifetimes(runs, places) or Cell(State.PROVEN, where + _unchecked(runs))
+
+
+def _of_lifetimes(runs: Sequence[tuple[Run, Record]], places: Sequence[str]) -> Cell | None:
+    """The first check of a breakable graph's lifetimes that did not pass."""
+    for there, (run, one) in zip(places, runs):
+        found = one.lifetimes if run.mode == BREAKABLE else None
+        if found and found.verdict != "passed":
+            why = found.why.partition(": ")[0]
+            return Cell(State.FAILED, f"{there}: lifetimes: {found.verdict}: {why}")
+    return None
+
+
+def _unchecked(runs: Sequence[tuple[Run, Record]]) -> str:
+    missing = any(run.mode == BREAKABLE and one.lifetimes is None for run, one in runs)
+    return "; lifetimes not checked in this run" if missing else ""
 
 
 def in_words(why: str) -> str:
@@ -151,37 +155,37 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
         _named(name for name in selected if name in those)
         for those in (feature.brings, feature.repairs)
     )
-    if brings and not (feature.upstream and pin.version >= Version(feature.upstream)):
+    if brings and not _has(pin, feature.upstream):
         return Cell(State.NOT_RUN, f"the queue brings it with {brings}")
-    reasons = [
-        reason
-        for specifier, reason in feature.never.items()
-        if SpecifierSet(specifier).contains(pin.version, prereleases=True)
-    ]
-    if reasons:
-        return Cell(State.NOT_APPLICABLE, reasons[0])
+    for specifier, reason in feature.never.items():
+        if SpecifierSet(specifier).contains(pin.version, prereleases=True):
+            return Cell(State.NOT_APPLICABLE, reason)
     headers = [queue.patches[name].header for name in feature.brings]
-    merged = [
-        found[1]
-        for header in headers
-        if (found := re.fullmatch(r"Merged (\S+)", header.get("Upstream-Status")))
-    ]
-    since = feature.upstream or (merged[0] if merged else "")
-    if since and pin.version >= Version(since):
-        if repairs:
-            return Cell(State.NOT_RUN, f"the queue repairs it with {repairs}")
-        return Cell(
-            State.UPSTREAM,
-            f"the release has it itself{'' if since == ALWAYS else f' (since {since})'}, and no"
-            " patch repairs it there; not run here",
-        )
-    gaps = [
-        gap.reason
-        for header in headers
-        for gap in header.gaps
-        if gap.releases.contains(pin.version, prereleases=True)
-    ]
-    return Cell(State.NOT_APPLICABLE, gaps[0] if gaps else "no patch brings it there")
+    since = feature.upstream or _merged(headers)
+    if not _has(pin, since):
+        return Cell(State.NOT_APPLICABLE, _gap(headers, pin) or "no patch brings it there")
+    if repairs:
+        return Cell(State.NOT_RUN, f"the queue repairs it with {repairs}")
+    when = "" if since == ALWAYS else f" (since {since})"
+    what = f"the release has it itself{when}, and no patch repairs it there; not run here"
+    return Cell(State.UPSTREAM, what)
+
+
+def _has(pin: Pin, since: str) -> bool:
+    return bool(since) and pin.version >= Version(since)
+
+
+def _merged(headers: Iterable[Header]) -> str:
+    """The first release that has one of these patches; empty where none has."""
+    found = (re.fullmatch(r"Merged (\S+)", one.get("Upstream-Status")) for one in headers)
+    return next((one[1] for one in found if one), "")
+
+
+def _gap(headers: Iterable[Header], pin: Pin) -> str:
+    """Why a release does not get one of these patches; empty where none says so."""
+    gaps = (gap for header in headers for gap in header.gaps)
+    reasons = (gap.reason for gap in gaps if gap.releases.contains(pin.version, prereleases=True))
+    return next(reasons, "")
 
 
 def _named(patches: Iterable[str]) -> str:

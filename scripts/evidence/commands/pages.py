@@ -54,8 +54,8 @@ def _status(options: argparse.Namespace) -> int:
         else f"{status.PAGE} and {status.PATCHES} said so already"
     )
     for one in gathered:
-        taken = one.fate is merge.Fate.TAKEN
-        where = f" into {one.kept.relative_to(options.root)}" if taken else ""
+        taken = one.kept if one.fate is merge.Fate.TAKEN else None
+        where = f" into {taken.relative_to(options.root)}" if taken else ""
         OUT.print(f"{one.file}: {one.fate}{where}: {one.why}")
     if gathered:
         fates = [one.fate for one in gathered]

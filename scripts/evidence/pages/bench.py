@@ -136,15 +136,13 @@ def across(timed: Sequence[Bench], mode: str) -> str:
         return ""
     runs = [benches.measured(bench, FIRST) for bench in found]
     shapes = dict.fromkeys(shape for one in runs for shape in one[mode].first_token_ms)
+    rows = [[spoken(shape), *(_both(one, mode, shape) for one in runs)] for shape in shapes]
+    return table(["requests × tokens", *(bench.title for bench in found)], rows)
 
-    def cell(one: dict[str, TimedRun], shape: str) -> str:
-        both = [one[name].first_token_ms.get(shape) for name in (EAGER, mode)]
-        return " → ".join(number(calls.median, 1) for calls in both if calls) if all(both) else "-"
 
-    return table(
-        ["requests × tokens", *(bench.title for bench in found)],
-        ([spoken(shape), *(cell(one, shape) for one in runs)] for shape in shapes),
-    )
+def _both(runs: dict[str, TimedRun], mode: str, shape: str) -> str:
+    calls = [runs[name].first_token_ms.get(shape) for name in (EAGER, mode)]
+    return " → ".join(number(one.median, 1) for one in calls if one) if all(calls) else "-"
 
 
 def call_rows(gain: Gain) -> list[list[str]]:

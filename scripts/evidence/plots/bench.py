@@ -14,8 +14,8 @@ from ..benches import (
     REPORTED,
     Change,
     beside_eager,
-    delay,
-    gain,
+    delays,
+    gains,
     itself,
     measured,
 )
@@ -59,55 +59,39 @@ def draw(benches: Sequence[Bench], out: Path) -> bool:
 def _first_token_panel(panel: Any, bench: Bench) -> None:
     """Change of time to first token in percent, shapes side by side; below each what eager prefill
     takes."""
-    beside, runs = beside_eager(bench, FIRST), measured(bench, FIRST)
+    beside, runs = delays(bench), measured(bench, FIRST)
     eager = runs[EAGER].first_token_ms if EAGER in runs else {}
-    for number, (mode, _run) in enumerate(beside.items()):
-        found = [
-            (place + 0.16 * (number - (len(beside) - 1) / 2), delay(bench, mode, shape))
-            for place, shape in enumerate(eager)
-        ]
-        _points(panel, [(place, one) for place, one in found if one], mode)
+    for number, (mode, found) in enumerate(beside.items()):
+        aside = 0.16 * (number - (len(beside) - 1) / 2)
+        points = [(place + aside, found.get(shape)) for place, shape in enumerate(eager)]
+        _points(panel, [(place, one) for place, one in points if one], mode)
     panel.axhline(0, color="0.4", linewidth=0.8)
-    panel.set_xticks(
-        range(len(eager)),
-        [f"{spoken(shape)}\n{one.median:.0f} ms" for shape, one in eager.items()],
-        fontsize=8,
-    )
+    title = f"{bench.title}, {bench.model.partition(',')[0]}: time to first token"
+    shapes = [f"{spoken(shape)}\n{one.median:.0f} ms" for shape, one in eager.items()]
+    across = "time to first token against eager, %"
+    paper.dress(panel, shapes, f"{title} (below 0 is faster)", across)
     panel.set_xlabel("requests × tokens, and eager prefill's own time to first token")
-    panel.set_ylabel("time to first token against eager, %")
-    panel.set_title(
-        f"{bench.title}, {bench.model.partition(',')[0]}: time to first token (below 0 is faster)",
-        fontsize=10,
-    )
-    panel.grid(axis="y", alpha=0.25)
     for mode in beside:
         panel.plot([], [], "o", color=COLORS[mode], markersize=5, label=NAMES[mode])
     panel.plot(
         [], [], "o", color="0.4", markerfacecolor="white", markersize=5, label="no change shown"
     )
-    panel.legend(frameon=False, fontsize=8)
+    paper.legend(panel)
 
 
 def _throughput_panel(panel: Any, bench: Bench) -> None:
     """Gain in throughput in percent: every round, the median with its interval, and what the pull
     request reports."""
-    rows = (
-        [("eager, against itself", EAGER, itself(bench))] if EAGER in measured(bench, LOADS) else []
-    )
-    rows += [(NAMES[mode], mode, gain(bench, mode)) for mode in beside_eager(bench, LOADS)]
-    rows = [row for row in rows if row[2]]
+    same = itself(bench) if EAGER in measured(bench, LOADS) else None
+    rows = [("eager, against itself", EAGER, same)] if same else []
+    rows += [(NAMES[mode], mode, found) for mode, found in gains(bench).items()]
     if not rows:
-        return panel.set_axis_off()
+        panel.set_axis_off()
+        return
     for place, (_, mode, found) in enumerate(rows):
         _points(panel, [(place, found)], mode)
-        panel.plot(
-            [place - 0.18] * len(found.ratios),
-            found.ratios,
-            ".",
-            color=COLORS[mode],
-            alpha=0.45,
-            markersize=5,
-        )
+        places, how = [place - 0.18] * len(found.ratios), {"alpha": 0.45, "markersize": 5}
+        panel.plot(places, found.ratios, ".", color=COLORS[mode], **how)
     reported = [
         (place + 0.18, REPORTED[mode])
         for place, (_, mode, _) in enumerate(rows)
@@ -117,13 +101,10 @@ def _throughput_panel(panel: Any, bench: Bench) -> None:
         panel.plot(*zip(*reported), "D", color="none", markeredgecolor="0.3", markersize=6)
         panel.set_xlabel("◇ what the pull request reports, on an H100")
     panel.axhline(0, color="0.4", linewidth=0.8)
-    panel.set_xticks(
-        range(len(rows)), [name.replace(", ", ",\n") for name, _, _ in rows], fontsize=7.5
-    )
+    names = [name.replace(", ", ",\n") for name, _, _ in rows]
+    title = "throughput of the load (above 0 is faster)"
+    paper.dress(panel, names, title, "output tokens/s against eager, %", 7.5)
     panel.set_xlim(-0.5, len(rows) - 0.5)
-    panel.set_ylabel("output tokens/s against eager, %")
-    panel.set_title("throughput of the load (above 0 is faster)", fontsize=10)
-    panel.grid(axis="y", alpha=0.25)
 
 
 def _points(panel: Any, found: Sequence[tuple[float, Change]], mode: str) -> None:
@@ -131,17 +112,13 @@ def _points(panel: Any, found: Sequence[tuple[float, Change]], mode: str) -> Non
     for shown in (True, False):
         part = [(place, one) for place, one in found if one.shown == shown]
         if part:
-            low, high = (
-                [abs(getattr(one, end) - one.median) for _, one in part] for end in ("low", "high")
-            )
-            panel.errorbar(
-                [place for place, _ in part],
-                [one.median for _, one in part],
-                yerr=[low, high],
-                fmt="o",
-                color=COLORS[mode],
-                capsize=2.5,
-                elinewidth=1.2,
-                markersize=5,
-                markerfacecolor=COLORS[mode] if shown else "white",
-            )
+            places, changes = zip(*part)
+            middles = [one.median for one in changes]
+            whiskers = [
+                [one.median - one.low for one in changes],
+                [one.high - one.median for one in changes],
+            ]
+            face = COLORS[mode] if shown else "white"
+            how = {"fmt": "o", "markersize": 5, "capsize": 2.5, "elinewidth": 1.2}
+            colours = {"color": COLORS[mode], "markerfacecolor": face}
+            panel.errorbar(places, middles, yerr=whiskers, **how, **colours)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import benches
-from ..figures import MODES, Measured, captures, columns, timed_benches, tree_then
-from ..records import spoken
+from ..figures import MODES, Captured, Measured, captures, columns, timed_benches, tree_then
+from ..records import Bench, Figure, Verdict, spoken
 from . import paper
 from .bench import COLORS
 
@@ -35,52 +36,29 @@ def draw_tool(pyplot: Any, measured: Measured) -> Any:
         figsize=(9, 1.9 + 0.75 * (len(timed) + len(killed))),
         height_ratios=(max(len(timed), 1), max(len(killed), 1)),
     )
+    _times(top, timed)
+    _kills(bottom, killed)
+    return figure
+
+
+def _times(panel: Any, timed: Sequence[Figure]) -> None:
     for place, one in enumerate(timed):
+        seconds, colour = one.details["seconds"], VERDICTS["passed" if one.met else "failed"]
         limit = float("".join(letter for letter in one.limit if letter in "0123456789."))
-        top.barh(
-            place,
-            one.details["median"],
-            height=0.5,
-            color=VERDICTS["passed" if one.met else "failed"],
-            alpha=0.75,
-        )
-        top.plot(
-            one.details["seconds"],
-            [place] * len(one.details["seconds"]),
-            "o",
-            color="0.2",
-            markersize=3.5,
-        )
-        top.plot([limit] * 2, [place - 0.38, place + 0.38], color="0.1", linewidth=2)
-        top.annotate(
-            one.shown,
-            (1.01, place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8.5,
-            annotation_clip=False,
-        )
-    _rows(top, [one.name for one in timed], "seconds: median, ● each run, ┃ limit")
+        panel.barh(place, one.details["median"], height=0.5, color=colour, alpha=0.75)
+        panel.plot(seconds, [place] * len(seconds), "o", color="0.2", markersize=3.5)
+        panel.plot([limit] * 2, [place - 0.38, place + 0.38], color="0.1", linewidth=2)
+    _rows(panel, timed, "seconds: median, ● each run, ┃ limit")
+
+
+def _kills(panel: Any, killed: Sequence[Figure]) -> None:
     colours = {"absent": "0.55", "applied": VERDICTS["passed"], "mixed": "tab:orange"}
     for place, one in enumerate(killed):
         for moment in one.details["moments"]:
-            ran = moment["was running"]
-            bottom.plot(
-                moment["second"],
-                place,
-                "o" if ran else "x",
-                color=colours.get(tree_then(moment), VERDICTS["failed"]),
-                markersize=6,
-            )
-        bottom.annotate(
-            one.shown,
-            (1.01, place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8.5,
-            annotation_clip=False,
-        )
-    _rows(bottom, [one.name for one in killed], "second of the kill, and what was there then")
+            mark = "o" if moment["was running"] else "x"
+            colour = colours.get(tree_then(moment), VERDICTS["failed"])
+            panel.plot(moment["second"], place, mark, color=colour, markersize=6)
+    _rows(panel, killed, "second of the kill, and what was there then")
     for mark, colour, what in (
         ("o", colours["applied"], "a whole one"),
         ("o", colours["absent"], "none yet, pristine or old"),
@@ -88,15 +66,16 @@ def draw_tool(pyplot: Any, measured: Measured) -> Any:
         ("o", VERDICTS["failed"], "a broken one"),
         ("x", "0.3", "the run had ended before the kill"),
     ):
-        bottom.plot([], [], mark, color=colour, markersize=6, label=what)
-    bottom.legend(
-        frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.32)
-    )
-    return figure
+        panel.plot([], [], mark, color=colour, markersize=6, label=what)
+    paper.legend(panel, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.32))
 
 
-def _rows(panel: Any, names: Sequence[str], label: str) -> None:
-    panel.set_yticks(range(len(names)), [name.replace(", ", ",\n") for name in names], fontsize=8.5)
+def _rows(panel: Any, figures: Sequence[Figure], label: str) -> None:
+    """A line for each figure, with what it shows at its end."""
+    for place, one in enumerate(figures):
+        _note(panel, one.shown, (1.01, place), 8.5, xycoords=("axes fraction", "data"), va="center")
+    names = [one.name.replace(", ", ",\n") for one in figures]
+    panel.set_yticks(range(len(names)), names, fontsize=8.5)
     panel.set_ylim(max(len(names), 1) - 0.5, -0.5)
     panel.set_xlim(left=0)
     panel.set_xlabel(label, fontsize=8.5)
@@ -104,7 +83,9 @@ def _rows(panel: Any, names: Sequence[str], label: str) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-# what was proven on GPUs
+def _note(panel: Any, text: str, place: tuple[float, float], size: float, **how: Any) -> None:
+    """Text that may stand beside the panel."""
+    panel.annotate(text, place, fontsize=size, annotation_clip=False, **how)
 
 
 def draw_proofs(pyplot: Any, measured: Measured) -> Any:
@@ -117,84 +98,54 @@ def draw_proofs(pyplot: Any, measured: Measured) -> Any:
     for row, one in enumerate(proofs):
         runs = {(run.model, run.mode): run for run in one.runs}
         for column, key in enumerate(across):
-            run = runs.get(key)
-            verdict = run.verdict if run else "not run"
-            hatch = EARLIER_HATCH if run and measured.earlier(one, run) else ""
-            panel.add_patch(
-                pyplot.Rectangle(
-                    (column - 0.46, row - 0.44),
-                    0.92,
-                    0.88,
-                    facecolor=VERDICTS[verdict],
-                    hatch=hatch,
-                    edgecolor="white",
-                    linewidth=0,
-                )
-            )
-            if verdict == "failed":  # told by more than its colour
-                panel.annotate(
-                    "✗",
-                    (column, row),
-                    ha="center",
-                    va="center",
-                    color="white",
-                    fontsize=13,
-                    fontweight="bold",
-                    bbox={"facecolor": VERDICTS["failed"], "edgecolor": "none", "pad": 3},
-                )
-    models = list(dict.fromkeys(model for model, _ in across))
-    for model in models:
-        places = [place for place, key in enumerate(across) if key[0] == model]
-        # under one square a long name would meet its neighbour's
-        name = model if len(places) > 1 else model.replace("-", "\n")
-        panel.annotate(
-            name,
-            (statistics.mean(places), len(proofs) - 0.35),
-            ha="center",
-            va="top",
-            fontsize=9,
-            annotation_clip=False,
-        )
-        panel.axvline(places[-1] + 0.5, color="0.6", linewidth=0.8)
-    panel.set_xticks(
-        range(len(across)),
-        [mode.replace("piecewise-inductor", "inductor") for _, mode in across],
-        rotation=40,
-        ha="left",
-        fontsize=8.5,
-    )
+            earlier = key in runs and measured.earlier(one, runs[key])
+            verdict = runs[key].verdict if key in runs else "not run"
+            _square(pyplot, panel, (column, row), verdict, earlier)
+    _name_models(panel, [model for model, _ in across], len(proofs) - 0.35)
+    modes = [mode.replace("piecewise-inductor", "inductor") for _, mode in across]
+    panel.set_xticks(range(len(across)), modes, rotation=40, ha="left", fontsize=8.5)
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    panel.set_yticks(
-        range(len(proofs)),
-        [f"{one.version}\n{one.gpu.name}" for one in proofs],
-        fontsize=8.5,
-    )
+    rows = [f"{one.version}\n{one.gpu.name}" for one in proofs]
+    panel.set_yticks(range(len(proofs)), rows, fontsize=8.5)
     panel.set_xlim(-0.5, len(across) - 0.5)
     panel.set_ylim(len(proofs) - 0.5, -0.5)
     panel.spines[:].set_visible(False)
-    keys = [
-        pyplot.Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="0.7")
-        for colour in VERDICTS.values()
-    ]
-    keys.append(
-        pyplot.Rectangle(
-            (0, 0), 1, 1, facecolor="0.75", hatch=EARLIER_HATCH, edgecolor="white", linewidth=0
-        )
-    )
-    figure.legend(
-        keys,
-        [*VERDICTS, "about an earlier queue"],
-        loc="lower center",
-        ncols=len(keys),
-        frameon=False,
-        fontsize=8.5,
-        handlelength=1.3,
-    )
+    _explain(pyplot, figure)
     figure.tight_layout(rect=(0, 0.1, 1, 1))
     return figure
 
 
-# first tokens
+def _square(
+    pyplot: Any, panel: Any, place: tuple[int, int], verdict: Verdict, earlier: bool
+) -> None:
+    (column, row), colour = place, VERDICTS[verdict]
+    hatch = EARLIER_HATCH if earlier else ""
+    corner, how = (column - 0.46, row - 0.44), {"edgecolor": "white", "linewidth": 0}
+    panel.add_patch(pyplot.Rectangle(corner, 0.92, 0.88, facecolor=colour, hatch=hatch, **how))
+    if verdict == "failed":  # told by more than its colour
+        box = {"facecolor": colour, "edgecolor": "none", "pad": 3}
+        how = {"ha": "center", "va": "center", "fontsize": 13, "fontweight": "bold"}
+        panel.annotate("✗", place, color="white", bbox=box, **how)
+
+
+def _name_models(panel: Any, models: Sequence[str], below: float) -> None:
+    """Each model's name below its squares, and a line behind them."""
+    for model in dict.fromkeys(models):
+        places = [place for place, other in enumerate(models) if other == model]
+        # under one square a long name would meet its neighbour's
+        name = model if len(places) > 1 else model.replace("-", "\n")
+        _note(panel, name, (statistics.mean(places), below), 9, ha="center", va="top")
+        panel.axvline(places[-1] + 0.5, color="0.6", linewidth=0.8)
+
+
+def _explain(pyplot: Any, figure: Any) -> None:
+    """What the squares' colours mean."""
+    square = partial(pyplot.Rectangle, (0, 0), 1, 1)
+    keys = [square(facecolor=colour, edgecolor="0.7") for colour in VERDICTS.values()]
+    keys.append(square(facecolor="0.75", hatch=EARLIER_HATCH, edgecolor="white", linewidth=0))
+    names = [*VERDICTS, "about an earlier queue"]
+    how = {"loc": "lower center", "ncols": len(keys), "frameon": False, "handlelength": 1.3}
+    figure.legend(keys, names, fontsize=8.5, **how)
 
 
 def draw_first_tokens(pyplot: Any, measured: Measured) -> Any:
@@ -206,48 +157,42 @@ def draw_first_tokens(pyplot: Any, measured: Measured) -> Any:
     figure, panels = pyplot.subplots(len(found), 1, figsize=(10, 3.1 * len(found)), squeeze=False)
     widest = max(len(benches.shapes(bench)) for bench in found)
     for panel, bench in zip(panels[:, 0], found):
-        runs = benches.measured(bench, benches.FIRST)
-        shapes = benches.shapes(bench)
-        for number, (mode, run) in enumerate(runs.items()):
-            places, middles, spreads = [], [], []
-            for place, shape in enumerate(shapes):
-                if shape in run.first_token_ms:
-                    times = run.first_token_ms[shape].all
-                    low, _middle, high = (
-                        statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
-                    )
-                    places.append(place + 0.17 * (number - (len(runs) - 1) / 2))
-                    middles.append(statistics.median(times))
-                    spreads.append((max(middles[-1] - low, 0), max(high - middles[-1], 0)))
-            panel.errorbar(
-                places,
-                middles,
-                yerr=list(zip(*spreads)),
-                fmt="o",
-                markersize=5,
-                elinewidth=1.4,
-                capsize=2,
-                color=COLORS[mode],
-                label=benches.NAMES[mode],
-            )
-        panel.set_yscale("log")
-        panel.set_yticks([30, 50, 100, 200], ["30", "50", "100", "200"])
-        panel.minorticks_off()
-        panel.set_ylim(25, 320)
-        panel.set_xticks(range(len(shapes)), [spoken(shape) for shape in shapes], fontsize=8.5)
+        _first_tokens(panel, bench)
         # shapes are as far apart in every panel, whichever it has
         panel.set_xlim(-0.6, widest - 0.4)
-        panel.set_ylabel("ms to first token")
-        panel.set_title(f"{bench.title}, {bench.model}", fontsize=10)
-        panel.grid(axis="y", alpha=0.25)
-        panel.legend(frameon=False, fontsize=8, ncols=len(runs), loc="upper left")
     panels[-1, 0].set_xlabel(
         "requests × tokens; the median call, and the half of the calls around it"
     )
     return figure
 
 
-# capture
+def _first_tokens(panel: Any, bench: Bench) -> None:
+    runs, shapes = benches.measured(bench, benches.FIRST), benches.shapes(bench)
+    for number, (mode, run) in enumerate(runs.items()):
+        aside = 0.17 * (number - (len(runs) - 1) / 2)
+        spans = {
+            place + aside: run.first_token_ms[shape].all
+            for place, shape in enumerate(shapes)
+            if shape in run.first_token_ms
+        }
+        middles = [statistics.median(times) for times in spans.values()]
+        quarters = [
+            statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+            for times in spans.values()
+        ]
+        spreads = [
+            [max(middle - quarter[0], 0) for middle, quarter in zip(middles, quarters)],
+            [max(quarter[2] - middle, 0) for middle, quarter in zip(middles, quarters)],
+        ]
+        how = {"color": COLORS[mode], "label": benches.NAMES[mode], "elinewidth": 1.4}
+        panel.errorbar([*spans], middles, spreads, fmt="o", markersize=5, capsize=2, **how)
+    panel.set_yscale("log")
+    panel.set_yticks([30, 50, 100, 200], ["30", "50", "100", "200"])
+    panel.minorticks_off()
+    panel.set_ylim(25, 320)
+    title = f"{bench.title}, {bench.model}"
+    paper.dress(panel, [*map(spoken, shapes)], title, "ms to first token", 8.5)
+    paper.legend(panel, ncols=len(runs), loc="upper left")
 
 
 def draw_captures(pyplot: Any, measured: Measured) -> Any:
@@ -258,32 +203,24 @@ def draw_captures(pyplot: Any, measured: Measured) -> Any:
         return None
     figure, panels = pyplot.subplots(len(kinds), 1, figsize=(9, 3.0 * len(kinds)), squeeze=False)
     for panel, what in zip(panels[:, 0], kinds):
-        here = [one for one in found if one.what == what]
-        places = list(dict.fromkeys(one.where for one in here))
-        for number, mode in enumerate(MODES):
-            bars = [
-                (places.index(one.where) + 0.27 * (number - 1), one.seconds)
-                for one in here
-                if one.mode == mode
-            ]
-            if bars:
-                drawn = panel.bar(
-                    *zip(*bars),
-                    width=0.25,
-                    color=COLORS[mode],
-                    label=benches.NAMES[mode],
-                )
-                panel.bar_label(drawn, fmt="%.1f", fontsize=8, padding=1)
-        panel.set_xticks(
-            range(len(places)), [where.replace(" on ", "\n") for where in places], fontsize=8.5
-        )
-        panel.set_xlim(-0.6, len(places) - 0.4)
-        panel.set_ylim(0, 1.28 * max(one.seconds for one in here))
-        panel.set_ylabel("seconds")
-        panel.set_title(f"capture of the prefill graphs: {what}", fontsize=10)
-        panel.grid(axis="y", alpha=0.25)
-        panel.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
+        _captures(panel, what, [one for one in found if one.what == what])
     return figure
+
+
+def _captures(panel: Any, what: str, found: Sequence[Captured]) -> None:
+    places = list(dict.fromkeys(one.where for one in found))
+    for number, mode in enumerate(MODES):
+        mine = [one for one in found if one.mode == mode]
+        if mine:
+            across = [places.index(one.where) + 0.27 * (number - 1) for one in mine]
+            how = {"color": COLORS[mode], "label": benches.NAMES[mode]}
+            drawn = panel.bar(across, [one.seconds for one in mine], width=0.25, **how)
+            panel.bar_label(drawn, fmt="%.1f", fontsize=8, padding=1)
+    names = [where.replace(" on ", "\n") for where in places]
+    paper.dress(panel, names, f"capture of the prefill graphs: {what}", "seconds", 8.5)
+    panel.set_xlim(-0.6, len(places) - 0.4)
+    panel.set_ylim(0, 1.28 * max(one.seconds for one in found))
+    paper.legend(panel, ncols=3, loc="upper left")
 
 
 # name -> its plot, None where there is nothing to draw

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..gains import PATCHED, REST, TREES, UNTOUCHED, calls, groups, largest, runs, shown, title, top
+from ..gains import (
+    PATCHED,
+    REST,
+    TREES,
+    UNTOUCHED,
+    Spread,
+    calls,
+    groups,
+    largest,
+    runs,
+    shown,
+    title,
+    top,
+)
 from ..records import Gain, spoken
 from . import paper
 
@@ -44,44 +57,32 @@ def _first_token_panel(panel: Any, gain: Gain) -> None:
     """First quartiles side by side, from fastest to median; the floor as a line across."""
     shapes = gain.gain.shapes
     for tree, aside in zip(TREES, (-0.2, 0.2)):
-        found = [
-            (place + aside, one)
-            for place, shape in enumerate(shapes)
-            if (one := calls(gain, tree, shape))
-        ]
-        heights = [one.first_quartile for _, one in found]
-        whiskers = [
-            [one.first_quartile - one.fastest for _, one in found],
-            [one.median - one.first_quartile for _, one in found],
-        ]
-        bars = panel.bar(
-            [place for place, _ in found],
-            heights,
-            0.38,
-            yerr=whiskers,
-            color=COLORS[tree],
-            ecolor="0.2",
-            capsize=2,
-            label=tree,
-        )
-        for bar, (place, _) in zip(bars, found):
-            bar.set_alpha(1.0 if shown(gain, shapes[round(place)]).endswith("%") else 0.35)
+        known = [(place, calls(gain, tree, shape)) for place, shape in enumerate(shapes)]
+        _bars(panel, gain, tree, {place: one for place, one in known if one}, aside)
     floors = [(place, gain.floor_ms.get(shape)) for place, shape in enumerate(shapes)]
-    for number, (place, least) in enumerate((place, least) for place, least in floors if least):
-        panel.plot(
-            [place - 0.42, place + 0.42],
-            [least, least],
-            color="tab:red",
-            linewidth=1.4,
-            label="" if number else "matrix products alone",
-        )
-    panel.set_xticks(range(len(shapes)), [spoken(shape) for shape in shapes], fontsize=8)
+    name = "matrix products alone"
+    for place, least in floors:
+        if least:
+            across, up = [place - 0.42, place + 0.42], [least, least]
+            panel.plot(across, up, color="tab:red", linewidth=1.4, label=name)
+            name = ""
+    paper.dress(panel, [*map(spoken, shapes)], title(gain), "time to first token, ms")
     panel.set_xlabel("requests × tokens; pale: no change is shown")
-    panel.set_ylabel("time to first token, ms")
     panel.set_ylim(top=1.3 * panel.get_ylim()[1])  # for the legend
-    panel.set_title(title(gain), fontsize=10)
-    panel.grid(axis="y", alpha=0.25)
-    panel.legend(frameon=False, fontsize=8)
+    paper.legend(panel)
+
+
+def _bars(panel: Any, gain: Gain, tree: str, found: dict[int, Spread], aside: float) -> None:
+    """One tree's first tokens, by place."""
+    heights = [one.first_quartile for one in found.values()]
+    whiskers = [
+        [one.first_quartile - one.fastest for one in found.values()],
+        [one.median - one.first_quartile for one in found.values()],
+    ]
+    places, how = [place + aside for place in found], {"ecolor": "0.2", "capsize": 2}
+    bars = panel.bar(places, heights, 0.38, yerr=whiskers, color=COLORS[tree], label=tree, **how)
+    for bar, place in zip(bars, found):
+        bar.set_alpha(1.0 if shown(gain, gain.gain.shapes[place]).endswith("%") else 0.35)
 
 
 def _kernel_panel(panel: Any, gain: Gain) -> None:
@@ -106,4 +107,4 @@ def _kernel_panel(panel: Any, gain: Gain) -> None:
     panel.set_yticks([1, 0], TREES)
     panel.set_ylim(-1.9, 1.5)
     panel.set_xlabel(f"kernel time of {spoken(shape)}, ms")
-    panel.legend(frameon=False, fontsize=6.5, ncols=2, loc="lower left")
+    paper.legend(panel, fontsize=6.5, ncols=2, loc="lower left")
