@@ -141,20 +141,15 @@ QWEN3_NEXT = models.QWEN3_NEXT | dict(
     shared_expert_intermediate_size=512,
     max_position_embeddings=262144,
 )
-# The published sizes of Qwen3.5-27B's text model, but for the number of layers: 12 GDN and 4
-# attention layers. Its vision tower is a small one, and the server runs without
-# (enable_multimodal).
-QWEN3_5 = dict(
-    architectures=["Qwen3_5ForConditionalGeneration"],
-    model_type="qwen3_5",
-    torch_dtype="bfloat16",
-    tie_word_embeddings=False,
-    image_token_id=248056,
-    video_token_id=248057,
-    vision_start_token_id=248053,
-    vision_end_token_id=248054,
-    vision_config=dict(
-        model_type="qwen3_5",
+
+
+def qwen3_5(kind: str, hidden: int, **text: object) -> dict:
+    """A Qwen3.5 with these sizes of its text model, as published. kind: "" or "_moe", in names.
+
+    Its vision tower is a small one, and the server runs without (enable_multimodal).
+    """
+    vision = dict(
+        model_type="qwen3_5" + kind,
         deepstack_visual_indexes=[],
         depth=1,
         hidden_act="gelu_pytorch_tanh",
@@ -164,39 +159,72 @@ QWEN3_5 = dict(
         intermediate_size=128,
         num_heads=2,
         num_position_embeddings=16,
-        out_hidden_size=5120,
+        out_hidden_size=hidden,
         patch_size=16,
         spatial_merge_size=2,
         temporal_patch_size=2,
-    ),
-    text_config={
-        name: value for name, value in models.QWEN3_NEXT.items() if name != "architectures"
-    }
-    | dict(
-        model_type="qwen3_5_text",
-        vocab_size=248320,
-        hidden_size=5120,
-        intermediate_size=17408,
-        num_hidden_layers=16,
-        num_attention_heads=24,
-        num_key_value_heads=4,
-        head_dim=256,
-        linear_num_key_heads=16,
-        linear_num_value_heads=48,
-        num_experts=0,
-        num_experts_per_tok=0,
-        moe_intermediate_size=0,
-        shared_expert_intermediate_size=0,
-        max_position_embeddings=262144,
-        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 4,
-        rope_parameters=dict(
-            rope_type="default",
-            mrope_section=[11, 11, 10],
-            mrope_interleaved=True,
-            rope_theta=1e7,
-            partial_rotary_factor=0.25,
-        ),
-    ),
+    )
+    rope = dict(
+        rope_type="default",
+        mrope_section=[11, 11, 10],
+        mrope_interleaved=True,
+        rope_theta=1e7,
+        partial_rotary_factor=0.25,
+    )
+    shared = {name: value for name, value in models.QWEN3_NEXT.items() if name != "architectures"}
+    return dict(
+        architectures=[f"Qwen3_5{kind[1:].title()}ForConditionalGeneration"],
+        model_type="qwen3_5" + kind,
+        torch_dtype="bfloat16",
+        tie_word_embeddings=False,
+        image_token_id=248056,
+        video_token_id=248057,
+        vision_start_token_id=248053,
+        vision_end_token_id=248054,
+        vision_config=vision,
+        text_config=shared
+        | dict(
+            model_type=f"qwen3_5{kind}_text",
+            vocab_size=248320,
+            hidden_size=hidden,
+            head_dim=256,
+            linear_num_key_heads=16,
+            max_position_embeddings=262144,
+            layer_types=(["linear_attention"] * 3 + ["full_attention"])
+            * (text["num_hidden_layers"] // 4),
+            rope_parameters=rope,
+        )
+        | text,
+    )
+
+
+# Qwen3.5-27B, but for the number of layers: 12 GDN and 4 attention layers.
+QWEN3_5 = qwen3_5(
+    "",
+    5120,
+    intermediate_size=17408,
+    num_hidden_layers=16,
+    num_attention_heads=24,
+    num_key_value_heads=4,
+    linear_num_value_heads=48,
+    num_experts=0,
+    num_experts_per_tok=0,
+    moe_intermediate_size=0,
+    shared_expert_intermediate_size=0,
+)
+# Qwen3.5-35B-A3B, whole: 30 GDN and 10 attention layers, with experts in each.
+QWEN3_5_MOE = qwen3_5(
+    "_moe",
+    2048,
+    intermediate_size=0,
+    num_hidden_layers=40,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    linear_num_value_heads=32,
+    num_experts=256,
+    num_experts_per_tok=8,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
 )
 # The published sizes of Llama-3.1-8B.
 LLAMA = models.LLAMA | dict(
@@ -217,6 +245,9 @@ _STATE_GDN = 9 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2) / 2**30
 # of one request in 12 GDN layers
 _STATE_GDN_5 = 12 * (48 * 128 * 128 * 4 + 3 * (2 * 16 + 48) * 128 * 2) / 2**30
 _TOKEN_5 = 4 * 2 * 4 * 256 * 2 / 2**30  # of one token in 4 attention layers
+# of one request in 30 GDN layers
+_STATE_GDN_5_MOE = 30 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2) / 2**30
+_TOKEN_5_MOE = 10 * 2 * 2 * 256 * 2 / 2**30  # of one token in 10 attention layers
 _TOKEN_NEXT = 3 * 2 * 2 * 256 * 2 / 2**30  # of one token in 3 attention layers
 
 SUBJECTS = {
@@ -266,12 +297,24 @@ SUBJECTS = {
     "qwen3.5": Subject(
         "Qwen3.5-27B, 16 of its 64 layers",
         QWEN3_5,
-        17.2,
+        16.1,
         5.0,
         STATES * _STATE_GDN_5 + TOKENS * _TOKEN_5,
         (FIRST_TOKEN,),
         (modes.EAGER, modes.BREAKABLE),
         _text_alone,
+        enforce=True,
+    ),
+    "qwen3.5-moe": Subject(
+        "Qwen3.5-35B-A3B",
+        QWEN3_5_MOE,
+        65.0,
+        5.0,
+        STATES * _STATE_GDN_5_MOE + TOKENS * _TOKEN_5_MOE,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.BREAKABLE),
+        _text_alone,
+        share=0.85,
         enforce=True,
     ),
     "deepseek-v32": Subject(

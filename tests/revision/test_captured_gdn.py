@@ -23,13 +23,17 @@ BEGUN = {
     "chunks": dict(lengths=[65, 3], warm=[False, True], rows=192, places=4, parts=0),
     "chunks in parts": dict(lengths=[65, 20], warm=[True, False], rows=128, places=3, parts=4),
 }
+WORK = {
+    "without empty places": dict(lengths=[70], rows=70, places=1),
+    "with empty places": dict(lengths=[70], rows=200, places=6),
+}
 
 
 @pytest.fixture(scope="module")
 def compared():
     from host import interpreted
 
-    return interpreted.run("host.references.compare_captured_gdn", CASES | BEGUN)
+    return interpreted.run("host.references.compare_captured_gdn", CASES | BEGUN | WORK)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -56,6 +60,11 @@ def test_chunks_are_cut_into_parts_that_have_rows(compared):
     third = [[1, 0], [1, 1], [1, FAR], [1, FAR]]
     assert found["parts"] == first + second + third + [[0, FAR]] * 8
     assert found["slots"] == [1, 2, 0] and found["zeroed"] == [2]
+
+
+def test_places_without_a_request_read_nothing(compared):
+    few, many = (compared[case] for case in WORK)
+    assert few == many and all(few.values())
 
 
 @pytest.mark.parametrize("parts", [0, 4])

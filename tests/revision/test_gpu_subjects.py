@@ -1,9 +1,11 @@
 """The configs that the bench and the gain time, as the releases read them."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
+from host import models as host_models
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import models
@@ -15,6 +17,7 @@ STATES = {
     "nemotron-3-nano": ((64, 64, 128), 23),
     "qwen3-next": ((32, 128, 128), 9),
     "qwen3.5": ((48, 128, 128), 12),
+    "qwen3.5-moe": ((32, 128, 128), 30),
 }
 
 
@@ -41,3 +44,16 @@ def test_the_release_reads_a_subject_with_its_published_states(name, tmp_path):
             read.linear_value_head_dim,
             read.linear_key_head_dim,
         ) == shape
+
+
+@pytest.mark.revision(">=0.5.10")
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe"])
+def test_the_releases_class_has_a_subjects_weights(name, tmp_path):
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    subject = subjects.SUBJECTS[name]
+    read = get_config(str(models.write_config(tmp_path, subject.config)), trust_remote_code=False)
+    module = importlib.import_module("sglang.srt.models.qwen3_5")
+    built = host_models.construct(getattr(module, subject.config["architectures"][0]), read)
+    gib = sum(weight.numel() * weight.element_size() for weight in built.parameters()) / 2**30
+    assert abs(gib / subject.weights - 1) < 0.03, gib

@@ -6,6 +6,9 @@ from host import interpreted
 interpreted.start()
 
 import contextlib
+import sys
+from collections import Counter
+from unittest import mock
 
 import torch
 from host import graph
@@ -164,5 +167,43 @@ def begin(lengths, warm, rows, places, parts):
     )
 
 
+KERNELS = (
+    "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
+    "chunk_fwd_kernel_o",
+    "recompute_w_u_fwd_kernel",
+)
+
+
+def work(lengths, rows, places):
+    """How often each of KERNELS reads a tile, while a batch goes through tables of this size."""
+    layer, read = one_layer(), Counter()
+    made = tables.Tables(rows, places, captured.CHUNK, torch.device("cpu"))
+    slots = torch.arange(1, len(lengths) + 1)
+    made.fill(lengths, [False] * len(lengths), slots)
+    conv = torch.zeros(places + 1, layer.conv_dim, WIDTH, dtype=TYPE)
+    state = torch.zeros(places + 1, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim)
+    kept = MambaPool.State(conv=[conv], temporal=state)
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    load = builder.create_tensor_pointer_load
+
+    def counted(*words):
+        frame = sys._getframe()
+        while frame and frame.f_code.co_name not in KERNELS:
+            frame = frame.f_back
+        read[frame.f_code.co_name if frame else ""] += 1
+        return load(*words)
+
+    with mock.patch.object(builder, "create_tensor_pointer_load", counted):
+        replayed(layer, kept, made, torch.zeros(rows, 128, dtype=TYPE), lengths, [0], slots)
+    return {name: read[name] for name in KERNELS}
+
+
+def asked(**case):
+    if "warm" in case:
+        return begin(**case)
+    return work(**case) if "lengths" in case else compare(**case)
+
+
 if __name__ == "__main__":
-    interpreted.main(lambda **case: begin(**case) if "warm" in case else compare(**case))
+    interpreted.main(asked)
