@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,10 +18,13 @@ from patchqueue.hint import to_type
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Problem, Refused
+from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin
+from patchqueue.wheels.host import Host
 from patchqueue.wheels.host import load as load_host
 
-from . import cells, status, store
+from . import cells, matrix, store
+from .cells import Feature
 from .records import Record
 
 CURRENT, STALE, NOT_RUN = "current", "stale", "not run"
@@ -51,7 +54,7 @@ class Job:
     host_torch: str
     engine_seconds: int | None
 
-    def as_json(self) -> dict:
+    def as_json(self) -> dict[str, object]:
         return asdict(self) | {"modes": list(self.modes)}
 
 
@@ -69,80 +72,65 @@ def jobs(
     stale: only modes whose evidence is about an earlier queue, or missing. Raises Refused for a
     model that no cell is about, and where nothing says which GPUs there are.
     """
-    queue = load_queue(root)
-    kept = {pin.tag: store.proofs(root, str(pin.version)) for pin in pins}
-    shape = cells.load(root)
-    known = shape.models
-    if unknown := [model for model in models if model not in known]:
-        raise Refused(
-            Problem(
-                "no-model",
-                unknown[0],
-                "is in no cell of the support matrix",
-                f"one of {' '.join(known)}",
-            )
-        )
-    labels = list(dict.fromkeys(map(label, gpus or _seen(root))))
-    if not labels:
-        raise Refused(
-            Problem(
-                "no-gpu-kind",
-                "matrix",
-                "evidence/ names no GPU yet",
-                f"name what the fleet has: {to_type('matrix', '--gpu H200')}",
-            )
-        )
-    if "" in labels:
-        raise Refused(
-            Problem(
-                "no-gpu-kind",
-                "--gpu",
-                "names no GPU",
-                f"name what the fleet has: {to_type('matrix', '--gpu H200')}",
-            )
-        )
-    took = {one: durations(root, one) for one in labels}
+    queue, shape = load_queue(root), cells.load(root)
+    if unknown := [model for model in models if model not in shape.models]:
+        step = f"one of {' '.join(shape.models)}"
+        what = "is in no cell of the support matrix"
+        raise Refused(Problem("no-model", unknown[0], what, step))
+    took = {one: durations(root, one) for one in _labels(root, gpus)}
     found = []
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
-        host, now = (
-            load_host(description, pin.version),
-            Selection(queue, pin).effect_sha256,
-        )
-        expected = [(one, status.expected(queue, pin, one).state) for one in shape.features]
-        for gpu in labels:
-            files = [file for file in kept[pin.tag] if is_of(gpu, file.gpu.name)]
-            for model in models or known:
-                features = [
-                    one
-                    for one, state in expected
-                    if model in one.models and state is not status.State.NOT_APPLICABLE
-                ]
-                states = {one.mode: _known(files, now, model, one.mode) for one in features}
-                modes = tuple(mode for mode in states if not stale or states[mode] != CURRENT)
-                if modes:
-                    ours = any(
-                        state is status.State.NOT_RUN
-                        for one, state in expected
-                        if one in features and one.mode in modes
-                    )
-                    least = max(
-                        (states[mode] for mode in modes), key=(CURRENT, STALE, NOT_RUN).index
-                    )
-                    found.append(
-                        Job(
-                            pin.tag,
-                            gpu,
-                            model,
-                            modes,
-                            least,
-                            ours,
-                            torch_of(root, pin),
-                            host.name,
-                            host.torch,
-                            _expected(took[gpu], model, modes),
-                        )
-                    )
+        host = load_host(description, pin.version)
+        kept = store.proofs(root, str(pin.version))
+        for gpu, seconds in took.items():
+            files = [file for file in kept if is_of(gpu, file.gpu.name)]
+            for model in models or shape.models:
+                features = [one for one in shape.features if model in one.models]
+                modes = _modes(queue, pin, model, features, files)
+                left = {mode: one for mode, one in modes.items() if not stale or one[1] != CURRENT}
+                if left:
+                    found.append(_job(root, pin, host, gpu, model, left, seconds))
     return found
+
+
+def _modes(
+    queue: Queue, pin: Pin, model: str, features: Sequence[Feature], files: Sequence[Record]
+) -> dict[str, tuple[matrix.State, str]]:
+    """By mode that can be: what the queue alone says of it, and how much evidence there is."""
+    now = Selection(queue, pin).effect_sha256
+    states = {one.mode: matrix.expected(queue, pin, one).state for one in features}
+    return {
+        mode: (state, _known(files, now, model, mode))
+        for mode, state in states.items()
+        if state is not matrix.State.NOT_APPLICABLE
+    }
+
+
+def _labels(root: Path, gpus: Sequence[str]) -> list[str]:
+    """The kinds of GPU that are meant. Raises Refused where there is none."""
+    labels = list(dict.fromkeys(map(label, gpus or _seen(root))))
+    if labels and "" not in labels:
+        return labels
+    where, what = ("--gpu", "names no GPU") if labels else ("matrix", "evidence/ names no GPU yet")
+    step = f"name what the fleet has: {to_type('matrix', '--gpu H200')}"
+    raise Refused(Problem("no-gpu-kind", where, what, step))
+
+
+def _job(
+    root: Path,
+    pin: Pin,
+    host: Host,
+    gpu: str,
+    model: str,
+    modes: Mapping[str, tuple[matrix.State, str]],
+    took: Mapping[tuple[str, str], float],
+) -> Job:
+    """modes: as _modes has them."""
+    least = max((known for _, known in modes.values()), key=(CURRENT, STALE, NOT_RUN).index)
+    ours = any(state is matrix.State.NOT_RUN for state, _ in modes.values())
+    seconds, pinned = _expected(took, model, [*modes]), torch_of(root, pin)
+    torches = (pinned, host.name, host.torch)
+    return Job(pin.tag, gpu, model, tuple(modes), least, ours, *torches, seconds)
 
 
 def label(gpu: str) -> str:
@@ -198,6 +186,8 @@ def durations(root: Path, gpu: str) -> dict[tuple[str, str], float]:
     return {key: statistics.median(values) for key, values in seconds.items()}
 
 
-def _expected(took: dict[tuple[str, str], float], model: str, modes: Sequence[str]) -> int | None:
-    needed = [took.get((model, mode)) for mode in (REFERENCE, *modes)]
-    return None if None in needed else round(sum(needed))
+def _expected(
+    took: Mapping[tuple[str, str], float], model: str, modes: Sequence[str]
+) -> int | None:
+    needed = [took[model, mode] for mode in (REFERENCE, *modes) if (model, mode) in took]
+    return round(sum(needed)) if len(needed) > len(modes) else None

@@ -18,6 +18,7 @@ from patchqueue.files.locking import locked
 from patchqueue.files.run import Failed, uv
 from patchqueue.hint import to_type
 from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin
 from patchqueue.wheels import build, untouched
 
@@ -45,53 +46,53 @@ class Ran:
     result: Path | None
 
 
-def run(
-    root: Path,
-    pin: Pin,
-    script: str,
-    here: str,
-    sites: Sequence[Path],
-    origin: str | None,
-    words: Sequence[str],
-    out: Path | None = None,
-) -> Ran:
-    """Build the release's wheel and run tests/gpu/<script>.py on it, with its output passed on.
+@dataclass(frozen=True)
+class Call:
+    """What is run, and where.
 
-    here: the interpreter to run it in, with the folders `sites` of packages; empty: in an
-    environment of the release's own. out: a new folder for the result, so that several runs of one
-    release can go on beside each other (default: dist/gpu/<tag>).
+    script: of tests/gpu; words: more for it. origin: what the wheel is made from. here: the
+    interpreter to run it in, with the folders `sites` of packages; empty: in an environment of the
+    release's own. out: a new folder for the result, so that several runs of one release can go on
+    beside each other (default: dist/gpu/<tag>).
     """
-    if out and out.is_dir() and any(out.iterdir()):
-        raise Refused(
-            Problem("not-empty", str(out), "holds files already", "name a new folder with --out")
-        )
+
+    script: str
+    words: Sequence[str] = ()
+    origin: str | None = None
+    here: str = ""
+    sites: Sequence[Path] = ()
+    out: Path | None = None
+
+
+def run(root: Path, pin: Pin, call: Call) -> Ran:
+    """Build the release's wheel and run a script on it, with its output passed on."""
+    if call.out and call.out.is_dir() and any(call.out.iterdir()):
+        what, step = "holds files already", "name a new folder with --out"
+        raise Refused(Problem("not-empty", str(call.out), what, step))
     look_for_gpu(pin)
-    built = build.build(root, pin, build.Target.here(), origin, root / "dist")
+    built = build.build(root, pin, build.Target.here(), call.origin, root / "dist")
     folder = root / FOLDER / pin.tag
-    if here:
-        python, tree = here, unpack(built.path, (out or folder) / "tree")
+    out = call.out or folder / call.script
+    if call.here:
+        python, tree = call.here, unpack(built.path, (call.out or folder) / "tree")
     else:
+        lock = root / "upstream/locks" / f"{pin.version}.txt"
         with locked(root / FOLDER / f"{pin.tag}.lock"):
-            python, tree = environment(
-                pin, built.path, root / "upstream/locks" / f"{pin.version}.txt", folder / "env"
-            )
-    out = out or folder / script
+            python, tree = environment(pin, built.path, lock, folder / "env")
     if out.parent == folder:
         rmtree(out, ignore_errors=True)
-    command = [
-        python,
-        str(root / TESTS / f"{script}.py"),
-        "--out",
-        str(out.absolute()),
-        "--tree",
-        str(tree.absolute()),
-    ]
-    command += [word for site in sites for word in ("--site", str(site.absolute()))]
-    if script in BESIDE_UNTOUCHED:
-        command += ["--untouched", str(untouched.lay(built, out / "release").absolute())]
-    code = subprocess.run([*command, *words]).returncode
-    result = out / RESULTS[script]
+    command = [python, str(root / TESTS / f"{call.script}.py"), *_folder("--out", out)]
+    command += _folder("--tree", tree)
+    command += [word for site in call.sites for word in _folder("--site", site)]
+    if call.script in BESIDE_UNTOUCHED:
+        command += _folder("--untouched", untouched.lay(built, out / "release"))
+    code = subprocess.run([*command, *call.words]).returncode
+    result = out / RESULTS[call.script]
     return Ran(pin, code, result if result.is_file() else None)
+
+
+def _folder(option: str, path: Path) -> list[str]:
+    return [option, str(path.absolute())]
 
 
 def refuse_unknown(root: Path, models: Sequence[str], modes: Sequence[str]) -> None:
@@ -146,36 +147,19 @@ def environment(pin: Pin, wheel: Path, lock: Path, folder: Path) -> tuple[str, P
 
     Made once for each wheel. Raises Refused with uv's words where the host cannot have it.
     """
-    locked = ["--constraint", str(lock)] if lock.is_file() else []
     python = folder / "bin/python"
-    mark = folder / f"{wheel.name}.{build.source.file_sha256(wheel)[:16]}"
+    mark = folder / f"{wheel.name}.{source.file_sha256(wheel)[:16]}"
     if not mark.is_file():
         LOG.info(f"making {pin.tag}'s own environment, once (about 10 GB on disk, minutes)")
-        _uv(
-            "venv",
-            "--clear",
-            "--python",
-            f"{sys.version_info.major}.{sys.version_info.minor}",
-            str(folder),
-        )
-        _uv(
-            "pip",
-            "install",
-            "--prerelease=allow",
-            "--exclude-newer",
-            until(pin.resolve_as_of),
-            *locked,
-            "--python",
-            str(python),
-            str(wheel),
-        )
+        own = f"{sys.version_info.major}.{sys.version_info.minor}"
+        _uv("venv", "--clear", "--python", own, str(folder))
+        words = ["--prerelease=allow"]
+        words += ["--exclude-newer", until(pin.resolve_as_of), "--python", str(python)]
+        words += ["--constraint", str(lock)] if lock.is_file() else []
+        _uv("pip", "install", *words, str(wheel))
         mark.touch()
-    asked = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    asked = subprocess.run(ask, capture_output=True, text=True, check=True)
     return str(python), Path(asked.stdout.strip())
 
 

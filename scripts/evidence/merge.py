@@ -23,11 +23,13 @@ from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import store
+from .store import Entry, Key
 
 RESULT = "evidence.json"  # as tests/gpu/run.py names it
 REFERENCE = "reference"  # how the modes that others are held against begin
 AGAINST_REFERENCE = ("piecewise", "piecewise-inductor", store.BREAKABLE, "eager")
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")  # as run.py writes it, and in an order that text has too
+OF_RUNS = ("runs", "passed")  # what a file says of its runs
 
 
 class Fate(str, enum.Enum):
@@ -58,8 +60,8 @@ class Run:
     """One run and what it was made under. entry: without its own "host"; facts: see store.facts;
     file: None where it was kept before."""
 
-    entry: dict
-    facts: dict
+    entry: Entry
+    facts: Entry
     file: Path | None
 
     @property
@@ -67,7 +69,7 @@ class Run:
         """What two equal runs have in common, wherever they came from."""
         return json.dumps([self.entry, self.facts], sort_keys=True)
 
-    def rank(self, now: str, rules: str) -> tuple:
+    def rank(self, now: str, rules: str) -> tuple[object, ...]:
         """Of two runs of one model in one mode the greater stays. now: the identity of today's
         queue; rules: of today's harness.
 
@@ -85,7 +87,7 @@ class Run:
         )
 
 
-def standing(facts: dict, now: str, rules: str) -> tuple:
+def standing(facts: Entry, now: str, rules: str) -> tuple[object, ...]:
     """How much weight what a run was made under gives it: about today's tree, by today's rules, on
     the release's own torch, late."""
     return (
@@ -119,36 +121,24 @@ def merge(root: Path, pins: Pins, folder: Path) -> list[Gathered]:
 
 
 def _merge(root: Path, pins: Pins, files: list[Path]) -> list[Gathered]:
-    check = _checker(root)
-    results: dict[Path, list[tuple[Path, dict]]] = {}
+    checked = _checker(root)
+    results: dict[tuple[Pin, Path], list[tuple[Path, Entry]]] = {}
     gathered: dict[Path, Gathered] = {}
-    pin_of: dict[Path, Pin] = {}
     for file in files:
         try:
             found = usable(store.read(file), file.name)
             pin = pins.find(str(found["version"]))
-            check(
-                pin,
-                json.dumps(
-                    [found[name] for name in ("tree_untouched", "changes", "queue", "tree")]
-                ),
-                file.name,
-            )
-            path, kept = store.place_of(root, pin, found), store.clean(found)
+            if problems := checked(pin, *(found[name] for name in store.TREE)):
+                raise Refused(problems)
+            place = store.place_of(root, pin, found)
+            results.setdefault((pin, place), []).append((file, store.clean(found)))
         except Refused as refusal:
-            gathered[file] = Gathered(
-                file,
-                Fate.REFUSED,
-                None,
-                "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems),
-            )
-            continue
-        pin_of[path] = pin
-        results.setdefault(path, []).append((file, kept))
+            why = "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems)
+            gathered[file] = Gathered(file, Fate.REFUSED, None, why)
     rules, texts = store.harness(root), {}
-    for path, found in results.items():
+    for (pin, path), mine in results.items():
         before = store.read(path) if path.is_file() else None
-        whole, fates = fold(before, found, store.today(root, pin_of[path]), rules)
+        whole, fates = fold(before, mine, store.today(root, pin), rules)
         gathered |= {file: Gathered(file, fate, path, why) for file, (fate, why) in fates.items()}
         if whole != before:
             texts[path] = json.dumps(whole, indent=1) + "\n"
@@ -157,79 +147,62 @@ def _merge(root: Path, pins: Pins, files: list[Path]) -> list[Gathered]:
     return [gathered[file] for file in files]
 
 
-def _checker(root: Path) -> Callable[[Pin, str, str], None]:
-    """store.check_tree, asked once for each tree: a fleet sends many results about one."""
+def _checker(root: Path) -> Callable[..., tuple[Problem, ...]]:
+    """What store.check_tree has against a tree, asked once for each: a fleet sends many results
+    about one."""
 
     @cache
-    def problems(pin: Pin, identity: str, name: str) -> tuple[Problem, ...]:
+    def problems(pin: Pin, *tree: str) -> tuple[Problem, ...]:
         try:
-            untouched, changes, queue, tree = json.loads(identity)
-            store.check_tree(
-                root,
-                pin,
-                {"tree_untouched": untouched, "changes": changes, "queue": queue, "tree": tree},
-                name,
-            )
+            store.check_tree(root, pin, dict(zip(store.TREE, tree)), RESULT)
         except Refused as refusal:
             return refusal.problems
         return ()
 
-    def check(pin: Pin, identity: str, name: str) -> None:
-        if found := problems(pin, identity, name):
-            raise Refused(found)
-
-    return check
+    return problems
 
 
-def usable(found: dict, name: str) -> dict:
+def usable(found: Entry, name: str) -> Entry:
     """A result as it is merged: what passed against a reference that failed itself counts as not
     run.
 
     Raises Refused for a bench, for what was merged already, and for a pass that was held against
     nothing.
     """
-    references = [run for run in found["runs"] if run["mode"].startswith(REFERENCE)]
-    held = [
-        run
-        for run in found["runs"]
-        if run["mode"] in AGAINST_REFERENCE and run["verdict"] == "passed"
-    ]
-    ran = {run.get("model") for run in references if run["verdict"] != store.NOT_RUN}
-    alone = [run for run in held if run.get("model") not in ran]
-    wrong = ""
-    if not DAY.fullmatch(str(found.get("date"))):
-        wrong = f"is of no day: {found.get('date')}"
-    elif "load" in found or not all(isinstance(run.get("model"), str) for run in found["runs"]):
-        wrong = "is a bench's result, and only proofs are merged"
-    elif any("host" in run for run in found["runs"]):
-        wrong = "was merged already: its runs name several hosts"
-    elif alone:
-        wrong = (
-            f"says that {alone[0]['model']} passed in {alone[0]['mode']}, and holds no run that it"
-            " was held against"
-        )
-    if wrong:
-        raise Refused(
-            Problem(
-                "bad-evidence",
-                name,
-                wrong,
-                f"{to_type('gpu', '--take FILE')} keeps a bench; of a proof give the file that"
-                " tests/gpu/run.py wrote",
-            )
-        )
+    runs = found["runs"]
+    references = [run for run in runs if run["mode"].startswith(REFERENCE)]
+    held = [run for run in runs if run["mode"] in AGAINST_REFERENCE and run["verdict"] == "passed"]
+    if wrong := _unusable(found, references, held):
+        step = f"{to_type('gpu', '--take FILE')} keeps a bench; of a proof give the file that"
+        raise Refused(Problem("bad-evidence", name, wrong, f"{step} tests/gpu/run.py wrote"))
     bad = {run["model"]: run.get("why", "") for run in references if run["verdict"] == "failed"}
     late = {
         id(run): {"verdict": store.NOT_RUN, "why": f"its reference failed: {bad[run['model']]}"}
         for run in held
         if run["model"] in bad
     }
-    return found | {"runs": [run | late.get(id(run), {}) for run in found["runs"]]}
+    return found | {"runs": [run | late.get(id(run), {}) for run in runs]}
+
+
+def _unusable(found: Entry, references: list[Entry], held: list[Entry]) -> str:
+    """Why a result cannot be merged; empty where it can."""
+    if not DAY.fullmatch(str(found.get("date"))):
+        return f"is of no day: {found.get('date')}"
+    if "load" in found or not all("model" in run for run in found["runs"]):
+        return "is a bench's result, and only proofs are merged"
+    if any("host" in run for run in found["runs"]):
+        return "was merged already: its runs name several hosts"
+    ran = {run["model"] for run in references if run["verdict"] != store.NOT_RUN}
+    for run in held:
+        if run["model"] not in ran:
+            what = f"says that {run['model']} passed in {run['mode']}"
+            return f"{what}, and holds no run that it was held against"
+    return ""
 
 
 def fold(
-    before: dict | None, found: list[tuple[Path, dict]], now: str, rules: str
-) -> tuple[dict, dict[Path, tuple[Fate, str]]]:
+    before: Entry | None, found: list[tuple[Path, Entry]], now: str, rules: str
+) -> tuple[Entry, dict[Path, tuple[Fate, str]]]:
     """One file below evidence/ with the results of the same release and kind of GPU, and what
     became of each result.
 
@@ -237,48 +210,45 @@ def fold(
     """
     headers = {file: result for file, result in [(None, before), *found] if result}
     runs = [
-        Run(
-            {name: value for name, value in entry.items() if name != "host"},
-            store.facts(result, entry),
-            file,
-        )
+        Run(_without(entry, "host"), store.facts(result, entry), file)
         for file, result in headers.items()
         for entry in result["runs"]
     ]
-    stays: dict[tuple, Run] = {}
+    stays: dict[Key, Run] = {}
     for run in runs:
-        key = store.key(run.entry)
         # of equal ones the first stays: the kept one
-        if key not in stays or run.rank(now, rules) > stays[key].rank(now, rules):
-            stays[key] = run
-    sources = {run.file for run in stays.values()}
-    header = max(
-        (headers[file] for file in headers if file in sources),
-        key=lambda one: (
-            *standing(one, now, rules),
-            one is before,
-            json.dumps(_head(one), sort_keys=True),
-        ),
-    )
-    head = _head(header)
+        key = store.key(run.entry)
+        stays[key] = max(stays.get(key, run), run, key=lambda one: one.rank(now, rules))
+    head = _head([headers[file] for file in headers if file in _files(stays)], before, now, rules)
     if not any(run.facts.get("lifetimes") == head.get("lifetimes") for run in stays.values()):
         head.pop("lifetimes", None)  # of a host none of whose breakable runs stays
-    entries = [
-        store.stated(run.entry, run.facts, head)
-        for _, run in sorted(stays.items(), key=lambda item: (item[0][0], item[0][1]))
-    ]
-    whole = head | {"runs": entries}
+    kept = [stays[key] for key in sorted(stays, key=lambda key: key[:2])]
+    whole = head | {"runs": [store.stated(run.entry, run.facts, head) for run in kept]}
     whole["passed"] = store.passed(whole)
     return whole, {
         file: _fate([run for run in runs if run.file == file], stays) for file, _ in found
     }
 
 
-def _head(found: dict) -> dict:
-    return {name: value for name, value in found.items() if name not in ("runs", "passed")}
+def _files(stays: dict[Key, Run]) -> set[Path | None]:
+    return {run.file for run in stays.values()}
 
 
-def _fate(mine: list[Run], stays: dict[tuple, Run]) -> tuple[Fate, str]:
+def _head(results: list[Entry], before: Entry | None, now: str, rules: str) -> Entry:
+    """The weightiest result without its runs."""
+
+    def weight(one: Entry) -> tuple[object, ...]:
+        text = json.dumps(_without(one, *OF_RUNS), sort_keys=True)
+        return *standing(one, now, rules), one is before, text
+
+    return _without(max(results, key=weight), *OF_RUNS)
+
+
+def _without(entry: Entry, *names: str) -> Entry:
+    return {name: value for name, value in entry.items() if name not in names}
+
+
+def _fate(mine: list[Run], stays: dict[Key, Run]) -> tuple[Fate, str]:
     """What became of one result's runs."""
     new = [run for run in mine if stays[store.key(run.entry)] is run]
     if new:
@@ -287,11 +257,6 @@ def _fate(mine: list[Run], stays: dict[tuple, Run]) -> tuple[Fate, str]:
     if not outdone:
         return Fate.THERE, counted(len(mine), "run")
     one, other = outdone[0], stays[store.key(outdone[0].entry)]
-    return (
-        Fate.OUTDONE,
-        (
-            f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}:"
-            f" {other.entry['verdict']} on {other.facts.get('date')} rather than"
-            f" {one.entry['verdict']} on {one.facts.get('date')}"
-        ),
-    )
+    what = f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}"
+    told = (f"{each.entry['verdict']} on {each.facts.get('date')}" for each in (other, one))
+    return Fate.OUTDONE, f"{what}: {' rather than '.join(told)}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .records import Record
-from .status import place
+from .matrix import place
+from .records import Record, Run
 from .store import BREAKABLE, proofs
 
 PIECEWISE = "piecewise"
@@ -23,41 +23,28 @@ def on_gpus(root: Path, patches: Sequence[str]) -> str:
         " as this branch. In each run small models with random weights had to answer as eager"
         " prefill does:"
     )
-    return "\n".join(
-        [
-            head,
-            "",
-            "| release | of these changes | GPU | mode | passed | failed |",
-            "|---|---|---|---|---|---|",
-            *rows,
-        ]
-    )
+    names = "| release | of these changes | GPU | mode | passed | failed |"
+    return "\n".join([head, "", names, "|---|---|---|---|---|---|", *rows])
 
 
 def _runs(found: Record, patches: Sequence[str]) -> list[str]:
-    names = [entry.name for entry in found.patches]
-    here = [
-        patch
-        for patch in patches
-        if any(name == f"{patch}.patch" or name.startswith(f"{patch}@") for name in names)
-    ]
-    if not here:
-        return []
-    rows = []
+    names = {entry.name.partition("@")[0].removesuffix(".patch") for entry in found.patches}
+    here = [patch for patch in patches if patch in names]
     # a kept run may be about an earlier queue
     about = [run for run in found.runs if found.under(run).changes == found.changes]
-    for mode in sorted({run.mode for run in about if touches(here, run.mode)} - set(ASIDE)):
-        runs = [run for run in about if run.mode == mode]
-        passed, failed = (
-            sorted({run.model for run in runs if run.verdict == verdict})
-            for verdict in ("passed", "failed")
-        )
-        shown = ", ".join(patch.rpartition("/")[2] for patch in here)
-        rows.append(
-            f"| {found.version} | {shown} | {place(found).removeprefix('on ')} | {mode} |"
-            f" {', '.join(passed) or '-'} | {', '.join(failed) or '-'} |"
-        )
-    return rows
+    modes = {run.mode for run in about if here and touches(here, run.mode)} - set(ASIDE)
+    return [_row(found, here, mode, about) for mode in sorted(modes)]
+
+
+def _row(found: Record, here: Sequence[str], mode: str, runs: Sequence[Run]) -> str:
+    models = (
+        {run.model for run in runs if (run.mode, run.verdict) == (mode, verdict)}
+        for verdict in ("passed", "failed")
+    )
+    passed, failed = (", ".join(sorted(one)) or "-" for one in models)
+    shown = ", ".join(patch.rpartition("/")[2] for patch in here)
+    where = place(found).removeprefix("on ")
+    return f"| {found.version} | {shown} | {where} | {mode} | {passed} | {failed} |"
 
 
 def touches(patches: Sequence[str], mode: str) -> bool:

@@ -170,6 +170,7 @@ class Timed(Record, frozen=True, kw_only=True):
     earlier_queue: whether the queue does something else to the release now; not in the file.
     """
 
+    runs: tuple[TimedRun, ...]
     model: str
     python: str
     queue_release: int
@@ -199,7 +200,6 @@ class Bench(Timed, frozen=True, kw_only=True):
     """Graph modes beside each other."""
 
     load: BenchLoad
-    runs: tuple[TimedRun, ...]
 
 
 class Group(Struct, frozen=True):
@@ -271,6 +271,11 @@ class Gain(Timed, frozen=True, kw_only=True):
     runs: tuple[GainRun, ...]
     floor_ms: dict[str, float | None] = field(default_factory=dict)
     rate: Rate = Rate()
+
+
+def spoken(shape: str) -> str:
+    """Requests and tokens: "8x64" -> "8 × 64"."""
+    return shape.replace("x", " × ")
 
 
 class Figure(Struct, frozen=True):

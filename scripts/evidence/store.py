@@ -34,6 +34,8 @@ from .records import Record, Timed
 
 FOLDER = Path("evidence")
 LOCK = Path("work/.patchqueue/evidence.lock")
+Entry = dict[str, Any]  # a file, or a run, as JSON has it: it holds more than anything here reads
+Key = tuple[Any, ...]
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 BREAKABLE = "breakable"  # the mode whose breaks tests/gpu/lifetimes.py checks
 # what two runs must share to be kept in one file
@@ -54,6 +56,7 @@ OF_HOST = (
     "tolerance",
     "gpus",
 )
+TREE = ("tree_untouched", "changes", "queue", "tree")  # what of a result names the tree
 MEASURED = (".bench.json", ".gain.json")  # how files end that hold times, not proofs
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
@@ -84,23 +87,20 @@ def take(root: Path, pins: Pins, file: Path, stale: bool = False) -> Taken:
         return _keep(place_of(root, pin, found), clean(found))
 
 
-def _keep(path: Path, found: dict) -> Taken:
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    kept = (
-        [stated(run, facts(before, run), found) for run in others(before, found)] if before else []
-    )
-    new = [
-        run for run in found["runs"] if run["verdict"] != NOT_RUN or key(run) not in map(key, kept)
-    ]
+def _keep(path: Path, found: Entry) -> Taken:
+    before = json.loads(path.read_bytes()) if path.is_file() else {}
+    kept = [stated(run, facts(before, run), found) for run in others(before, found)]
+    there = {key(run) for run in kept}
+    new = [run for run in found["runs"] if run["verdict"] != NOT_RUN or key(run) not in there]
     found["runs"] = sorted([*kept, *new], key=lambda run: (run.get("model", ""), run["mode"]))
-    if "lifetimes" not in found and same(before, found) and "lifetimes" in before:
-        found["lifetimes"] = before["lifetimes"]
+    if same(before, found) and "lifetimes" in before:
+        found.setdefault("lifetimes", before["lifetimes"])
     found["passed"] = passed(found)
     put(path, json.dumps(found, indent=1) + "\n")
     return Taken(path, len(new), len(kept), found["passed"])
 
 
-def place_of(root: Path, pin: Pin, found: dict) -> Path:
+def place_of(root: Path, pin: Pin, found: Entry) -> Path:
     """The file that keeps a result: GPUs of another name have files of their own."""
     return root / FOLDER / str(pin.version) / f"{slug(found['gpu']['name'])}{_kind(found)}.json"
 
@@ -110,7 +110,7 @@ def put(path: Path, text: str) -> None:
     atomic.write(path, text.encode())
 
 
-def passed(found: dict) -> bool:
+def passed(found: Entry) -> bool:
     """Whether every run of a file passed, and every check of lifetimes that came with one."""
     lifetimes = [
         one["lifetimes"]
@@ -120,7 +120,7 @@ def passed(found: dict) -> bool:
     return all(one["verdict"] in GOOD for one in [*found["runs"], *lifetimes])
 
 
-def facts(found: dict, run: dict) -> dict:
+def facts(found: Entry, run: Entry) -> Entry:
     """Under what a run was made, by the names of OF_HOST: as its file says, but for what the run
     says itself.
 
@@ -128,10 +128,10 @@ def facts(found: dict, run: dict) -> dict:
     made none.
     """
     names = (*OF_HOST, "lifetimes") if run["mode"] == BREAKABLE else OF_HOST
-    return {name: found.get(name) for name in names} | run.get("host", {})
+    return {name: found.get(name) for name in names} | dict(run.get("host", {}))
 
 
-def stated(run: dict, facts: dict, header: dict) -> dict:
+def stated(run: Entry, facts: Entry, header: Entry) -> Entry:
     """The run as a file with `header` keeps it: what it was made under, where that is not what the
     file says."""
     own = {name: value for name, value in facts.items() if value != header.get(name)}
@@ -140,7 +140,7 @@ def stated(run: dict, facts: dict, header: dict) -> dict:
     )
 
 
-def _kind(found: dict) -> str:
+def _kind(found: Entry) -> str:
     """What tells the files of one host apart: a bench or a gain, of which model where it is not the
     first one, and in which graph where the untouched release prefilled eagerly beside it."""
     subject = found.get("subject", FIRST_SUBJECT)
@@ -167,16 +167,17 @@ def graph_beside_eager(ran: Iterable[tuple[str, str]]) -> str:
     return min(modes["patched"]) if beside else ""
 
 
-def read(file: Path) -> dict:
+def read(file: Path) -> Entry:
     """A result as a host wrote it. Raises Refused naming what is wrong with it."""
-    load(file)
-    return json.loads(file.read_bytes())
+    load(file, Record)
+    found: Entry = json.loads(file.read_bytes())
+    return found
 
 
 R = TypeVar("R", bound=Record)
 
 
-def load(file: Path, kind: type[R] = Record) -> R:
+def load(file: Path, kind: type[R]) -> R:
     """The same as a record."""
     step = "give the evidence.json, bench.json or gain.json as the run left it"
     try:
@@ -190,7 +191,7 @@ def load(file: Path, kind: type[R] = Record) -> R:
 def proofs(root: Path, version: str = "*") -> list[Record]:
     """What GPU hosts found about a release, or about all."""
     files = sorted((root / FOLDER).glob(f"{version}/*.json"))
-    return [load(file) for file in files if not file.name.endswith(MEASURED)]
+    return [load(file, Record) for file in files if not file.name.endswith(MEASURED)]
 
 
 T = TypeVar("T", bound=Timed)
@@ -206,35 +207,24 @@ def timed(root: Path, names: str, kind: type[T]) -> list[T]:
     ]
 
 
-def check_tree(root: Path, pin: Pin, found: dict, name: str) -> None:
+def check_tree(root: Path, pin: Pin, found: Entry, name: str) -> None:
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
     was built."""
     selection = select(load_queue(root), pin)
     again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
+    what = ""
     if not found["tree_untouched"]:
-        raise Refused(
-            Problem(
-                "touched-tree", name, "files of the tree were changed after it was built", again
-            )
-        )
-    if found["changes"] != selection.effect_sha256:
-        raise Refused(
-            Problem(
-                "stale-evidence", name, f"is about another queue than today's for {pin.tag}", again
-            )
-        )
+        bad, what = "touched-tree", "files of the tree were changed after it was built"
+    elif found["changes"] != selection.effect_sha256:
+        bad, what = "stale-evidence", f"is about another queue than today's for {pin.tag}"
     # a header that was edited since changes the tree's provenance, and nothing that ran
-    if found["queue"] == selection.stack_sha256 and found["tree"] != selection.tree_after(
+    elif found["queue"] == selection.stack_sha256 and found["tree"] != selection.tree_after(
         source.fetch(pin, None)
     ):
-        raise Refused(
-            Problem(
-                "tree-mismatch",
-                name,
-                f"names the tree {found['tree']}, which the queue does not make",
-                again,
-            )
-        )
+        bad = "tree-mismatch"
+        what = f"names the tree {found['tree']}, which the queue does not make"
+    if what:
+        raise Refused(Problem(bad, name, what, again))
 
 
 def today(root: Path, pin: Pin) -> str:
@@ -247,7 +237,7 @@ def slug(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
-def others(before: dict | None, found: dict) -> list[dict]:
+def others(before: Entry, found: Entry) -> list[Entry]:
     """The runs of the file before that stay: same tree, host and harness, another model or mode, or
     one that had no time now."""
     if not same(before, found) or "gain" in found:
@@ -262,44 +252,38 @@ def others(before: dict | None, found: dict) -> list[dict]:
     ]
 
 
-def same(before: dict | None, found: dict) -> bool:
+def same(before: Entry, found: Entry) -> bool:
     """Whether two results may share a file."""
-    return before is not None and all(before.get(name) == found.get(name) for name in SAME)
+    return all(before.get(name) == found.get(name) for name in SAME)
 
 
-def key(run: dict) -> tuple:
+def key(run: Entry) -> Key:
     """What a run is of: a later one of the same replaces it."""
     return run.get("model"), run["mode"], run.get("measure")
 
 
 def harness(root: Path) -> str:
     """The identity of the rules that tests/gpu judges by now."""
-    return runpy.run_path(str(root / "tests/gpu/harness.py"))["identity"]()
+    return str(runpy.run_path(str(root / "tests/gpu/harness.py"))["identity"]())
 
 
-def clean(found: dict) -> dict:
+def clean(found: Entry) -> Entry:
     """The result without what only its host has: paths, and the reports of servers that ran
     beside."""
-    return _without_paths(found) | {
-        "runs": [
-            _without_paths(run | ({"report": report_of(run)} if "report" in run else {}))
-            for run in found["runs"]
-        ]
-    }
+    runs = [run | ({"report": report_of(run)} if "report" in run else {}) for run in found["runs"]]
+    cleaned: Entry = _without_paths(found | {"runs": runs})
+    return cleaned
 
 
-def report_of(run: dict) -> list[dict]:
+def report_of(run: Entry) -> list[Entry]:
     """The queue's own report of the run's server: of the servers it lists, those of this model."""
-    report = run.get("report") or {}
+    report = run["report"] or {}
     if isinstance(report, list):  # of a result that was kept already
         return report
-    servers = report.get("servers", [])
-    mine = [
-        server for server in servers if Path(str(server.get("model", ""))).name == run.get("model")
-    ]
     short = [
         {name: server.get(name) for name in ("feature", "verdict", "reason", "offender")}
-        for server in mine
+        for server in report.get("servers", [])
+        if Path(str(server.get("model", ""))).name == run.get("model")
     ]
     return [entry for number, entry in enumerate(short) if entry not in short[:number]]
 
@@ -309,8 +293,5 @@ def _without_paths(value: Any) -> Any:
         return {name: _without_paths(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_without_paths(inner) for inner in value]
-    return (
-        PLACE.sub("…", value)
-        if isinstance(value, str) and not value.startswith("python/")
-        else value
-    )
+    is_text = isinstance(value, str) and not value.startswith("python/")
+    return PLACE.sub("…", value) if is_text else value

@@ -211,6 +211,7 @@ def _begin(place: Place, job: Job) -> None:
         "PREFILL_REASONS": "1",
         "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "",
         "PREFILL_FORGET": job.plan.get("forget"),
+        "PREFILL_ONE_GPU": "1" if job.plan.get("one_gpu") else "",
         "CUDA_VISIBLE_DEVICES": job.device,
         "XDG_RUNTIME_DIR": str(runtime),
     }

@@ -44,6 +44,8 @@ RETURNS = {"return_hidden_states": True, "return_routed_experts": True}
 # Of several GPUs. The kernels that join all-reduce with a norm may use NVLink multicast, which can
 # put the GPUs of a shared host out of service; releases choose them by the model's architecture.
 TENSOR_PARALLEL = {"enforce_disable_flashinfer_allreduce_fusion": True}
+# of ranks on one GPU: it reads a peer's memory through addresses of other GPUs
+SHARING = {"disable_custom_all_reduce": True}
 TRACKS_STATES, QUEUE = "extra-buffer", "queue"
 REPORTS = (  # the patch that has servers say why their graph is on or off
     "prefill-graph/report-verdict"
@@ -184,6 +186,11 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         "--tp", type=run._count, default=1, help="GPUs that share each model (default 1)"
     )
     parser.add_argument(
+        "--one-gpu",
+        action="store_true",
+        help="the ranks of a server share one GPU and talk through sockets: for hosts with one GPU",
+    )
+    parser.add_argument(
         "--without", choices=[*FORGOTTEN], default="", help="a control: leave this out"
     )
     parser.add_argument(
@@ -293,11 +300,16 @@ def job(
     one.name = f"{name}.{one.name}"
     one.needs = one.needs and f"{name}.{one.needs}"
     shared = {"tp_size": options.tp} | TENSOR_PARALLEL if options.tp > 1 else {}
+    ranks = max(setting.gpus, options.tp)
+    if options.one_gpu and ranks > 1:
+        shared |= SHARING
     one.plan |= {
         "setting": name,
         "of": model,
         "mode": mode,
-        "gpus": max(setting.gpus, options.tp),
+        "gpus": 1 if options.one_gpu else ranks,
+        "ranks": ranks,
+        "one_gpu": options.one_gpu and ranks > 1,
         "enforce": models.MODELS[model]["model_type"] == "qwen3_next",
         "out": str(place.out / f"{one.name}.json"),
         "watch": str(place.out / f"{one.name}.watch"),
@@ -443,7 +455,7 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
         compare.flags_known(result["flags"], result["dropped_flags"]),
         ran(result["prefills"], graph),
     ]
-    if plan["gpus"] > 1:
+    if plan["ranks"] > 1:
         found.append(ranks(result["prefills"], plan, graph))
     if not graph:
         usual = control(result["passes"])
@@ -586,11 +598,13 @@ def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
         by_rank.setdefault(line["process"], []).append(launched(line))
     said = ", ".join(f"{sum(rank)} of {len(rank)}" for rank in by_rank.values())
     alike = "dp_size" in plan["engine"] or len({tuple(rank) for rank in by_rank.values()}) == 1
-    good = len(by_rank) == plan["gpus"] and alike and (not graph or all(map(any, by_rank.values())))
+    good = (
+        len(by_rank) == plan["ranks"] and alike and (not graph or all(map(any, by_rank.values())))
+    )
     return compare.Verdict(
         "every rank ran its prefills alike",
         good,
-        f"{len(by_rank)} ranks of {plan['gpus']}, on the graph: {said or 'none'}",
+        f"{len(by_rank)} ranks of {plan['ranks']}, on the graph: {said or 'none'}",
     )
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 import fakes
 import pytest
 
-from evidence import benchpage
+from evidence import benches
+from evidence.pages import bench as benchpage
+from evidence.plots import bench as plot
 from evidence.records import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -453,8 +455,8 @@ def test_a_gain_is_found_end_to_end(bench):
         FAKE_SECONDS=json.dumps(seconds),
     )
     assert (
-        benchpage.gain(of(found), "piecewise").shown
-        and benchpage.gain(of(found), "piecewise").median > 10
+        benches.gain(of(found), "piecewise").shown
+        and benches.gain(of(found), "piecewise").median > 10
     )
     assert "no gain shown" not in page([found], with_plot=False)
 
@@ -570,9 +572,9 @@ def test_too_few_rounds_are_said_to_be_too_few():
 
 
 def test_five_rounds_show_nothing():
-    assert not benchpage.change([(100, 110)] * 5).shown and benchpage.change([(100, 110)] * 6).shown
+    assert not benches.change([(100, 110)] * 5).shown and benches.change([(100, 110)] * 6).shown
     # the third of twelve
-    assert benchpage.change([(100, 100 + one) for one in range(12)]).low == pytest.approx(2)
+    assert benches.change([(100, 100 + one) for one in range(12)]).low == pytest.approx(2)
 
 
 def test_drift_is_no_gain(gpu):
@@ -590,8 +592,8 @@ def test_drift_is_no_gain(gpu):
     bench = measurement(rates)
     for mode in ("piecewise", "piecewise-inductor"):
         assert (
-            not benchpage.gain(of(bench), mode).shown
-            and abs(benchpage.gain(of(bench), mode).median) < 0.1
+            not benches.gain(of(bench), mode).shown
+            and abs(benches.gain(of(bench), mode).median) < 0.1
         )
 
 
@@ -676,9 +678,8 @@ def test_a_mode_that_failed_has_its_row_and_its_rounds_are_kept():
 def test_modes_of_another_session_are_not_compared():
     bench = measurement({"eager": FLAT, "piecewise": [one * 2 for one in FLAT]})
     bench["runs"][1]["session"] = "another"
-    assert "nothing can be compared" in benchpage.meaning(
-        of(bench)
-    ) and "| piecewise, eager compiler | 200" in benchpage.load_table(of(bench))
+    text = page([bench])
+    assert "nothing can be compared" in text and "| piecewise, eager compiler | 200" in text
 
 
 def test_modes_that_ran_one_after_the_other_show_no_gain():
@@ -694,12 +695,10 @@ def test_the_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     rates = {"eager": FLAT, "piecewise": FLAT[::-1], "breakable": FLAT}
     assert (
-        benchpage.draw(
-            [of(measurement(rates, rates)), of(measurement(rates))], tmp_path / "plot.png"
-        )
+        plot.draw([of(measurement(rates, rates)), of(measurement(rates))], tmp_path / "plot.png")
         and (tmp_path / "plot.png").stat().st_size > 10_000
     )
-    assert not benchpage.draw([], tmp_path / "none.png")
+    assert not plot.draw([], tmp_path / "none.png")
 
 
 def test_the_bench_page_is_made_from_what_was_measured():

@@ -12,7 +12,8 @@ import pytest
 from fakes import TAG, VERSION
 from packaging.version import Version
 
-from evidence import cells, status, store
+from evidence import cells, matrix, store
+from evidence.pages import status
 from evidence.records import Record
 from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
@@ -279,9 +280,9 @@ BREAKABLE = next(feature for feature in CELLS.features if feature.mode == "break
 RULES = store.harness(ROOT)
 
 
-def judge(found: dict, queue, feature: cells.Feature) -> status.Cell | None:
+def judge(found: dict, queue, feature: cells.Feature) -> matrix.Cell | None:
     """What a file says of a feature on 0.5.9."""
-    return status.judge(fakes.recorded(found, Record), queue, PINS.find("v0.5.9"), feature, RULES)
+    return matrix.judge(fakes.recorded(found, Record), queue, PINS.find("v0.5.9"), feature, RULES)
 
 
 def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
@@ -305,24 +306,24 @@ def found(of, tag="v0.5.9", verdict="passed", **changes) -> dict:
 @pytest.mark.parametrize(
     ("changes", "state", "told"),
     [
-        ({}, status.State.PROVEN, "on NVIDIA Fake with torch 2.11.0, off the release's pin 2.9.1"),
-        ({"harness": "sha256:0"}, status.State.PROVEN, "pin 2.9.1, by an earlier harness"),
-        ({"harness": None}, status.State.PROVEN, "pin 2.9.1, by an earlier harness"),
-        ({"verdict": "failed"}, status.State.FAILED, "the reason"),
-        ({"verdict": "not applicable"}, status.State.NOT_APPLICABLE, "the reason"),
+        ({}, matrix.State.PROVEN, "on NVIDIA Fake with torch 2.11.0, off the release's pin 2.9.1"),
+        ({"harness": "sha256:0"}, matrix.State.PROVEN, "pin 2.9.1, by an earlier harness"),
+        ({"harness": None}, matrix.State.PROVEN, "pin 2.9.1, by an earlier harness"),
+        ({"verdict": "failed"}, matrix.State.FAILED, "the reason"),
+        ({"verdict": "not applicable"}, matrix.State.NOT_APPLICABLE, "the reason"),
         (
             {"changes": "sha256:0"},
-            status.State.STALE,
+            matrix.State.STALE,
             "the queue has changed since the run of 2030-01-02, which said proven: ",
         ),
         (
             {"changes": "sha256:0", "verdict": "failed"},
-            status.State.STALE,
+            matrix.State.STALE,
             "which said failed: on NVIDIA Fake",
         ),
         (
             {"changes": "sha256:0", "verdict": "not applicable"},
-            status.State.STALE,
+            matrix.State.STALE,
             "which said not applicable: the reason",
         ),
     ],
@@ -335,20 +336,20 @@ def test_what_evidence_shows(queue, changes, state, told):
 @pytest.mark.parametrize(
     ("lifetimes", "state", "told"),
     [
-        ({}, status.State.PROVEN, "off the release's pin 2.9.1; lifetimes not checked in this run"),
+        ({}, matrix.State.PROVEN, "off the release's pin 2.9.1; lifetimes not checked in this run"),
         (
             {"lifetimes": {"verdict": "passed", "why": ""}},
-            status.State.PROVEN,
+            matrix.State.PROVEN,
             "off the release's pin 2.9.1",
         ),
         (
             {"lifetimes": {"verdict": "failed", "why": "2 faults"}},
-            status.State.FAILED,
+            matrix.State.FAILED,
             "lifetimes: failed: 2 faults",
         ),
         (
             {"lifetimes": {"verdict": "not applicable", "why": "none"}},
-            status.State.FAILED,
+            matrix.State.FAILED,
             "lifetimes: not applicable: none",
         ),
     ],
@@ -372,13 +373,13 @@ def test_evidence_about_one_of_two_models_shows_nothing(queue):
 @pytest.mark.parametrize(
     ("tag", "state"),
     [
-        ("v0.5.9", status.State.NOT_RUN),
-        ("v0.5.11", status.State.NOT_RUN),
-        ("v0.5.23", status.State.NOT_APPLICABLE),
+        ("v0.5.9", matrix.State.NOT_RUN),
+        ("v0.5.11", matrix.State.NOT_RUN),
+        ("v0.5.23", matrix.State.NOT_APPLICABLE),
     ],
 )
 def test_what_the_queue_alone_shows(queue, tag, state):
-    assert status.expected(queue, PINS.find(tag), NEMOTRON).state is state
+    assert matrix.expected(queue, PINS.find(tag), NEMOTRON).state is state
 
 
 def test_the_page_has_the_matrix_of_today():
@@ -416,7 +417,7 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
         ("one",), "breakable", brings, repairs, {"<0.5.8": "no such graph"}, "0.5.11"
     )
     shown = {
-        tag: status.expected(queue, PINS.find(tag), feature)
+        tag: matrix.expected(queue, PINS.find(tag), feature)
         for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")
     }
     assert [cell.state.name for cell in shown.values()] == [
@@ -477,7 +478,7 @@ def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
     but for those set apart."""
     topics = (*TOPICS[feature.mode], *TOPICS_OF[feature.models])
     for pin in PINS.all:
-        if status.expected(queue, pin, feature).state is status.State.UPSTREAM:
+        if matrix.expected(queue, pin, feature).state is matrix.State.UPSTREAM:
             selected = {
                 queue.base(patch.name).removesuffix(".patch") for patch in queue.select(pin.version)
             }
@@ -489,7 +490,7 @@ def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
 def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(queue):
     for tag in ("v0.5.14", "v0.5.18", "v0.5.20", "v0.5.23"):
         for feature in (one for one in CELLS.features if one.mode == "breakable"):
-            assert status.expected(queue, PINS.find(tag), feature).reason.startswith(
+            assert matrix.expected(queue, PINS.find(tag), feature).reason.startswith(
                 "the queue repairs it"
             )
 
@@ -498,8 +499,8 @@ def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(q
 def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue, pin):
     selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
     for feature in CELLS.features:
-        cell = status.expected(queue, pin, feature)
-        if cell.state is status.State.NOT_RUN:
+        cell = matrix.expected(queue, pin, feature)
+        if cell.state is matrix.State.NOT_RUN:
             since = Version(feature.upstream or "1000")
             brings = selected & set(feature.brings) if pin.version < since else set()
             named = {f"{name}.patch" for name in re.findall(r"`([a-z0-9./-]+)`", cell.reason)}
@@ -512,10 +513,10 @@ def test_the_tables_are_readable_as_plain_text():
 
 
 def test_compilers_that_stand_alike_share_a_word():
-    row = [status.Cell(status.State.PROVEN, "here")] * (len(CELLS.features) - 3) + [
-        status.Cell(status.State.STALE, "old")
+    row = [matrix.Cell(matrix.State.PROVEN, "here")] * (len(CELLS.features) - 3) + [
+        matrix.Cell(matrix.State.STALE, "old")
     ] * 3
-    row[1] = status.Cell(status.State.FAILED, "why")
+    row[1] = matrix.Cell(matrix.State.FAILED, "why")
     text = status.markdown(CELLS, [(PINS.find("v0.5.9"), row)])
     assert (
         "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text
@@ -525,23 +526,23 @@ def test_compilers_that_stand_alike_share_a_word():
 
 def test_a_failure_is_told_in_words():
     assert (
-        status.in_words(
+        matrix.in_words(
             "agrees with eager prefill, cold: 1 prompts answered otherwise, first a[8]: token 2"
             " is 3"
         )
         == "answers otherwise than eager prefill"
     )
-    assert status.in_words("graphs ran: 2 of 7") == 'does not pass "graphs ran"'
-    reasons = [cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells]
+    assert matrix.in_words("graphs ran: 2 of 7") == 'does not pass "graphs ran"'
+    reasons = [cell.reason for _, cells in matrix.matrix(ROOT, PINS) for cell in cells]
     assert any(
-        f"answers otherwise than eager prefill ([details]({status.DETAILS}))" in reason
+        f"answers otherwise than eager prefill ([details]({matrix.DETAILS}))" in reason
         for reason in reasons
     )
     assert not [reason for reason in reasons if "allowed is" in reason or "limits:" in reason]
 
 
 def test_every_state_has_a_reason():
-    assert all(cell.reason for _, cells in status.matrix(ROOT, PINS) for cell in cells)
+    assert all(cell.reason for _, cells in matrix.matrix(ROOT, PINS) for cell in cells)
 
 
 def test_a_page_without_markers_is_refused():

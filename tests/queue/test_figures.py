@@ -9,9 +9,11 @@ import fakes
 import pytest
 from msgspec import convert
 
-from evidence import figurespage, store
-from evidence.figurespage import Measured
+from evidence import figures, store
+from evidence.figures import Measured
 from evidence.measure import queue as queue_figures
+from evidence.pages import figures as figurespage
+from evidence.plots import figures as plots
 from evidence.records import Figures, Record
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins
@@ -105,7 +107,7 @@ def test_a_figure_that_misses_its_limit_says_so():
 
 def test_proofs_are_counted_and_earlier_ones_told():
     later, earlier = proof(), proof(changes="sha256:before", gpu={"name": "NVIDIA Old"})
-    text = figurespage.proofs_text(measured(None, later, earlier))
+    text = figurespage.proof_table(measured(None, later, earlier))
     assert (
         "| 0.5.9 on NVIDIA Fake | 1 | 1 | 1 | 0 | 0 | 2 of 4 |" in text
         and "| 0.5.9 on NVIDIA Old | 1 | 1 | 1 | 0 | 3 | 2 of 4 |" in text
@@ -113,18 +115,17 @@ def test_proofs_are_counted_and_earlier_ones_told():
     merged = proof()
     # one run of a file that several hosts wrote
     merged["runs"][1]["host"] = {"changes": "sha256:before"}
-    assert "| 1 | 1 | 1 | 0 | 1 |" in figurespage.proofs_text(measured(None, merged))
+    assert "| 1 | 1 | 1 | 0 | 1 |" in figurespage.proof_table(measured(None, merged))
 
 
 def test_graphs_for_decoding_are_no_part_of_a_prefill_graphs_capture():
-    found = figurespage.captures(measured(None, proof()))
+    found = figures.captures(measured(None, proof()))
     assert {one.mode: one.seconds for one in found} == {"breakable": 3.0, "piecewise": 3.0}
     assert all("2 sizes" in one.what for one in found)
 
 
 def test_where_nothing_was_measured_nothing_is_claimed():
-    assert figurespage.page(measured(), set()) == figurespage.INTRO
-    assert "Nothing was measured yet" in figurespage.tool_table(None)
+    assert "##" not in figurespage.page(measured(), set())
 
 
 def test_only_plots_that_there_are_are_shown():
@@ -136,22 +137,20 @@ def test_only_plots_that_there_are_are_shown():
 
 def test_the_plots_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    real = figurespage.load(ROOT)
+    real = figures.load(ROOT)
     drawn = [
-        figurespage.draw(found, tmp_path)
+        plots.draw(found, tmp_path)
         for found in (measured(tool(timed(), KILLED), proof()), measured(tool(KILLED)), real)
     ]
     assert all(path.stat().st_size > 10_000 for paths in drawn for path in paths)
-    assert {path.name for path in drawn[-1]} == {
-        f"figures-{name}.png" for name in figurespage.DRAWN
-    }
-    assert figurespage.draw(measured(), tmp_path / "none") == ()
+    assert {path.name for path in drawn[-1]} == {f"figures-{name}.png" for name in plots.DRAWN}
+    assert plots.draw(measured(), tmp_path / "none") == ()
 
 
 def test_the_page_is_that_of_today():
-    now = figurespage.load(ROOT)
+    now = figures.load(ROOT)
     assert (ROOT / figurespage.PAGE).read_text(encoding="utf-8") == figurespage.page(
-        now, set(figurespage.DRAWN)
+        now, set(plots.DRAWN)
     ), "`scripts/nox figures --page` writes it"
 
 
@@ -166,9 +165,9 @@ def test_every_proof_and_bench_is_on_the_page():
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"figures": [{}]}', '{"figures": 3}'])
 def test_figures_that_are_none_are_refused(tmp_path, text):
-    store.put(tmp_path / figurespage.TOOL, text)
+    store.put(tmp_path / figures.TOOL, text)
     with pytest.raises(Refused, match="bad-figures"):
-        figurespage._tool(tmp_path / figurespage.TOOL)
+        figures._tool(tmp_path / figures.TOOL)
 
 
 def test_what_was_not_measured_again_stays():
@@ -195,4 +194,4 @@ def test_what_was_not_measured_again_stays():
     ],
 )
 def test_what_a_kill_left(moment, left):
-    assert figurespage.tree_then(moment) == left
+    assert figures.tree_then(moment) == left

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from evidence import cells, fleet, status, store
+from evidence import cells, fleet, matrix, store
 from evidence.commands.cli import main
 from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
@@ -56,7 +56,7 @@ def test_every_cell_that_can_be_proven_has_its_job_and_no_other():
         for pin in PINS.all
         for feature in cells.load(ROOT).features
         for model in feature.models
-        if status.expected(queue, pin, feature).state is not status.State.NOT_APPLICABLE
+        if matrix.expected(queue, pin, feature).state is not matrix.State.NOT_APPLICABLE
     }
     found = [(job.revision, job.model, mode) for job in jobs() for mode in job.modes]
     assert len(found) == len(set(found)) and set(found) == wanted

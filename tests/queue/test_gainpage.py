@@ -8,7 +8,9 @@ from pathlib import Path
 import fakes
 import pytest
 
-from evidence import benchpage, gainpage
+from evidence import gains
+from evidence.pages import bench as benchpage
+from evidence.plots import gain as plot
 from evidence.records import Gain
 
 SLOW, FAST = [200.0, 201.0, 202.0, 204.0, 210.0], [136.0, 137.0, 137.5, 138.0, 140.0]
@@ -84,6 +86,10 @@ def of(found: dict) -> Gain:
     return fakes.recorded(found, Gain)
 
 
+def told(found: dict) -> str:
+    return benchpage.page([], False, [of(found)])
+
+
 @pytest.fixture
 def text() -> str:
     return benchpage.page([], False, [of(gain())], with_gain_plot=True)
@@ -135,37 +141,37 @@ def test_the_first_answer_is_told_where_nothing_was_compiled_before():
     found = gain()
     for run, waited in zip(found["runs"], (50.2, 9.6), strict=True):
         run["first_answer_s"] = waited
-    assert "first answer" not in gainpage.said(of(found))
+    assert "first answer" not in told(found)
     found["gain"]["own_kernels"] = True
-    assert "the first answer took 50 s untouched, and 10 s patched." in gainpage.said(of(found))
+    assert "the first answer took 50 s untouched, and 10 s patched." in told(found)
     del found["runs"][1]["first_answer_s"]
-    assert "first answer" not in gainpage.said(of(found))
+    assert "first answer" not in told(found)
 
 
 def test_what_was_asked_beyond_the_defaults_is_told():
     found = gain()
-    assert "STATES" not in gainpage.said(of(found)) and "idle" not in gainpage.said(of(found))
+    assert "STATES" not in told(found) and "idle" not in told(found)
     found["runs"][0]["states"] = "break"
-    assert "states" not in gainpage.title(of(found))
+    assert "states" not in gains.title(of(found))
     found["runs"][1]["states"], found["gain"]["pause_s"] = "capture", 0.03
-    assert "had `SGLANG_PREFILL_GRAPH_STATES=capture`." in gainpage.said(of(found))
-    assert "was idle for 30 ms before each call." in gainpage.said(of(found))
-    assert gainpage.title(of(found)).endswith(", states in the graph")
+    assert "had `SGLANG_PREFILL_GRAPH_STATES=capture`." in told(found)
+    assert "was idle for 30 ms before each call." in told(found)
+    assert gains.title(of(found)).endswith(", states in the graph")
 
 
 def test_the_clock_under_load_is_told():
     found = gain()
-    assert "MHz" not in gainpage.said(of(found))
+    assert "MHz" not in told(found)
     for run, mhz in zip(found["runs"], (1845, 1590.5), strict=True):
         run["clock"] = {"samples": 9, "sm_mhz": mhz, "watts": 690.4, "power_capped": 0.97}
-    told = gainpage.said(of(found))
-    assert "ran at 1845 MHz untouched, and at 1590 patched, at 690 W." in told
-    assert "in 97 and 97 % of the samples." in told and "busy" not in told
+    said = told(found)
+    assert "ran at 1845 MHz untouched, and at 1590 patched, at 690 W." in said
+    assert "in 97 and 97 % of the samples." in said and "of a load's time" not in said
     for run, busy in zip(found["runs"], (0.972, 0.963), strict=True):
         run["load_profile"] = {"busy": busy}
-    assert "It was busy for 97.2 % and 96.3 % of a load's time." in gainpage.said(of(found))
+    assert "It was busy for 97.2 % and 96.3 % of a load's time." in told(found)
     found["runs"][0]["clock"] = {"samples": 0, "why": "no such field"}
-    assert "MHz" not in gainpage.said(of(found))
+    assert "MHz" not in told(found)
 
 
 def test_visits_of_one_tree_count_together():
@@ -177,10 +183,10 @@ def test_visits_of_one_tree_count_together():
     ]
     found = gain(runs=more)
     assert (
-        gainpage.calls(of(found), "untouched", "1x4096").fastest == 199
-        and gainpage.busy_ms(of(found), "patched", "1x4096") == 103
+        gains.calls(of(found), "untouched", "1x4096").fastest == 199
+        and gains.busy_ms(of(found), "patched", "1x4096") == 103
     )
-    assert gainpage.groups(of(found), "untouched", "1x4096")["_chunk_scan_fwd_kernel"] == 61
+    assert gains.groups(of(found), "untouched", "1x4096")["_chunk_scan_fwd_kernel"] == 61
 
 
 def timed(spans: list[float], busy_ms: float, launches: float = 640.0) -> dict:
@@ -208,15 +214,15 @@ def timed(spans: list[float], busy_ms: float, launches: float = 640.0) -> dict:
 def test_a_change_is_shown_where_it_is_clear_and_the_profile_accounts_for_it(
     spans, busy_ms, launches, said
 ):
-    assert gainpage.shown(of(timed(spans, busy_ms, launches)), "1x4096") == said
+    assert gains.shown(of(timed(spans, busy_ms, launches)), "1x4096") == said
 
 
 def test_what_was_not_measured_has_no_change():
-    assert gainpage.shown(of(gain()), "8x64") == "-" and gainpage.spread([]) is None
+    assert gains.shown(of(gain()), "8x64") == "-" and gains.spread([]) is None
 
 
 def test_quartiles_are_those_of_the_gain_itself():
-    found = gainpage.spread([4.0, 1.0, 2.0, 3.0])
+    found = gains.spread([4.0, 1.0, 2.0, 3.0])
     assert (found.fastest, found.first_quartile, found.median) == (1.0, 1.75, 2.5)
 
 
@@ -231,13 +237,12 @@ def test_a_tree_that_failed_is_said():
         loads=[],
         profile={},
     )
-    text = benchpage.page([], False, [of(gain(runs=[visit("untouched", SLOW, 60.0), broken]))])
+    text = told(gain(runs=[visit("untouched", SLOW, 60.0), broken]))
     assert "nothing can be compared" in text and "patched failed: start: exit code 1." in text
 
 
 def test_gains_come_before_graph_modes():
     assert benchpage.page([], False).endswith("Nothing was measured yet.\n")
-    assert gainpage.text([], str, False) == ""
 
 
 def test_gains_are_found_where_evidence_is_kept(project):
@@ -248,30 +253,30 @@ def test_gains_are_found_where_evidence_is_kept(project):
             version="9.9.1", model=model, subject="nemotron" if model == "Nano" else "other"
         )
         (folder / name).write_text(json.dumps(kept))
-    assert [one.model for one in gainpage.load(project.root)] == ["Nano", "Other"]
+    assert [one.model for one in gains.load(project.root)] == ["Nano", "Other"]
     assert "The queue has changed since." in benchpage.of(project.root)
 
 
 def test_a_call_that_was_split_is_said():
     found = gain()
     found["runs"][0]["profile"]["1x512"]["forwards"] = 1.67
-    assert gainpage.split(of(found)) == ["Untouched, 1 × 512 took 1.67 forwards a call."]
-    assert "took 1.67 forwards" in benchpage.page([], False, [of(found)])
+    assert gains.split(of(found)) == [("untouched", "1x512", 1.67)]
+    assert "Untouched, 1 × 512 took 1.67 forwards a call." in told(found)
 
 
 def test_a_legend_names_triton_kernels():
     assert (
-        gainpage.label("_chunk_scan_fwd_kernel") == "chunk_scan_fwd_kernel"
-        and len(gainpage.label("_" * 9 + "x" * 99)) == 34
+        plot.label("_chunk_scan_fwd_kernel") == "chunk_scan_fwd_kernel"
+        and len(plot.label("_" * 9 + "x" * 99)) == 34
     )
 
 
 def test_the_plot_is_drawn(tmp_path: Path):
     pytest.importorskip("matplotlib")
     assert (
-        gainpage.draw([of(gain())], tmp_path / "plot.png")
+        plot.draw([of(gain())], tmp_path / "plot.png")
         and (tmp_path / "plot.png").stat().st_size > 10_000
     )
-    assert not gainpage.draw([], tmp_path / "none.png") and not gainpage.draw(
+    assert not plot.draw([], tmp_path / "none.png") and not plot.draw(
         [of(gain(runs=[]))], tmp_path / "none.png"
     )

@@ -178,7 +178,7 @@ def test_a_prefill_that_falls_back_without_a_reason_is_a_fault(settings, seen, g
 def test_every_rank_is_looked_at(settings, first, second, words, good):
     """Ranks of one group run each prefill together; with data-parallel attention each its own."""
     seen = lines(*first) + lines(*second, process="2")
-    assert settings.ranks(seen, {"gpus": 2, "engine": words}, graph=True).good is good
+    assert settings.ranks(seen, {"ranks": 2, "engine": words}, graph=True).good is good
 
 
 def test_decoding_beside_other_calls_is_not_taken_for_mixed(settings):
@@ -440,3 +440,33 @@ def test_the_plans_neighbours_have_folders_and_ports_of_their_own(settings):
 def test_a_report_is_asked_of_releases_that_make_one(settings, report, wanted):
     """Later releases' servers leave none; where nothing is known, one is missing."""
     assert settings.reports(report) is wanted
+
+
+def test_ranks_share_one_gpu_where_it_is_asked_for(tmp_path):
+    """NCCL takes each process for a host of its own, and all are told of the first GPU."""
+    more = "--tp 2 --mode breakable --one-gpu"
+    code, found, _said = asked(tmp_path, "plain", FAKE_GPUS="1", more=more)
+    graph = found["runs"][-1]
+    assert code == 1 and "1 ranks of 2" in graph["why"] and graph["device"] == "0"
+    package = tmp_path / "fake/sglang/srt"
+    package.mkdir(parents=True)
+    (package / "server_args.py").write_text(
+        "class ServerArgs:\n    gpu_id_step = 1\n"
+        "    def check_server_args(self):\n        assert self.gpu_id_step >= 1\n"
+    )
+    script = (
+        "import os; from sglang.srt.server_args import ServerArgs; made = ServerArgs()\n"
+        "made.check_server_args(); print(made.gpu_id_step, os.environ['NCCL_HOSTID'], os.getpid())"
+    )
+    path = os.pathsep.join([str(GPU / "watch"), str(tmp_path / "fake")])
+    for one, step in (("1", "0"), ("", "1")):
+        words = {"PREFILL_WATCH": str(tmp_path / "w"), "PREFILL_ONE_GPU": one, "NCCL_HOSTID": "-"}
+        ran = subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | words | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seen, host, process = ran.stdout.split()
+        assert seen == step and host == (process if one else "-")

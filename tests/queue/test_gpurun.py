@@ -41,16 +41,9 @@ def host(project, tmp_path, monkeypatch):
 
 
 def run(host, *words: str, here: bool = True, out: Path | None = None) -> gpurun.Ran:
-    return gpurun.run(
-        host.root,
-        host.pin,
-        "run",
-        sys.executable if here else "",
-        [Path("packages")],
-        None,
-        words,
-        out,
-    )
+    python = sys.executable if here else ""
+    call = gpurun.Call("run", words, None, python, [Path("packages")], out)
+    return gpurun.run(host.root, host.pin, call)
 
 
 def test_it_runs_on_the_built_wheels_files(host):
@@ -67,7 +60,7 @@ def test_it_runs_on_the_built_wheels_files(host):
 
 def test_a_gain_has_what_makes_the_untouched_tree(host):
     host.write("tests/gpu/gain.py", SCRIPT.replace("evidence.json", "gain.json"))
-    ran = gpurun.run(host.root, host.pin, "gain", sys.executable, [], None, [])
+    ran = gpurun.run(host.root, host.pin, gpurun.Call("gain", here=sys.executable))
     words = json.loads((ran.result.parent / "words.json").read_text())
     laid = Path(words[words.index("--untouched") + 1])
     assert (
@@ -162,7 +155,7 @@ def test_an_environment_is_made_once(host, monkeypatch, said):
 
     monkeypatch.setattr(gpurun, "_uv", uv)
     for _ in range(2):
-        assert gpurun.run(host.root, host.pin, "run", "", [], None, []).result
+        assert gpurun.run(host.root, host.pin, gpurun.Call("run")).result
     assert [
         text for text in said if "making v9.9.1's own environment, once (about 10 GB" in text
     ] == said[-1:]

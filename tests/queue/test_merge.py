@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evidence import BREAKABLE, NEMOTRON, PINS, ROOT, RULES, edit, judge, result
 
-from evidence import cells, merge, status, store
+from evidence import cells, matrix, merge, store
 from evidence.commands.cli import main
 from evidence.merge import Fate, fold
+from evidence.pages import status
 from evidence.records import Record, Verdict
 from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
@@ -457,18 +458,18 @@ def merged(queue, feature: cells.Feature, **of_model) -> dict:
     return fold(None, results, facts["changes"], RULES)[0]
 
 
-def judged(queue, feature, **of_model) -> status.Cell | None:
+def judged(queue, feature, **of_model) -> matrix.Cell | None:
     return judge(merged(queue, feature, **of_model), queue, feature)
 
 
 def test_a_cell_of_two_hosts_names_both(queue):
-    assert judged(queue, NEMOTRON) == status.Cell(
-        status.State.PROVEN, "on NVIDIA Fake 1 with torch 2.9.1"
+    assert judged(queue, NEMOTRON) == matrix.Cell(
+        matrix.State.PROVEN, "on NVIDIA Fake 1 with torch 2.9.1"
     )
     other = {"torch": {"version": "2.11.0", "pinned": "2.9.1", "off_pin": True}}
     told = judged(queue, NEMOTRON, nemotron_h_moe=other)
     assert (
-        told.state is status.State.PROVEN
+        told.state is matrix.State.PROVEN
         and "torch 2.9.1; on NVIDIA Fake 1 with torch 2.11.0, off the release's pin" in told.reason
     )
 
@@ -479,23 +480,23 @@ def test_a_cell_of_two_hosts_names_both(queue):
         (
             NEMOTRON,
             {"changes": "sha256:0", "date": "2029-12-31"},
-            status.State.STALE,
+            matrix.State.STALE,
             "since the run of 2029-12-31",
         ),
         (
             NEMOTRON,
             {"runs": ran("nemotron-h-moe", verdict="failed")},
-            status.State.FAILED,
+            matrix.State.FAILED,
             "nemotron-h-moe",
         ),
-        (NEMOTRON, {"harness": "older"}, status.State.PROVEN, "by an earlier harness"),
+        (NEMOTRON, {"harness": "older"}, matrix.State.PROVEN, "by an earlier harness"),
         (
             BREAKABLE,
             {"lifetimes": {"verdict": "failed", "why": "2 faults"}},
-            status.State.FAILED,
+            matrix.State.FAILED,
             "2 faults",
         ),
-        (BREAKABLE, {"lifetimes": None}, status.State.PROVEN, "lifetimes not checked in this run"),
+        (BREAKABLE, {"lifetimes": None}, matrix.State.PROVEN, "lifetimes not checked in this run"),
     ],
 )
 def test_one_host_of_two_can_keep_a_cell_from_being_proven(queue, feature, changed, state, text):
@@ -517,9 +518,9 @@ def test_a_failure_on_another_gpu_is_told_beside_a_proof(queue, tmp_path, monkey
     )
     bad["gpu"] = gpu(name="NVIDIA Fake 2")
     records = [fakes.recorded(one, Record) for one in (bad, good)]
-    monkeypatch.setattr(status, "proofs", lambda root, version: records)
-    told = status.cell(ROOT, queue, PINS.find("v0.5.9"), NEMOTRON)
-    assert told.state is status.State.PROVEN and "failed on NVIDIA Fake 2" in told.reason
+    monkeypatch.setattr(matrix, "proofs", lambda root, version: records)
+    told = matrix.cell(ROOT, queue, PINS.find("v0.5.9"), NEMOTRON)
+    assert told.state is matrix.State.PROVEN and "failed on NVIDIA Fake 2" in told.reason
 
 
 # the command

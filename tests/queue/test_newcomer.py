@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec import convert
 
-from evidence import figurespage
+from evidence.figures import Measured
 from evidence.measure import newcomer
+from evidence.pages.figures import page
 from evidence.records import Figures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +48,7 @@ def test_a_walk_is_told_with_what_was_chosen():
     figure = {"name": "a new user", "shown": "3.25 s", "limit": "< 300 s", "met": True}
     machine = {"cpus": 2, "load": [1], "python": "3.11.7", "system": "one"}
     tool = {"revision": "v0.5.9", "machine": machine, "figures": [figure | {"details": told}]}
-    text = figurespage.tool_text(figurespage.Measured(convert(tool, Figures), [], [], {}))
+    text = page(Measured(convert(tool, Figures), [], [], {}), ())
     assert (
         "\n  - `scripts/nox apply v0.5.9`: 2.5 s, 34 lines of 80 columns\n  - `scripts/nox install"
         in text

@@ -27,8 +27,10 @@ from test_export import tools  # noqa: F401
 from test_fleet import LLAMA, cells_of, keep
 from test_merge import ran
 
-from evidence import benchpage, gpurun, status
+from evidence import gpurun
 from evidence.measure import queue as measuring
+from evidence.pages import bench as benchpage
+from evidence.pages import status
 from patchqueue.commands import cli
 from patchqueue.environments import testing
 from patchqueue.environments.environment import Environment

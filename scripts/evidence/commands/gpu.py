@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from patchqueue.commands import idle, paths
@@ -11,8 +12,10 @@ from patchqueue.commands.entry import OUT
 from patchqueue.commands.wheels import chosen_of, command
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream import pins as pinning
 
-from .. import benchpage, gpurun, store
+from .. import gpurun, store
+from ..pages import bench as page
 
 RUNS = ("--from", "--here", "--python", "--out", "--site", "--pass")  # options of a run on a GPU
 
@@ -118,45 +121,34 @@ def _unkept(options: argparse.Namespace, script: str) -> int:
     """Run a script that prints what it finds; nothing goes to evidence/."""
     code = 0
     for pin in chosen_of(options)[1]:
-        ran = gpurun.run(
-            options.root,
-            pin,
-            script,
-            _here(options),
-            options.site,
-            options.origin,
-            _words(options),
-            options.out,
-        )
+        ran = gpurun.run(options.root, pin, _call(options, script))
         code = code or ran.code
         if ran.result:
             OUT.print(f"{ran.result} written")
     return code
 
 
+def _call(options: argparse.Namespace, script: str) -> gpurun.Call:
+    words, here = _words(options), _here(options)
+    return gpurun.Call(script, words, options.origin, here, options.site, options.out)
+
+
 def _here(options: argparse.Namespace) -> str:
     """The interpreter that --here and --python name; empty for one of the release's own. Raises
     Refused."""
     if options.python and not options.here:
-        raise Refused(
-            Problem(
-                "bad-words",
-                "--python",
-                "says which interpreter --here is",
-                to_type("gpu", "--here --python", options.python),
-            )
-        )
+        step = to_type("gpu", "--here --python", options.python)
+        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", step))
     return (options.python or sys.executable) if options.here else ""
 
 
 def _words(options: argparse.Namespace) -> list[str]:
     """What goes on to the script in tests/gpu."""
-    return [
-        word
-        for name in ("model", "mode")
-        if (given := getattr(options, name, []))
-        for word in (f"--{name}", *given)
-    ] + options.words
+    words = list(options.words)
+    for name in ("mode", "model"):
+        if given := getattr(options, name, []):
+            words = [f"--{name}", *given, *words]
+    return words
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -165,50 +157,43 @@ def _bench(options: argparse.Namespace) -> int:
             options, "with --page, which runs nothing", *RUNS, "--gain", "--take", "--stale"
         )
     code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
-    drawn = benchpage.write(options.root)
+    drawn = page.write(options.root)
     without = "no plot: matplotlib is not installed, or nothing was measured"
     plots = ", its plots drawn" if drawn else f"; {without}"
-    OUT.print(f"{benchpage.PAGE} written{plots}")
-    OUT.print(f"next: `git diff {benchpage.PAGE}` shows what is new on it")
+    OUT.print(f"{page.PAGE} written{plots}")
+    OUT.print(f"next: `git diff {page.PAGE}` shows what is new on it")
     return code
 
 
 def _run(options: argparse.Namespace, script: str) -> int:
+    """Run a script, or take what one wrote; and keep it."""
     pins, chosen = chosen_of(options)
     if options.take:
         given = ["--gain"] if "gain" in options else ["--model", "--mode"]
         idle.refuse(options, "with --take, which runs nothing", *RUNS, *given)
-    else:
-        idle.refuse(options, "without --take", "--stale")
+        return _keep(options, pins, script, options.take)
+    idle.refuse(options, "without --take", "--stale")
     if options.out and len(chosen) > 1:
-        raise Refused(
-            Problem(
-                "bad-words",
-                "--out",
-                "is for one run of one release",
-                to_type("gpu", f"{chosen[0].tag} --out FOLDER"),
-            )
-        )
-    here, words = _here(options), _words(options)
-    files, codes = list(options.take or []), []
-    for pin in [] if options.take else chosen:
-        ran = gpurun.run(
-            options.root, pin, script, here, options.site, options.origin, words, options.out
-        )
-        codes.append(ran.code)
-        files += [ran.result] if ran.result and not options.out else []
-        if ran.result and options.out:
-            OUT.print(
-                f"next: {to_type('status', '--merge', options.out)} gathers it; so does that of a"
-                " folder around it"
-            )
+        step = to_type("gpu", f"{chosen[0].tag} --out FOLDER")
+        raise Refused(Problem("bad-words", "--out", "is for one run of one release", step))
+    call = _call(options, script)
+    done = [gpurun.run(options.root, pin, call) for pin in chosen]
+    written = [ran.result for ran in done if ran.result]
+    if written and options.out:
+        gather = to_type("status", "--merge", options.out)
+        OUT.print(f"next: {gather} gathers it; so does that of a folder around it")
+    else:
+        _keep(options, pins, script, written)
+    return max(ran.code for ran in done)
+
+
+def _keep(options: argparse.Namespace, pins: pinning.Pins, script: str, files: list[Path]) -> int:
     for file in files:
         taken = store.take(options.root, pins, file, options.stale)
         kept = f", {taken.kept} kept from before" if taken.kept else ""
-        OUT.print(
-            f"{taken.path.relative_to(options.root)}: {counted(taken.runs, 'run')}{kept};"
-            f" {'all passed' if taken.passed else 'not all passed'}"
-        )
+        verdict = "all passed" if taken.passed else "not all passed"
+        path = taken.path.relative_to(options.root)
+        OUT.print(f"{path}: {counted(taken.runs, 'run')}{kept}; {verdict}")
     if files and script == "run":
         OUT.print(f"next: {to_type('status')} makes the tables from evidence/")
-    return max(codes, default=0)
+    return 0

@@ -22,67 +22,43 @@ def add(commands: Any) -> None:
     )
     listed = commands.add_parser("matrix", help=text)
     listed.set_defaults(run=_matrix)
-    listed.add_argument(
-        "revisions",
-        nargs="*",
-        metavar="VERSION",
-        help="v0.5.9 or 0.5.9 (default: every pinned release)",
-    )
-    listed.add_argument(
-        "--revision",
-        dest="more",
-        action="append",
-        default=[],
-        metavar="VERSION",
-        help="the same as VERSION alone; may be repeated",
-    )
-    listed.add_argument(
-        "--gpu",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this kind, as H200; may be repeated (default: every kind in evidence/)",
-    )
-    listed.add_argument(
-        "--model", action="append", default=[], help="only this model; may be repeated"
-    )
-    listed.add_argument(
-        "--stale", action="store_true", help="only runs without evidence about today's queue"
-    )
-    listed.add_argument(
-        "--host",
-        type=paths.path,
-        help=f"the description of hosts without a package index (default: {host.DEFAULT})",
-    )
-    listed.add_argument(
-        "--cpu",
-        action="store_true",
-        help="list the releases that tests/revision can test without a GPU, instead",
-    )
+    add_argument = listed.add_argument
+    kinds = "(default: every kind in evidence/)"
+    words = "v0.5.9 or 0.5.9 (default: every pinned release)"
+    add_argument("revisions", nargs="*", metavar="VERSION", help=words)
+    for name, metavar, text in (
+        ("--revision", "VERSION", "the same as VERSION alone; may be repeated"),
+        (
+            "--gpu",
+            "NAME",
+            f"only this kind, as H200; may be repeated {kinds}",
+        ),
+        ("--model", None, "only this model; may be repeated"),
+    ):
+        add_argument(name, action="append", default=[], metavar=metavar, help=text)
+    text = f"the description of hosts without a package index (default: {host.DEFAULT})"
+    add_argument("--host", type=paths.path, help=text)
+    for name, text in (
+        ("--stale", "only runs without evidence about today's queue"),
+        ("--cpu", "list the releases that tests/revision can test without a GPU, instead"),
+    ):
+        add_argument(name, action="store_true", help=text)
 
 
 def _matrix(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    chosen = [
-        pins.find(name) for name in dict.fromkeys([*options.revisions, *options.more])
-    ] or list(pins.all)
+    named = dict.fromkeys([*options.revisions, *options.revision])
+    chosen = [pins.find(name) for name in named] or list(pins.all)
     if options.cpu:
         idle.refuse(
             options, "with --cpu, which lists releases", "--gpu", "--model", "--stale", "--host"
         )
-        rows: list[dict] = [
-            {"revision": pin.tag} for pin in chosen if has_environment(options.root, pin)
-        ]
+        tested = (pin for pin in chosen if has_environment(options.root, pin))
+        rows: list[dict[str, object]] = [{"revision": pin.tag} for pin in tested]
     else:
-        found = fleet.jobs(
-            options.root,
-            chosen,
-            options.gpu,
-            options.model,
-            options.host or options.root / host.DEFAULT,
-            options.stale,
-        )
-        rows = [one.as_json() for one in found]
+        hosts = options.host or options.root / host.DEFAULT
+        asked = (options.gpu, options.model, hosts, options.stale)
+        rows = [one.as_json() for one in fleet.jobs(options.root, chosen, *asked)]
     # and no other word: nox hands on what goes to stderr as stdout
     print(json.dumps({"include": rows}))
     return 0

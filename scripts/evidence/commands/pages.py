@@ -10,8 +10,9 @@ from patchqueue.commands.entry import OUT
 from patchqueue.hint import counted, to_type
 from patchqueue.upstream import pins as pinning
 
-from .. import figurespage, merge, status
+from .. import merge
 from ..measure import queue
+from ..pages import figures, status
 
 
 def add(commands: Any) -> None:
@@ -38,7 +39,7 @@ def add(commands: Any) -> None:
     drawn.add_argument(
         "--page",
         action="store_true",
-        help=f"measure nothing; make {figurespage.PAGE} and its plots from evidence/",
+        help=f"measure nothing; make {figures.PAGE} and its plots from evidence/",
     )
 
 
@@ -53,8 +54,8 @@ def _status(options: argparse.Namespace) -> int:
         else f"{status.PAGE} and {status.PATCHES} said so already"
     )
     for one in gathered:
-        taken = one.fate is merge.Fate.TAKEN
-        where = f" into {one.kept.relative_to(options.root)}" if taken else ""
+        taken = one.kept if one.fate is merge.Fate.TAKEN else None
+        where = f" into {taken.relative_to(options.root)}" if taken else ""
         OUT.print(f"{one.file}: {one.fate}{where}: {one.why}")
     if gathered:
         fates = [one.fate for one in gathered]
@@ -70,14 +71,14 @@ def _figures(options: argparse.Namespace) -> int:
     if not options.page:
         return queue.measure(options)
     idle.refuse(options, "with --page, which measures nothing", "--pin", "--kills", "--out")
-    drawn = figurespage.write(options.root)
+    drawn = figures.write(options.root)
     OUT.print(
-        f"{figurespage.PAGE} written; "
+        f"{figures.PAGE} written; "
         + (
             ", ".join(str(file.relative_to(options.root)) for file in drawn) + " drawn"
             if drawn
             else "no plot: matplotlib is not installed, or nothing was measured"
         )
     )
-    OUT.print(f"next: `git diff {figurespage.PAGE}` shows what is new on it")
+    OUT.print(f"next: `git diff {figures.PAGE}` shows what is new on it")
     return 0

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from patchqueue.files.tree import hash_listing
@@ -81,23 +83,14 @@ def make_checkout(pristine: source.Source, folder: Path) -> Path:
     return folder
 
 
-def am(checkout: Path, clone: Path, base: str, mails: list[Path]) -> tuple[str, str]:
+def am(checkout: Path, clone: Path, base: str, mails: Sequence[Path]) -> tuple[str, str]:
     """The tree and the commit that `git am` makes of the mails, in a clone, as the same person at
     the same time."""
     git(checkout.parent, "clone", "-q", "--shared", "--no-checkout", str(checkout), str(clone))
     git(clone, "checkout", "-q", "--detach", base)
     who = open_repository(str(checkout)).person()
-    git(
-        clone,
-        "-c",
-        f"user.name={who.name}",
-        "-c",
-        f"user.email={who.email}",
-        "am",
-        "-q",
-        "--committer-date-is-author-date",
-        *map(str, mails),
-    )
+    person = ("-c", f"user.name={who.name}", "-c", f"user.email={who.email}")
+    git(clone, *person, "am", "-q", "--committer-date-is-author-date", *map(str, mails))
     return git(clone, "rev-parse", "HEAD^{tree}").strip(), git(clone, "rev-parse", "HEAD").strip()
 
 
@@ -113,44 +106,33 @@ def read_back(
     """
     names, same = [], 0
     for parent, commit in zip((made.base, *made.commits), made.commits):
-        name = (
-            repository.git(
-                "show",
-                "--no-patch",
-                "--format=%(trailers:key=Queue-Patch,valueonly,separator=)",
-                commit,
-            )
-            .decode()
-            .strip()
-        )
-        changed = (
-            repository.git(
-                "diff-tree", "-r", "-z", "--name-only", "--diff-filter=M", parent, commit
-            )
-            .decode()
-            .split("\0")[:-1]
-        )
-        read = b"".join(
-            gnu_diff(path, repository.read(parent, path), repository.read(commit, path), space)
-            for path in sorted(changed)
-        ).decode()
+        trailer = "--format=%(trailers:key=Queue-Patch,valueonly,separator=)"
+        name = repository.git("show", "--no-patch", trailer, commit).decode().strip()
         patch = queue.at(name, made.pin.version)
+        read = _diff(repository, parent, commit, space)
         same += read == patch.diff
-        made_by = [
-            replay([each], {}, lambda path, at=parent: repository.read(at, path), name)
+        by_diff, by_patch = (
+            replay([each], {}, partial(repository.read, parent), name)
             for each in (replace(patch, files=parse_diff(read)), patch)
-        ]
-        names.append(
-            name
-            if made_by[0].files == made_by[1].files and not made_by[0].problems
-            else f"{name} (differs)"
         )
+        right = by_diff.files == by_patch.files and not by_diff.problems
+        names.append(name if right else f"{name} (differs)")
     return names, same
 
 
-def gnu_diff(path: str, before: bytes, after: bytes, space: Path) -> bytes:
+def _diff(repository: Repository, parent: str, commit: str, space: Path) -> str:
+    """What a commit changes in files that were there."""
+    words = ("diff-tree", "-r", "-z", "--name-only", "--diff-filter=M", parent, commit)
+    changed = repository.git(*words).decode().split("\0")[:-1]
+    return b"".join(
+        gnu_diff(path, repository.read(parent, path), repository.read(commit, path), space)
+        for path in sorted(changed)
+    ).decode()
+
+
+def gnu_diff(path: str, before: bytes | None, after: bytes | None, space: Path) -> bytes:
     for name, content in (("before", before), ("after", after)):
-        (space / name).write_bytes(content)
+        (space / name).write_bytes(content or b"")
     labels = ["--label", f"a/{path}", "--label", f"b/{path}"]
     return subprocess.run(
         ["diff", "-U3", *labels, str(space / "before"), str(space / "after")], capture_output=True

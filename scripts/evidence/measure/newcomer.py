@@ -127,7 +127,7 @@ def shown(one: Walked) -> str:
     return f"{one.seconds:7.2f} s {one.lines:4} lines {one.answers:2} answers  {one.command}{words}"
 
 
-def told(walked: Sequence[Walked]) -> dict[str, object]:
+def told(walked: Sequence[Walked]) -> dict[str, Any]:
     """The walk as a figure's details."""
     return {
         "whole": round(sum(one.seconds for one in walked), 2),

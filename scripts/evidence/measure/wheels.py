@@ -12,8 +12,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from patchqueue.environments import environment, testing
+from patchqueue.environments import testing
+from patchqueue.environments.lock import PYTHON
 from patchqueue.upstream import pins
 from patchqueue.wheels import build
 
@@ -44,32 +46,16 @@ def proven(known: pins.Pins) -> list[pins.Pin]:
 def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
     """What the installed wheel says; a bool is a claim that must be true."""
     home = testing.build_environment(ROOT, pin)
-    target = build.Target(environment.PYTHON, os.uname().machine)
-    built = build.build(ROOT, pin, target, None, space / "wheels", lambda *_: None)
+    target = build.Target(PYTHON, os.uname().machine)
+    built = build.build(ROOT, pin, target, None, space / "wheels")
     site = space / "site"
-    uv = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--offline",
-        "--python",
-        str(home.python),
-        "--target",
-        str(site),
-        str(built.path),
-    ]
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--offline"]
+    uv += ["--python", str(home.python), "--target", str(site), str(built.path)]
     subprocess.run(uv, check=True)
-    variables = (
-        {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        | home.variables
-        | {"PYTHONPATH": str(site)}
-    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables = kept | home.variables | {"PYTHONPATH": str(site)}
 
-    def ask(*words: str) -> list | dict:
+    def ask(*words: str) -> Any:
         done = subprocess.run(
             [str(home.python), *words], cwd=space, env=variables, capture_output=True, text=True
         )
@@ -79,14 +65,12 @@ def measure(pin: pins.Pin, space: Path) -> dict[str, object]:
 
     said = ask("-m", "sglang.srt.prefill_graph", "--verify", "--json")
     version, file = ask("-c", ASK)
+    own = site / "sglang/srt/prefill_graph/provenance.json"
     return {
         "wheel": built.path.name,
         "its own": version == built.version and Path(file).is_relative_to(site),
         "intact": said["verification"]["intact"],
         "files": said["verification"]["files"],
-        "queue": (
-            said["tree"]["queue"]
-            == json.loads((site / "sglang/srt/prefill_graph/provenance.json").read_text())["queue"]
-        ),
+        "queue": said["tree"]["queue"] == json.loads(own.read_text())["queue"],
         "patches": len(said["tree"]["patches"]),
     }

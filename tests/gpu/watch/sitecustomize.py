@@ -8,7 +8,7 @@ runner refused: its own word, else its last lines that ran. The first line of a 
 sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a
 limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if the patch that calls
-it were not there.
+it were not there. PREFILL_ONE_GPU=1: the ranks of a server share the first GPU.
 """
 
 import importlib.abc
@@ -150,6 +150,21 @@ def watch_model_runner(module):
     module.ModelRunner.forward = forward
 
 
+def share_one_gpu(module):
+    """Let a server's ranks share its first GPU.
+
+    NCCL refuses two ranks on one GPU of a host, so that each process calls itself a host of its
+    own, and they talk through sockets.
+    """
+    original = module.ServerArgs.check_server_args
+
+    def check(self):
+        original(self)  # it wants a step from rank to rank
+        object.__setattr__(self, "gpu_id_step", 0)
+
+    module.ServerArgs.check_server_args = check
+
+
 class AfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, hooks):
         self.hooks = hooks
@@ -188,5 +203,12 @@ if os.environ.get("PREFILL_WATCH"):
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")
         hooks[forgotten_in] = lambda module: setattr(module, function, lambda *args, **kwargs: None)
+    if os.environ.get("PREFILL_ONE_GPU"):
+        hooks["sglang.srt.server_args"] = share_one_gpu
+        os.environ |= {
+            "NCCL_HOSTID": str(os.getpid()),
+            "NCCL_IB_DISABLE": "1",
+            "NCCL_SOCKET_IFNAME": "lo",
+        }
     sys.meta_path.insert(0, AfterImport(hooks))
 next_sitecustomize()

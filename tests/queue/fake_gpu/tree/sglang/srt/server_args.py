@@ -20,3 +20,6 @@ class ServerArgs:
     context_length: int = 0
     chunked_prefill_size: int = 0
     tp_size: int = 1
+
+    def check_server_args(self) -> None:
+        pass

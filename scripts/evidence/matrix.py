@@ -1,0 +1,193 @@
+"""The support matrix: what was proven where, and why the rest was not. Made from the queue and
+evidence/ alone."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import Selection
+from patchqueue.queue.header import Header
+from patchqueue.queue.series import Queue
+from patchqueue.upstream.pins import Pin, Pins
+
+from . import cells
+from .cells import ALWAYS, Feature
+from .records import Record, Run
+from .store import BREAKABLE, harness, proofs
+
+DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
+
+
+class State(str, enum.Enum):
+    """What is known about one feature on one release."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
+    STALE = "stale"
+    NOT_RUN = "not run"
+    UPSTREAM = "upstream"
+    NOT_APPLICABLE = "not applicable"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One feature on one release."""
+
+    state: State
+    reason: str
+
+
+def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
+    """A row of cells for each pin, newest first. Raises Refused where the queue is broken."""
+    queue, features = load_queue(root), cells.load(root).features
+    return [
+        (pin, [cell(root, queue, pin, feature) for feature in features])
+        for pin in reversed(pins.all)
+    ]
+
+
+def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
+    """What is known: from evidence where there is some, else from the queue. The best of several
+    GPUs, and what the others said."""
+    best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
+    known = [
+        judged
+        for file in proofs(root, str(pin.version))
+        if (judged := judge(file, queue, pin, feature, harness(root)))
+    ]
+    if not known:
+        return expected(queue, pin, feature)
+    first, *others = sorted(known, key=lambda one: best.index(one.state))
+    said = [
+        f"{one.state} {one.reason}" for one in others if one.state in (State.PROVEN, State.FAILED)
+    ]
+    return Cell(first.state, "; ".join([first.reason, *said]))
+
+
+def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
+    """What the runs on one kind of GPU say about a feature; None where they did not try it on every
+    model. rules: the harness of today."""
+    runs = [
+        (run, found.under(run))
+        for run in found.runs
+        if run.mode == feature.mode and run.model in feature.models
+    ]
+    if {run.model for run, _ in runs} != set(feature.models) or any(
+        run.verdict == "not run" for run, _ in runs
+    ):
+        return None
+    then = _verdict(runs, rules)
+    now = Selection(queue, pin).effect_sha256
+    earlier = sorted(one.date for _, one in runs if one.changes != now)
+    if earlier:
+        return Cell(
+            State.STALE,
+            f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
+            f" {then.reason}",
+        )
+    return then
+
+
+def _verdict(runs: Sequence[tuple[Run, Record]], rules: str) -> Cell:
+    """What runs say, each with the facts that it was made under."""
+    for run, _ in runs:
+        if run.verdict == "not applicable":
+            return Cell(State.NOT_APPLICABLE, run.why)
+    places = [
+        place(one) + ("" if one.harness == rules else ", by an earlier harness") for _, one in runs
+    ]
+    for there, (run, _) in zip(places, runs):
+        if run.verdict != "passed":
+            what = f"{run.model} {in_words(run.why)} ([details]({DETAILS}))"
+            return Cell(State.FAILED, f"{there}: {what}")
+    where = "; ".join(dict.fromkeys(places))
+    return _of_lifetimes(runs, places) or Cell(State.PROVEN, where + _unchecked(runs))
+
+
+def _of_lifetimes(runs: Sequence[tuple[Run, Record]], places: Sequence[str]) -> Cell | None:
+    """The first check of a breakable graph's lifetimes that did not pass."""
+    for there, (run, one) in zip(places, runs):
+        found = one.lifetimes if run.mode == BREAKABLE else None
+        if found and found.verdict != "passed":
+            why = found.why.partition(": ")[0]
+            return Cell(State.FAILED, f"{there}: lifetimes: {found.verdict}: {why}")
+    return None
+
+
+def _unchecked(runs: Sequence[tuple[Run, Record]]) -> str:
+    missing = any(run.mode == BREAKABLE and one.lifetimes is None for run, one in runs)
+    return "; lifetimes not checked in this run" if missing else ""
+
+
+def in_words(why: str) -> str:
+    """What a run's "check: what was found" means to a user. The numbers are in evidence/, and told
+    on the page."""
+    check = why.partition(": ")[0]
+    return (
+        "answers otherwise than eager prefill"
+        if check.startswith(AGREES)
+        else f'does not pass "{check}"'
+    )
+
+
+def place(found: Record) -> str:
+    """Where a run was, and how far that is from what the release asks for."""
+    text = f"on {found.gpu.name} with torch {found.torch.version.partition('+')[0]}"
+    if found.torch.off_pin:
+        text += f", off the release's pin {found.torch.pinned}"
+    return text + (f", kernels {found.kernel.package}" if found.kernel else "")
+
+
+def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
+    """What the queue alone says about a feature on a release."""
+    selected = [queue.base(patch.name) for patch in queue.select(pin.version)]
+    brings, repairs = (
+        _named(name for name in selected if name in those)
+        for those in (feature.brings, feature.repairs)
+    )
+    if brings and not _has(pin, feature.upstream):
+        return Cell(State.NOT_RUN, f"the queue brings it with {brings}")
+    for specifier, reason in feature.never.items():
+        if SpecifierSet(specifier).contains(pin.version, prereleases=True):
+            return Cell(State.NOT_APPLICABLE, reason)
+    headers = [queue.patches[name].header for name in feature.brings]
+    since = feature.upstream or _merged(headers)
+    if not _has(pin, since):
+        return Cell(State.NOT_APPLICABLE, _gap(headers, pin) or "no patch brings it there")
+    if repairs:
+        return Cell(State.NOT_RUN, f"the queue repairs it with {repairs}")
+    when = "" if since == ALWAYS else f" (since {since})"
+    what = f"the release has it itself{when}, and no patch repairs it there; not run here"
+    return Cell(State.UPSTREAM, what)
+
+
+def _has(pin: Pin, since: str) -> bool:
+    return bool(since) and pin.version >= Version(since)
+
+
+def _merged(headers: Iterable[Header]) -> str:
+    """The first release that has one of these patches; empty where none has."""
+    found = (re.fullmatch(r"Merged (\S+)", one.get("Upstream-Status")) for one in headers)
+    return next((one[1] for one in found if one), "")
+
+
+def _gap(headers: Iterable[Header], pin: Pin) -> str:
+    """Why a release does not get one of these patches; empty where none says so."""
+    gaps = (gap for header in headers for gap in header.gaps)
+    reasons = (gap.reason for gap in gaps if gap.releases.contains(pin.version, prereleases=True))
+    return next(reasons, "")
+
+
+def _named(patches: Iterable[str]) -> str:
+    return ", ".join(f"`{name.removesuffix('.patch')}`" for name in patches)

@@ -1,0 +1,209 @@
+"""docs/bench.md and its plots, made from what was measured: every number comes from evidence/.
+
+Gains against the untouched release come first, graph modes beside each other behind them. The plots
+need matplotlib, which nothing else here does: they are drawn where matplotlib is, and left as they
+were elsewhere.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import benches, gains
+from ..benches import EAGER, FIRST, NAMES
+from ..plots import bench as bench_plot
+from ..plots import gain as gain_plot
+from ..records import Bench, Gain, TimedRun, spoken
+from ..store import put
+from .render import number, render, signed, table
+
+PAGE, PLOT, GAIN_PLOT = Path("docs/bench.md"), Path("docs/bench.png"), Path("docs/gain.png")
+
+
+def write(root: Path) -> bool:
+    """Write the page, and the plots where matplotlib is installed. Returns whether any was
+    drawn."""
+    (root / PAGE).parent.mkdir(parents=True, exist_ok=True)
+    drawn = [
+        bench_plot.draw(benches.load(root), root / PLOT),
+        gain_plot.draw(gains.load(root), root / GAIN_PLOT),
+    ]
+    put(root / PAGE, of(root))
+    return any(drawn)
+
+
+def of(root: Path) -> str:
+    """The page's text, from what is kept; with the plots that are there."""
+    with_plots = [(root / plot).is_file() for plot in (PLOT, GAIN_PLOT)]
+    return page(benches.load(root), with_plots[0], gains.load(root), with_plots[1])
+
+
+def page(
+    timed: Sequence[Bench],
+    with_plot: bool,
+    compared: Sequence[Gain] = (),
+    with_gain_plot: bool = False,
+) -> str:
+    """The page's text."""
+    models: dict[str, list[Bench]] = {}
+    for bench in timed:
+        models.setdefault(bench.model, []).append(bench)
+    return render(
+        "bench.md",
+        models=models,
+        compared=compared,
+        plot=PLOT.name if with_plot and any(map(benches.paired, timed)) else "",
+        gain_plot=GAIN_PLOT.name if with_gain_plot else "",
+        **FUNCTIONS,
+    )
+
+
+def load_rows(bench: Bench) -> list[list[str]]:
+    """A mode each: its throughput, and what it costs."""
+    gained, rows = benches.gains(bench), []
+    for mode, name in NAMES.items():
+        if run := _telling(bench, mode):
+            found = gained.get(mode)
+            change = f"{signed(found.median)} % {_span(found)}" if found else "-"
+            rows.append([name, *_rates(run), change, *_costs(run)])
+    return rows
+
+
+def _telling(bench: Bench, mode: str) -> TimedRun | None:
+    """Of a mode's runs the latest with loads, else with first tokens, else the latest."""
+    runs = [run for run in reversed(bench.runs) if run.mode == mode]
+    return max(runs, key=lambda run: (bool(run.loads), bool(run.first_token_ms)), default=None)
+
+
+def _span(found: benches.Change) -> str:
+    return f"({signed(found.low)} to {signed(found.high)}, {len(found.ratios)} rounds)"
+
+
+def _rates(run: TimedRun) -> list[str]:
+    """Throughput and latency: medians, with the least and most."""
+    if not run.loads:
+        return ["-" if run.first_token_ms else f"{run.verdict}: {run.why}"[:90], "-"]
+    rates = [one.tokens_per_s for one in run.loads]
+    latencies = [one.mean_latency_s for one in run.loads]
+    return [_spread(rates, 0), _spread(latencies, 2)]
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    middle, *ends = (number(one, digits) for one in (statistics.median(values), *_ends(values)))
+    return f"{middle} ({' to '.join(ends)})"
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _costs(run: TimedRun) -> list[str]:
+    """What a mode's prefill graphs took to capture, what the engine holds, and how often the graph
+    was used."""
+    graph, prefills = run.prefill_capture, run.prefills
+    held = run.memory_mib.get("after_load", run.memory_mib.get("started"))
+    return [
+        number(sum(one.seconds for one in graph), 1) if graph else "-",
+        number(sum(one.gb for one in graph), 2) if graph else "-",
+        number(held / 1024, 1) if held else "-",
+        f"{prefills.on_graph} of {prefills.prefills}" if prefills.prefills else "-",
+    ]
+
+
+def first_token_table(bench: Bench) -> str:
+    """Medians; the change against eager prefill where it is shown."""
+    runs, delays = benches.measured(bench, FIRST), benches.delays(bench)
+
+    def cell(mode: str, shape: str) -> str:
+        calls = runs[mode].first_token_ms.get(shape)
+        found = delays.get(mode, {}).get(shape)
+        change = f" ({signed(found.median)} %)" if found and found.shown else ""
+        return number(calls.median, 1) + change if calls else "-"
+
+    return table(
+        ["first token, ms; changes that are shown", *(NAMES[mode] for mode in runs)],
+        ([spoken(shape), *(cell(mode, shape) for mode in runs)] for shape in benches.shapes(bench)),
+    )
+
+
+def across(timed: Sequence[Bench], mode: str) -> str:
+    """One mode's first tokens in every measurement that has them, beside each other; empty where
+    fewer than two have."""
+    found = [bench for bench in timed if mode in benches.beside_eager(bench, FIRST)]
+    if len(found) < 2:
+        return ""
+    runs = [benches.measured(bench, FIRST) for bench in found]
+    shapes = dict.fromkeys(shape for one in runs for shape in one[mode].first_token_ms)
+    rows = [[spoken(shape), *(_both(one, mode, shape) for one in runs)] for shape in shapes]
+    return table(["requests × tokens", *(bench.title for bench in found)], rows)
+
+
+def _both(runs: dict[str, TimedRun], mode: str, shape: str) -> str:
+    calls = [runs[name].first_token_ms.get(shape) for name in (EAGER, mode)]
+    return " → ".join(number(one.median, 1) for one in calls if one) if all(calls) else "-"
+
+
+def call_rows(gain: Gain) -> list[list[str]]:
+    """First tokens of each shape, before and after."""
+    return [
+        [
+            spoken(shape),
+            *(str(one or "-") for one in gains.both(gains.calls, gain, shape)),
+            gains.shown(gain, shape),
+        ]
+        for shape in gain.gain.shapes
+    ]
+
+
+def busy_rows(gain: Gain) -> list[list[str]]:
+    """The GPU's own time of each shape, before and after."""
+    rows = []
+    for shape in gain.gain.shapes:
+        busy, counts = (gains.both(what, gain, shape) for what in (gains.busy_ms, gains.launches))
+        rows.append(
+            [
+                spoken(shape),
+                *(number(one, 1) for one in busy),
+                gains.change(*busy),
+                number(gain.floor_ms.get(shape), 1),
+                " → ".join(map(number, counts)),
+            ]
+        )
+    return rows
+
+
+def rate_row(gain: Gain) -> list[str]:
+    rates = gains.both(gains.rate, gain)
+    return ["median of all loads", *(number(one or None) for one in rates), gains.change(*rates)]
+
+
+def kernel_rows(gain: Gain, shape: str) -> list[list[str]]:
+    """Where the time of a shape goes, before and after; none where a tree was not profiled."""
+    found = gains.both(gains.groups, gain, shape)
+    if not all(found):
+        return []
+    named = gains.top(*found)
+    rest = [sum(ms for name, ms in one.items() if name not in named) for one in found]
+    rows = [[name, *(number(one.get(name), 2) for one in found)] for name in named]
+    return [*rows, [gains.REST, *(number(one, 2) for one in rest)]]
+
+
+def modes(gain: Gain, tree: str) -> str:
+    """In what a tree's engines prefilled, and why."""
+    ran = [
+        ("eager prefill" if run.mode == EAGER else f"the {run.mode} graph")
+        + (f" ({run.mode_why})" if run.mode_why else "")
+        for run in gains.runs(gain, tree)
+    ]
+    return " and ".join(dict.fromkeys(ran))
+
+
+FUNCTIONS = {
+    one.__name__: one
+    for one in (
+        *(across, busy_rows, call_rows, first_token_table),
+        *(kernel_rows, load_rows, modes, rate_row),
+    )
+}

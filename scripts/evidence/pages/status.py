@@ -1,0 +1,96 @@
+"""What docs/proof.md and docs/patches.md list: the support matrix, and the patches by release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from patchqueue.hint import to_type
+from patchqueue.laying.apply import load_queue
+from patchqueue.outcome import Problem, Refused
+from patchqueue.queue.series import Queue
+from patchqueue.upstream.pins import Pin, Pins
+
+from ..cells import Cells
+from ..cells import load as load_cells
+from ..matrix import Cell, matrix
+from ..store import put
+from .render import render
+
+PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
+PATCHES, PATCHES_BEGIN, PATCHES_END = (
+    Path("docs/patches.md"),
+    "<!-- releases -->\n",
+    "<!-- /releases -->",
+)
+
+
+def markdown(cells: Cells, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
+    """The matrix as tables; the numbers in them lead to the reasons below them."""
+    reasons: dict[Cell, int] = {}
+
+    def shown(states: Iterable[Cell]) -> str:
+        """A column of two graphs shows both states, or one where they are the same."""
+        numbered = (f"{one.state} ({reasons.setdefault(one, len(reasons) + 1)})" for one in states)
+        return " / ".join(dict.fromkeys(numbered))
+
+    tables = []
+    left = {pin.version: iter(row) for pin, row in rows}  # in the order of the tables
+    for table in cells.tables:
+        columns = cells.of(table)
+        made = {
+            version: [shown(islice(row, len(one))) for one in columns.values()]
+            for version, row in left.items()
+        }
+        tables.append({"title": table.title, "columns": [*columns], "rows": made})
+    return render("status.md", tables=tables, reasons=[*reasons])
+
+
+def by_release(queue: Queue, pins: Pins) -> str:
+    """The patches of each release as a table, newest first, by topic."""
+    releases = []
+    for pin in reversed(pins.all):
+        topics: dict[str, list[str]] = {}
+        for patch in queue.select(pin.version):
+            topic, _, name = queue.base(patch.name).removesuffix(".patch").partition("/")
+            topics.setdefault(topic, []).append(name)
+        releases.append((pin, topics))
+    return render("releases.md", releases=releases)
+
+
+def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: str = END) -> str:
+    """The page with what was made between its markers. Raises Refused where it has none."""
+    before, opened, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise Refused(
+            Problem(
+                "no-markers",
+                str(page),
+                f"has no place for what {to_type('status')} makes",
+                f"put {begin.strip()} and {end} where it belongs",
+            )
+        )
+    return before + begin + made + end + after
+
+
+def tables(root: Path, pins: Pins) -> str:
+    """The matrix of today."""
+    return markdown(load_cells(root), matrix(root, pins))
+
+
+def write(root: Path, pins: Pins) -> tuple[Path, ...]:
+    """Put the matrix and the patches by release into their pages. Returns the pages that this
+    changed."""
+    changed = []
+    for page, made, begin, end in (
+        (PAGE, tables(root, pins), BEGIN, END),
+        (PATCHES, by_release(load_queue(root), pins), PATCHES_BEGIN, PATCHES_END),
+    ):
+        old = (root / page).read_text(encoding="utf-8")
+        changed.append((page, old, in_page(old, made, page, begin, end)))
+    for page, old, new in changed:
+        if new != old:
+            put(root / page, new)
+    return tuple(page for page, old, new in changed if new != old)
