@@ -179,9 +179,15 @@ def find_uv() -> str:
     return found
 
 
-def uv(*words: str, folder: Path | None = None, held: int | None = None) -> Done:
+def uv(
+    *words: str,
+    folder: Path | None = None,
+    held: int | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Done:
     """Run a command of uv by no configuration of the user's. Raises Failed, or Refused without uv.
 
-    held: as for `run`.
+    held, more: as for `run`.
     """
-    return run(UV, "--no-config", "--quiet", *words, folder=folder, held=held, program=find_uv())
+    words = ("--no-config", "--quiet", *words)
+    return run(UV, *words, folder=folder, held=held, more=more, program=find_uv())

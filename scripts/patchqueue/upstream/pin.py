@@ -18,14 +18,11 @@ from ..files import atomic
 from ..files.tree import hash_listing, python_part, sha256
 from ..hint import to_type
 from ..outcome import Problem, Refused
-from . import pins, source
+from . import index, pins, source
 
 LOG = logging.getLogger(__name__)
 
 DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
-PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
-MACHINES = ("x86_64", "aarch64")
-GLIBC = 34  # manylinux_2_34, as every wheel since 0.5.11 has it
 HEAD = (
     f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a"
     " version (series guards aside).\n"
@@ -67,7 +64,7 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
         wheels = (
             sorted(Path(origin).glob(f"sglang-{version}-*.whl"))
             if origin
-            else _download_all(version, Path(space))
+            else sorted(_offered(version, Path(space)))
         )
         if not wheels:
             raise Refused(
@@ -158,14 +155,6 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     return entry
 
 
-def _download_all(version: Version, folder: Path) -> list[Path]:
-    """Every wheel of the release that a Linux machine could be offered."""
-    for file in _offered(version, folder):
-        if file.name.endswith("-none-any.whl"):
-            break  # a pure wheel is the release's only one
-    return sorted(folder.glob("*.whl"))
-
-
 def wheel_of(version: Version, folder: Path) -> Path | None:
     """Some wheel of the release, fetched into `folder`: their Python files are the same. None where
     there is none."""
@@ -173,36 +162,27 @@ def wheel_of(version: Version, folder: Path) -> Path | None:
 
 
 def _offered(version: Version, folder: Path) -> Iterator[Path]:
-    """The release's wheels as they come. pip lists no files, so each is asked for by name.
+    """The release's wheels as they come.
 
-    Before that the index is asked once whether it has the release. Where it cannot be reached,
-    folders of wheels are asked that pip is configured for. Raises Refused with the cause.
+    The index is asked first whether it has the release, unless there are folders of wheels too.
+    Raises Refused with the cause where none is to be had.
     """
-    if not source.has_folders(folder):
+    configured = index.settings(folder)
+    if "find-links" not in configured:
         _refuse_unpublished(version, folder)
-    names = [f"sglang-{version}-py3-none-any.whl"]
-    names += [
-        f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl"
-        for python in PYTHONS
-        for machine in MACHINES
-    ]
-    broken, had = "", False
+    LOG.info(f"asking for the wheels of sglang {version}")
+    names, broken = index.wheels(str(version), folder, configured)
     for name in names:
-        if not broken:
-            LOG.info(f"asking for {name}")
-        done = source.download(str(version), name, folder, *(["--no-index"] if broken else []))
-        broken = broken or source.unreachable(done)
-        if (folder / name).is_file():
-            had = True
-            yield folder / name
-    if broken and not had:
-        step = "check `pip config list`, or give a wheel or checkout: --from PATH"
-        raise Refused(Problem("not-fetched", f"sglang {version}", broken, step))
+        LOG.info(f"fetching {name}")
+        done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
+        if not (folder / name).is_file():
+            raise Refused(Problem("not-fetched", name, index.why(done), index.STEP))
+        yield folder / name
 
 
 def _refuse_unpublished(version: Version, folder: Path) -> None:
     """Raise Refused where the package index cannot be reached, or has no such release."""
-    versions = sorted(map(Version, source.published(folder, "--pre")))
+    versions = sorted(map(Version, index.published(folder, "--pre")))
     if version not in versions:
         what = (
             f"the package index has no such release; its newest is {versions[-1]}"

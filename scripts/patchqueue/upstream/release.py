@@ -19,8 +19,8 @@ from ..files.run import own_git as git
 from ..files.tree import GENERATED, hash_listing, is_part_of_tree, python_part, sha256
 from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused
+from . import index, source
 from . import pins as pinning
-from . import source
 from .pin import wheel_of
 from .pins import Pin, Pins
 
@@ -133,7 +133,7 @@ def newer(pins: Pins) -> list[Version]:
     """The releases that the package index has and that are newer than the newest pin, oldest first;
     no pre-releases."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-watch-") as space:
-        versions = map(Version, source.published(Path(space)))
+        versions = map(Version, index.published(Path(space)))
     return sorted(
         version
         for version in versions

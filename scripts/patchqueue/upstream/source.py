@@ -8,15 +8,12 @@ looks.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import platform
 import re
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -25,25 +22,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from packaging.tags import Tag
-from packaging.utils import parse_wheel_filename
-
 from ..files import disk, run
 from ..files.locking import locked
 from ..files.tree import hash_listing, is_part_of_tree, python_part, sha256
 from ..outcome import Outcome, Problem, Refused
+from . import index
 from .pins import Pin, Wheel
 
 LOG = logging.getLogger(__name__)
 
 # a backslash, or a part that is empty, . or ..
 LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")
-# What pip says, in its warnings, of a package index that it cannot reach.
-UNREACHABLE = re.compile(
-    r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify"
-    r" failed|Tunnel connection failed: [^\"')]+"
-)
-
 SHORT = 12  # hex digits of a commit, in the name of an archive
 CACHE_README = """Upstream release archives, kept by the sglang patch queue under their own sha256.
 Everything here can be deleted; it is fetched again when it is needed.
@@ -320,118 +309,12 @@ def _from_wheel_file(pin: Pin, path: Path, cache: Path) -> Source:
 
 def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
     LOG.info(f"fetching {wheel.file}")
-    done = download(str(pin.version), wheel.file, space)
+    done = index.download(str(pin.version), wheel.file, space)
     file = space / wheel.file
     if done.returncode or not file.is_file():
-        step = (
-            disk.said(done.stderr)
-            or "check `pip config list`, or give a wheel or checkout: --from PATH"
-        )
-        raise Refused(Problem("not-fetched", wheel.file, _why(done), step))
+        step = disk.said(done.stderr) or index.STEP
+        raise Refused(Problem("not-fetched", wheel.file, index.why(done), step))
     return _checked(pin, file, cache)
-
-
-def unreachable(done: subprocess.CompletedProcess[str]) -> str:
-    """Why pip could not reach the package index; empty where it could."""
-    broken = UNREACHABLE.search(done.stderr)
-    return f"the package index cannot be reached: {broken[0].strip()}" if broken else ""
-
-
-def _why(done: subprocess.CompletedProcess[str]) -> str:
-    """Why pip had nothing, in a line: its last one names no cause where the index cannot be
-    reached."""
-    said = done.stderr.strip() or done.stdout.strip() or "pip said nothing"
-    return unreachable(done) or said.splitlines()[-1]
-
-
-def download(
-    version: str, file: str, folder: Path, *words: str
-) -> subprocess.CompletedProcess[str]:
-    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of
-    sglang. words: more for pip."""
-    tag: Tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
-    platforms = {tag.platform for tag in parse_wheel_filename(file)[3]}
-    chosen = [
-        "--python-version",
-        tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11",
-        "--platform",
-        sorted(platforms)[0],
-    ]
-    if tag.abi != "none":
-        chosen += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--no-deps",
-    ]
-    command += [
-        "--only-binary=:all:",
-        "--progress-bar",
-        "off",
-        *chosen,
-        *words,
-        "-d",
-        str(folder),
-        f"sglang=={version}",
-    ]
-    return _pip(command, folder)
-
-
-def published(folder: Path, *words: str) -> list[str]:
-    """Every version of sglang that the package index pip is configured for has a Linux wheel of,
-    for a Python that all pins know.
-
-    folder: an empty one to run pip in. words: more for pip. Raises Refused where pip cannot say.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "index",
-        "versions",
-        "sglang",
-        "--json",
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
-    command += [
-        "--only-binary=:all:",
-        "--python-version",
-        "3.12",
-        "--platform",
-        "manylinux_2_34_x86_64",
-        *words,
-    ]
-    done = _pip(command, folder)
-    try:
-        return [str(version) for version in json.loads(done.stdout)["versions"]]
-    except (ValueError, KeyError):
-        raise Refused(
-            Problem(
-                "not-fetched",
-                "the versions of sglang",
-                _why(done),
-                "check the network and `pip config list`, or give a wheel or checkout: --from PATH",
-            )
-        ) from None
-
-
-def has_folders(folder: Path) -> bool:
-    """Whether pip is configured to look for wheels in places of the user's own too (find-links)."""
-    return "find-links" in _pip([sys.executable, "-m", "pip", "config", "list"], folder).stdout
-
-
-def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """pip's own five tries take eight seconds where there is no network: two, unless the user says
-    otherwise."""
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env={"PIP_RETRIES": "1", **os.environ}
-    )
 
 
 def _from_git(pin: Pin, origin: str, cache: Path) -> Source:
