@@ -361,10 +361,8 @@ def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> 
     every = getattr(options, "all", False)
     if every and options.words:
         step = f"name {options.words[0]} alone, or --all alone"
-        raise Refused(
-            Problem(
-                "bad-words", "--all", f"means every release, {options.words[0]} means one", step
-            )
+        raise Refused.of(
+            "bad-words", "--all", f"means every release, {options.words[0]} means one", step
         )
     if every:
         return list(pins.all)
@@ -561,13 +559,11 @@ def _refresh(options: argparse.Namespace) -> int:
         if not written:
             OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
         if report is None:
-            raise Refused(
-                Problem(
-                    "unfinished",
-                    "the queue",
-                    "was written, but is not complete yet (see above)",
-                    f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again",
-                )
+            raise Refused.of(
+                "unfinished",
+                "the queue",
+                "was written, but is not complete yet (see above)",
+                f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again",
             )
     OUT.print(f"next: {to_type('check')} replays the queue on every release")
     return 0
@@ -577,13 +573,11 @@ def _new(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     names = [word for word in options.words if "/" in word]
     if len(names) != 1 or len(options.words) > 2:
-        raise Refused(
-            Problem(
-                "bad-words",
-                "new",
-                "takes one name with a slash, and at most one revision",
-                to_type("new", "v0.5.9 topic/verb-object"),
-            )
+        raise Refused.of(
+            "bad-words",
+            "new",
+            "takes one name with a slash, and at most one revision",
+            to_type("new", "v0.5.9 topic/verb-object"),
         )
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
     file = new(options.root, revisions[0], names[0])
@@ -604,7 +598,7 @@ def _new(options: argparse.Namespace) -> int:
 
 def _pin(options: argparse.Namespace) -> int:
     if not options.words:
-        raise Refused(Problem("bad-words", "pin", "which release?", to_type("pin", "0.5.24")))
+        raise Refused.of("bad-words", "pin", "which release?", to_type("pin", "0.5.24"))
     for word in options.words:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
@@ -635,13 +629,11 @@ def _quilt(options: argparse.Namespace) -> int:
     pin = pinning.load(options.root).find(options.revision)
     tree = WorkTree(options.root, pin.tag)
     if tree.inspect().state is State.ABSENT:
-        raise Refused(
-            Problem(
-                "no-tree",
-                f"work/{pin.tag}",
-                "there is no such tree",
-                f"{to_type('apply', pin.tag)} makes it",
-            )
+        raise Refused.of(
+            "no-tree",
+            f"work/{pin.tag}",
+            "there is no such tree",
+            f"{to_type('apply', pin.tag)} makes it",
         )
     engine = quilts.find(cache_folder())
     with tree.locked():

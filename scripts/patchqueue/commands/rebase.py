@@ -18,7 +18,7 @@ from rich.text import Text
 from ..environments.testing import has_environment
 from ..hint import counted, to_type
 from ..laying.apply import load_queue
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
 from ..rebasing import rebase
 from ..rebasing.forecast import MERGED_BY_GIT, Forecast, forecast
 from ..rebasing.rebase import Progress
@@ -94,9 +94,7 @@ def _rebase(options: argparse.Namespace) -> int:
     root, pins = options.root, pinning.load(options.root)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
-            raise Refused(
-                Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
-            )
+            raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
         with find(pins, options.release, options.origin) as release:
             progress = rebase.begin(
                 root,
@@ -157,7 +155,7 @@ def _version(root: Path, pins: Pins, word: str | None) -> Version:
         if under_way
         else f"{to_type('rebase', '0.5.24')} begins one"
     )
-    raise Refused(Problem("nothing-to-continue", "work/", which, hint))
+    raise Refused.of("nothing-to-continue", "work/", which, hint)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def run(
     except FileNotFoundError:
         where = str(folder or tool.name)
         what = f"{tool.name} is not installed"
-        raise Refused(Problem(f"no-{tool.name}", where, what, tool.install)) from None
+        raise Refused.of(f"no-{tool.name}", where, what, tool.install) from None
     if good is not None and done.returncode not in good:
         raise Failed(tool.name, done)
     return done
@@ -175,7 +175,7 @@ def find_uv() -> str:
     found = str(beside) if beside.is_file() else shutil.which("uv")
     if not found:
         what = "uv is neither beside this Python nor on PATH"
-        raise Refused(Problem("no-uv", "uv", what, UV.install))
+        raise Refused.of("no-uv", "uv", what, UV.install)
     return found
 
 

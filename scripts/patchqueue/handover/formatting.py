@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..files import run
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..upstream.pins import tomllib
 
 FILE = Path("upstream/format.toml")
@@ -60,10 +60,8 @@ def rules(root: Path, version: Version) -> Rules:
             data["spell_ignore"],
         )
     except (OSError, KeyError, StopIteration, tomllib.TOMLDecodeError) as error:
-        raise Refused(
-            Problem(
-                "bad-format-rules", str(FILE), f"does not say how {version} is formatted: {error!r}"
-            )
+        raise Refused.of(
+            "bad-format-rules", str(FILE), f"does not say how {version} is formatted: {error!r}"
         ) from None
 
 
@@ -154,4 +152,4 @@ def _folder_of(tool: str) -> Path:
 
 def _no_formatter(tool: str, said: str) -> Refused:
     step = f"`uv tool run {tool} --version` should work"
-    return Refused(Problem("no-formatter", tool, said.splitlines()[-1], step))
+    return Refused.of("no-formatter", tool, said.splitlines()[-1], step)

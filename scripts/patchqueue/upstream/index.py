@@ -18,7 +18,7 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from ..files import run
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -95,13 +95,11 @@ def published(folder: Path, *words: str) -> list[str]:
     try:
         return [str(version) for version in json.loads(done.stdout)["versions"]]
     except (ValueError, KeyError):
-        raise Refused(
-            Problem(
-                "not-fetched",
-                "the versions of sglang",
-                why(done),
-                "check the network and `pip config list`, or give a wheel or checkout: --from PATH",
-            )
+        raise Refused.of(
+            "not-fetched",
+            "the versions of sglang",
+            why(done),
+            "check the network and `pip config list`, or give a wheel or checkout: --from PATH",
         ) from None
 
 
@@ -125,12 +123,12 @@ def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[l
         cause = _cause(failure)
         if "No solution found" in failure.said:
             what = f"no wheel of it is to be had: {cause}"
-            raise Refused(Problem("not-fetched", f"sglang {version}", what, STEP)) from None
+            raise Refused.of("not-fetched", f"sglang {version}", what, STEP) from None
     broken = f"the package index cannot be reached: {cause}"
     try:
         return _listed(version, folder, [*_as_uv(configured), "--no-index"]), broken
     except run.Failed:
-        raise Refused(Problem("not-fetched", f"sglang {version}", broken, STEP)) from None
+        raise Refused.of("not-fetched", f"sglang {version}", broken, STEP) from None
 
 
 def _listed(version: str, folder: Path, words: list[str]) -> list[str]:

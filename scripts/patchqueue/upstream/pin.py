@@ -43,22 +43,18 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
         tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
     )
     if any(entry["version"] == str(version) for entry in document["revision"]):
-        raise Refused(
-            Problem(
-                "duplicate-pin",
-                str(pins.FILE),
-                f"{version} is pinned already",
-                f"{to_type('rebase', version)} says what the queue does on it",
-            )
+        raise Refused.of(
+            "duplicate-pin",
+            str(pins.FILE),
+            f"{version} is pinned already",
+            f"{to_type('rebase', version)} says what the queue does on it",
         )
     if origin and not Path(origin).is_dir():
-        raise Refused(
-            Problem(
-                "not-fetched",
-                origin,
-                "is no folder",
-                f"name the folder that holds the wheels of sglang {version}",
-            )
+        raise Refused.of(
+            "not-fetched",
+            origin,
+            "is no folder",
+            f"name the folder that holds the wheels of sglang {version}",
         )
     with tempfile.TemporaryDirectory() as space:
         wheels = (
@@ -67,13 +63,11 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
             else sorted(_offered(version, Path(space)))
         )
         if not wheels:
-            raise Refused(
-                Problem(
-                    "not-fetched",
-                    f"sglang {version}",
-                    "no wheel of it is to be had",
-                    "check the version, and `pip config list`",
-                )
+            raise Refused.of(
+                "not-fetched",
+                f"sglang {version}",
+                "no wheel of it is to be had",
+                "check the version, and `pip config list`",
             )
         entry = describe(version, wheels)
     pins.check(entry.unwrap())
@@ -114,29 +108,23 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
                     ]
                 )
         except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
-            raise Refused(
-                Problem(
-                    "bad-archive",
-                    wheel.name,
-                    f"is no zip archive that can be read: {error}",
-                    "fetch it again",
-                )
+            raise Refused.of(
+                "bad-archive",
+                wheel.name,
+                f"is no zip archive that can be read: {error}",
+                "fetch it again",
             ) from None
         if not listing:
-            raise Refused(
-                Problem(
-                    "bad-archive", wheel.name, "holds no file of sglang", "do not use this archive"
-                )
+            raise Refused.of(
+                "bad-archive", wheel.name, "holds no file of sglang", "do not use this archive"
             )
         trees[wheel.name] = hash_listing(listing)
     if len(set(trees.values())) > 1:
-        raise Refused(
-            Problem(
-                "wheels-differ",
-                f"sglang {version}",
-                f"its wheels hold different trees: {trees}",
-                "find out which one is the release",
-            )
+        raise Refused.of(
+            "wheels-differ",
+            f"sglang {version}",
+            f"its wheels hold different trees: {trees}",
+            "find out which one is the release",
         )
     entry = tomlkit.table()
     entry["version"] = str(version)
@@ -176,7 +164,7 @@ def _offered(version: Version, folder: Path) -> Iterator[Path]:
         LOG.info(f"fetching {name}")
         done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
         if not (folder / name).is_file():
-            raise Refused(Problem("not-fetched", name, index.why(done), index.STEP))
+            raise Refused.of("not-fetched", name, index.why(done), index.STEP)
         yield folder / name
 
 
@@ -190,7 +178,7 @@ def _refuse_unpublished(version: Version, folder: Path) -> None:
             else "the package index has none"
         )
         step = "name another, or give a wheel or checkout: --from PATH"
-        raise Refused(Problem("not-fetched", f"sglang {version}", what, step))
+        raise Refused.of("not-fetched", f"sglang {version}", what, step)
 
 
 def _empty(version: Version) -> tomlkit.TOMLDocument:

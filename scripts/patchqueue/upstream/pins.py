@@ -83,8 +83,8 @@ class Pins:
         near = [pin.tag for pin in self.all if _without_post(pin.version) == _without_post(wanted)]
         if near:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
-            raise Refused(
-                Problem("unknown-revision", repr(name), what, f"the same command with {near[-1]}")
+            raise Refused.of(
+                "unknown-revision", repr(name), what, f"the same command with {near[-1]}"
             )
         step = (
             f"name one of these; {to_type('rebase', wanted)} says what the queue does on another"
@@ -107,13 +107,11 @@ def version(name: str) -> Version:
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        raise Refused(
-            Problem(
-                "unknown-revision",
-                repr(name),
-                "is no version, no wheel and no folder",
-                f"name one as in {to_type('rebase', '0.5.24')}",
-            )
+        raise Refused.of(
+            "unknown-revision",
+            repr(name),
+            "is no version, no wheel and no folder",
+            f"name one as in {to_type('rebase', '0.5.24')}",
         ) from None
 
 
@@ -124,19 +122,17 @@ def load(root: Path) -> Pins:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise Refused(
-            Problem(
-                "no-pins",
-                str(FILE),
-                "does not exist, or is no file",
-                f"run it in the project's folder, not {root}",
-            )
+        raise Refused.of(
+            "no-pins",
+            str(FILE),
+            "does not exist, or is no file",
+            f"run it in the project's folder, not {root}",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refused(Problem("bad-pins", str(FILE), f"is not TOML: {error}")) from None
+        raise Refused.of("bad-pins", str(FILE), f"is not TOML: {error}") from None
     entries = data.get("revision")
     if not isinstance(entries, list) or not entries:
-        raise Refused(Problem("bad-pins", str(FILE), "has no [[revision]]"))
+        raise Refused.of("bad-pins", str(FILE), "has no [[revision]]")
     pins = tuple(
         sorted(
             (_pin(number, entry) for number, entry in enumerate(entries, 1)),
@@ -145,23 +141,19 @@ def load(root: Path) -> Pins:
     )
     for earlier, later in itertools.pairwise(pins):
         if earlier.version == later.version:
-            raise Refused(Problem("duplicate-pin", str(FILE), f"{later.tag} is pinned twice"))
+            raise Refused.of("duplicate-pin", str(FILE), f"{later.tag} is pinned twice")
     if len({pin.tag for pin in pins}) < len(pins):
-        raise Refused(Problem("duplicate-pin", str(FILE), "two revisions have the same tag"))
+        raise Refused.of("duplicate-pin", str(FILE), "two revisions have the same tag")
     by_name = {str(pin.version): pin for pin in pins}
     tested = data.get("tested", [])
     if not isinstance(data.get("default"), str) or data["default"] not in by_name:
-        raise Refused(
-            Problem(
-                "bad-pins", str(FILE), f"default = {data.get('default')!r} is none of its revisions"
-            )
+        raise Refused.of(
+            "bad-pins", str(FILE), f"default = {data.get('default')!r} is none of its revisions"
         )
     if not isinstance(tested, list) or not all(
         isinstance(name, str) and name in by_name for name in tested
     ):
-        raise Refused(
-            Problem("bad-pins", str(FILE), f"tested = {tested!r} is no list of its revisions")
-        )
+        raise Refused.of("bad-pins", str(FILE), f"tested = {tested!r} is no list of its revisions")
     return Pins(pins, by_name[data["default"]], tuple(by_name[name] for name in tested))
 
 
@@ -172,46 +164,38 @@ def check(entry: object) -> None:
 
 def _pin(number: int, entry: object) -> Pin:
     if not isinstance(entry, dict):
-        raise Refused(
-            Problem(
-                "bad-pins", f"{FILE}: revision {number}", f"is no [[revision]] table: {entry!r}"
-            )
+        raise Refused.of(
+            "bad-pins", f"{FILE}: revision {number}", f"is no [[revision]] table: {entry!r}"
         )
     where = f"{FILE}: revision {entry.get('version', number)}"
 
     def field(name: str, kind: type) -> Any:
         value = entry.get(name)
         if type(value) is not kind:
-            raise Refused(
-                Problem("bad-pins", where, f"{name} must be a {kind.__name__}, not {value!r}")
-            )
+            raise Refused.of("bad-pins", where, f"{name} must be a {kind.__name__}, not {value!r}")
         return value
 
     def tree_hash(name: str) -> str:
         if not HASH.fullmatch(field(name, str)):
-            raise Refused(
-                Problem(
-                    "bad-pins",
-                    where,
-                    f"{name} must be sha256: and 64 hex digits, not {entry[name]!r}",
-                )
+            raise Refused.of(
+                "bad-pins", where, f"{name} must be sha256: and 64 hex digits, not {entry[name]!r}"
             )
         return str(entry[name])
 
     try:
         version = Version(field("version", str))
     except InvalidVersion:
-        raise Refused(Problem("bad-pins", where, "version is no PEP 440 version")) from None
+        raise Refused.of("bad-pins", where, "version is no PEP 440 version") from None
     if not TAG.fullmatch(field("tag", str)):
-        raise Refused(
-            Problem("bad-pins", where, f"tag {entry['tag']!r} could not name a folder in work/")
+        raise Refused.of(
+            "bad-pins", where, f"tag {entry['tag']!r} could not name a folder in work/"
         )
     wheels = tuple(_wheel(where, version, wheel) for wheel in field("wheels", list))
     if not wheels:
-        raise Refused(Problem("bad-pins", where, "has no wheels"))
+        raise Refused.of("bad-pins", where, "has no wheels")
     unknown = entry.keys() - {"no_patches", *(name for name in Pin.__dataclass_fields__)}
     if unknown:
-        raise Refused(Problem("bad-pins", where, f"has unknown fields {sorted(unknown)}"))
+        raise Refused.of("bad-pins", where, f"has unknown fields {sorted(unknown)}")
     return Pin(
         version,
         field("tag", str),
@@ -230,17 +214,13 @@ def _wheel(where: str, version: Version, entry: object) -> Wheel:
         or set(entry) != {"file", "sha256"}
         or not all(isinstance(v, str) for v in entry.values())
     ):
-        raise Refused(
-            Problem("bad-pins", where, f"a wheel is {{file = …, sha256 = …}}, not {entry!r}")
-        )
+        raise Refused.of("bad-pins", where, f"a wheel is {{file = …, sha256 = …}}, not {entry!r}")
     if not re.fullmatch("[0-9a-f]{64}", entry["sha256"]):
-        raise Refused(Problem("bad-pins", where, f"{entry['file']}: sha256 is not 64 hex digits"))
+        raise Refused.of("bad-pins", where, f"{entry['file']}: sha256 is not 64 hex digits")
     try:
         name, found, _, _ = parse_wheel_filename(entry["file"])
     except (InvalidWheelFilename, InvalidVersion) as error:
-        raise Refused(Problem("bad-pins", where, str(error))) from None
+        raise Refused.of("bad-pins", where, str(error)) from None
     if (name, found) != ("sglang", version):
-        raise Refused(
-            Problem("bad-pins", where, f"{entry['file']} is not a wheel of sglang {version}")
-        )
+        raise Refused.of("bad-pins", where, f"{entry['file']} is not a wheel of sglang {version}")
     return Wheel(entry["file"], entry["sha256"])

@@ -25,7 +25,7 @@ from pathlib import Path
 from ..files import disk, run
 from ..files.locking import locked
 from ..files.tree import hash_listing, is_part_of_tree, python_part, sha256
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
 from . import index
 from .pins import Pin, Wheel
 
@@ -62,13 +62,11 @@ class Source:
         try:
             return zipfile.ZipFile(self.archive)
         except zipfile.BadZipFile as error:
-            raise Refused(
-                Problem(
-                    "bad-archive",
-                    self.archive.name,
-                    f"is no zip archive: {error}",
-                    "do not use this archive",
-                )
+            raise Refused.of(
+                "bad-archive",
+                self.archive.name,
+                f"is no zip archive: {error}",
+                "do not use this archive",
             ) from None
 
     @cached_property
@@ -109,13 +107,11 @@ class Source:
             else (hash_listing(python_part(listing)), self.pin.python)
         )
         if found != pinned:
-            raise Refused(
-                Problem(
-                    str(Outcome.TREE_MISMATCH),
-                    f"{self.pin.tag} from {self.name}",
-                    f"its tree is {found}, pinned is {pinned}",
-                    "it is not the release; take another source",
-                )
+            raise Refused.of(
+                str(Outcome.TREE_MISMATCH),
+                f"{self.pin.tag} from {self.name}",
+                f"its tree is {found}, pinned is {pinned}",
+                "it is not the release; take another source",
             )
 
 
@@ -130,19 +126,15 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     for member in archive.infolist():
         path = member.filename
         if LEAVES_THE_TREE.search(path.removesuffix("/")) or "\0" in member.orig_filename:
-            raise Refused(
-                Problem(
-                    "bad-member",
-                    name,
-                    f"has a member called {member.orig_filename!r}",
-                    "do not use this archive",
-                )
+            raise Refused.of(
+                "bad-member",
+                name,
+                f"has a member called {member.orig_filename!r}",
+                "do not use this archive",
             )
         is_link = stat.S_ISLNK(member.external_attr >> 16)
         if is_link and kind == "wheel":
-            raise Refused(
-                Problem("bad-member", name, f"{path} is a link", "do not use this archive")
-            )
+            raise Refused.of("bad-member", name, f"{path} is a link", "do not use this archive")
         if kind == "wheel":
             path = f"python/{path}" if path.startswith("sglang/") else ""
         if (
@@ -153,13 +145,11 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
         ):
             continue
         if path in found:
-            raise Refused(
-                Problem(
-                    "bad-member",
-                    name,
-                    f"has two members called {member.filename!r}",
-                    "do not use this archive",
-                )
+            raise Refused.of(
+                "bad-member",
+                name,
+                f"has two members called {member.filename!r}",
+                "do not use this archive",
             )
         found[path] = member
     return found
@@ -183,8 +173,8 @@ def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
         local = [path / wheel.file for wheel in pin.wheels if (path / wheel.file).is_file()]
         if not local and any(path.glob("*.whl")) and not (path / ".git").exists():
             what = f"holds wheels, but none is {_preferred(pin.wheels)[0].file}"
-            raise Refused(
-                Problem("not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}")
+            raise Refused.of(
+                "not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}"
             )
         return _from_wheel_file(pin, local[0], cache) if local else _from_git(pin, origin, cache)
     for wheel in _preferred(pin.wheels):
@@ -287,13 +277,11 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
         pinned = next(
             (wheel.sha256 for wheel in pin.wheels if wheel.file == file.name), "another file name"
         )
-        raise Refused(
-            Problem(
-                "wrong-sha256",
-                file.name,
-                f"its sha256 is {digest}, pinned is {pinned}",
-                "do not use it; see where your package index gets it from",
-            )
+        raise Refused.of(
+            "wrong-sha256",
+            file.name,
+            f"its sha256 is {digest}, pinned is {pinned}",
+            "do not use it; see where your package index gets it from",
         )
     probe = Source(pin, file, digest, "wheel", wheel.file)
     probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
@@ -313,7 +301,7 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
     file = space / wheel.file
     if done.returncode or not file.is_file():
         step = disk.said(done.stderr) or index.STEP
-        raise Refused(Problem("not-fetched", wheel.file, index.why(done), step))
+        raise Refused.of("not-fetched", wheel.file, index.why(done), step)
     return _checked(pin, file, cache)
 
 
@@ -334,13 +322,11 @@ def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
     """
     repository = Path(origin)
     if not repository.is_dir() and ":" not in origin:
-        raise Refused(
-            Problem(
-                "not-fetched",
-                origin,
-                "is no file and no folder",
-                "name a wheel, a folder of wheels, or a git repository",
-            )
+        raise Refused.of(
+            "not-fetched",
+            origin,
+            "is no file and no folder",
+            "name a wheel, a folder of wheels, or a git repository",
         )
     if not repository.is_dir():
         LOG.info(f"cloning {tag} of {origin}")
@@ -401,7 +387,7 @@ def _git(origin: str, tag: str, *arguments: str) -> str:
     except run.Failed as failure:
         last = str(failure) if failure.done.stderr else f"it has no tag {tag}"
         step = disk.said(last) or f"give a wheel, or a git repository that has the tag {tag}"
-        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", step)) from None
+        raise Refused.of("not-fetched", origin, f"no {tag} to be had: {last}", step) from None
 
 
 @contextmanager

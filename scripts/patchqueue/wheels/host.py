@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -81,21 +81,19 @@ def load(path: Path, version: Version) -> Host:
             shared[0]["reason"] if shared else "",
         )
     except OSError as error:
-        raise Refused(
-            Problem(
-                "no-host",
-                str(path),
-                f"cannot be read: {error.strerror}",
-                f"describe the host as {DEFAULT} does",
-            )
+        raise Refused.of(
+            "no-host",
+            str(path),
+            f"cannot be read: {error.strerror}",
+            f"describe the host as {DEFAULT} does",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidSpecifier, TypeError) as error:
-        raise Refused(
-            Problem("bad-host", str(path), f"is no host description: {error}", f"see {DEFAULT}")
+        raise Refused.of(
+            "bad-host", str(path), f"is no host description: {error}", f"see {DEFAULT}"
         ) from None
     except KeyError as missing:
-        raise Refused(
-            Problem("bad-host", str(path), f"does not say {missing}", f"see {DEFAULT}")
+        raise Refused.of(
+            "bad-host", str(path), f"does not say {missing}", f"see {DEFAULT}"
         ) from None
 
 
