@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from ..files import atomic
 from ..files.tree import hash_listing, python_part, sha256
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from . import index, pins, source
 
 LOG = logging.getLogger(__name__)
@@ -39,36 +39,21 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
     path = root / pins.FILE
     if path.is_file():
         pins.load(root)  # a file that is broken already is named, and left alone
-    document = (
-        tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
-    )
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    else:
+        document = _empty(version)
     if any(entry["version"] == str(version) for entry in document["revision"]):
-        raise Refused.of(
-            "duplicate-pin",
-            str(pins.FILE),
-            f"{version} is pinned already",
-            f"{to_type('rebase', version)} says what the queue does on it",
-        )
+        step = f"{to_type('rebase', version)} says what the queue does on it"
+        raise Refused.of("duplicate-pin", str(pins.FILE), f"{version} is pinned already", step)
     if origin and not Path(origin).is_dir():
-        raise Refused.of(
-            "not-fetched",
-            origin,
-            "is no folder",
-            f"name the folder that holds the wheels of sglang {version}",
-        )
+        step = f"name the folder that holds the wheels of sglang {version}"
+        raise Refused.of("not-fetched", origin, "is no folder", step)
     with tempfile.TemporaryDirectory() as space:
-        wheels = (
-            sorted(Path(origin).glob(f"sglang-{version}-*.whl"))
-            if origin
-            else sorted(_offered(version, Path(space)))
-        )
+        local = Path(origin or "").glob(f"sglang-{version}-*.whl")
+        wheels = sorted(local if origin else _offered(version, Path(space)))
         if not wheels:
-            raise Refused.of(
-                "not-fetched",
-                f"sglang {version}",
-                "no wheel of it is to be had",
-                "check the version, and `pip config list`",
-            )
+            what, step = "no wheel of it is to be had", "check the version, and `pip config list`"
+            raise Refused.of("not-fetched", f"sglang {version}", what, step)
         entry = describe(version, wheels)
     pins.check(entry.unwrap())
     document["revision"].append(entry)
@@ -81,58 +66,26 @@ def version_of(name: str) -> Version:
     try:
         return Version(name)
     except InvalidVersion:
-        problem = Problem(
-            "unknown-revision",
-            repr(name),
-            "is no version",
-            f"name one as in {to_type('pin', '0.5.24')}",
-        )
-        raise Refused(problem) from None
+        step = f"name one as in {to_type('pin', '0.5.24')}"
+        raise Refused.of("unknown-revision", repr(name), "is no version", step) from None
 
 
 def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
-    trees: dict[str, str] = {}
-    newest = datetime.date(1980, 1, 1)
-    for wheel in wheels:
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                listing = {
-                    path: sha256(archive.read(member))
-                    for path, member in source.members(archive, "wheel", wheel.name).items()
-                }
-                newest = max(
-                    [
-                        newest,
-                        *(datetime.date(*member.date_time[:3]) for member in archive.infolist()),
-                    ]
-                )
-        except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
-            raise Refused.of(
-                "bad-archive",
-                wheel.name,
-                f"is no zip archive that can be read: {error}",
-                "fetch it again",
-            ) from None
-        if not listing:
-            raise Refused.of(
-                "bad-archive", wheel.name, "holds no file of sglang", "do not use this archive"
-            )
-        trees[wheel.name] = hash_listing(listing)
+    found = {wheel.name: _look_into(wheel) for wheel in wheels}
+    trees = {name: hash_listing(listing) for name, (listing, _) in found.items()}
     if len(set(trees.values())) > 1:
-        raise Refused.of(
-            "wheels-differ",
-            f"sglang {version}",
-            f"its wheels hold different trees: {trees}",
-            "find out which one is the release",
-        )
+        what = f"its wheels hold different trees: {trees}"
+        step = "find out which one is the release"
+        raise Refused.of("wheels-differ", f"sglang {version}", what, step)
+    newest = max(day for _, day in found.values())
     entry = tomlkit.table()
     entry["version"] = str(version)
     entry["tag"] = f"v{version}"
     entry["released"] = newest
     entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
     entry["tree"] = trees[wheels[0].name]
-    entry["python"] = hash_listing(python_part(listing))
+    entry["python"] = hash_listing(python_part(found[wheels[0].name][0]))
     entry["wheels"] = tomlkit.array()
     for wheel in wheels:
         item = tomlkit.inline_table()
@@ -141,6 +94,22 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     entry["wheels"].multiline(True)
     entry.add(tomlkit.nl())
     return entry
+
+
+def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
+    """(a wheel's listing, the day when its newest file was written)."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = source.members(archive, "wheel", wheel.name).items()
+            listing = {path: sha256(archive.read(member)) for path, member in members}
+            days = [datetime.date(*member.date_time[:3]) for member in archive.infolist()]
+    except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
+        what = f"is no zip archive that can be read: {error}"
+        raise Refused.of("bad-archive", wheel.name, what, "fetch it again") from None
+    if not listing:
+        what, step = "holds no file of sglang", "do not use this archive"
+        raise Refused.of("bad-archive", wheel.name, what, step)
+    return listing, max(days)
 
 
 def wheel_of(version: Version, folder: Path) -> Path | None:

@@ -129,10 +129,10 @@ def load(root: Path) -> Pins:
             f"run it in the project's folder, not {root}",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refused.of("bad-pins", str(FILE), f"is not TOML: {error}") from None
+        raise _bad(str(FILE), f"is not TOML: {error}") from None
     entries = data.get("revision")
     if not isinstance(entries, list) or not entries:
-        raise Refused.of("bad-pins", str(FILE), "has no [[revision]]")
+        raise _bad(str(FILE), "has no [[revision]]")
     pins = tuple(
         sorted(
             (_pin(number, entry) for number, entry in enumerate(entries, 1)),
@@ -147,13 +147,11 @@ def load(root: Path) -> Pins:
     by_name = {str(pin.version): pin for pin in pins}
     tested = data.get("tested", [])
     if not isinstance(data.get("default"), str) or data["default"] not in by_name:
-        raise Refused.of(
-            "bad-pins", str(FILE), f"default = {data.get('default')!r} is none of its revisions"
-        )
+        raise _bad(str(FILE), f"default = {data.get('default')!r} is none of its revisions")
     if not isinstance(tested, list) or not all(
         isinstance(name, str) and name in by_name for name in tested
     ):
-        raise Refused.of("bad-pins", str(FILE), f"tested = {tested!r} is no list of its revisions")
+        raise _bad(str(FILE), f"tested = {tested!r} is no list of its revisions")
     return Pins(pins, by_name[data["default"]], tuple(by_name[name] for name in tested))
 
 
@@ -164,38 +162,32 @@ def check(entry: object) -> None:
 
 def _pin(number: int, entry: object) -> Pin:
     if not isinstance(entry, dict):
-        raise Refused.of(
-            "bad-pins", f"{FILE}: revision {number}", f"is no [[revision]] table: {entry!r}"
-        )
+        raise _bad(f"{FILE}: revision {number}", f"is no [[revision]] table: {entry!r}")
     where = f"{FILE}: revision {entry.get('version', number)}"
 
     def field(name: str, kind: type) -> Any:
         value = entry.get(name)
         if type(value) is not kind:
-            raise Refused.of("bad-pins", where, f"{name} must be a {kind.__name__}, not {value!r}")
+            raise _bad(where, f"{name} must be a {kind.__name__}, not {value!r}")
         return value
 
     def tree_hash(name: str) -> str:
         if not HASH.fullmatch(field(name, str)):
-            raise Refused.of(
-                "bad-pins", where, f"{name} must be sha256: and 64 hex digits, not {entry[name]!r}"
-            )
+            raise _bad(where, f"{name} must be sha256: and 64 hex digits, not {entry[name]!r}")
         return str(entry[name])
 
     try:
         version = Version(field("version", str))
     except InvalidVersion:
-        raise Refused.of("bad-pins", where, "version is no PEP 440 version") from None
+        raise _bad(where, "version is no PEP 440 version") from None
     if not TAG.fullmatch(field("tag", str)):
-        raise Refused.of(
-            "bad-pins", where, f"tag {entry['tag']!r} could not name a folder in work/"
-        )
+        raise _bad(where, f"tag {entry['tag']!r} could not name a folder in work/")
     wheels = tuple(_wheel(where, version, wheel) for wheel in field("wheels", list))
     if not wheels:
-        raise Refused.of("bad-pins", where, "has no wheels")
+        raise _bad(where, "has no wheels")
     unknown = entry.keys() - {"no_patches", *(name for name in Pin.__dataclass_fields__)}
     if unknown:
-        raise Refused.of("bad-pins", where, f"has unknown fields {sorted(unknown)}")
+        raise _bad(where, f"has unknown fields {sorted(unknown)}")
     return Pin(
         version,
         field("tag", str),
@@ -208,19 +200,23 @@ def _pin(number: int, entry: object) -> Pin:
     )
 
 
+def _bad(where: str, what: str) -> Refused:
+    return Refused.of("bad-pins", where, what)
+
+
 def _wheel(where: str, version: Version, entry: object) -> Wheel:
     if (
         not isinstance(entry, dict)
         or set(entry) != {"file", "sha256"}
         or not all(isinstance(v, str) for v in entry.values())
     ):
-        raise Refused.of("bad-pins", where, f"a wheel is {{file = …, sha256 = …}}, not {entry!r}")
+        raise _bad(where, f"a wheel is {{file = …, sha256 = …}}, not {entry!r}")
     if not re.fullmatch("[0-9a-f]{64}", entry["sha256"]):
-        raise Refused.of("bad-pins", where, f"{entry['file']}: sha256 is not 64 hex digits")
+        raise _bad(where, f"{entry['file']}: sha256 is not 64 hex digits")
     try:
         name, found, _, _ = parse_wheel_filename(entry["file"])
     except (InvalidWheelFilename, InvalidVersion) as error:
-        raise Refused.of("bad-pins", where, str(error)) from None
+        raise _bad(where, str(error)) from None
     if (name, found) != ("sglang", version):
-        raise Refused.of("bad-pins", where, f"{entry['file']} is not a wheel of sglang {version}")
+        raise _bad(where, f"{entry['file']} is not a wheel of sglang {version}")
     return Wheel(entry["file"], entry["sha256"])

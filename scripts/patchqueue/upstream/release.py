@@ -151,21 +151,12 @@ def version_of(path: Path, pins: Pins) -> Version:
         try:
             return parse_wheel_filename(path.name)[1]
         except (InvalidWheelFilename, InvalidVersion):
-            raise Refused.of(
-                "unknown-revision",
-                path.name,
-                "is not named as a wheel is",
-                f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}",
-            ) from None
+            raise _nameless(path.name, "is not named as a wheel is") from None
     _holds_sglang(path)
     tag, behind = _described(path)
-    written = [
-        match.group(1)
-        for file in (GENERATED, "python/sglang/version.py")
-        if (path / file).is_file()
-        for match in [WRITTEN.search((path / file).read_text("utf-8", "replace"))]
-        if match
-    ]
+    files = [path / GENERATED, path / "python/sglang/version.py"]
+    texts = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
+    written = [match[1] for match in map(WRITTEN.search, texts) if match]
     for text in [tag, *written]:
         try:
             found = Version(text)
@@ -176,12 +167,12 @@ def version_of(path: Path, pins: Pins) -> Version:
             step = 0 if found.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
             return Version(f"{found.major}.{found.minor}.{found.micro + step}")
         return Version(found.public)
-    raise Refused.of(
-        "unknown-revision",
-        str(path),
-        "has no release's tag and no version written in python/sglang",
-        f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}",
-    )
+    raise _nameless(str(path), "has no release's tag and no version written in python/sglang")
+
+
+def _nameless(where: str, what: str) -> Refused:
+    step = f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}"
+    return Refused.of("unknown-revision", where, what, step)
 
 
 def _described(path: Path) -> tuple[str, int]:

@@ -123,34 +123,24 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     are left out).
     """
     found: dict[str, zipfile.ZipInfo] = {}
+
+    def bad(what: str) -> Refused:
+        return Refused.of("bad-member", name, what, "do not use this archive")
+
     for member in archive.infolist():
         path = member.filename
         if LEAVES_THE_TREE.search(path.removesuffix("/")) or "\0" in member.orig_filename:
-            raise Refused.of(
-                "bad-member",
-                name,
-                f"has a member called {member.orig_filename!r}",
-                "do not use this archive",
-            )
+            raise bad(f"has a member called {member.orig_filename!r}")
         is_link = stat.S_ISLNK(member.external_attr >> 16)
         if is_link and kind == "wheel":
-            raise Refused.of("bad-member", name, f"{path} is a link", "do not use this archive")
+            raise bad(f"{path} is a link")
         if kind == "wheel":
             path = f"python/{path}" if path.startswith("sglang/") else ""
-        if (
-            not path.startswith(("python/sglang/", "test/"))
-            or path.endswith("/")
-            or is_link
-            or not is_part_of_tree(path)
-        ):
+        is_ours = path.startswith(("python/sglang/", "test/")) and not path.endswith("/")
+        if not is_ours or is_link or not is_part_of_tree(path):
             continue
         if path in found:
-            raise Refused.of(
-                "bad-member",
-                name,
-                f"has two members called {member.filename!r}",
-                "do not use this archive",
-            )
+            raise bad(f"has two members called {member.filename!r}")
         found[path] = member
     return found
 
@@ -322,61 +312,29 @@ def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
     """
     repository = Path(origin)
     if not repository.is_dir() and ":" not in origin:
-        raise Refused.of(
-            "not-fetched",
-            origin,
-            "is no file and no folder",
-            "name a wheel, a folder of wheels, or a git repository",
-        )
+        step = "name a wheel, a folder of wheels, or a git repository"
+        raise Refused.of("not-fetched", origin, "is no file and no folder", step)
     if not repository.is_dir():
         LOG.info(f"cloning {tag} of {origin}")
         repository = space / "clone"
-        _git(
-            origin,
-            tag,
-            "clone",
-            "-q",
-            "--bare",
-            "--depth=1",
-            f"--branch={tag}",
-            "--",
-            origin,
-            str(repository),
-        )
-    commit = _git(
-        origin,
-        tag,
-        "-C",
-        str(repository),
-        "rev-parse",
-        "--verify",
-        "-q",
-        f"refs/tags/{tag}^{{commit}}",
-    ).strip()
+        clone = ["clone", "-q", "--bare", "--depth=1", f"--branch={tag}"]
+        _git(origin, tag, *clone, "--", origin, str(repository))
+
+    def ask(*words: str) -> str:
+        return _git(origin, tag, "-C", str(repository), *words)
+
+    commit = ask("rev-parse", "--verify", "-q", f"refs/tags/{tag}^{{commit}}").strip()
     LOG.info(
         f"{tag} from {origin}: the commit of that tag, {commit[:SHORT]}; what is checked out is not"
         " read"
     )
-    top = _git(
-        origin, tag, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit
-    ).split("\0")
+    top = ask("ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
     wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
     file = space / f"sglang-{tag}-{commit[:SHORT]}.zip"
     # From outside the checkout: inside one, git archives the current folder only.
-    folder = _git(origin, tag, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
-    _git(
-        origin,
-        tag,
-        "-C",
-        str(space),
-        f"--git-dir={folder}",
-        "archive",
-        "--format=zip",
-        f"--output={file}",
-        commit,
-        "--",
-        *wanted,
-    )
+    folder = ask("rev-parse", "--absolute-git-dir").strip()
+    archive = [f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}"]
+    _git(origin, tag, "-C", str(space), *archive, commit, "--", *wanted)
     return file, commit
 
 
