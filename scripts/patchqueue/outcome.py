@@ -68,3 +68,8 @@ class Refused(Exception):
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+    @classmethod
+    def of(cls, name: str, where: str, what: str, hint: str = "") -> Refused:
+        """The refusal for one problem, by its fields."""
+        return cls(Problem(name, where, what, hint))

@@ -21,7 +21,7 @@ import fakes  # noqa: E402
 import forkedpip  # noqa: E402
 
 from patchqueue.laying import quilt  # noqa: E402
-from patchqueue.upstream import source  # noqa: E402
+from patchqueue.upstream import index, source  # noqa: E402
 
 # a busy machine is no failure; nothing is left behind
 settings.register_profile("queue", deadline=None, database=None)
@@ -87,7 +87,7 @@ def said() -> Iterator[list[str]]:
     top.removeHandler(handler)
 
 
-STARTED_PIP = source._pip
+STARTED_PIP = index._pip
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -99,13 +99,13 @@ def imported_pip() -> None:
 @pytest.fixture(autouse=True)
 def forked_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     """pip does the same in a fifth of the time; `started_pip` is for tests of how it is started."""
-    monkeypatch.setattr(source, "_pip", forkedpip.run)
+    monkeypatch.setattr(index, "_pip", forkedpip.run)
 
 
 @pytest.fixture
 def started_pip(forked_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip as users have it: a new process."""
-    monkeypatch.setattr(source, "_pip", STARTED_PIP)
+    monkeypatch.setattr(index, "_pip", STARTED_PIP)
 
 
 @pytest.fixture

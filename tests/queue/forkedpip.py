@@ -38,7 +38,7 @@ IMPORTED_LATE = (
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """What patchqueue.upstream.source._pip returns for the same words."""
+    """What patchqueue.upstream.index._pip returns for the same words."""
     assert command[:3] == [sys.executable, "-m", "pip"]
     main = load()
     with tempfile.TemporaryDirectory() as space:

@@ -23,7 +23,7 @@ from patchqueue.files import disk, run
 from patchqueue.install import inplace
 from patchqueue.laying.quilt import Quilt
 from patchqueue.outcome import Refused
-from patchqueue.upstream import source
+from patchqueue.upstream import index, source
 from patchqueue.wheels import bundle
 
 CACHE, QUEUE = Path("/cache/queue"), Path("/src/queue")
@@ -147,7 +147,7 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     failed = subprocess.CompletedProcess(
         [], 1, "", f"ERROR: Could not install packages due to an OSError: {FULL}"
     )
-    monkeypatch.setattr(source, "_pip", lambda command, folder: failed)
+    monkeypatch.setattr(index, "_pip", lambda command, folder: failed)
     with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
         source.fetch(project.pin, None)
 

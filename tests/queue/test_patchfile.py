@@ -227,16 +227,15 @@ def test_reads_hunks():
     patch, _ = read(GOOD)
     (file,) = patch.files
     (hunk,) = file.hunks
-    assert (file.path, file.is_new, hunk.old_start, hunk.new_start, hunk.at_line) == (
+    assert (file.path, hunk.old_start, hunk.new_start, hunk.at_line) == (
         RUNNER,
-        False,
         18,
         18,
         FIRST + 2,
     )
     assert hunk.old == [f"step_{n} = {n}\n" for n in range(18, 24)]
     assert [line for line in hunk.new if line not in hunk.old] == ["added_step = 20\n"]
-    assert (hunk.leading, hunk.trailing, patch.changed_lines) == (3, 3, 1)
+    assert (hunk.leading, hunk.trailing) == (3, 3)
 
 
 def test_no_line_end_belongs_to_the_line_before_it():

@@ -165,6 +165,21 @@ def test_add_asks_pip_where_no_folder_is_given(project):
     assert pin.add(project.root, "v9.9.2", None).wheels[0].file == "sglang-9.9.2-py3-none-any.whl"
 
 
+def test_add_takes_every_wheel_for_linux(project):
+    """Of a Python, a C library and a version of it that are new; none of other systems."""
+    linux = [
+        f"sglang-9.9.2-{tags}.whl"
+        for tags in ("cp311-cp311-manylinux_2_35_x86_64", "cp315-cp315-musllinux_1_2_aarch64")
+    ]
+    needs = f"{RELEASE['sglang-9.9.1.dist-info/METADATA']}Requires-Python: >=3.11\n"
+    files = fakes.release_of("9.9.2") | {
+        "sglang-9.9.2.dist-info/METADATA": needs.replace("9.9.1", "9.9.2")
+    }
+    for name in (*linux, "sglang-9.9.2-cp311-cp311-macosx_14_0_arm64.whl"):
+        fakes.write_wheel(project.wheels / name, files)
+    assert [wheel.file for wheel in pin.add(project.root, "9.9.2", None).wheels] == linux
+
+
 def platform_wheels(project, second: dict[str, str]) -> None:
     (project.wheels / WHEEL).unlink()
     fakes.write_wheel(

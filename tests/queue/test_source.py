@@ -23,7 +23,7 @@ from patchqueue.commands import cli
 from patchqueue.files import tree
 from patchqueue.files.tree import hash_listing, list_folder
 from patchqueue.outcome import Refused
-from patchqueue.upstream import pin, pins, source
+from patchqueue.upstream import index, pin, pins, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -163,12 +163,13 @@ def test_an_index_that_cannot_be_reached_is_the_cause(project, offline, started_
         and "the package index cannot be reached: [Errno 111] Connection refused [not" in text
     )
     (tmp_path / "space").mkdir()
-    assert "cannot be reached: [Errno 111]" in refusal(source.published, tmp_path / "space")[1]
+    assert "cannot be reached: [Errno 111]" in refusal(index.published, tmp_path / "space")[1]
 
 
 def test_an_index_that_cannot_be_reached_is_asked_once(project, offline, said):
     name, text = refusal(pin.add, project.root, "9.9.2", None)
-    assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text and len(said) == 1
+    assert name == "not-fetched" and "cannot be reached: Connection refused" in text
+    assert said == ["asking for the wheels of sglang 9.9.2"]
     fakes.write_wheel(
         project.wheels / "sglang-9.9.3-cp311-cp311-manylinux_2_34_x86_64.whl",
         fakes.release_of("9.9.3"),
@@ -177,7 +178,7 @@ def test_an_index_that_cannot_be_reached_is_asked_once(project, offline, said):
 
 
 @pytest.fixture
-def index(tmp_path, monkeypatch):
+def served(tmp_path, monkeypatch):
     """A package index on this host that has sglang 9.9.2, and counts how often it is asked."""
     asked: list[str] = []
     wheel = fakes.write_wheel(
@@ -211,10 +212,10 @@ def index(tmp_path, monkeypatch):
         server.shutdown()
 
 
-def test_a_release_that_the_index_lacks_is_asked_for_once(project, index, said):
+def test_a_release_that_the_index_lacks_is_asked_for_once(project, served, said):
     name, text = refusal(pin.add, project.root, "9.9.7", None)
     assert name == "not-fetched" and "has no such release; its newest is 9.9.2" in text
-    assert (len(index), said) == (1, [])
+    assert (len(served), said) == (1, [])
     assert pin.add(project.root, "9.9.2", None).tag == "v9.9.2"
 
 
@@ -224,9 +225,9 @@ def test_without_network_and_folders_the_cause_comes_at_once(
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.delenv("PIP_RETRIES")
     asked: list[list[str]] = []
-    run = source.subprocess.run
+    run = index.subprocess.run
     monkeypatch.setattr(
-        source.subprocess,
+        index.subprocess,
         "run",
         lambda command, **how: asked.append(command) or run(command, **how),
     )
@@ -242,15 +243,15 @@ def test_without_network_and_folders_the_cause_comes_at_once(
 def test_a_fork_of_pip_answers_as_pip_does(project, started_pip, tmp_path, version):
     """The tests use one: it must be told from what users have by its speed alone."""
     answers = []
-    for pip in (forkedpip.run, source._pip):
+    for pip in (forkedpip.run, index._pip):
         folder = tmp_path / pip.__name__
         folder.mkdir()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(source, "_pip", pip)
-            done = source.download(version, f"sglang-{version}-py3-none-any.whl", folder)
+            patch.setattr(index, "_pip", pip)
+            done = index.download(version, f"sglang-{version}-py3-none-any.whl", folder)
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
             answers.append(
-                (done.returncode, done.stdout, done.stderr, files, source.has_folders(folder))
+                (done.returncode, done.stdout, done.stderr, files, index.settings(folder))
             )
     assert answers[0] == answers[1] and (WHEEL in answers[0][3]) is (version == "9.9.1")
 
@@ -283,7 +284,7 @@ def test_a_fork_of_pip_answers_as_pip_does(project, started_pip, tmp_path, versi
     ],
 )
 def test_causes(said, cause):
-    found = source.unreachable(subprocess.CompletedProcess([], 1, "", said))
+    found = index.unreachable(subprocess.CompletedProcess([], 1, "", said))
     assert found == (f"the package index cannot be reached: {cause}" if cause else "")
 
 
@@ -592,9 +593,9 @@ def test_pip_is_asked_for_just_this_wheel(monkeypatch, tmp_path, tags, words):
         asked.extend(command)
         return subprocess.CompletedProcess(command, 1, "", "first line\nlast line\n")
 
-    monkeypatch.setattr(source, "_pip", pip)
-    done = source.download("9.9.1", f"sglang-9.9.1-{tags}.whl", tmp_path)
+    monkeypatch.setattr(index, "_pip", pip)
+    done = index.download("9.9.1", f"sglang-9.9.1-{tags}.whl", tmp_path)
     assert asked[asked.index("--python-version") + 1] == words[0]
     assert [word in asked for word in words] == [True] * len(words)
     assert ("--abi" in asked) == ("--implementation" in words)
-    assert source._why(done) == "last line"
+    assert index.why(done) == "last line"

@@ -117,122 +117,94 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_all(commands: Any) -> None:
     """Every command of a clone."""
+    _add_laying(commands)
+    _add_test(commands)
+    _add_writing(commands)
+    wheels.add(commands)
+    handover.add(commands)
+    install.add(commands)
+    _add_quilt(commands)
+    rebase.add(commands)
+    text = "print the patch header's fields as a Markdown table"
+    commands.add_parser("fields", help=text).set_defaults(run=_fields)
 
-    def command(
-        name: str, run: Any, text: str, default: str, *takes: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text)
-        added.set_defaults(run=run)
-        metavar, meant = WORDS.get(name, ("VERSION", "v0.5.9 or 0.5.9"))
-        added.add_argument(
-            "words",
-            nargs="*",
-            metavar=metavar,
-            help=f"{meant} (default: {default})" if default else meant,
-        )
-        if "--all" in takes:
-            added.add_argument("--all", action="store_true", help="every pinned release")
-        if "--from" in takes:
-            added.add_argument(
-                "--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM
-            )
-        return added
 
-    applied = command(
+def _command(
+    commands: Any, name: str, run: Any, text: str, default: str, takes: str = "", **flags: str
+) -> argparse.ArgumentParser:
+    """A command about releases. takes: which of --all and --from; flags: name -> help."""
+    added: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    added.set_defaults(run=run)
+    metavar, meant = WORDS.get(name, ("VERSION", "v0.5.9 or 0.5.9"))
+    told = f"{meant} (default: {default})" if default else meant
+    added.add_argument("words", nargs="*", metavar=metavar, help=told)
+    if "--all" in takes:
+        added.add_argument("--all", action="store_true", help="every pinned release")
+    if "--from" in takes:
+        paths.add_origin(added)
+    for flag, meaning in flags.items():
+        added.add_argument(f"--{flag}", action="store_true", help=meaning)
+    return added
+
+
+def _add_laying(commands: Any) -> None:
+    _command(
+        commands,
         "apply",
         _apply,
         "lay the queue on a release, in work/TAG/",
         paths.DEFAULT,
-        "--all",
-        "--from",
+        "--all --from",
+        discard="throw away edits of the work tree that no patch holds",
+        verbose="list all patches of the queue, and say why one is not for the release",
     )
-    applied.add_argument(
-        "--discard",
-        action="store_true",
-        help="throw away edits of the work tree that no patch holds",
-    )
-    applied.add_argument(
-        "--verbose",
-        action="store_true",
-        help="list all patches of the queue, and say why one is not for the release",
-    )
-    command(
-        "unapply",
-        _unapply,
-        "take every patch off work/TAG/ again, back to the pristine release",
-        paths.DEFAULT,
-        "--all",
-    )
-    checked = command(
+    text = "take every patch off work/TAG/ again, back to the pristine release"
+    _command(commands, "unapply", _unapply, text, paths.DEFAULT, "--all")
+    meant = "for a change that is meant"
+    _command(
+        commands,
         "check",
         _check,
         "lint the queue, and replay it in memory on each release",
         "every pinned release",
         "--from",
+        write=f"pin the lines and trees that the queue has now, in upstream/placed.toml, {meant}",
+        gaps="also list the patches that a release does not need, and why",
     )
-    checked.add_argument(
-        "--write",
-        action="store_true",
-        help=(
-            "pin the lines and trees that the queue has now, in upstream/placed.toml, for a change"
-            " that is meant"
-        ),
-    )
-    checked.add_argument(
-        "--gaps",
-        action="store_true",
-        help="also list the patches that a release does not need, and why",
-    )
-    tested = command(
+
+
+def _add_test(commands: Any) -> None:
+    tested = _command(
+        commands,
         "test",
         _test,
         TEST,
         "the tool, and the releases that upstream/pins.toml calls tested",
-        "--all",
-        "--from",
-    )
-    tested.add_argument(
-        "--tool",
-        action="store_true",
-        help="test the tool itself: check, and tests/queue; without a release nothing else",
+        "--all --from",
+        tool="test the tool itself: check, and tests/queue; without a release nothing else",
     )
     tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
-    tested.add_argument(
-        "--plan", action="store_true", help="run nothing: say which releases would be tested"
-    )
-    command(
-        "refresh",
-        _refresh,
-        "write the edits of work/TAG/ back to patches/, series and overlay/",
-        paths.DEFAULT,
-        "--all",
-    ).add_argument(
-        "--add",
-        action="store_true",
-        help="put edits of files that are in no patch into the top one",
-    )
-    command("new", _new, "start an empty patch on top of work/TAG/; name it topic/verb-object", "")
-    added = command("pin", _pin, "add a release to upstream/pins.toml", "")
-    added.add_argument(
-        "--from",
-        dest="origin",
-        type=paths.place,
-        metavar="FOLDER",
-        help="a folder that holds all wheels of the release",
-    )
-    command(
-        "lock",
-        _lock,
-        "resolve a release's test environment as of its release day",
-        paths.DEFAULT,
-        "--all",
-    )
-    wheels.add(commands)
-    handover.add(commands)
-    install.add(commands)
-    own = commands.add_parser(
-        "quilt", help="run quilt in work/TAG/, with the quilt that apply uses"
-    )
+    text = "run nothing: say which releases would be tested"
+    tested.add_argument("--plan", action="store_true", help=text)
+
+
+def _add_writing(commands: Any) -> None:
+    """The commands that write files of the queue."""
+    text = "write the edits of work/TAG/ back to patches/, series and overlay/"
+    add = "put edits of files that are in no patch into the top one"
+    _command(commands, "refresh", _refresh, text, paths.DEFAULT, "--all", add=add)
+    text = "start an empty patch on top of work/TAG/; name it topic/verb-object"
+    _command(commands, "new", _new, text, "")
+    added = _command(commands, "pin", _pin, "add a release to upstream/pins.toml", "")
+    text = "a folder that holds all wheels of the release"
+    added.add_argument("--from", dest="origin", type=paths.place, metavar="FOLDER", help=text)
+    text = "resolve a release's test environment as of its release day"
+    _command(commands, "lock", _lock, text, paths.DEFAULT, "--all")
+
+
+def _add_quilt(commands: Any) -> None:
+    text = "run quilt in work/TAG/, with the quilt that apply uses"
+    own = commands.add_parser("quilt", help=text)
     own.set_defaults(run=_quilt)
     own.add_argument("revision", metavar="VERSION", help="v0.5.9 or 0.5.9")
     own.add_argument(
@@ -241,20 +213,14 @@ def _add_all(commands: Any) -> None:
         metavar="QUILT COMMAND …",
         help="what quilt is to do, and its options",
     )
-    rebase.add(commands)
-    commands.add_parser(
-        "fields", help="print the patch header's fields as a Markdown table"
-    ).set_defaults(run=_fields)
 
 
 def _chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> list[Pin]:
     every = getattr(options, "all", False)
     if every and options.words:
         step = f"name {options.words[0]} alone, or --all alone"
-        raise Refused(
-            Problem(
-                "bad-words", "--all", f"means every release, {options.words[0]} means one", step
-            )
+        raise Refused.of(
+            "bad-words", "--all", f"means every release, {options.words[0]} means one", step
         )
     if every:
         return list(pins.all)
@@ -325,17 +291,7 @@ def _test(options: argparse.Namespace) -> int:
     )
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
-        raise Refused(
-            [
-                Problem(
-                    "no-environment",
-                    pin.tag,
-                    "has no lock in upstream/locks/",
-                    f"{to_type('lock', pin.tag)} makes one",
-                )
-                for pin in without
-            ]
-        )
+        raise Refused(map(_no_lock, without))
     chosen = [pin for pin in chosen if pin not in without]
     _show_plan(options.root, tool, chosen)
     if options.plan:
@@ -344,19 +300,18 @@ def _test(options: argparse.Namespace) -> int:
         return 1
     results = _test_releases(options, chosen)
     for result in results:
-        verdict = (
-            Text("passed", "green")
-            if result.passed
-            else Text(f"failed (pytest exit code {result.exit_code})", "red")
-        )
-        OUT.print(
-            f"{result.pin.tag}:",
-            verdict,
-            "(the tree has edits of yours)" if result.as_it_stands else "",
-        )
+        failed = f"failed (pytest exit code {result.exit_code})"
+        verdict = Text("passed", "green") if result.passed else Text(failed, "red")
+        edits = "(the tree has edits of yours)" if result.as_it_stands else ""
+        OUT.print(f"{result.pin.tag}:", verdict, edits)
     for pin in without:
         OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
     return 0 if all(result.passed for result in results) else 1
+
+
+def _no_lock(pin: Pin) -> Problem:
+    step = f"{to_type('lock', pin.tag)} makes one"
+    return Problem("no-environment", pin.tag, "has no lock in upstream/locks/", step)
 
 
 def _check_all(root: Path, pins: Pins) -> int:
@@ -451,13 +406,11 @@ def _refresh(options: argparse.Namespace) -> int:
         if not written:
             OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
         if report is None:
-            raise Refused(
-                Problem(
-                    "unfinished",
-                    "the queue",
-                    "was written, but is not complete yet (see above)",
-                    f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again",
-                )
+            raise Refused.of(
+                "unfinished",
+                "the queue",
+                "was written, but is not complete yet (see above)",
+                f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again",
             )
     OUT.print(f"next: {to_type('check')} replays the queue on every release")
     return 0
@@ -467,13 +420,11 @@ def _new(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     names = [word for word in options.words if "/" in word]
     if len(names) != 1 or len(options.words) > 2:
-        raise Refused(
-            Problem(
-                "bad-words",
-                "new",
-                "takes one name with a slash, and at most one revision",
-                to_type("new", "v0.5.9 topic/verb-object"),
-            )
+        raise Refused.of(
+            "bad-words",
+            "new",
+            "takes one name with a slash, and at most one revision",
+            to_type("new", "v0.5.9 topic/verb-object"),
         )
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
     file = new(options.root, revisions[0], names[0])
@@ -494,7 +445,7 @@ def _new(options: argparse.Namespace) -> int:
 
 def _pin(options: argparse.Namespace) -> int:
     if not options.words:
-        raise Refused(Problem("bad-words", "pin", "which release?", to_type("pin", "0.5.24")))
+        raise Refused.of("bad-words", "pin", "which release?", to_type("pin", "0.5.24"))
     for word in options.words:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
@@ -525,13 +476,11 @@ def _quilt(options: argparse.Namespace) -> int:
     pin = pinning.load(options.root).find(options.revision)
     tree = WorkTree(options.root, pin.tag)
     if tree.inspect().state is State.ABSENT:
-        raise Refused(
-            Problem(
-                "no-tree",
-                f"work/{pin.tag}",
-                "there is no such tree",
-                f"{to_type('apply', pin.tag)} makes it",
-            )
+        raise Refused.of(
+            "no-tree",
+            f"work/{pin.tag}",
+            "there is no such tree",
+            f"{to_type('apply', pin.tag)} makes it",
         )
     engine = quilts.find(cache_folder())
     with tree.locked():

@@ -23,55 +23,27 @@ OUTPUT = Path("dist/pull-requests")
 
 def add(commands: Any) -> None:
     """Add this module's commands to the parser's."""
-    made = _command(
-        commands,
-        "backport",
-        _backport,
-        "make a release branch in a git checkout of sglang, with a commit for each patch",
-    )
-    made.add_argument(
-        "branch",
-        metavar="BRANCH",
-        help="the new branch's name, as release/0.5.9-graphs; an existing branch is never moved",
-    )
-    made.add_argument(
-        "--mails",
-        type=paths.path,
-        metavar="DIR",
-        help="write the commits as mails for `git am` as well",
-    )
+    text = "make a release branch in a git checkout of sglang, with a commit for each patch"
+    made = _command(commands, "backport", _backport, text)
+    text = "the new branch's name, as release/0.5.9-graphs; an existing branch is never moved"
+    made.add_argument("branch", metavar="BRANCH", help=text)
+    text = "write the commits as mails for `git am` as well"
+    made.add_argument("--mails", type=paths.path, metavar="DIR", help=text)
 
 
 def add_export(commands: Any, on_gpus: Callable[[Path, Sequence[str]], str]) -> None:
     """Add `export`. on_gpus: what the texts say of runs on GPUs."""
-    sent = _command(
-        commands,
-        "export",
-        _export,
-        "make branches and texts for pull requests from the patches that are Pending",
-    )
+    text = "make branches and texts for pull requests from the patches that are Pending"
+    sent = _command(commands, "export", _export, text)
     sent.set_defaults(on_gpus=on_gpus)
-    sent.add_argument(
-        "topics",
-        nargs="*",
-        metavar="TOPIC",
-        help=(
-            "a topic, as breakable, or a patch, as breakable/keep-break-tensors (default: every"
-            " topic)"
-        ),
+    text = (
+        "a topic, as breakable, or a patch, as breakable/keep-break-tensors (default: every topic)"
     )
-    sent.add_argument(
-        "--out",
-        type=paths.path,
-        default=OUTPUT,
-        metavar="DIR",
-        help=f"write each one's text and mails here (default: {OUTPUT}/)",
-    )
-    sent.add_argument(
-        "--test",
-        action="store_true",
-        help="run each one's tests in the release's environment, with and without its changes",
-    )
+    sent.add_argument("topics", nargs="*", metavar="TOPIC", help=text)
+    text = f"write each one's text and mails here (default: {OUTPUT}/)"
+    sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=text)
+    text = "run each one's tests in the release's environment, with and without its changes"
+    sent.add_argument("--test", action="store_true", help=text)
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -145,34 +117,14 @@ def _export(options: argparse.Namespace) -> int:
             if options.test
             else []
         )
-        bad += [
-            Problem(
-                "test",
-                one.path,
-                f"with the change: {one.said[0]}; without it: {one.said[1]}",
-                f"correct pull-requests/{one.patch}/",
-            )
-            for one in tried
-            if not one.good
-        ]
-        text = prbody.body(queue, done, request, on_gpus, tried)
-        written = export.write(request, text, options.out)
+        bad += [_untrue(one) for one in tried if not one.good]
+        body = prbody.body(queue, done, request, on_gpus, tried)
+        written = export.write(request, body, options.out)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
             f" {paths.shown(written[0])}, {counted(len(written) - 1, 'mail')}"
         )
-        for part in request.parts:
-            moved = (
-                f" ({part.row.why})"
-                if part.row.outcome is Outcome.NEEDS_REFRESH and not done.exact
-                else ""
-            )
-            OUT.print(
-                f"  {part.subject}{'' if part.own else ' (to stand on)'}{moved}:"
-                f" {counted(len(part.tests), 'test file')}"
-            )
-        for one in tried:
-            OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
+        _show_parts(done, request, tried)
     if bad:
         raise Refused(bad)
     if done.requests:
@@ -182,6 +134,23 @@ def _export(options: argparse.Namespace) -> int:
             " and read the texts, before you push"
         )
     return 0
+
+
+def _untrue(one: prtest.Tried) -> Problem:
+    what = f"with the change: {one.said[0]}; without it: {one.said[1]}"
+    return Problem("test", one.path, what, f"correct pull-requests/{one.patch}/")
+
+
+def _show_parts(
+    done: export.Exported, request: export.PullRequest, tried: list[prtest.Tried]
+) -> None:
+    """What a pull request is made of, and what its tests said."""
+    for part in request.parts:
+        moved = part.row.outcome is Outcome.NEEDS_REFRESH and not done.exact
+        about = ("" if part.own else " (to stand on)") + (f" ({part.row.why})" if moved else "")
+        OUT.print(f"  {part.subject}{about}: {counted(len(part.tests), 'test file')}")
+    for one in tried:
+        OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
 
 
 def _done(outcome: Outcome) -> str:

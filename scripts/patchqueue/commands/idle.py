@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 
 def refuse(options: argparse.Namespace, beside: str, *idle: str) -> None:
@@ -16,4 +16,4 @@ def refuse(options: argparse.Namespace, beside: str, *idle: str) -> None:
         dest = options.parser._option_string_actions[name].dest
         if getattr(options, dest) != options.parser.get_default(dest):
             step = f"leave {name} out; {to_type(command, '--help')} says what each option does"
-            raise Refused(Problem("bad-words", name, f"does nothing {beside}", step))
+            raise Refused.of("bad-words", name, f"does nothing {beside}", step)

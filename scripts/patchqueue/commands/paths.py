@@ -8,6 +8,7 @@ stands there sees every path as they typed it.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from pathlib import Path
@@ -18,6 +19,11 @@ FROM = "take the release from this wheel, folder of wheels, or git repository wi
 PLACE = "PATH|URL"
 # as git tells them: a colon before the first slash, https://… or host:path
 ADDRESS = re.compile(r"[^/]*:")
+
+
+def add_origin(command: argparse.ArgumentParser) -> None:
+    """Give a command the option --from."""
+    command.add_argument("--from", dest="origin", type=place, metavar=PLACE, help=FROM)
 
 
 def path(text: str) -> Path:

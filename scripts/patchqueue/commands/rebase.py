@@ -18,7 +18,7 @@ from rich.text import Text
 from ..environments.testing import has_environment
 from ..hint import counted, to_type
 from ..laying.apply import load_queue
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
 from ..rebasing import rebase
 from ..rebasing.forecast import MERGED_BY_GIT, Forecast, forecast
 from ..rebasing.rebase import Progress
@@ -47,11 +47,8 @@ there; then --continue writes the variants and guards, and lays out the next one
 
 def add(commands: Any) -> None:
     """Add this module's commands to the parser's."""
-    made = commands.add_parser(
-        "rebase",
-        help="say what the queue does on another release, and carry it there",
-        description=REBASE,
-    )
+    text = "say what the queue does on another release, and carry it there"
+    made = commands.add_parser("rebase", help=text, description=REBASE)
     made.set_defaults(run=_rebase)
     made.add_argument(
         "release",
@@ -63,26 +60,14 @@ def add(commands: Any) -> None:
             " one rebase is under way"
         ),
     )
-    made.add_argument(
-        "--from", dest="origin", type=paths.place, metavar=paths.PLACE, help=paths.FROM
-    )
+    paths.add_origin(made)
     step = made.add_mutually_exclusive_group()
-    step.add_argument(
-        "--continue",
-        dest="proceed",
-        action="store_true",
-        help="write what is solved, and go on to the next conflict",
-    )
-    step.add_argument(
-        "--skip",
-        metavar="REASON",
-        help="leave this patch out of the release; REASON goes into its header, as a Gap",
-    )
-    step.add_argument(
-        "--abort",
-        action="store_true",
-        help="delete work/rebase-VERSION/; what was written to the queue stays",
-    )
+    text = "write what is solved, and go on to the next conflict"
+    step.add_argument("--continue", dest="proceed", action="store_true", help=text)
+    text = "leave this patch out of the release; REASON goes into its header, as a Gap"
+    step.add_argument("--skip", metavar="REASON", help=text)
+    text = "delete work/rebase-VERSION/; what was written to the queue stays"
+    step.add_argument("--abort", action="store_true", help=text)
     text = (
         "say which releases are newer than the newest pinned one, and what the queue would do there"
     )
@@ -94,9 +79,7 @@ def _rebase(options: argparse.Namespace) -> int:
     root, pins = options.root, pinning.load(options.root)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
-            raise Refused(
-                Problem("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
-            )
+            raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
         with find(pins, options.release, options.origin) as release:
             progress = rebase.begin(
                 root,
@@ -157,7 +140,7 @@ def _version(root: Path, pins: Pins, word: str | None) -> Version:
         if under_way
         else f"{to_type('rebase', '0.5.24')} begins one"
     )
-    raise Refused(Problem("nothing-to-continue", "work/", which, hint))
+    raise Refused.of("nothing-to-continue", "work/", which, hint)
 
 
 @contextmanager
@@ -237,50 +220,37 @@ def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[objec
     now, empty for one under way."""
     begun = bool(named)
     version, row = progress.found.version, progress.found.conflict
-    if row is None and begun and progress.to_write:
-        OUT.print(
-            f"No patch conflicts: {to_type('rebase', *named, '--continue')} writes the variants and"
-            " guards.",
-            soft_wrap=True,
-        )
-    elif row is None:
-        state = (
-            "No patch conflicts, and the queue holds it all." if begun else "No conflict is left."
-        )
-        OUT.print(f"{state} Next: {_after(root, pins, version)}.", soft_wrap=True)
+    if row is not None:
+        _show_conflict(root, progress, row.patch, begun)
+        return
+    if begun and progress.to_write:
+        write = to_type("rebase", *named, "--continue")
+        text = f"No patch conflicts: {write} writes the variants and guards."
     else:
-        tag, folder = progress.found.nearest.tag, os.path.relpath(progress.folder, root)
-        OUT.print(
-            (
-                f"\n{folder} shows the first conflict, {row.patch.removesuffix('.patch')}:"
-                if begun
-                else f"\nNext conflict in {folder}, {row.patch.removesuffix('.patch')}:"
-            ),
-            soft_wrap=True,
-        )
-        for region in progress.regions:
-            what = (
-                f"{counted(region.count, 'region')} between markers"
-                if region.count
-                else "changed by the patch, and gone in the release"
-            )
-            OUT.print(f"  {region.path}:{region.line}: {what}", soft_wrap=True)
-        if not progress.regions:
-            OUT.print(
-                "  git left no markers; `git diff HEAD` there shows what it made of"
-                f" patches/{row.patch}",
-                soft_wrap=True,
-            )
-        OUT.print(
-            f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p"
-            f" {tag}..queue-on-{tag}` what the queue does.",
-            soft_wrap=True,
-        )
-        OUT.print(
-            f'Edit, then {to_type("rebase", f"{version} --continue")}; --skip "REASON" leaves the'
-            " patch out, --abort drops all this.",
-            soft_wrap=True,
-        )
+        done = "No patch conflicts, and the queue holds it all."
+        text = f"{done if begun else 'No conflict is left.'} Next: {_after(root, pins, version)}."
+    OUT.print(text, soft_wrap=True)
+
+
+def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> None:
+    tag, version = progress.found.nearest.tag, progress.found.version
+    folder, name = os.path.relpath(progress.folder, root), patch.removesuffix(".patch")
+    first, following = f"{folder} shows the first conflict", f"Next conflict in {folder}"
+    lines = [f"\n{first if begun else following}, {name}:"]
+    for region in progress.regions:
+        marked = f"{counted(region.count, 'region')} between markers"
+        what = marked if region.count else "changed by the patch, and gone in the release"
+        lines.append(f"  {region.path}:{region.line}: {what}")
+    if not progress.regions:
+        made = "`git diff HEAD` there shows what it made of"
+        lines.append(f"  git left no markers; {made} patches/{patch}")
+    lines += [
+        f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p"
+        f" {tag}..queue-on-{tag}` what the queue does.",
+        f'Edit, then {to_type("rebase", f"{version} --continue")}; --skip "REASON" leaves the'
+        " patch out, --abort drops all this.",
+    ]
+    OUT.print("\n".join(lines), soft_wrap=True)
 
 
 def _after(root: Path, pins: Pins, version: Version) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..files import run
 from ..files.locking import locked
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from . import standins
 from .lock import PYTHON
 
@@ -163,7 +163,7 @@ def _uv(version: str, held: int, what: str, *arguments: str) -> None:
 
 
 def _refused(version: str, what: str, step: str) -> Refused:
-    return Refused(Problem("no-environment", f"v{version}", what, step))
+    return Refused.of("no-environment", f"v{version}", what, step)
 
 
 def _install(version: str, lock: Path, folder: Path, held: int) -> None:

@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 
 from ..files import atomic, run
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_34"  # what sglang's own wheels ask for from 0.5.11 on
@@ -254,4 +254,4 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
 
 
 def _refused(version: str, what: str, step: str) -> Refused:
-    return Refused(Problem("no-lock", f"v{version}", what, step))
+    return Refused.of("no-lock", f"v{version}", what, step)

@@ -132,7 +132,7 @@ def run(
     except FileNotFoundError:
         where = str(folder or tool.name)
         what = f"{tool.name} is not installed"
-        raise Refused(Problem(f"no-{tool.name}", where, what, tool.install)) from None
+        raise Refused.of(f"no-{tool.name}", where, what, tool.install) from None
     if good is not None and done.returncode not in good:
         raise Failed(tool.name, done)
     return done
@@ -175,13 +175,19 @@ def find_uv() -> str:
     found = str(beside) if beside.is_file() else shutil.which("uv")
     if not found:
         what = "uv is neither beside this Python nor on PATH"
-        raise Refused(Problem("no-uv", "uv", what, UV.install))
+        raise Refused.of("no-uv", "uv", what, UV.install)
     return found
 
 
-def uv(*words: str, folder: Path | None = None, held: int | None = None) -> Done:
+def uv(
+    *words: str,
+    folder: Path | None = None,
+    held: int | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Done:
     """Run a command of uv by no configuration of the user's. Raises Failed, or Refused without uv.
 
-    held: as for `run`.
+    held, more: as for `run`.
     """
-    return run(UV, "--no-config", "--quiet", *words, folder=folder, held=held, program=find_uv())
+    words = ("--no-config", "--quiet", *words)
+    return run(UV, *words, folder=folder, held=held, more=more, program=find_uv())

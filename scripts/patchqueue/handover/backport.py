@@ -63,13 +63,11 @@ def backport(
         raise Refused(_no_release(repository, start, base, pins))
     selection = select(queue, pin)
     if not selection.patches:
-        raise Refused(
-            Problem(
-                "nothing-to-do",
-                pin.tag,
-                f"no patch is for it: {pin.no_patches}",
-                "take another release",
-            )
+        raise Refused.of(
+            "nothing-to-do",
+            pin.tag,
+            f"no patch is for it: {pin.no_patches}",
+            "take another release",
         )
     wanted = list(
         commits(
@@ -223,13 +221,11 @@ def refuse_folder(folder: Path, mails: Mapping[str, bytes]) -> None:
         if mails.get(file.name) != file.read_bytes()
     ]
     if others:
-        raise Refused(
-            Problem(
-                "mails-exist",
-                str(folder),
-                f"holds other mails: {' '.join(others[:3])}",
-                "name another folder, or remove them",
-            )
+        raise Refused.of(
+            "mails-exist",
+            str(folder),
+            f"holds other mails: {' '.join(others[:3])}",
+            "name another folder, or remove them",
         )
 
 

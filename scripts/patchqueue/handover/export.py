@@ -107,13 +107,11 @@ def export(
     pin = exact or pins.all[-1]
     rules, read = formatting.rules(root, pin.version), _reader(repository, start)
     if read("python/sglang/version.py") is None and read("python/sglang/__init__.py") is None:
-        raise Refused(
-            Problem(
-                "no-sglang",
-                repository.shown,
-                f"holds no python/sglang at {base}",
-                "give a git checkout of sglang: --onto PATH",
-            )
+        raise Refused.of(
+            "no-sglang",
+            repository.shown,
+            f"holds no python/sglang at {base}",
+            "give a git checkout of sglang: --onto PATH",
         )
     pending = [
         patch
@@ -127,13 +125,11 @@ def export(
     )
     pending = [patch for patch in pending if queue.base(patch.name) not in merged]
     if not pending:
-        raise Refused(
-            Problem(
-                "nothing-pending",
-                pin.tag,
-                f"no patch for it is {PENDING} that {base} lacks",
-                "see Upstream-Status in patches/",
-            )
+        raise Refused.of(
+            "nothing-pending",
+            pin.tag,
+            f"no patch for it is {PENDING} that {base} lacks",
+            "see Upstream-Status in patches/",
         )
     mended = changes(root, queue, pending, pin)
     pending = [mended.get(patch.name, patch) for patch in pending]
@@ -169,13 +165,11 @@ def topics(queue: Queue, pending: list[Patch], words: Iterable[str]) -> dict[str
     for word in list(words) or all_topics:
         found = [patch for name, patch in names.items() if word in (name, name.partition("/")[0])]
         if not found:
-            raise Refused(
-                Problem(
-                    "unknown-topic",
-                    repr(word),
-                    f"names no patch that is {PENDING}; topics are {' '.join(all_topics)}",
-                    f"or one patch of a topic: {' '.join(names)}",
-                )
+            raise Refused.of(
+                "unknown-topic",
+                repr(word),
+                f"names no patch that is {PENDING}; topics are {' '.join(all_topics)}",
+                f"or one patch of a topic: {' '.join(names)}",
             )
         chosen[word] = found
     return chosen
@@ -229,13 +223,11 @@ def _laid(
         row = lay_patch(patch, _over(laid, read))
         if row.outcome is Outcome.CONFLICT:
             text = change(root, _stem(queue, patch), pin) or root / "patches" / patch.name
-            raise Refused(
-                Problem(
-                    str(row.outcome),
-                    str(text.relative_to(root)),
-                    row.why,
-                    "write a variant that fits this base, or name another: --base COMMIT",
-                )
+            raise Refused.of(
+                str(row.outcome),
+                str(text.relative_to(root)),
+                row.why,
+                "write a variant that fits this base, or name another: --base COMMIT",
             )
         new = {
             path: content
@@ -244,13 +236,11 @@ def _laid(
         }
         taken = [path for path in new if read(path) is not None]
         if taken:
-            raise Refused(
-                Problem(
-                    "file-exists",
-                    taken[0],
-                    "the base has a file of this name, and the pull request would add one",
-                    f"rename it below {ADDITIONS}/{_stem(queue, patch)}/",
-                )
+            raise Refused.of(
+                "file-exists",
+                taken[0],
+                "the base has a file of this name, and the pull request would add one",
+                f"rename it below {ADDITIONS}/{_stem(queue, patch)}/",
             )
         laid |= row.after | new
         parts.append(

@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..files import record, run
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 FILE = Path("upstream/format.toml")
 FORMATTERS = {"ruff": ("format", "--quiet", "--isolated", "--no-cache"), "black": ("--quiet",)}
@@ -57,10 +57,10 @@ def rules(root: Path, version: Version) -> Rules:
     try:
         found = record.toml((root / FILE).read_bytes(), Rules, where, bad)
     except OSError as error:
-        raise Refused(Problem(bad, where, f"cannot be read: {error.strerror}")) from None
+        raise Refused.of(bad, where, f"cannot be read: {error.strerror}") from None
     used = tuple(one for one in found.format if one.releases.contains(version, prereleases=True))
     if not used:
-        raise Refused(Problem(bad, where, f"does not say how {version} is formatted"))
+        raise Refused.of(bad, where, f"does not say how {version} is formatted")
     return replace(found, format=used)
 
 
@@ -151,4 +151,4 @@ def _folder_of(tool: str) -> Path:
 
 def _no_formatter(tool: str, said: str) -> Refused:
     step = f"`uv tool run {tool} --version` should work"
-    return Refused(Problem("no-formatter", tool, said.splitlines()[-1], step))
+    return Refused.of("no-formatter", tool, said.splitlines()[-1], step)

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..files import run
 from ..files.run import Failed
 from ..files.tree import is_part_of_tree, sha256
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 # What format-patch and diff write is a function of the commits alone: every setting that could
 # change it is given.
@@ -100,13 +100,11 @@ class Repository:
             except Failed:
                 values.append("")
             if not values[-1]:
-                raise Refused(
-                    Problem(
-                        "no-identity",
-                        self.shown,
-                        f"git has no {name}, and commits need an author",
-                        f'`git config --global {name} "{example}"`',
-                    )
+                raise Refused.of(
+                    "no-identity",
+                    self.shown,
+                    f"git has no {name}, and commits need an author",
+                    f'`git config --global {name} "{example}"`',
                 )
         return Person(*values)
 
@@ -134,15 +132,13 @@ class Repository:
             shown = " ".join(edited[:5]) + (
                 f" and {len(edited) - 5} more" if len(edited) > 5 else ""
             )
-            raise Refused(
-                Problem(
-                    "edited-checkout",
-                    self.shown,
-                    "has edits that are not committed, and the branch would begin at HEAD, which"
-                    f" lacks them: {shown}",
-                    f"`git -C {self.shown} stash`, or commit them; or go without them: --base"
-                    f" {self.commit(base)[:12]}",
-                )
+            raise Refused.of(
+                "edited-checkout",
+                self.shown,
+                "has edits that are not committed, and the branch would begin at HEAD, which"
+                f" lacks them: {shown}",
+                f"`git -C {self.shown} stash`, or commit them; or go without them: --base"
+                f" {self.commit(base)[:12]}",
             )
 
     def commit(self, name: str) -> str:
@@ -157,13 +153,11 @@ class Repository:
                 .strip()
             )
         except Failed:
-            raise Refused(
-                Problem(
-                    "no-commit",
-                    self.shown,
-                    f"has no commit {name!r}",
-                    f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT",
-                )
+            raise Refused.of(
+                "no-commit",
+                self.shown,
+                f"has no commit {name!r}",
+                f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT",
             ) from None
 
     def branch(self, name: str) -> str | None:
@@ -172,31 +166,25 @@ class Repository:
         try:
             self.git("check-ref-format", f"refs/heads/{name}")
         except Failed:
-            raise Refused(
-                Problem(
-                    "bad-branch",
-                    repr(name),
-                    "is no name for a branch",
-                    "name one as release/0.5.9-graphs",
-                )
+            raise Refused.of(
+                "bad-branch",
+                repr(name),
+                "is no name for a branch",
+                "name one as release/0.5.9-graphs",
             ) from None
         if name.startswith(("-", "refs/")) or name == "HEAD":
-            raise Refused(
-                Problem(
-                    "bad-branch",
-                    repr(name),
-                    "is no name for a branch",
-                    "name one as release/0.5.9-graphs",
-                )
+            raise Refused.of(
+                "bad-branch",
+                repr(name),
+                "is no name for a branch",
+                "name one as release/0.5.9-graphs",
             )
         if self.git("for-each-ref", f"refs/tags/{name}").strip():
-            raise Refused(
-                Problem(
-                    "bad-branch",
-                    repr(name),
-                    "is a tag's name, and git would not know which is meant",
-                    "name one as release/0.5.9-graphs",
-                )
+            raise Refused.of(
+                "bad-branch",
+                repr(name),
+                "is a tag's name, and git would not know which is meant",
+                "name one as release/0.5.9-graphs",
             )
         try:
             return (
@@ -327,22 +315,15 @@ class Repository:
                 "0" * len(commit),
             )
         except Failed as failure:
-            raise Refused(
-                Problem(
-                    "bad-branch",
-                    f"{self.shown}: {branch}",
-                    f"git does not make it: {failure}",
-                    "name another branch",
-                )
+            raise Refused.of(
+                "bad-branch",
+                f"{self.shown}: {branch}",
+                f"git does not make it: {failure}",
+                "name another branch",
             ) from None
         if self.branch(branch) != commit:
-            raise Refused(
-                Problem(
-                    "bad-branch",
-                    f"{self.shown}: {branch}",
-                    "is not where it was put",
-                    "report this",
-                )
+            raise Refused.of(
+                "bad-branch", f"{self.shown}: {branch}", "is not where it was put", "report this"
             )
 
     def mails(self, base: str, tip: str) -> dict[str, bytes]:
@@ -366,29 +347,23 @@ def open_repository(name: str) -> Repository:
     git."""
     path = Path(name).expanduser()
     if not path.is_dir():
-        raise Refused(
-            Problem(
-                "no-repository", name, "is no folder", "give a git checkout of sglang: --onto PATH"
-            )
+        raise Refused.of(
+            "no-repository", name, "is no folder", "give a git checkout of sglang: --onto PATH"
         )
     try:
         top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.decode().strip()
     except Failed as failure:
-        raise Refused(
-            Problem(
-                "no-repository",
-                name,
-                f"is no git checkout: {failure}",
-                "give a git checkout of sglang: --onto PATH",
-            )
+        raise Refused.of(
+            "no-repository",
+            name,
+            f"is no git checkout: {failure}",
+            "give a git checkout of sglang: --onto PATH",
         ) from None
     if not top:
-        raise Refused(
-            Problem(
-                "no-repository",
-                name,
-                "is no git checkout",
-                "give a git checkout of sglang: --onto PATH",
-            )
+        raise Refused.of(
+            "no-repository",
+            name,
+            "is no git checkout",
+            "give a git checkout of sglang: --onto PATH",
         )
     return Repository(path.resolve(), name)

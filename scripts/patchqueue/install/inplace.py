@@ -92,13 +92,11 @@ def install(root: Path, site: Path, discard: bool = False) -> Report:
             return _wheel_report(here, other, queue, pins)
         known = installed.identify(here, pins)
         if known.pin.no_patches:
-            raise Refused(
-                Problem(
-                    "nothing-to-install",
-                    known.pin.tag,
-                    f"no patch is for it: {known.pin.no_patches}",
-                    "use the release as it is",
-                )
+            raise Refused.of(
+                "nothing-to-install",
+                known.pin.tag,
+                f"no patch is for it: {known.pin.no_patches}",
+                "use the release as it is",
             )
         return _lay(select(queue, known.pin), here, known)
 
@@ -115,14 +113,12 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
         if found is None:
             here = installed.find(place)
             if _by_wheel(here):
-                raise Refused(
-                    Problem(
-                        "patched-wheel",
-                        str(here),
-                        "was installed from a patched wheel, not in place",
-                        "`pip install --force-reinstall --no-deps"
-                        f" sglang=={here.version.partition('+')[0]}`",
-                    )
+                raise Refused.of(
+                    "patched-wheel",
+                    str(here),
+                    "was installed from a patched wheel, not in place",
+                    "`pip install --force-reinstall --no-deps"
+                    f" sglang=={here.version.partition('+')[0]}`",
                 )
             return Report(
                 place, Outcome.ALREADY_APPLIED, {}, notes=("nothing is installed in place here",)
@@ -264,14 +260,12 @@ def _refuse_edits(found: Journal, faults: tuple[str, ...], discard: bool) -> Non
         )
     )
     if named:
-        raise Refused(
-            Problem(
-                "edited-install",
-                str(found.site),
-                "is patched, but has edits:"
-                f" {' '.join(named[:5])}{f' and {len(named) - 5} more' if len(named) > 5 else ''}",
-                hint,
-            )
+        raise Refused.of(
+            "edited-install",
+            str(found.site),
+            "is patched, but has edits:"
+            f" {' '.join(named[:5])}{f' and {len(named) - 5} more' if len(named) > 5 else ''}",
+            hint,
         )
 
 
@@ -285,13 +279,11 @@ def _by_wheel(here: Installed) -> dict | None:
     except (OSError, ValueError):
         return None
     if record and f"+{build.LABEL}." not in here.version:
-        raise Refused(
-            Problem(
-                "no-journal",
-                str(here),
-                f"is patched in place, but {journal.FOLDER}/ is gone: it cannot be taken back",
-                f"`pip install --force-reinstall --no-deps sglang=={here.version}`",
-            )
+        raise Refused.of(
+            "no-journal",
+            str(here),
+            f"is patched in place, but {journal.FOLDER}/ is gone: it cannot be taken back",
+            f"`pip install --force-reinstall --no-deps sglang=={here.version}`",
         )
     return record
 
@@ -299,13 +291,11 @@ def _by_wheel(here: Installed) -> dict | None:
 def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pins) -> Report:
     pin = pins.find(record["version"])
     if record["queue"] != select(queue, pin).stack_sha256:
-        raise Refused(
-            Problem(
-                "patched-wheel",
-                str(here),
-                "was installed from a wheel of another queue",
-                f"{to_type('build', pin.tag)}, and install that wheel",
-            )
+        raise Refused.of(
+            "patched-wheel",
+            str(here),
+            "was installed from a wheel of another queue",
+            f"{to_type('build', pin.tag)}, and install that wheel",
         )
     return Report(
         here.site,
@@ -329,14 +319,11 @@ def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
         made = journal.forward(made)
         found = hash_listing(list_package(here.site))
         if found != record["tree"]["after"]:
-            raise Refused(
-                Problem(
-                    str(Outcome.TREE_MISMATCH),
-                    str(here),
-                    f"is tree {found}, planned was {record['tree']['after']}; it is as it was"
-                    " again",
-                    "run it again when nobody else writes there",
-                )
+            raise Refused.of(
+                str(Outcome.TREE_MISMATCH),
+                str(here),
+                f"is tree {found}, planned was {record['tree']['after']}; it is as it was again",
+                "run it again when nobody else writes there",
             )
     except BaseException:  # an interrupt too: only a kill leaves the rest to the next call
         journal.back(made)
@@ -439,13 +426,11 @@ def _refuse_unwritable(site: Path, changes: dict[str, bytes | None]) -> None:
             raise Refused(_not_writable(folder))
     for path in (site / name for name in changes):
         if path.exists() and os.geteuid() not in (0, path.stat().st_uid):
-            raise Refused(
-                Problem(
-                    "not-writable",
-                    str(path),
-                    f"belongs to user {path.stat().st_uid}, and would not any more",
-                    f"run it as user {path.stat().st_uid}, or as root",
-                )
+            raise Refused.of(
+                "not-writable",
+                str(path),
+                f"belongs to user {path.stat().st_uid}, and would not any more",
+                f"run it as user {path.stat().st_uid}, or as root",
             )
 
 

@@ -53,36 +53,30 @@ def find(named: Path) -> Installed:
     meant, where there is none."""
     where = str(named)
     if not named.is_dir():
-        raise Refused(
-            Problem(
-                "no-folder",
-                where,
-                "is no folder",
-                'name the folder that holds sglang/: python -c "import sysconfig;'
-                " print(sysconfig.get_path('purelib'))\"",
-            )
+        raise Refused.of(
+            "no-folder",
+            where,
+            "is no folder",
+            'name the folder that holds sglang/: python -c "import sysconfig;'
+            " print(sysconfig.get_path('purelib'))\"",
         )
     site = named.resolve()
     infos = sorted(site.glob("sglang-*.dist-info"))
     if len(infos) > 1:
-        raise Refused(
-            Problem(
-                "two-installs",
-                where,
-                f"has {' and '.join(info.name for info in infos)}",
-                "`pip install --force-reinstall --no-deps` the release you want; delete what is"
-                " left of the other",
-            )
+        raise Refused.of(
+            "two-installs",
+            where,
+            f"has {' and '.join(info.name for info in infos)}",
+            "`pip install --force-reinstall --no-deps` the release you want; delete what is"
+            " left of the other",
         )
     package = site / "sglang"
     if package.is_symlink():
-        raise Refused(
-            Problem(
-                "linked-install",
-                str(package),
-                f"is a link to {package.resolve()}",
-                _install_in(package.resolve().parent),
-            )
+        raise Refused.of(
+            "linked-install",
+            str(package),
+            f"is a link to {package.resolve()}",
+            _install_in(package.resolve().parent),
         )
     if not package.is_dir():
         raise Refused(_elsewhere(where, site, infos))
@@ -162,8 +156,8 @@ def _version(info: Path | None) -> str:
     except PermissionError as error:
         raise Refused(disk.problem(error, [disk.Place(info, "run it as root")])) from None
     except (OSError, ValueError):
-        raise Refused(
-            Problem("bad-metadata", str(info / "METADATA"), "cannot be read", "reinstall sglang")
+        raise Refused.of(
+            "bad-metadata", str(info / "METADATA"), "cannot be read", "reinstall sglang"
         ) from None
 
 
@@ -179,13 +173,11 @@ def identify(found: Installed, pins: Pins) -> Identity:
     if pin is None:
         raise Refused(_unknown(found, named or _self_named(found, pins), pins))
     if named and named != pin:
-        raise Refused(
-            Problem(
-                "bad-metadata",
-                str(found.info),
-                f"says {found.version}, but the files are those of {pin.tag}",
-                f"`pip install --force-reinstall --no-deps sglang=={pin.version}`",
-            )
+        raise Refused.of(
+            "bad-metadata",
+            str(found.info),
+            f"says {found.version}, but the files are those of {pin.tag}",
+            f"`pip install --force-reinstall --no-deps sglang=={pin.version}`",
         )
     notes = (
         []

@@ -27,7 +27,7 @@ from pathlib import Path
 from ..files import atomic, disk
 from ..files.tree import sha256
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 # beside sglang/; the dot keeps Python from importing it, and a person finds it
 FOLDER = "sglang.patch-queue"
@@ -135,13 +135,11 @@ def read(site: Path) -> Journal | None:
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(disk.problem(error, [disk.Place(folder, "run it as root")])) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(
-            Problem(
-                "bad-journal",
-                str(folder),
-                f"is no journal that this tool can read ({type(error).__name__})",
-                "reinstall sglang, then delete that folder",
-            )
+        raise Refused.of(
+            "bad-journal",
+            str(folder),
+            f"is no journal that this tool can read ({type(error).__name__})",
+            "reinstall sglang, then delete that folder",
         ) from None
 
 
@@ -214,13 +212,11 @@ def forward(journal: Journal) -> Journal:
     for folder in _touched(journal):
         atomic.sync(folder)
     if journal.faults():
-        raise Refused(
-            Problem(
-                "edited-install",
-                str(journal.site),
-                f"was changed while it was being patched: {_some(journal.faults())}",
-                "run it again when nobody else writes there",
-            )
+        raise Refused.of(
+            "edited-install",
+            str(journal.site),
+            f"was changed while it was being patched: {_some(journal.faults())}",
+            "run it again when nobody else writes there",
         )
     return finish(_set_state(journal, State.INSTALLED))
 
@@ -259,13 +255,11 @@ def back(journal: Journal, discard: bool = False) -> None:
         if digest(journal.site / change.path) != change.before
     ]
     if wrong:
-        raise Refused(
-            Problem(
-                "edited-install",
-                str(journal.site),
-                f"was changed while it was being restored: {_some(wrong)}",
-                "run it again when nobody else writes there",
-            )
+        raise Refused.of(
+            "edited-install",
+            str(journal.site),
+            f"was changed while it was being restored: {_some(wrong)}",
+            "run it again when nobody else writes there",
         )
     forget(journal)
 
@@ -316,26 +310,22 @@ def _place(journal: Journal, change: Change) -> None:
     if now == change.after:
         return
     if now != change.before and not change.is_byte_code:
-        raise Refused(
-            Problem(
-                "edited-install",
-                change.path,
-                "was changed while it was being patched",
-                f"{to_type('uninstall', '--site-packages', journal.site, '--discard')} takes the"
-                " rest back",
-            )
+        raise Refused.of(
+            "edited-install",
+            change.path,
+            "was changed while it was being patched",
+            f"{to_type('uninstall', '--site-packages', journal.site, '--discard')} takes the"
+            " rest back",
         )
     if not change.after:
         target.unlink()
         return
     if digest(staged) != change.after:
-        raise Refused(
-            Problem(
-                "bad-journal",
-                f"{FOLDER}/{AFTER}/{change.path}",
-                "is not the file that was written there",
-                f"{to_type('uninstall', '--site-packages', journal.site)} goes back to the release",
-            )
+        raise Refused.of(
+            "bad-journal",
+            f"{FOLDER}/{AFTER}/{change.path}",
+            "is not the file that was written there",
+            f"{to_type('uninstall', '--site-packages', journal.site)} goes back to the release",
         )
     drop_byte_code(target)
     os.replace(staged, target)
@@ -354,31 +344,25 @@ def _refuse_to_lose(journal: Journal, discard: bool) -> None:
         if now[change.path] != change.before and change.before and not _kept(journal, change)
     ]
     if gone:
-        raise Refused(
-            Problem(
-                "bad-journal",
-                f"{FOLDER}/{BEFORE}",
-                f"does not hold {_some(gone)} as it was",
-                "reinstall sglang, then delete that folder",
-            )
+        raise Refused.of(
+            "bad-journal",
+            f"{FOLDER}/{BEFORE}",
+            f"does not hold {_some(gone)} as it was",
+            "reinstall sglang, then delete that folder",
         )
     if edited and not discard:
-        raise Refused(
-            Problem(
-                "edited-install",
-                str(journal.site),
-                f"has edits that would be lost: {_some(edited)}",
-                "keep a copy of them, then the same again with --discard",
-            )
+        raise Refused.of(
+            "edited-install",
+            str(journal.site),
+            f"has edits that would be lost: {_some(edited)}",
+            "keep a copy of them, then the same again with --discard",
         )
     if journal.strangers():
-        raise Refused(
-            Problem(
-                "unknown-files",
-                str(journal.site),
-                f"holds files of yours where a folder must go: {_some(journal.strangers())}",
-                "move them away",
-            )
+        raise Refused.of(
+            "unknown-files",
+            str(journal.site),
+            f"holds files of yours where a folder must go: {_some(journal.strangers())}",
+            "move them away",
         )
 
 

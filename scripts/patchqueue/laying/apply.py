@@ -23,7 +23,7 @@ from ..files.tree import (
     sha256,
 )
 from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
 from ..queue import series
 from ..queue.lint import lint
 from ..queue.series import PROVENANCE, Queue
@@ -121,13 +121,11 @@ def unapply(root: Path, pin: Pin) -> Report:
     with tree.locked() as lock:
         found = tree.inspect()
         if found.state is State.ABSENT:
-            raise Refused(
-                Problem(
-                    "no-tree",
-                    f"work/{pin.tag}",
-                    "there is no such tree",
-                    f"{to_type('apply', pin.tag)} makes it",
-                )
+            raise Refused.of(
+                "no-tree",
+                f"work/{pin.tag}",
+                "there is no such tree",
+                f"{to_type('apply', pin.tag)} makes it",
             )
         if found.state is State.UNAPPLIED:
             return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
@@ -138,13 +136,11 @@ def unapply(root: Path, pin: Pin) -> Report:
         _remove_empty_folders(aside)
         listing = list_folder(aside)
         if hash_listing(listing) != found.record["tree"]["before"]:
-            raise Refused(
-                Problem(
-                    str(Outcome.TREE_MISMATCH),
-                    f"work/{pin.tag}",
-                    "popping every patch did not bring the pristine tree back",
-                    f"{to_type('apply', pin.tag, '--discard')} builds it anew",
-                )
+            raise Refused.of(
+                str(Outcome.TREE_MISMATCH),
+                f"work/{pin.tag}",
+                "popping every patch did not bring the pristine tree back",
+                f"{to_type('apply', pin.tag, '--discard')} builds it anew",
             )
         tree.finish(listing)
     return Report(pin, Outcome.APPLIED, tree.path, (), record=found.record)
@@ -164,47 +160,39 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
     discard that."""
     where = f"work/{tree.tag}"
     if found.strangers:
-        raise Refused(
-            Problem(
-                "unknown-files",
-                where,
-                f"holds files of yours: {' '.join(found.strangers[:5])}",
-                "move them out of the tree",
-            )
+        raise Refused.of(
+            "unknown-files",
+            where,
+            f"holds files of yours: {' '.join(found.strangers[:5])}",
+            "move them out of the tree",
         )
     if discard:
         return
     if found.state is State.FOREIGN:
-        raise Refused(
-            Problem(
-                "foreign-tree",
-                where,
-                "is there, but this tool did not make it",
-                f"move it away, or {to_type('apply', tree.tag, '--discard')} replaces it",
-            )
+        raise Refused.of(
+            "foreign-tree",
+            where,
+            "is there, but this tool did not make it",
+            f"move it away, or {to_type('apply', tree.tag, '--discard')} replaces it",
         )
     popped = len(found.record["patches"]) - len(quilts.applied(tree.path)) if found.record else 0
     if found.state is State.CHANGED and popped and not found.edited_patches:
-        raise Refused(
-            Problem(
-                "popped-tree",
-                where,
-                f"misses patches that were popped: {popped} of {len(found.record['patches'])}",
-                f"{to_type('quilt', tree.tag, 'push -a')}, or"
-                f" {to_type('apply', f'{tree.tag} --discard')}",
-            )
+        raise Refused.of(
+            "popped-tree",
+            where,
+            f"misses patches that were popped: {popped} of {len(found.record['patches'])}",
+            f"{to_type('quilt', tree.tag, 'push -a')}, or"
+            f" {to_type('apply', f'{tree.tag} --discard')}",
         )
     if found.state is State.CHANGED:
         files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
         shown = " ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
-        raise Refused(
-            Problem(
-                "edited-tree",
-                where,
-                f"has edits that the queue does not hold: {shown or 'patches partly popped'}",
-                f"{to_type('refresh', tree.tag)} writes them back to patches/;"
-                f" {to_type('apply', f'{tree.tag} --discard')} throws them away",
-            )
+        raise Refused.of(
+            "edited-tree",
+            where,
+            f"has edits that the queue does not hold: {shown or 'patches partly popped'}",
+            f"{to_type('refresh', tree.tag)} writes them back to patches/;"
+            f" {to_type('apply', f'{tree.tag} --discard')} throws them away",
         )
 
 
@@ -224,25 +212,21 @@ def _build(
     if pushed:
         quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
     if quilts.applied(aside) != list(pushed):
-        raise Refused(
-            Problem(
-                "engines-disagree",
-                tree.tag,
-                f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}",
-                "report this",
-            )
+        raise Refused.of(
+            "engines-disagree",
+            tree.tag,
+            f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}",
+            "report this",
         )
     expected = before | {path: sha256(content) for path, content in planned.files.items()}
     after = list_folder(aside)
     if after != expected:
-        raise Refused(
-            Problem(
-                "engines-disagree",
-                tree.tag,
-                "quilt and the replay made different files:"
-                f" {' '.join(differing(after, expected)[:5])}",
-                "report this",
-            )
+        raise Refused.of(
+            "engines-disagree",
+            tree.tag,
+            "quilt and the replay made different files:"
+            f" {' '.join(differing(after, expected)[:5])}",
+            "report this",
         )
     origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
     record = selection.record(origin, before, after, pushed)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..files import disk, run
 from ..files.locking import locked
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 LOG = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Quilt:
             )
         except run.Failed as failure:
             where, step = f"quilt {' '.join(arguments)}", disk.said(failure.said)
-            raise Refused(Problem("quilt-failed", where, failure.said, step)) from None
+            raise Refused.of("quilt-failed", where, failure.said, step) from None
 
 
 def applied(tree: Path) -> list[str]:
@@ -107,13 +107,8 @@ def _fetch(home: Path, cache: Path) -> None:
     """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
     through QUILT_DIR."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        raise Refused(
-            Problem(
-                "no-quilt",
-                "quilt",
-                "neither quilt (with patch) nor apt is on PATH",
-                run.QUILT.install,
-            )
+        raise Refused.of(
+            "no-quilt", "quilt", "neither quilt (with patch) nor apt is on PATH", run.QUILT.install
         )
     LOG.info("fetching quilt with apt (unpacked in the cache, nothing is installed)")
     with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
@@ -135,18 +130,14 @@ def _fetch(home: Path, cache: Path) -> None:
             _apt(space, *own_lists, "update", "-q").returncode
             or _apt(space, *own_lists, *download).returncode
         ):
-            raise Refused(
-                Problem("no-quilt", "quilt", "apt could not download it", run.QUILT.install)
-            )
+            raise Refused.of("no-quilt", "quilt", "apt could not download it", run.QUILT.install)
         for package in space.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", str(package), str(space / "root")], check=True)
         shutil.rmtree(home, ignore_errors=True)
         os.rename(space / "root", home)
     if not _unpacked(home).works():
-        raise Refused(
-            Problem(
-                "no-quilt", "quilt", "the one that apt delivered does not start", run.QUILT.install
-            )
+        raise Refused.of(
+            "no-quilt", "quilt", "the one that apt delivered does not start", run.QUILT.install
         )
 
 

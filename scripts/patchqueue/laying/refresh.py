@@ -18,7 +18,7 @@ from pathlib import Path
 from ..files.locking import locked
 from ..files.tree import differing, list_folder, sha256
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..queue import guards, patchfile, placed, series
 from ..queue.edit import Change, Lines, joined, tried, variant
 from ..queue.patchfile import Patch
@@ -55,29 +55,23 @@ def new(root: Path, pin: Pin, name: str) -> Path:
     patch = name.removesuffix(".patch") + ".patch"
     entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
     if patch in (entry.name for entry in entries):
-        raise Refused(
-            Problem(
-                "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
-            )
+        raise Refused.of(
+            "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
         )
     if "@" in patch or series.parse(f"{patch}  # >=0")[1]:
-        raise Refused(
-            Problem(
-                "bad-path",
-                repr(name),
-                "is not like topic/verb-object, in small letters",
-                f"for example: {to_type('new', 'nsa/skip-pointer-check')}",
-            )
+        raise Refused.of(
+            "bad-path",
+            repr(name),
+            "is not like topic/verb-object, in small letters",
+            f"for example: {to_type('new', 'nsa/skip-pointer-check')}",
         )
     tree = WorkTree(root, pin.tag)
     if tree.inspect().state in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None)
     with tree.locked() as lock:
         if tree.inspect().state is State.FOREIGN:
-            raise Refused(
-                Problem(
-                    "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
-                )
+            raise Refused.of(
+                "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
             )
         quilts.find(source.cache_folder()).run(tree.path, "new", patch, lock=lock)
         file = tree.path / "patches" / patch
@@ -155,24 +149,20 @@ def _edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
     with tree.locked() as lock:
         found = tree.inspect()
         if found.state is State.FOREIGN:
-            raise Refused(
-                Problem(
-                    "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
-                )
+            raise Refused.of(
+                "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
             )
         if found.state is not State.CHANGED:
             return None
         aside = tree.start(copy=True)
         stray = _take_off(aside, quilt, lock, pristine)
         if stray and not add:
-            raise Refused(
-                Problem(
-                    "stray-edits",
-                    f"work/{pin.tag}",
-                    f"edited, but in no patch: {' '.join(stray)}",
-                    f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-                    f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit",
-                )
+            raise Refused.of(
+                "stray-edits",
+                f"work/{pin.tag}",
+                f"edited, but in no patch: {' '.join(stray)}",
+                f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
+                f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit",
             )
         _lay(aside, quilt, lock, stray)
         files = {name: aside / "patches" / name for name in quilts.applied(aside)}
@@ -226,14 +216,12 @@ def _plan(
     ]
     # the tree is about to be built anew from the queue: never when that would lose an edit
     if lost:
-        raise Refused(
-            Problem(
-                "edits-not-kept",
-                f"work/{pin.tag}",
-                f"the queue does not make the tree's own {' '.join(lost[:5])}",
-                "the tree stays as it is; say which patch should have the edit: "
-                + to_type("quilt", pin.tag, "add FILE"),
-            )
+        raise Refused.of(
+            "edits-not-kept",
+            f"work/{pin.tag}",
+            f"the queue does not make the tree's own {' '.join(lost[:5])}",
+            "the tree stays as it is; say which patch should have the edit: "
+            + to_type("quilt", pin.tag, "add FILE"),
         )
     return changes
 
@@ -276,13 +264,11 @@ def _take_off(aside: Path, quilt: quilts.Quilt, lock: int, pristine: Source) -> 
     for name in differing(list_folder(aside), pristine.listing()):
         path, original = aside / name, pristine.read(name)
         if not path.is_file() or path.suffix in (".orig", ".rej") or name.endswith("~"):
-            raise Refused(
-                Problem(
-                    "stray-edits",
-                    name,
-                    "is missing, or left over from an editor or a failed push",
-                    "put it right in the tree, then refresh again",
-                )
+            raise Refused.of(
+                "stray-edits",
+                name,
+                "is missing, or left over from an editor or a failed push",
+                "put it right in the tree, then refresh again",
             )
         stray[name] = path.read_bytes()
         path.unlink() if original is None else path.write_bytes(original)
@@ -355,13 +341,11 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
         ):
             continue  # written already, as the release's own variant
         if tree.recorded.get(name, sha256(today)) != sha256(today):
-            raise Refused(
-                Problem(
-                    "changed-twice",
-                    f"patches/{name}",
-                    f"was changed in the queue and in work/{pin.tag}",
-                    "keep one of the two: put the other aside, then refresh again",
-                )
+            raise Refused.of(
+                "changed-twice",
+                f"patches/{name}",
+                f"was changed in the queue and in work/{pin.tag}",
+                "keep one of the two: put the other aside, then refresh again",
             )
         change = _shared(pins, pin, queue, entries[name], content, lines)
         queue = tried(queue, [change])[0] if change.path == f"patches/{name}" else queue

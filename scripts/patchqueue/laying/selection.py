@@ -11,7 +11,7 @@ from typing import Any
 from .. import RELEASE
 from ..files.tree import hash_listing, own_listing, sha256
 from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from ..upstream.pins import Pin
@@ -154,13 +154,13 @@ def select(queue: Queue, pin: Pin) -> Selection:
         step = (
             f"{to_type('rebase', pin.tag)}; or give the reason as no_patches in upstream/pins.toml"
         )
-        raise Refused(
-            Problem(str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step)
+        raise Refused.of(
+            str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step
         )
     if selection.patches and pin.no_patches:
         first = selection.patches[0].name
         what = f"pins.toml says there is no patch ({pin.no_patches}), but {first} is for it"
-        raise Refused(Problem("stale-no-patches", pin.tag, what, "remove no_patches"))
+        raise Refused.of("stale-no-patches", pin.tag, what, "remove no_patches")
     return selection
 
 

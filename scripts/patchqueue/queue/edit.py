@@ -95,7 +95,7 @@ def variant(
             f"patches/{names[1]}",
             f"give it a guard that takes {version}, or another name",
         )
-        raise Refused(Problem("bad-variant", where, "is there already, for another release", hint))
+        raise Refused.of("bad-variant", where, "is there already, for another release", hint)
     lines.insert(entry.name, name, guard)
     return Change(f"patches/{name}", joined(f"Variant-Of: {entry.base}", diff), why)
 

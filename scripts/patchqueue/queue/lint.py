@@ -4,12 +4,13 @@ patchfile.py."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..outcome import Problem
 from . import imports, placed
 from .patchfile import Patch
-from .series import FILE, PROVENANCE, Queue, overlapping
+from .series import FILE, PROVENANCE, Queue, is_named, overlapping
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
@@ -69,85 +70,60 @@ def _variants(queue: Queue) -> list[Problem]:
     return found
 
 
-def _overlay(root: Path, queue: Queue) -> list[Problem]:  # noqa: PLR0912
+def _overlay(root: Path, queue: Queue) -> list[Problem]:
+    unnamed = "no patch's Overlay names it, or a file that imports it"
     found = [
-        Problem(
-            "unnamed-overlay",
-            f"overlay/{path}",
-            "no patch's Overlay names it, or a file that imports it",
-        )
-        for path in queue.unnamed_overlay()
+        Problem("unnamed-overlay", f"overlay/{path}", unnamed) for path in queue.unnamed_overlay()
     ]
     for file in sorted((root / "overlay").rglob("*")):
         if file.is_symlink():
             where = file.relative_to(root).as_posix()
             found.append(Problem("symlink", where, "an overlay file is a plain file"))
     for path, content in queue.overlay.items():
-        where = f"overlay/{path}"
-        if path == PROVENANCE:
-            found.append(
-                Problem(
-                    "reserved-name",
-                    where,
-                    "is written by the tool itself, for each tree",
-                    "choose another name",
-                )
-            )
-        if not path.startswith(("python/sglang/", "test/")):
-            found.append(Problem("bad-path", where, "lies outside python/sglang/ and test/"))
-        if re.search(r'[\s"\\\x00-\x1f]', path):
-            found.append(
-                Problem(
-                    "bad-path",
-                    where,
-                    "has white space, a quote, a backslash or a control character, which no patch"
-                    " can name",
-                )
-            )
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError:
-            found.append(Problem("not-utf-8", where, "is not UTF-8 text"))
-            continue
-        if "\r" in text:
-            found.append(
-                Problem("crlf", where, "has carriage returns", "save it with LF line ends")
-            )
-        elif not text.endswith("\n"):
-            found.append(
-                Problem(
-                    "overlay-form",
-                    where,
-                    "is empty, or its last line has no line end",
-                    "give it at least a docstring",
-                )
-            )
+        found += _overlay_name(path)
+        found += _overlay_text(f"overlay/{path}", content)
     for name in sorted(queue.patches):
-        for wanted in queue.header(name).overlay:
-            if not any(
-                path == wanted or (wanted.endswith("/") and path.startswith(wanted))
-                for path in queue.overlay
-            ):
-                found.append(
-                    Problem(
-                        "missing-overlay",
-                        f"patches/{name}",
-                        f"needs overlay/{wanted}, which is not there",
-                    )
-                )
-        for missing in sorted(
-            called(queue.patches[name])
-            & queue.overlay.keys() - queue.overlay_for([queue.patches[name]]).keys()
-        ):
-            found.append(
-                Problem(
-                    "unclosed-overlay",
-                    f"patches/{name}",
-                    f"its lines import {missing}, which its Overlay does not bring",
-                    "name it there, or a file that imports it",
-                )
-            )
+        found += _brought(queue, name)
     return found
+
+
+def _overlay_name(path: str) -> Iterator[Problem]:
+    where = f"overlay/{path}"
+    if path == PROVENANCE:
+        what = "is written by the tool itself, for each tree"
+        yield Problem("reserved-name", where, what, "choose another name")
+    if not path.startswith(("python/sglang/", "test/")):
+        yield Problem("bad-path", where, "lies outside python/sglang/ and test/")
+    if re.search(r'[\s"\\\x00-\x1f]', path):
+        what = "has white space, a quote, a backslash or a control character"
+        yield Problem("bad-path", where, f"{what}, which no patch can name")
+
+
+def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        yield Problem("not-utf-8", where, "is not UTF-8 text")
+        return
+    if "\r" in text:
+        yield Problem("crlf", where, "has carriage returns", "save it with LF line ends")
+    elif not text.endswith("\n"):
+        what = "is empty, or its last line has no line end"
+        yield Problem("overlay-form", where, what, "give it at least a docstring")
+
+
+def _brought(queue: Queue, name: str) -> Iterator[Problem]:
+    """Whether a patch brings the overlay files that it names, and that its lines import."""
+    where = f"patches/{name}"
+    for wanted in queue.header(name).overlay:
+        if not any(is_named(wanted, path) for path in queue.overlay):
+            what = f"needs overlay/{wanted}, which is not there"
+            yield Problem("missing-overlay", where, what)
+    patch = queue.patches[name]
+    lacking = called(patch) & queue.overlay.keys() - queue.overlay_for([patch]).keys()
+    for missing in sorted(lacking):
+        what = f"its lines import {missing}, which its Overlay does not bring"
+        yield Problem("unclosed-overlay", where, what, "name it there, or a file that imports it")
 
 
 def called(patch: Patch) -> frozenset[str]:

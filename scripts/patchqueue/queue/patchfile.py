@@ -83,12 +83,10 @@ class Hunk:
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The hunks for one upstream file. path: in git's layout. is_new: the diff makes the file (from
-    /dev/null)."""
+    """The hunks for one upstream file. path: in git's layout."""
 
     path: str
     hunks: tuple[Hunk, ...]
-    is_new: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,6 @@ class Patch:
     def diff(self) -> str:
         """What it does, without the header that says so."""
         return split(self.content.decode("utf-8"))[1]
-
-    @property
-    def changed_lines(self) -> int:
-        return sum(
-            line.kind != " " for file in self.files for hunk in file.hunks for line in hunk.lines
-        )
 
 
 def split(text: str) -> tuple[str, str]:
@@ -172,7 +164,6 @@ def parse_diff(diff: str | Iterable[str], lines_before: int = 0) -> tuple[FileDi
         FileDiff(
             _strip(file.source_file if file.target_file == "/dev/null" else file.target_file),
             tuple(_hunk(hunk, lines_before) for hunk in file),
-            file.source_file == "/dev/null",
         )
         for file in PatchSet(diff)
     )

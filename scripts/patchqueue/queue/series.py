@@ -111,7 +111,7 @@ class Queue:
         """The overlay files that these patches name, and those that these import."""
         wanted = {name for patch in patches for name in self.header(patch.name).overlay}
         laid = imports.closure(
-            {path for path in self.overlay if any(_names(name, path) for name in wanted)},
+            {path for path in self.overlay if any(is_named(name, path) for name in wanted)},
             self.overlay,
         )
         return {path: content for path, content in self.overlay.items() if path in laid}
@@ -128,52 +128,41 @@ def read(root: Path) -> tuple[Queue, list[Problem]]:
         # not read_text: it turns CRLF into LF unseen
         text = (root / FILE).read_bytes().decode("utf-8")
     except OSError:
-        return Queue((), {}, {}), [
-            Problem(
-                "no-series",
-                str(FILE),
-                "does not exist, or is no file",
-                f"run it in the project's folder, not {root}",
-            )
-        ]
+        step = f"run it in the project's folder, not {root}"
+        problem = Problem("no-series", str(FILE), "does not exist, or is no file", step)
+        return Queue((), {}, {}), [problem]
     except UnicodeDecodeError as error:
-        return Queue((), {}, {}), [
-            Problem("not-utf-8", str(FILE), f"byte {error.start} is not UTF-8")
-        ]
+        problem = Problem("not-utf-8", str(FILE), f"byte {error.start} is not UTF-8")
+        return Queue((), {}, {}), [problem]
     entries, problems = parse(text)
-    patches = {}
+    patches, wrong = _read_patches(root / "patches", entries)
+    placed, misplaced = placing.read(root)
+    queue = Queue(tuple(entries), patches, read_overlay(root / "overlay"), placed)
+    return queue, [*problems, *wrong, *misplaced]
+
+
+def _read_patches(folder: Path, entries: Sequence[Entry]) -> tuple[dict[str, Patch], list[Problem]]:
+    """The patches that the series lists, and what is wrong with the folder."""
+    patches: dict[str, Patch] = {}
+    problems: list[Problem] = []
     for entry in entries:
-        path = root / "patches" / entry.name
+        path = folder / entry.name
         if not path.is_file() or path.is_symlink():
-            problems.append(
-                Problem(
-                    "missing-patch",
-                    f"{FILE}:{entry.line}",
-                    f"patches/{entry.name} is not there, or is no plain file",
-                )
-            )
+            what = f"patches/{entry.name} is not there, or is no plain file"
+            problems.append(Problem("missing-patch", f"{FILE}:{entry.line}", what))
             continue
         patch, wrong = patchfile.read(entry.name, path.read_bytes())
         problems += wrong
-        if patch:
-            patches[entry.name] = patch
+        patches |= {entry.name: patch} if patch else {}
     listed = {entry.name for entry in entries}
-    for path in sorted((root / "patches").rglob("*")):
-        name = path.relative_to(root / "patches").as_posix()
+    step = "add a line `PATH  # GUARD` to series, or remove the file"
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in listed:
             problems.append(
-                Problem(
-                    "unlisted-file",
-                    f"patches/{name}",
-                    "is not in the series",
-                    "add a line `PATH  # GUARD` to series, or remove the file",
-                )
+                Problem("unlisted-file", f"patches/{name}", "is not in the series", step)
             )
-    placed, wrong = placing.read(root)
-    return Queue(tuple(entries), patches, read_overlay(root / "overlay"), placed), [
-        *problems,
-        *wrong,
-    ]
+    return patches, problems
 
 
 def read_overlay(folder: Path) -> dict[str, bytes]:
@@ -200,63 +189,44 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
     entries: list[Entry] = []
     problems: list[Problem] = []
     if text.startswith(patchfile.BOM):
+        what = "begins with a byte order mark"
         problems.append(
-            Problem(
-                "byte-order-mark",
-                f"{FILE}:1",
-                "begins with a byte order mark",
-                "save it as UTF-8 without one",
-            )
+            Problem("byte-order-mark", f"{FILE}:1", what, "save it as UTF-8 without one")
         )
         text = text.removeprefix(patchfile.BOM)
     for number, line in enumerate(text.split("\n"), 1):
-        where = f"{FILE}:{number}"
-        if "\r" in line:
-            problems.append(
-                Problem("crlf", where, "has a carriage return", "save it with LF line ends")
-            )
+        if "\r" not in line and (not line.strip() or line.startswith("#")):
             continue
-        if not line.strip() or line.startswith("#"):
-            continue
-        name, hash_sign, guard_text = (part.strip() for part in line.partition(" #"))
-        if not _is_patch_name(name):
-            problems.append(
-                Problem(
-                    "bad-path",
-                    where,
-                    f"{name!r} is not like topic/verb-object.patch, below patches/",
-                )
-            )
-            continue
-        if name in (entry.name for entry in entries):
-            problems.append(Problem("duplicate", where, f"{name} is listed twice"))
-            continue
-        if not hash_sign or not guard_text:
-            problems.append(
-                Problem(
-                    "empty-guard",
-                    where,
-                    f"{name} has no guard",
-                    "write the releases it is for: `PATH  # >=0.5.9,<0.5.10`",
-                )
-            )
-            continue
-        try:
-            entries.append(Entry(name, SpecifierSet(guard_text), guard_text, number))
-        except InvalidSpecifier:
-            problems.append(Problem("bad-guard", where, f"{guard_text!r} is no PEP 440 specifier"))
-            continue
-        if "===" in guard_text:
-            entries.pop()
-            problems.append(
-                Problem(
-                    "bad-guard",
-                    where,
-                    f"{guard_text!r} compares text; a guard is a range",
-                    "write == for one release",
-                )
-            )
+        found = _entry(number, line)
+        if isinstance(found, Problem):
+            problems.append(found)
+        elif found.name in (entry.name for entry in entries):
+            what = f"{found.name} is listed twice"
+            problems.append(Problem("duplicate", f"{FILE}:{number}", what))
+        else:
+            entries.append(found)
     return entries, problems
+
+
+def _entry(number: int, line: str) -> Entry | Problem:
+    """What a line lists, or what is wrong with it."""
+    where = f"{FILE}:{number}"
+    if "\r" in line:
+        return Problem("crlf", where, "has a carriage return", "save it with LF line ends")
+    name, _, guard = (part.strip() for part in line.partition(" #"))
+    if not _is_patch_name(name):
+        what = f"{name!r} is not like topic/verb-object.patch, below patches/"
+        return Problem("bad-path", where, what)
+    if not guard:
+        step = "write the releases it is for: `PATH  # >=0.5.9,<0.5.10`"
+        return Problem("empty-guard", where, f"{name} has no guard", step)
+    if "===" in guard:
+        what = f"{guard!r} compares text; a guard is a range"
+        return Problem("bad-guard", where, what, "write == for one release")
+    try:
+        return Entry(name, SpecifierSet(guard), guard, number)
+    except InvalidSpecifier:
+        return Problem("bad-guard", where, f"{guard!r} is no PEP 440 specifier")
 
 
 def overlapping(entries: Sequence[Entry]) -> list[tuple[Entry, Entry, Version]]:
@@ -314,7 +284,8 @@ def as_patch(files: dict[str, bytes]) -> bytes:
     return "".join(parts).encode()
 
 
-def _names(wanted: str, path: str) -> bool:
+def is_named(wanted: str, path: str) -> bool:
+    """Whether a name in a header means the overlay file: itself, or a folder that holds it."""
     return path == wanted or (wanted.endswith("/") and path.startswith(wanted))
 
 

@@ -73,13 +73,11 @@ class Repository:
         if not self.path.exists() and not self.path.is_symlink():
             return None
         if not self._own.is_dir():
-            raise Refused(
-                Problem(
-                    "foreign-tree",
-                    self.shown,
-                    "is there, but this tool did not make it",
-                    "move it away",
-                )
+            raise Refused.of(
+                "foreign-tree",
+                self.shown,
+                "is there, but this tool did not make it",
+                "move it away",
             )
         try:
             found: dict[str, Any] = json.loads((self._own / "state.json").read_text("utf-8"))

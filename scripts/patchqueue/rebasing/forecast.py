@@ -18,7 +18,7 @@ from packaging.version import Version
 from ..hint import counted, to_type
 from ..laying.place import Files, Read, Row, in_front, lay_patch
 from ..laying.probe import passes
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -69,13 +69,11 @@ class Stages:
         for patch in self.queue.select(self.pin.version):
             row = lay_patch(patch, in_front(files, self.pristine.read))
             if row.outcome is not Outcome.APPLIED:
-                raise Refused(
-                    Problem(
-                        str(row.outcome),
-                        f"patches/{patch.name}",
-                        f"does not apply on {self.pin.tag} itself",
-                        f"{to_type('check', self.pin.tag)} says why",
-                    )
+                raise Refused.of(
+                    str(row.outcome),
+                    f"patches/{patch.name}",
+                    f"does not apply on {self.pin.tag} itself",
+                    f"{to_type('check', self.pin.tag)} says why",
                 )
             found[self.queue.base(patch.name)] = row.before, row.after
             files |= row.after
@@ -86,13 +84,11 @@ def nearest_to(pins: Pins, version: Version) -> Pin:
     """The newest pin before a version. Raises Refused where there is none."""
     older = [pin for pin in pins.all if pin.version < version]
     if not older:
-        raise Refused(
-            Problem(
-                "too-old",
-                f"sglang {version}",
-                f"is not newer than the first pin, {pins.all[0].tag}",
-                "name a newer one",
-            )
+        raise Refused.of(
+            "too-old",
+            f"sglang {version}",
+            f"is not newer than the first pin, {pins.all[0].tag}",
+            "name a newer one",
         )
     return older[-1]
 
@@ -111,13 +107,11 @@ def forecast(
     overlay = queue.overlay_for([queue.patches[entry.name] for entry in tried])
     taken = [path for path in overlay if release.read(path) is not None]
     if taken:
-        raise Refused(
-            Problem(
-                "overlay-shadows-upstream",
-                f"overlay/{taken[0]} on {release.version}",
-                "upstream has this file",
-                "rename the overlay file",
-            )
+        raise Refused.of(
+            "overlay-shadows-upstream",
+            f"overlay/{taken[0]} on {release.version}",
+            "upstream has this file",
+            "rename the overlay file",
         )
     return Forecast(
         release.version,

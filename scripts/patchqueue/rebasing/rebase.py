@@ -21,7 +21,7 @@ from ..files.locking import locked
 from ..hint import to_type
 from ..laying.apply import QUEUE_LOCK, load_queue
 from ..laying.place import Row
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..queue.edit import Change, with_changes
 from ..queue.series import Queue
 from ..upstream.pins import Pins
@@ -85,24 +85,20 @@ def proceed(
         state = repository.state
         if state is None:
             if release is None:
-                raise Refused(
-                    Problem(
-                        "nothing-to-continue",
-                        f"work/rebase-{version}",
-                        "no rebase is under way",
-                        f"{to_type('rebase', version)} begins one",
-                    )
+                raise Refused.of(
+                    "nothing-to-continue",
+                    f"work/rebase-{version}",
+                    "no rebase is under way",
+                    f"{to_type('rebase', version)} begins one",
                 )
             refuse_other_tree(pins, release)
             found = forecast(queue, pins, release)
             if found.conflict or reason is not None:
-                raise Refused(
-                    Problem(
-                        "nothing-to-continue",
-                        f"work/rebase-{version}",
-                        "no conflict is laid out",
-                        f"{to_type('rebase', version)} begins",
-                    )
+                raise Refused.of(
+                    "nothing-to-continue",
+                    f"work/rebase-{version}",
+                    "no conflict is laid out",
+                    f"{to_type('rebase', version)} begins",
                 )
             return _write(root, queue, pins, release, found, ())
         with kept(version, state["name"], repository.archive) as release:  # noqa: PLR1704
@@ -122,14 +118,12 @@ def proceed(
                 return _write(root, queue, pins, release, after, (gap,))
             solution = repository.solution(release, contents(queue, [*laid, row]))
             if not solution:
-                raise Refused(
-                    Problem(
-                        "empty-patch",
-                        f"patches/{row.patch}",
-                        f"changes nothing as {repository.shown} stands",
-                        "if upstream has the change, correct its Probe in patches/ and continue;"
-                        f" else {to_type('rebase', version, '--skip REASON')}",
-                    )
+                raise Refused.of(
+                    "empty-patch",
+                    f"patches/{row.patch}",
+                    f"changes nothing as {repository.shown} stands",
+                    "if upstream has the change, correct its Probe in patches/ and continue;"
+                    f" else {to_type('rebase', version, '--skip REASON')}",
                 )
             return _write(
                 root,
@@ -147,13 +141,11 @@ def abort(root: Path, version: Version) -> None:
     with _alone(root):
         repository = Repository(root, version)
         if repository.state is None and not repository.path.exists():
-            raise Refused(
-                Problem(
-                    "nothing-to-abort",
-                    repository.shown,
-                    "no rebase is under way",
-                    f"{to_type('rebase', version)} begins one",
-                )
+            raise Refused.of(
+                "nothing-to-abort",
+                repository.shown,
+                "no rebase is under way",
+                f"{to_type('rebase', version)} begins one",
             )
         repository.remove()
 
@@ -248,12 +240,10 @@ def _next(
 
 def _stale(repository: Repository) -> Refused:
     what = "holds edits, and the queue or the release is no longer what they were made on"
-    return Refused(
-        Problem(
-            "stale-rebase",
-            repository.shown,
-            what,
-            f"keep what you need of them; {to_type('rebase', f'{repository.version} --abort')}"
-            " throws them away",
-        )
+    return Refused.of(
+        "stale-rebase",
+        repository.shown,
+        what,
+        f"keep what you need of them; {to_type('rebase', f'{repository.version} --abort')}"
+        " throws them away",
     )

@@ -136,14 +136,12 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
     says nothing."""
     base = queue.base(name)
     if len(" ".join(reason.split())) < 10:
-        raise Refused(
-            Problem(
-                "bad-field",
-                f"patches/{base}",
-                f"{reason!r} is no reason",
-                'say in ten characters or more why the release goes without: --skip "the code it'
-                ' changes is gone"',
-            )
+        raise Refused.of(
+            "bad-field",
+            f"patches/{base}",
+            f"{reason!r} is no reason",
+            'say in ten characters or more why the release goes without: --skip "the code it'
+            ' changes is gone"',
         )
     gap = (
         f"Gap: {guards.own(version, [pin.version for pin in pins.all])}:"
@@ -162,13 +160,11 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
 def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
     rest = guards.parted(entry.text, version, pinned)[0]
     if not rest:
-        raise Refused(
-            Problem(
-                "empty-guard",
-                f"{series.FILE}:{entry.line}",
-                f"{entry.name} would be for no pinned release any more",
-                "remove it from series and patches/, then run this again",
-            )
+        raise Refused.of(
+            "empty-guard",
+            f"{series.FILE}:{entry.line}",
+            f"{entry.name} would be for no pinned release any more",
+            "remove it from series and patches/, then run this again",
         )
     return rest
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import run
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..queue.patchfile import CONTEXT
 
 
@@ -34,15 +34,13 @@ def _one(space: Path, path: str, before: bytes, after: bytes) -> str:
     try:
         return run.run(run.DIFF, *words, folder=space, good=(1,)).stdout.decode("utf-8")
     except run.Failed as failure:
-        raise Refused(Problem("diff-failed", path, failure.said, "report this")) from None
+        raise Refused.of("diff-failed", path, failure.said, "report this") from None
     except UnicodeDecodeError:
-        raise Refused(
-            Problem(
-                "not-utf-8",
-                path,
-                "has text that is not UTF-8 beside the change",
-                "a patch is UTF-8; leave those lines alone",
-            )
+        raise Refused.of(
+            "not-utf-8",
+            path,
+            "has text that is not UTF-8 beside the change",
+            "a patch is UTF-8; leave those lines alone",
         ) from None
 
 
@@ -66,5 +64,5 @@ def merge(base: bytes, ours: bytes, theirs: bytes, names: tuple[str, str, str]) 
         done = run.own_git(Path(space), *words, check=False)
     if not 0 <= done.returncode <= 127:  # above: git's own failures, as a binary file
         said = str(run.Failed("git", done))
-        raise Refused(Problem("git-failed", "git merge-file", said, "report this"))
+        raise Refused.of("git-failed", "git merge-file", said, "report this")
     return Merged(done.stdout, done.returncode)

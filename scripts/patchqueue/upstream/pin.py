@@ -17,15 +17,12 @@ from packaging.version import InvalidVersion, Version
 from ..files import atomic
 from ..files.tree import hash_listing, python_part, sha256
 from ..hint import to_type
-from ..outcome import Problem, Refused
-from . import pins, source
+from ..outcome import Refused
+from . import index, pins, source
 
 LOG = logging.getLogger(__name__)
 
 DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
-PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
-MACHINES = ("x86_64", "aarch64")
-GLIBC = 34  # manylinux_2_34, as every wheel since 0.5.11 has it
 HEAD = (
     f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a"
     " version (series guards aside).\n"
@@ -42,42 +39,21 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
     path = root / pins.FILE
     if path.is_file():
         pins.load(root)  # a file that is broken already is named, and left alone
-    document = (
-        tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else _empty(version)
-    )
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    else:
+        document = _empty(version)
     if any(entry["version"] == str(version) for entry in document["revision"]):
-        raise Refused(
-            Problem(
-                "duplicate-pin",
-                str(pins.FILE),
-                f"{version} is pinned already",
-                f"{to_type('rebase', version)} says what the queue does on it",
-            )
-        )
+        step = f"{to_type('rebase', version)} says what the queue does on it"
+        raise Refused.of("duplicate-pin", str(pins.FILE), f"{version} is pinned already", step)
     if origin and not Path(origin).is_dir():
-        raise Refused(
-            Problem(
-                "not-fetched",
-                origin,
-                "is no folder",
-                f"name the folder that holds the wheels of sglang {version}",
-            )
-        )
+        step = f"name the folder that holds the wheels of sglang {version}"
+        raise Refused.of("not-fetched", origin, "is no folder", step)
     with tempfile.TemporaryDirectory() as space:
-        wheels = (
-            sorted(Path(origin).glob(f"sglang-{version}-*.whl"))
-            if origin
-            else _download_all(version, Path(space))
-        )
+        local = Path(origin or "").glob(f"sglang-{version}-*.whl")
+        wheels = sorted(local if origin else _offered(version, Path(space)))
         if not wheels:
-            raise Refused(
-                Problem(
-                    "not-fetched",
-                    f"sglang {version}",
-                    "no wheel of it is to be had",
-                    "check the version, and `pip config list`",
-                )
-            )
+            what, step = "no wheel of it is to be had", "check the version, and `pip config list`"
+            raise Refused.of("not-fetched", f"sglang {version}", what, step)
         entry = describe(version, wheels)
     pins.check(entry.unwrap())
     document["revision"].append(entry)
@@ -90,64 +66,26 @@ def version_of(name: str) -> Version:
     try:
         return Version(name)
     except InvalidVersion:
-        problem = Problem(
-            "unknown-revision",
-            repr(name),
-            "is no version",
-            f"name one as in {to_type('pin', '0.5.24')}",
-        )
-        raise Refused(problem) from None
+        step = f"name one as in {to_type('pin', '0.5.24')}"
+        raise Refused.of("unknown-revision", repr(name), "is no version", step) from None
 
 
 def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
-    trees: dict[str, str] = {}
-    newest = datetime.date(1980, 1, 1)
-    for wheel in wheels:
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                listing = {
-                    path: sha256(archive.read(member))
-                    for path, member in source.members(archive, "wheel", wheel.name).items()
-                }
-                newest = max(
-                    [
-                        newest,
-                        *(datetime.date(*member.date_time[:3]) for member in archive.infolist()),
-                    ]
-                )
-        except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
-            raise Refused(
-                Problem(
-                    "bad-archive",
-                    wheel.name,
-                    f"is no zip archive that can be read: {error}",
-                    "fetch it again",
-                )
-            ) from None
-        if not listing:
-            raise Refused(
-                Problem(
-                    "bad-archive", wheel.name, "holds no file of sglang", "do not use this archive"
-                )
-            )
-        trees[wheel.name] = hash_listing(listing)
+    found = {wheel.name: _look_into(wheel) for wheel in wheels}
+    trees = {name: hash_listing(listing) for name, (listing, _) in found.items()}
     if len(set(trees.values())) > 1:
-        raise Refused(
-            Problem(
-                "wheels-differ",
-                f"sglang {version}",
-                f"its wheels hold different trees: {trees}",
-                "find out which one is the release",
-            )
-        )
+        what = f"its wheels hold different trees: {trees}"
+        step = "find out which one is the release"
+        raise Refused.of("wheels-differ", f"sglang {version}", what, step)
+    newest = max(day for _, day in found.values())
     entry = tomlkit.table()
     entry["version"] = str(version)
     entry["tag"] = f"v{version}"
     entry["released"] = newest
     entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
     entry["tree"] = trees[wheels[0].name]
-    entry["python"] = hash_listing(python_part(listing))
+    entry["python"] = hash_listing(python_part(found[wheels[0].name][0]))
     entry["wheels"] = tomlkit.array()
     for wheel in wheels:
         item = tomlkit.inline_table()
@@ -158,12 +96,20 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     return entry
 
 
-def _download_all(version: Version, folder: Path) -> list[Path]:
-    """Every wheel of the release that a Linux machine could be offered."""
-    for file in _offered(version, folder):
-        if file.name.endswith("-none-any.whl"):
-            break  # a pure wheel is the release's only one
-    return sorted(folder.glob("*.whl"))
+def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
+    """(a wheel's listing, the day when its newest file was written)."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = source.members(archive, "wheel", wheel.name).items()
+            listing = {path: sha256(archive.read(member)) for path, member in members}
+            days = [datetime.date(*member.date_time[:3]) for member in archive.infolist()]
+    except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
+        what = f"is no zip archive that can be read: {error}"
+        raise Refused.of("bad-archive", wheel.name, what, "fetch it again") from None
+    if not listing:
+        what, step = "holds no file of sglang", "do not use this archive"
+        raise Refused.of("bad-archive", wheel.name, what, step)
+    return listing, max(days)
 
 
 def wheel_of(version: Version, folder: Path) -> Path | None:
@@ -173,36 +119,27 @@ def wheel_of(version: Version, folder: Path) -> Path | None:
 
 
 def _offered(version: Version, folder: Path) -> Iterator[Path]:
-    """The release's wheels as they come. pip lists no files, so each is asked for by name.
+    """The release's wheels as they come.
 
-    Before that the index is asked once whether it has the release. Where it cannot be reached,
-    folders of wheels are asked that pip is configured for. Raises Refused with the cause.
+    The index is asked first whether it has the release, unless there are folders of wheels too.
+    Raises Refused with the cause where none is to be had.
     """
-    if not source.has_folders(folder):
+    configured = index.settings(folder)
+    if "find-links" not in configured:
         _refuse_unpublished(version, folder)
-    names = [f"sglang-{version}-py3-none-any.whl"]
-    names += [
-        f"sglang-{version}-{python}-{python}-manylinux_2_{GLIBC}_{machine}.whl"
-        for python in PYTHONS
-        for machine in MACHINES
-    ]
-    broken, had = "", False
+    LOG.info(f"asking for the wheels of sglang {version}")
+    names, broken = index.wheels(str(version), folder, configured)
     for name in names:
-        if not broken:
-            LOG.info(f"asking for {name}")
-        done = source.download(str(version), name, folder, *(["--no-index"] if broken else []))
-        broken = broken or source.unreachable(done)
-        if (folder / name).is_file():
-            had = True
-            yield folder / name
-    if broken and not had:
-        step = "check `pip config list`, or give a wheel or checkout: --from PATH"
-        raise Refused(Problem("not-fetched", f"sglang {version}", broken, step))
+        LOG.info(f"fetching {name}")
+        done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
+        if not (folder / name).is_file():
+            raise Refused.of("not-fetched", name, index.why(done), index.STEP)
+        yield folder / name
 
 
 def _refuse_unpublished(version: Version, folder: Path) -> None:
     """Raise Refused where the package index cannot be reached, or has no such release."""
-    versions = sorted(map(Version, source.published(folder, "--pre")))
+    versions = sorted(map(Version, index.published(folder, "--pre")))
     if version not in versions:
         what = (
             f"the package index has no such release; its newest is {versions[-1]}"
@@ -210,7 +147,7 @@ def _refuse_unpublished(version: Version, folder: Path) -> None:
             else "the package index has none"
         )
         step = "name another, or give a wheel or checkout: --from PATH"
-        raise Refused(Problem("not-fetched", f"sglang {version}", what, step))
+        raise Refused.of("not-fetched", f"sglang {version}", what, step)
 
 
 def _empty(version: Version) -> tomlkit.TOMLDocument:

@@ -90,8 +90,8 @@ class Pins:
         near = [pin.tag for pin in self.all if _without_post(pin.version) == _without_post(wanted)]
         if near:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
-            raise Refused(
-                Problem("unknown-revision", repr(name), what, f"the same command with {near[-1]}")
+            raise Refused.of(
+                "unknown-revision", repr(name), what, f"the same command with {near[-1]}"
             )
         step = (
             f"name one of these; {to_type('rebase', wanted)} says what the queue does on another"
@@ -114,13 +114,11 @@ def version(name: str) -> Version:
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        raise Refused(
-            Problem(
-                "unknown-revision",
-                repr(name),
-                "is no version, no wheel and no folder",
-                f"name one as in {to_type('rebase', '0.5.24')}",
-            )
+        raise Refused.of(
+            "unknown-revision",
+            repr(name),
+            "is no version, no wheel and no folder",
+            f"name one as in {to_type('rebase', '0.5.24')}",
         ) from None
 
 
@@ -130,13 +128,11 @@ def load(root: Path) -> Pins:
     try:
         content = (root / FILE).read_bytes()
     except OSError:
-        raise Refused(
-            Problem(
-                "no-pins",
-                str(FILE),
-                "does not exist, or is no file",
-                f"run it in the project's folder, not {root}",
-            )
+        raise Refused.of(
+            "no-pins",
+            str(FILE),
+            "does not exist, or is no file",
+            f"run it in the project's folder, not {root}",
         ) from None
     found = record.toml(content, File, str(FILE), "bad-pins")
     pins = sorted(
@@ -145,14 +141,14 @@ def load(root: Path) -> Pins:
     )
     for earlier, later in itertools.pairwise(pins):
         if earlier.version == later.version:
-            raise Refused(Problem("duplicate-pin", str(FILE), f"{later.tag} is pinned twice"))
+            raise Refused.of("duplicate-pin", str(FILE), f"{later.tag} is pinned twice")
     if len({pin.tag for pin in pins}) < len(pins):
-        raise Refused(Problem("duplicate-pin", str(FILE), "two revisions have the same tag"))
+        raise Refused.of("duplicate-pin", str(FILE), "two revisions have the same tag")
     by_name = {str(pin.version): pin for pin in pins}
     for field, named in (("default", (found.default,)), ("tested", found.tested)):
         if unknown := [name for name in named if name not in by_name]:
             what = f"{field} = {unknown[0]!r} is none of its revisions"
-            raise Refused(Problem("bad-pins", str(FILE), what))
+            raise Refused.of("bad-pins", str(FILE), what)
     return Pins(tuple(pins), by_name[found.default], tuple(by_name[name] for name in found.tested))
 
 

@@ -18,9 +18,9 @@ from packaging.version import InvalidVersion, Version
 from ..files.run import own_git as git
 from ..files.tree import GENERATED, hash_listing, is_part_of_tree, python_part, sha256
 from ..hint import counted, to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
+from . import index, source
 from . import pins as pinning
-from . import source
 from .pin import wheel_of
 from .pins import Pin, Pins
 
@@ -88,7 +88,7 @@ def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
     later = to_type("rebase", "VERSION --from PATH")
     what = f"is pinned, and this is another tree, as {pin.tag} with edits is"
     step = step or f"{fork} makes a branch to merge; {later} takes it for a release to come"
-    raise Refused(Problem(str(Outcome.TREE_MISMATCH), f"{pin.tag} from {release.name}", what, step))
+    raise Refused.of(str(Outcome.TREE_MISMATCH), f"{pin.tag} from {release.name}", what, step)
 
 
 def _pin_of(pins: Pins, version: Version) -> Pin | None:
@@ -116,9 +116,7 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
     file = found[0] if found else None if origin else wheel_of(version, space)
     if file is None or not file.is_file():
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
-        raise Refused(
-            Problem("not-fetched", f"sglang {version}", "no wheel of it is to be had", step)
-        )
+        raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is to be had", step)
     return file, "wheel"
 
 
@@ -133,7 +131,7 @@ def newer(pins: Pins) -> list[Version]:
     """The releases that the package index has and that are newer than the newest pin, oldest first;
     no pre-releases."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-watch-") as space:
-        versions = map(Version, source.published(Path(space)))
+        versions = map(Version, index.published(Path(space)))
     return sorted(
         version
         for version in versions
@@ -153,23 +151,12 @@ def version_of(path: Path, pins: Pins) -> Version:
         try:
             return parse_wheel_filename(path.name)[1]
         except (InvalidWheelFilename, InvalidVersion):
-            raise Refused(
-                Problem(
-                    "unknown-revision",
-                    path.name,
-                    "is not named as a wheel is",
-                    f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}",
-                )
-            ) from None
+            raise _nameless(path.name, "is not named as a wheel is") from None
     _holds_sglang(path)
     tag, behind = _described(path)
-    written = [
-        match.group(1)
-        for file in (GENERATED, "python/sglang/version.py")
-        if (path / file).is_file()
-        for match in [WRITTEN.search((path / file).read_text("utf-8", "replace"))]
-        if match
-    ]
+    files = [path / GENERATED, path / "python/sglang/version.py"]
+    texts = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
+    written = [match[1] for match in map(WRITTEN.search, texts) if match]
     for text in [tag, *written]:
         try:
             found = Version(text)
@@ -180,14 +167,12 @@ def version_of(path: Path, pins: Pins) -> Version:
             step = 0 if found.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
             return Version(f"{found.major}.{found.minor}.{found.micro + step}")
         return Version(found.public)
-    raise Refused(
-        Problem(
-            "unknown-revision",
-            str(path),
-            "has no release's tag and no version written in python/sglang",
-            f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}",
-        )
-    )
+    raise _nameless(str(path), "has no release's tag and no version written in python/sglang")
+
+
+def _nameless(where: str, what: str) -> Refused:
+    step = f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}"
+    return Refused.of("unknown-revision", where, what, step)
 
 
 def _described(path: Path) -> tuple[str, int]:
@@ -206,25 +191,21 @@ def _names_it(origin: str, version: Version) -> None:
     except (InvalidWheelFilename, InvalidVersion):
         return
     if Version(named.public) != version:
-        raise Refused(
-            Problem(
-                "wrong-version",
-                origin,
-                f"is a wheel of {named}, not of {version}",
-                to_type("rebase", f"{named} --from {origin}"),
-            )
+        raise Refused.of(
+            "wrong-version",
+            origin,
+            f"is a wheel of {named}, not of {version}",
+            to_type("rebase", f"{named} --from {origin}"),
         )
 
 
 def _holds_sglang(folder: Path) -> None:
     if not (folder / "python/sglang").is_dir():
-        raise Refused(
-            Problem(
-                "not-fetched",
-                str(folder),
-                "holds no python/sglang",
-                "give a wheel, or a checkout of sglang",
-            )
+        raise Refused.of(
+            "not-fetched",
+            str(folder),
+            "holds no python/sglang",
+            "give a wheel, or a checkout of sglang",
         )
 
 
@@ -266,8 +247,6 @@ def _of_archive(version: Version, file: Path, kind: str) -> Iterator[Release]:
                 tuple(sorted(found)),
             )
     except zipfile.BadZipFile as error:
-        raise Refused(
-            Problem(
-                "bad-archive", file.name, f"is no zip archive: {error}", "do not use this archive"
-            )
+        raise Refused.of(
+            "bad-archive", file.name, f"is no zip archive: {error}", "do not use this archive"
         ) from None

@@ -8,15 +8,12 @@ looks.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import platform
 import re
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -25,25 +22,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from packaging.tags import Tag
-from packaging.utils import parse_wheel_filename
-
 from ..files import disk, run
 from ..files.locking import locked
 from ..files.tree import hash_listing, is_part_of_tree, python_part, sha256
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
+from . import index
 from .pins import Pin, Wheel
 
 LOG = logging.getLogger(__name__)
 
 # a backslash, or a part that is empty, . or ..
 LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")
-# What pip says, in its warnings, of a package index that it cannot reach.
-UNREACHABLE = re.compile(
-    r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify"
-    r" failed|Tunnel connection failed: [^\"')]+"
-)
-
 SHORT = 12  # hex digits of a commit, in the name of an archive
 CACHE_README = """Upstream release archives, kept by the sglang patch queue under their own sha256.
 Everything here can be deleted; it is fetched again when it is needed.
@@ -73,13 +62,11 @@ class Source:
         try:
             return zipfile.ZipFile(self.archive)
         except zipfile.BadZipFile as error:
-            raise Refused(
-                Problem(
-                    "bad-archive",
-                    self.archive.name,
-                    f"is no zip archive: {error}",
-                    "do not use this archive",
-                )
+            raise Refused.of(
+                "bad-archive",
+                self.archive.name,
+                f"is no zip archive: {error}",
+                "do not use this archive",
             ) from None
 
     @cached_property
@@ -120,13 +107,11 @@ class Source:
             else (hash_listing(python_part(listing)), self.pin.python)
         )
         if found != pinned:
-            raise Refused(
-                Problem(
-                    str(Outcome.TREE_MISMATCH),
-                    f"{self.pin.tag} from {self.name}",
-                    f"its tree is {found}, pinned is {pinned}",
-                    "it is not the release; take another source",
-                )
+            raise Refused.of(
+                str(Outcome.TREE_MISMATCH),
+                f"{self.pin.tag} from {self.name}",
+                f"its tree is {found}, pinned is {pinned}",
+                "it is not the release; take another source",
             )
 
 
@@ -138,40 +123,24 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     are left out).
     """
     found: dict[str, zipfile.ZipInfo] = {}
+
+    def bad(what: str) -> Refused:
+        return Refused.of("bad-member", name, what, "do not use this archive")
+
     for member in archive.infolist():
         path = member.filename
         if LEAVES_THE_TREE.search(path.removesuffix("/")) or "\0" in member.orig_filename:
-            raise Refused(
-                Problem(
-                    "bad-member",
-                    name,
-                    f"has a member called {member.orig_filename!r}",
-                    "do not use this archive",
-                )
-            )
+            raise bad(f"has a member called {member.orig_filename!r}")
         is_link = stat.S_ISLNK(member.external_attr >> 16)
         if is_link and kind == "wheel":
-            raise Refused(
-                Problem("bad-member", name, f"{path} is a link", "do not use this archive")
-            )
+            raise bad(f"{path} is a link")
         if kind == "wheel":
             path = f"python/{path}" if path.startswith("sglang/") else ""
-        if (
-            not path.startswith(("python/sglang/", "test/"))
-            or path.endswith("/")
-            or is_link
-            or not is_part_of_tree(path)
-        ):
+        is_ours = path.startswith(("python/sglang/", "test/")) and not path.endswith("/")
+        if not is_ours or is_link or not is_part_of_tree(path):
             continue
         if path in found:
-            raise Refused(
-                Problem(
-                    "bad-member",
-                    name,
-                    f"has two members called {member.filename!r}",
-                    "do not use this archive",
-                )
-            )
+            raise bad(f"has two members called {member.filename!r}")
         found[path] = member
     return found
 
@@ -194,8 +163,8 @@ def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
         local = [path / wheel.file for wheel in pin.wheels if (path / wheel.file).is_file()]
         if not local and any(path.glob("*.whl")) and not (path / ".git").exists():
             what = f"holds wheels, but none is {_preferred(pin.wheels)[0].file}"
-            raise Refused(
-                Problem("not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}")
+            raise Refused.of(
+                "not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}"
             )
         return _from_wheel_file(pin, local[0], cache) if local else _from_git(pin, origin, cache)
     for wheel in _preferred(pin.wheels):
@@ -298,13 +267,11 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
         pinned = next(
             (wheel.sha256 for wheel in pin.wheels if wheel.file == file.name), "another file name"
         )
-        raise Refused(
-            Problem(
-                "wrong-sha256",
-                file.name,
-                f"its sha256 is {digest}, pinned is {pinned}",
-                "do not use it; see where your package index gets it from",
-            )
+        raise Refused.of(
+            "wrong-sha256",
+            file.name,
+            f"its sha256 is {digest}, pinned is {pinned}",
+            "do not use it; see where your package index gets it from",
         )
     probe = Source(pin, file, digest, "wheel", wheel.file)
     probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
@@ -320,118 +287,12 @@ def _from_wheel_file(pin: Pin, path: Path, cache: Path) -> Source:
 
 def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
     LOG.info(f"fetching {wheel.file}")
-    done = download(str(pin.version), wheel.file, space)
+    done = index.download(str(pin.version), wheel.file, space)
     file = space / wheel.file
     if done.returncode or not file.is_file():
-        step = (
-            disk.said(done.stderr)
-            or "check `pip config list`, or give a wheel or checkout: --from PATH"
-        )
-        raise Refused(Problem("not-fetched", wheel.file, _why(done), step))
+        step = disk.said(done.stderr) or index.STEP
+        raise Refused.of("not-fetched", wheel.file, index.why(done), step)
     return _checked(pin, file, cache)
-
-
-def unreachable(done: subprocess.CompletedProcess[str]) -> str:
-    """Why pip could not reach the package index; empty where it could."""
-    broken = UNREACHABLE.search(done.stderr)
-    return f"the package index cannot be reached: {broken[0].strip()}" if broken else ""
-
-
-def _why(done: subprocess.CompletedProcess[str]) -> str:
-    """Why pip had nothing, in a line: its last one names no cause where the index cannot be
-    reached."""
-    said = done.stderr.strip() or done.stdout.strip() or "pip said nothing"
-    return unreachable(done) or said.splitlines()[-1]
-
-
-def download(
-    version: str, file: str, folder: Path, *words: str
-) -> subprocess.CompletedProcess[str]:
-    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of
-    sglang. words: more for pip."""
-    tag: Tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
-    platforms = {tag.platform for tag in parse_wheel_filename(file)[3]}
-    chosen = [
-        "--python-version",
-        tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11",
-        "--platform",
-        sorted(platforms)[0],
-    ]
-    if tag.abi != "none":
-        chosen += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--no-deps",
-    ]
-    command += [
-        "--only-binary=:all:",
-        "--progress-bar",
-        "off",
-        *chosen,
-        *words,
-        "-d",
-        str(folder),
-        f"sglang=={version}",
-    ]
-    return _pip(command, folder)
-
-
-def published(folder: Path, *words: str) -> list[str]:
-    """Every version of sglang that the package index pip is configured for has a Linux wheel of,
-    for a Python that all pins know.
-
-    folder: an empty one to run pip in. words: more for pip. Raises Refused where pip cannot say.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "index",
-        "versions",
-        "sglang",
-        "--json",
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
-    command += [
-        "--only-binary=:all:",
-        "--python-version",
-        "3.12",
-        "--platform",
-        "manylinux_2_34_x86_64",
-        *words,
-    ]
-    done = _pip(command, folder)
-    try:
-        return [str(version) for version in json.loads(done.stdout)["versions"]]
-    except (ValueError, KeyError):
-        raise Refused(
-            Problem(
-                "not-fetched",
-                "the versions of sglang",
-                _why(done),
-                "check the network and `pip config list`, or give a wheel or checkout: --from PATH",
-            )
-        ) from None
-
-
-def has_folders(folder: Path) -> bool:
-    """Whether pip is configured to look for wheels in places of the user's own too (find-links)."""
-    return "find-links" in _pip([sys.executable, "-m", "pip", "config", "list"], folder).stdout
-
-
-def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """pip's own five tries take eight seconds where there is no network: two, unless the user says
-    otherwise."""
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env={"PIP_RETRIES": "1", **os.environ}
-    )
 
 
 def _from_git(pin: Pin, origin: str, cache: Path) -> Source:
@@ -451,63 +312,29 @@ def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
     """
     repository = Path(origin)
     if not repository.is_dir() and ":" not in origin:
-        raise Refused(
-            Problem(
-                "not-fetched",
-                origin,
-                "is no file and no folder",
-                "name a wheel, a folder of wheels, or a git repository",
-            )
-        )
+        step = "name a wheel, a folder of wheels, or a git repository"
+        raise Refused.of("not-fetched", origin, "is no file and no folder", step)
     if not repository.is_dir():
         LOG.info(f"cloning {tag} of {origin}")
         repository = space / "clone"
-        _git(
-            origin,
-            tag,
-            "clone",
-            "-q",
-            "--bare",
-            "--depth=1",
-            f"--branch={tag}",
-            "--",
-            origin,
-            str(repository),
-        )
-    commit = _git(
-        origin,
-        tag,
-        "-C",
-        str(repository),
-        "rev-parse",
-        "--verify",
-        "-q",
-        f"refs/tags/{tag}^{{commit}}",
-    ).strip()
+        clone = ["clone", "-q", "--bare", "--depth=1", f"--branch={tag}"]
+        _git(origin, tag, *clone, "--", origin, str(repository))
+
+    def ask(*words: str) -> str:
+        return _git(origin, tag, "-C", str(repository), *words)
+
+    commit = ask("rev-parse", "--verify", "-q", f"refs/tags/{tag}^{{commit}}").strip()
     LOG.info(
         f"{tag} from {origin}: the commit of that tag, {commit[:SHORT]}; what is checked out is not"
         " read"
     )
-    top = _git(
-        origin, tag, "-C", str(repository), "ls-tree", "-z", "--name-only", "--full-tree", commit
-    ).split("\0")
+    top = ask("ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
     wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
     file = space / f"sglang-{tag}-{commit[:SHORT]}.zip"
     # From outside the checkout: inside one, git archives the current folder only.
-    folder = _git(origin, tag, "-C", str(repository), "rev-parse", "--absolute-git-dir").strip()
-    _git(
-        origin,
-        tag,
-        "-C",
-        str(space),
-        f"--git-dir={folder}",
-        "archive",
-        "--format=zip",
-        f"--output={file}",
-        commit,
-        "--",
-        *wanted,
-    )
+    folder = ask("rev-parse", "--absolute-git-dir").strip()
+    archive = [f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}"]
+    _git(origin, tag, "-C", str(space), *archive, commit, "--", *wanted)
     return file, commit
 
 
@@ -518,7 +345,7 @@ def _git(origin: str, tag: str, *arguments: str) -> str:
     except run.Failed as failure:
         last = str(failure) if failure.done.stderr else f"it has no tag {tag}"
         step = disk.said(last) or f"give a wheel, or a git repository that has the tag {tag}"
-        raise Refused(Problem("not-fetched", origin, f"no {tag} to be had: {last}", step)) from None
+        raise Refused.of("not-fetched", origin, f"no {tag} to be had: {last}", step) from None
 
 
 @contextmanager

@@ -31,7 +31,7 @@ import msgspec
 from .. import RELEASE
 from ..environments.lock import body, until
 from ..files import atomic, run
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder, file_sha256
 from . import build, untouched
@@ -176,7 +176,7 @@ def pack(
     host = load_host(description, pin.version)
     shared = pins.find(str(host.dependencies_of))
     if not shutil.which("xz"):
-        raise Refused(Problem("no-xz", "bundle", "xz is not installed", "install xz-utils"))
+        raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     built = build.build(
         root, pin, build.Target(host.python, host.platform.split("-")[0]), origin, root / "dist"
     )
@@ -327,7 +327,7 @@ def _uv(what: str, *words: str) -> None:
         run.uv(*words)
     except run.Failed as failure:
         step = "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py"
-        raise Refused(Problem("no-bundle", f"uv could not {what}", failure.said, step)) from None
+        raise Refused.of("no-bundle", f"uv could not {what}", failure.said, step) from None
 
 
 def trim_rules(sm: int) -> tuple[Trimmed, ...]:
@@ -448,13 +448,11 @@ def _archive(out: Path, folders: Iterable[tuple[Path, str]]) -> None:
         xz.stdin.close()
     if xz.returncode:
         what = f"xz ended with code {xz.returncode}, for the reason above"
-        raise Refused(
-            Problem(
-                "no-bundle",
-                str(out),
-                what,
-                "where the disk is full, free some space, then run it again",
-            )
+        raise Refused.of(
+            "no-bundle",
+            str(out),
+            what,
+            "where the disk is full, free some space, then run it again",
         )
 
 

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..files import record
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 FOLDER = Path("upstream/hosts")
 DEFAULT = FOLDER / "torch-2.11.toml"
@@ -94,7 +94,7 @@ def load(path: Path, version: Version) -> Host:
     except OSError as error:
         step = f"describe the host as {DEFAULT} does"
         what = f"cannot be read: {error.strerror}"
-        raise Refused(Problem("no-host", str(path), what, step)) from None
+        raise Refused.of("no-host", str(path), what, step) from None
     found = record.toml(content, File, str(path), "bad-host", f"see {DEFAULT}")
     kernels, shared = _for(version, found.kernel), _for(version, found.share)
     return Host(

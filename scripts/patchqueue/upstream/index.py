@@ -1,0 +1,173 @@
+"""What a package index has of sglang: asked by pip, as the user has configured it, and by uv, which
+lists a release's files.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+import msgspec
+from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
+
+from ..files import run
+from ..outcome import Refused
+
+# What pip says, in its warnings, of a package index that it cannot reach.
+UNREACHABLE = re.compile(
+    r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify"
+    r" failed|Tunnel connection failed: [^\"')]+"
+)
+
+PIP = (sys.executable, "-m", "pip")
+# every file of one release, for any platform and every Python from one on
+LIST = (
+    *("pip", "compile", "--no-deps", "--no-build", "--universal"),
+    *("--format=pylock.toml", "--no-header", "--index-strategy=unsafe-best-match"),
+    f"--python={sys.executable}",  # else uv looks for others, which takes seconds
+)
+STEP = "check `pip config list`, or give a wheel or checkout: --from PATH"  # where it lacks one
+OPTIONS = {  # of pip -> of uv
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "trusted-host": "--allow-insecure-host",
+}
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")  # the oldest that a release may need
+PATIENCE = {"UV_HTTP_RETRIES": "1"}  # uv's own three take eight seconds where there is no network
+
+
+def unreachable(done: subprocess.CompletedProcess[str]) -> str:
+    """Why pip could not reach the package index; empty where it could."""
+    broken = UNREACHABLE.search(done.stderr)
+    return f"the package index cannot be reached: {broken[0].strip()}" if broken else ""
+
+
+def why(done: subprocess.CompletedProcess[str]) -> str:
+    """Why pip had nothing, in a line: its last one names no cause where the index cannot be
+    reached."""
+    said = done.stderr.strip() or done.stdout.strip() or "pip said nothing"
+    return unreachable(done) or said.splitlines()[-1]
+
+
+def download(
+    version: str, file: str, folder: Path, *words: str
+) -> subprocess.CompletedProcess[str]:
+    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of
+    sglang. words: more for pip."""
+    tag: Tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
+    platforms = {tag.platform for tag in parse_wheel_filename(file)[3]}
+    chosen = [
+        "--python-version",
+        tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11",
+        "--platform",
+        sorted(platforms)[0],
+    ]
+    if tag.abi != "none":
+        chosen += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
+    command = [*PIP, "download", "-q", "--no-input", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--progress-bar", "off", *chosen, *words]
+    return _pip([*command, "-d", str(folder), f"sglang=={version}"], folder)
+
+
+def published(folder: Path, *words: str) -> list[str]:
+    """Every version of sglang that the package index pip is configured for has a Linux wheel of,
+    for a Python that all pins know.
+
+    folder: an empty one to run pip in. words: more for pip. Raises Refused where pip cannot say.
+    """
+    command = [*PIP, "index", "versions", "sglang", "--json", "--disable-pip-version-check"]
+    command += ["--no-input", "--only-binary=:all:", "--python-version", "3.12"]
+    command += ["--platform", "manylinux_2_34_x86_64", *words]
+    done = _pip(command, folder)
+    try:
+        return [str(version) for version in json.loads(done.stdout)["versions"]]
+    except (ValueError, KeyError):
+        raise Refused.of(
+            "not-fetched",
+            "the versions of sglang",
+            why(done),
+            "check the network and `pip config list`, or give a wheel or checkout: --from PATH",
+        ) from None
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """pip's settings by their names: index-url, find-links."""
+    said = _pip([*PIP, "config", "list"], folder).stdout
+    found = re.findall(r"(?m)^(global|download|:env:)\.([\w-]+)=('.*')$", said)
+    found.sort(key=lambda setting: ("global", "download", ":env:").index(setting[0]))
+    return {name: ast.literal_eval(value) for _, name, value in found}
+
+
+def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[list[str], str]:
+    """(every wheel of the release for Linux, why the package index could not be reached, or "").
+
+    uv lists them, from where pip's settings say. Where the index cannot be reached, the user's own
+    folders of wheels are looked through. Raises Refused, with the cause, where none is found.
+    """
+    try:
+        return _listed(version, folder, _as_uv(configured)), ""
+    except run.Failed as failure:
+        cause = _cause(failure)
+        if "No solution found" in failure.said:
+            what = f"no wheel of it is to be had: {cause}"
+            raise Refused.of("not-fetched", f"sglang {version}", what, STEP) from None
+    broken = f"the package index cannot be reached: {cause}"
+    try:
+        return _listed(version, folder, [*_as_uv(configured), "--no-index"]), broken
+    except run.Failed:
+        raise Refused.of("not-fetched", f"sglang {version}", broken, STEP) from None
+
+
+def _listed(version: str, folder: Path, words: list[str]) -> list[str]:
+    wanted, made = folder / "wanted.in", folder / "pylock.toml"
+    wanted.write_text(f"sglang=={version}\n")
+    for python in PYTHONS:
+        which = [f"--python-version={python}", "-o", str(made), str(wanted)]
+        try:
+            run.uv(*LIST, *words, *which, more=PATIENCE)
+            break
+        except run.Failed as failure:
+            if "`requires-python`" not in failure.said or python == PYTHONS[-1]:
+                raise
+    (package,) = msgspec.toml.decode(made.read_text())["packages"]
+    names = [unquote(wheel["url"].rpartition("/")[2]) for wheel in package["wheels"]]
+    return [name for name in names if _is_for_linux(name)]
+
+
+def _cause(failure: run.Failed) -> str:
+    """The last cause that uv names; hints come behind it."""
+    causes = re.findall(r"(?m)^\s*cause: (.*)$", failure.said)
+    return causes[-1] if causes else str(failure)
+
+
+def _as_uv(configured: Mapping[str, str]) -> list[str]:
+    """pip's settings as uv's words."""
+    words = [
+        f"{option}={value}"
+        for name, option in OPTIONS.items()
+        for value in configured.get(name, "").split()
+    ]
+    is_offline = configured.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    return [*words, "--no-index"] if is_offline else words
+
+
+def _is_for_linux(name: str) -> bool:
+    platforms = [tag.platform for tag in parse_wheel_filename(name)[3]]
+    return any(platform == "any" or "linux" in platform for platform in platforms)
+
+
+def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """pip's own five tries take eight seconds where there is no network: two, unless the user says
+    otherwise."""
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env={"PIP_RETRIES": "1", **os.environ}
+    )
