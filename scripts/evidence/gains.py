@@ -64,6 +64,7 @@ def title(gain: Gain) -> str:
     graph = beside_eager(gain)
     beside = f", {graph} graph" if graph else ""
     beside += ", states in the graph" if states(gain) else ""
+    beside += ", loads of users" if gain.gain.traffic else ""
     return f"{gain.version} on {gain.gpu.name}: {gain.model.partition(',')[0]}{beside}"
 
 
@@ -108,6 +109,17 @@ def rate(gain: Gain, tree: str) -> float | None:
     """Input tokens per second of the prefill load: the median of all loads."""
     found = [one.tokens_per_s for run in runs(gain, tree) for one in run.loads]
     return statistics.median(found) if found else None
+
+
+def served(gain: Gain, tree: str, kind: str) -> tuple[float, float, float] | None:
+    """Output tokens a second of a kind of load, and milliseconds until the median first token and
+    the 99th percentile: each the median of all loads."""
+    found = [one for run in runs(gain, tree) for one in run.traffic.get(kind, ())]
+    if not found:
+        return None
+    rate = statistics.median(one.output_tokens_per_s for one in found)
+    half, most = (statistics.median(one.first_ms[part] for one in found) for part in ("p50", "p99"))
+    return rate, half, most
 
 
 def groups(gain: Gain, tree: str, shape: str) -> dict[str, float]:

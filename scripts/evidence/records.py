@@ -230,6 +230,13 @@ class Clock(Struct, frozen=True):
     power_capped: float = 0.0
 
 
+class Served(Struct, frozen=True):
+    """One load of users. first_ms: of first tokens, by "p50", "p90" and "p99"."""
+
+    output_tokens_per_s: float
+    first_ms: dict[str, float]
+
+
 class GainRun(TimedRun, frozen=True, kw_only=True):
     """One visit of a tree. mode_why: why it is that mode; states: what its environment said of
     layers with recurrent states."""
@@ -241,6 +248,7 @@ class GainRun(TimedRun, frozen=True, kw_only=True):
     profile: dict[str, Profile] = field(default_factory=dict)
     load_profile: LoadProfile | None = None
     clock: Clock = Clock(0)
+    traffic: dict[str, tuple[Served, ...]] = field(default_factory=dict)
 
 
 class GainLoad(Struct, frozen=True):
@@ -249,12 +257,14 @@ class GainLoad(Struct, frozen=True):
 
 
 class GainPlan(Struct, frozen=True):
-    """What a gain measures. own_kernels: whether each engine compiled its own."""
+    """What a gain measures. own_kernels: whether each engine compiled its own; traffic: kinds of
+    loads of users, in place of shapes."""
 
     shapes: tuple[str, ...]
     load: GainLoad
     pause_s: float = 0.0
     own_kernels: bool = False
+    traffic: tuple[str, ...] = ()
 
 
 class Rate(Struct, frozen=True):

@@ -142,16 +142,20 @@ def stated(run: Entry, facts: Entry, header: Entry) -> Entry:
 
 def _kind(found: Entry) -> str:
     """What tells the files of one host apart: a bench or a gain, of which model where it is not the
-    first one, and in which graph where the untouched release prefilled eagerly beside it."""
+    first one, in which graph where the untouched release prefilled eagerly beside it, and whether
+    it took loads of users."""
     subject = found.get("subject", FIRST_SUBJECT)
     kinds = [kind for name, kind in (("load", ".bench"), ("gain", ".gain")) if name in found]
     if not kinds:
         return ""
     runs = found["runs"] if "gain" in found else []
+    served = "traffic" if found.get("gain", {}).get("traffic") else ""
     beside = graph_beside_eager((run["tree"], run["mode"]) for run in runs)
     return (
         "".join(
-            f".{word}" for word in ("" if subject == FIRST_SUBJECT else subject, beside) if word
+            f".{word}"
+            for word in ("" if subject == FIRST_SUBJECT else subject, beside, served)
+            if word
         )
         + kinds[0]
     )

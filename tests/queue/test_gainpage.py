@@ -8,10 +8,13 @@ from pathlib import Path
 import fakes
 import pytest
 
-from evidence import gains
+from evidence import gains, store
 from evidence.pages import bench as benchpage
 from evidence.plots import gain as plot
 from evidence.records import Gain
+from patchqueue.upstream import pins
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SLOW, FAST = [200.0, 201.0, 202.0, 204.0, 210.0], [136.0, 137.0, 137.5, 138.0, 140.0]
 SAME = [41.0, 44.0, 44.0, 46.0, 50.0]
@@ -280,3 +283,31 @@ def test_the_plot_is_drawn(tmp_path: Path):
     assert not plot.draw([], tmp_path / "none.png") and not plot.draw(
         [of(gain(runs=[]))], tmp_path / "none.png"
     )
+
+
+def served(rate: float, half: float, most: float) -> list[dict]:
+    """Two loads of a kind, whose medians are these."""
+    return [
+        {"output_tokens_per_s": rate + off, "first_ms": {"p50": half + off, "p99": most + off}}
+        for off in (-1, 1)
+    ]
+
+
+def test_loads_of_users_are_told_by_kind(tmp_path):
+    plan = gain()["gain"] | {"traffic": ["gsm8k", "agent"]}
+    slow, fast = (
+        dict(tree=tree, mode=mode, visit=1, measure="", verdict="passed", captured=[], why="")
+        for tree, mode in (("untouched", "eager"), ("patched", "breakable"))
+    )
+    slow |= {"traffic": {"gsm8k": served(2400, 1340, 2230)}}
+    fast |= {"traffic": {"gsm8k": served(3360, 450, 1070), "agent": served(900, 76, 203)}}
+    found = gain(gain=plan, runs=[slow, fast])
+    said = told(found)
+    assert "Nano, breakable graph, loads of users" in said
+    row = next(line for line in said.splitlines() if line.startswith("| gsm8k"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["gsm8k", "2400 → 3360", "+40.0 %", "1340.0 → 450.0", "2230.0 → 1070.0"]
+    assert any("- → 900" in line for line in said.splitlines() if line.startswith("| agent"))
+    assert "GPU-busy, ms" not in said and "calls of each shape" not in said
+    pin = pins.load(ROOT).find("0.5.9")
+    assert store.place_of(tmp_path, pin, found).name == "g.breakable.traffic.gain.json"

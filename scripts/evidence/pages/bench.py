@@ -157,6 +157,20 @@ def call_rows(gain: Gain) -> list[list[str]]:
     ]
 
 
+def served_rows(gain: Gain) -> list[list[str]]:
+    """Of each kind of load: tokens a second, and first tokens."""
+    rows = []
+    for kind in gain.gain.traffic:
+        before, after = gains.both(gains.served, gain, kind)
+        rates, halves, most = (
+            [number(one[part] if one else None, digits) for one in (before, after)]
+            for part, digits in ((0, 0), (1, 1), (2, 1))
+        )
+        change = gains.change(before and before[0], after and after[0])
+        rows.append([kind, " → ".join(rates), change, " → ".join(halves), " → ".join(most)])
+    return rows
+
+
 def busy_rows(gain: Gain) -> list[list[str]]:
     """The GPU's own time of each shape, before and after."""
     rows = []
@@ -204,6 +218,6 @@ FUNCTIONS = {
     one.__name__: one
     for one in (
         *(across, busy_rows, call_rows, first_token_table),
-        *(kernel_rows, load_rows, modes, rate_row),
+        *(kernel_rows, load_rows, modes, rate_row, served_rows),
     )
 }

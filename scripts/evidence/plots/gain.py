@@ -31,7 +31,8 @@ def draw(gains: Sequence[Gain], out: Path) -> bool:
     gains = [
         gain
         for gain in gains
-        if all(runs(gain, tree) and calls(gain, tree, largest(gain)) for tree in TREES)
+        if not gain.gain.traffic
+        and all(runs(gain, tree) and calls(gain, tree, largest(gain)) for tree in TREES)
     ]
     pyplot = paper.pyplot()
     if not pyplot or not gains:
