@@ -45,30 +45,47 @@ nox.options.sessions = ["apply", "test"]
 nox.options.default_venv_backend = "none"
 
 
-def called_from(session: nox.Session) -> dict[str, str]:
-    """What a path behind `--` is relative to (scripts/patchqueue/commands/paths.py): nox itself
-    goes to the queue's folder."""
-    return {"PATCHQUEUE_CALLED_FROM": session.invoked_from}
-
-
-def patchqueue(session: nox.Session, command: str, *words: str) -> None:
-    """Run the tool."""
-    run_tool(session, "patchqueue", command, *words)
-
-
-def evidence(session: nox.Session, command: str, *words: str) -> None:
-    """Run what proves releases on GPUs, and tells what was found."""
-    run_tool(session, "evidence", command, *words)
+# By command: which tool has it, and what `scripts/nox -l` says.
+USERS = {
+    "apply": ("patchqueue", "Lay the queue on a release, in work/TAG/."),
+    "unapply": ("patchqueue", "Take it off again: the pristine release."),
+    "build": ("patchqueue", "Make a release's wheel with the queue on it."),
+    "install": ("patchqueue", "Patch an installed sglang, in place."),
+    "uninstall": ("patchqueue", "Take that back, to the last byte."),
+    "backport": ("patchqueue", "Make a release branch in a checkout of sglang."),
+    "gpu": ("evidence", "Prove a release on this host's GPU."),
+}
+MAINTAINERS = {
+    "check": ("patchqueue", "Lint the queue; replay it on every pin."),
+    "refresh": ("patchqueue", "Write edits in work/TAG/ back to the queue."),
+    "new": ("patchqueue", "Start a patch on top of work/TAG/."),
+    "rebase": ("patchqueue", "Carry the queue to another release."),
+    "watch": ("patchqueue", "Say what the queue does on new releases."),
+    "quilt": ("patchqueue", "Run quilt in work/TAG/."),
+    "pin": ("patchqueue", "Add a release to upstream/pins.toml."),
+    "lock": ("patchqueue", "Resolve a release's test environment."),
+    "bundle": ("patchqueue", "Pack a release for a host without an index."),
+    "export": ("evidence", "Make pull requests in a checkout."),
+    "matrix": ("evidence", "Print the proofs a fleet has to run."),
+    "status": ("evidence", "Make the matrix and the lists of patches."),
+    "bench": ("evidence", "Time a release on this host's GPU."),
+    "figures": ("evidence", "Measure apply, check and install."),
+    "sweep": ("evidence", "Find tiles for Mamba2's prefill kernels."),
+}
 
 
 def run_tool(session: nox.Session, tool: str, *words: str) -> None:
-    """Run a command line. Where it fails it has said why: nox adds nothing, and ends with its exit
-    code."""
-    run = [sys.executable, "-m", tool, *words]
+    """Run a command line of the project.
+
+    A path behind `--` is relative to the folder that nox was called from: nox itself goes to the
+    queue's. Pages are drawn with matplotlib, which nothing else needs. Where the tool fails it has
+    said why: nox adds nothing, and ends with its exit code.
+    """
+    drawn = tool == "evidence" and "--page" in words
+    python = [*with_packages("plots"), "python"] if drawn else [sys.executable]
+    env = {"PYTHONPATH": "scripts", "PATCHQUEUE_CALLED_FROM": session.invoked_from}
     try:
-        session.run(
-            *run, env={"PYTHONPATH": "scripts", **called_from(session)}, external=True, log=False
-        )
+        session.run(*python, "-m", tool, *words, env=env, external=True, log=False)
     except nox.command.CommandFailed as failed:
         raise SystemExit(failed.return_code or 1) from None
 
@@ -83,27 +100,17 @@ def _is_news(record: logging.LogRecord) -> bool:
 logging.getLogger("nox").addFilter(_is_news)
 
 
-def with_matplotlib(session: nox.Session, command: str, *words: str) -> None:
-    """The same where plots are drawn: nothing else needs matplotlib, so it has an environment of
-    its own."""
-    python = [
-        f"--python={sys.executable}",
-        "--with-requirements=scripts/requirements.txt",
-        "--with-requirements=scripts/plots.txt",
-    ]
-    session.run(
-        "uv",
-        "run",
-        "--no-project",
-        *python,
-        "python",
-        "-m",
-        "evidence",
-        command,
-        *words,
-        env={"PYTHONPATH": "scripts", **called_from(session)},
-        external=True,
-    )
+def with_packages(*names: str) -> list[str]:
+    """What runs a command with what the tools need, and with the packages of more files of
+    scripts/."""
+    files = [f"--with-requirements=scripts/{name}.txt" for name in ("requirements", *names)]
+    return ["uv", "run", "--quiet", "--no-project", f"--python={sys.executable}", *files]
+
+
+def run_with(session: nox.Session, names: str, *command: str, silent: bool = False) -> None:
+    """Run a command with such packages, as `plots coverage`."""
+    run = [*with_packages(*names.split()), *command]
+    session.run(*run, env={"PYTHONPATH": "scripts"}, external=True, silent=silent)
 
 
 LINTS = (
@@ -118,50 +125,21 @@ LINTS = (
 def linted(session: nox.Session) -> None:
     """Form, types and imports of the project's own Python, as pyproject.toml says."""
     for command in LINTS:
-        with_tools(session, ["lint"], *command, silent=True)
+        run_with(session, "lint", *command, silent=True)
 
 
-def with_tools(session: nox.Session, more: list[str], *command: str, silent: bool = False) -> None:
-    """Run a command with what the tool needs, and with the packages of more files of scripts/."""
-    files = [f"--with-requirements=scripts/{name}.txt" for name in ("requirements", *more)]
-    run = ["uv", "run", "--quiet", "--no-project", f"--python={sys.executable}", *files]
-    session.run(*run, *command, env={"PYTHONPATH": "scripts"}, external=True, silent=silent)
+def add(name: str, tool: str, said: str, group: str) -> None:
+    """Make a session of one command."""
+
+    def run(session: nox.Session) -> None:
+        run_tool(session, tool, name, *session.posargs)
+
+    run.__doc__ = said
+    nox.session(run, name=name, default=name == "apply", tags=[group])
 
 
-@nox.session(tags=["users"])
-def apply(session: nox.Session) -> None:
-    """Lay the queue on a release, in work/TAG/."""
-    patchqueue(session, "apply", *session.posargs)
-
-
-@nox.session(default=False, tags=["users"])
-def unapply(session: nox.Session) -> None:
-    """Take it off again: the pristine release."""
-    patchqueue(session, "unapply", *session.posargs)
-
-
-@nox.session(default=False, tags=["users"])
-def build(session: nox.Session) -> None:
-    """Make a release's wheel with the queue on it."""
-    patchqueue(session, "build", *session.posargs)
-
-
-@nox.session(default=False, tags=["users"])
-def install(session: nox.Session) -> None:
-    """Patch an installed sglang, in place."""
-    patchqueue(session, "install", *session.posargs)
-
-
-@nox.session(default=False, tags=["users"])
-def uninstall(session: nox.Session) -> None:
-    """Take that back, to the last byte."""
-    patchqueue(session, "uninstall", *session.posargs)
-
-
-@nox.session(default=False, tags=["users"])
-def backport(session: nox.Session) -> None:
-    """Make a release branch in a checkout of sglang."""
-    patchqueue(session, "backport", *session.posargs)
+for name, (tool, said) in USERS.items():
+    add(name, tool, said, "users")
 
 
 @nox.session(tags=["users"])
@@ -169,13 +147,11 @@ def test(session: nox.Session) -> None:
     """Test releases without a GPU; and the tool itself."""
     if not session.posargs:
         linted(session)
-    patchqueue(session, "test", *session.posargs)
+    run_tool(session, "patchqueue", "test", *session.posargs)
 
 
-@nox.session(default=False, tags=["users"])
-def gpu(session: nox.Session) -> None:
-    """Prove a release on this host's GPU."""
-    evidence(session, "gpu", *session.posargs)
+for name, (tool, said) in MAINTAINERS.items():
+    add(name, tool, said, "maintainers")
 
 
 @nox.session(default=False, tags=["maintainers"])
@@ -187,13 +163,13 @@ def lint(session: nox.Session) -> None:
 @nox.session(default=False, tags=["maintainers"])
 def imports(session: nox.Session) -> None:
     """Draw the packages' imports in CONTRIBUTING.md."""
-    with_tools(session, ["lint"], "python", "scripts/imports.py", *session.posargs)
+    run_with(session, "lint", "python", "scripts/imports.py", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])
 def mutants(session: nox.Session) -> None:
     """Mutate the checks; see what the tests kill."""
-    with_tools(session, ["mutants"], "python", "scripts/mutation.py", *session.posargs)
+    run_with(session, "mutants", "python", "scripts/mutation.py", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])
@@ -201,96 +177,4 @@ def coverage(session: nox.Session) -> None:
     """Count the tool's lines that its tests run."""
     tests = ["coverage", "run", "-m", "pytest", "tests/queue", "-q", "-n", "auto"]
     for command in (tests, ["coverage", "combine", "-q"], ["coverage", "report"]):
-        with_tools(session, ["plots", "coverage"], *command)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def check(session: nox.Session) -> None:
-    """Lint the queue; replay it on every pin."""
-    patchqueue(session, "check", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def refresh(session: nox.Session) -> None:
-    """Write edits in work/TAG/ back to the queue."""
-    patchqueue(session, "refresh", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def new(session: nox.Session) -> None:
-    """Start a patch on top of work/TAG/."""
-    patchqueue(session, "new", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def rebase(session: nox.Session) -> None:
-    """Carry the queue to another release."""
-    patchqueue(session, "rebase", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def watch(session: nox.Session) -> None:
-    """Say what the queue does on new releases."""
-    patchqueue(session, "watch", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def quilt(session: nox.Session) -> None:
-    """Run quilt in work/TAG/."""
-    patchqueue(session, "quilt", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def pin(session: nox.Session) -> None:
-    """Add a release to upstream/pins.toml."""
-    patchqueue(session, "pin", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def lock(session: nox.Session) -> None:
-    """Resolve a release's test environment."""
-    patchqueue(session, "lock", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def matrix(session: nox.Session) -> None:
-    """Print the proofs a fleet has to run."""
-    evidence(session, "matrix", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def export(session: nox.Session) -> None:
-    """Make pull requests in a checkout."""
-    evidence(session, "export", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def bundle(session: nox.Session) -> None:
-    """Pack a release for a host without an index."""
-    patchqueue(session, "bundle", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def sweep(session: nox.Session) -> None:
-    """Find tiles for Mamba2's prefill kernels."""
-    evidence(session, "sweep", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def bench(session: nox.Session) -> None:
-    """Time a release on this host's GPU."""
-    run = with_matplotlib if "--page" in session.posargs else evidence
-    run(session, "bench", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def status(session: nox.Session) -> None:
-    """Make the matrix and the lists of patches."""
-    evidence(session, "status", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def figures(session: nox.Session) -> None:
-    """Measure apply, check and install."""
-    run = with_matplotlib if "--page" in session.posargs else evidence
-    run(session, "figures", *session.posargs)
+        run_with(session, "plots coverage", *command)

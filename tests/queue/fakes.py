@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -289,6 +290,13 @@ def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
     }
     members.pop(info, None)
     (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
+
+
+def sessions() -> set[str]:
+    """The names of noxfile.py's sessions: of its functions, and of the commands it lists."""
+    text = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    made = re.findall(r"(?m)^def (\w+)\(session: nox\.Session\)", text)
+    return {*made, *re.findall(r'(?m)^    "(\w+)": \("', text)}
 
 
 def as_clone(root: Path) -> None:

@@ -68,12 +68,6 @@ def test_a_path_in_a_command_can_be_typed():
     assert said == "`scripts/nox install --site-packages '/a folder/x' --verify`"
 
 
-def sessions() -> set[str]:
-    return set(
-        re.findall(r"^def (\w+)\(session: nox.Session\)", (ROOT / "noxfile.py").read_text(), re.M)
-    )
-
-
 @pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT / "scripts")))
 def test_every_command_in_a_hint_exists(path):
     calls = [
@@ -88,7 +82,7 @@ def test_every_command_in_a_hint_exists(path):
         and call.func.id == "to_type"
         and isinstance(call.args[0], ast.Constant)
     }
-    assert names <= sessions()
+    assert names <= fakes.sessions()
 
 
 def test_one_thing_is_no_plural():
