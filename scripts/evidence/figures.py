@@ -42,7 +42,7 @@ def load(root: Path) -> Measured:
     pins = pinning.load(root)
     proofs = [one for pin in pins.all for one in store.proofs(root, str(pin.version))]
     return Measured(
-        _tool(root / TOOL),
+        load_tool(root / TOOL),
         proofs,
         benches.load(root),
         {one.tag: store.today(root, pins.find(one.version)) for one in proofs},
@@ -50,7 +50,8 @@ def load(root: Path) -> Measured:
     )
 
 
-def _tool(file: Path) -> Figures | None:
+def load_tool(file: Path) -> Figures | None:
+    """What was measured of the tool; None where nothing was kept."""
     if not file.is_file():
         return None
     step = to_type("figures", f"--out {TOOL}")

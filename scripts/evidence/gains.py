@@ -137,7 +137,7 @@ def change(before: float | None, after: float | None) -> str:
 
 
 def shown(gain: Gain, shape: str) -> str:
-    """The change of a shape's first quartiles, in the words of HOW; "-" where a tree has none."""
+    """The change of a shape's first quartiles, in the page's words; "-" where a tree has none."""
     before, after = (calls(gain, tree, shape) for tree in TREES)
     if not before or not after:
         return "-"

@@ -25,13 +25,8 @@ from patchqueue.wheels import build, untouched
 LOG = logging.getLogger(__name__)
 
 # What each script of tests/gpu writes.
-RESULTS = {
-    "run": "evidence.json",
-    "bench": "bench.json",
-    "gain": "gain.json",
-    "agree": "agree.json",
-    "sweep": "sweep.json",
-}
+RESULTS = {"run": "evidence.json"}
+RESULTS |= {name: f"{name}.json" for name in ("bench", "gain", "agree", "sweep")}
 BESIDE_UNTOUCHED = ("gain", "agree")  # scripts that run the release without the queue too
 FOLDER = Path("dist/gpu")
 TESTS = Path("tests/gpu")

@@ -23,7 +23,7 @@ from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import store
-from .store import Entry, Key
+from .store import Entry, Key, without
 
 RESULT = "evidence.json"  # as tests/gpu/run.py names it
 REFERENCE = "reference"  # how the modes that others are held against begin
@@ -210,7 +210,7 @@ def fold(
     """
     headers = {file: result for file, result in [(None, before), *found] if result}
     runs = [
-        Run(_without(entry, "host"), store.facts(result, entry), file)
+        Run(without(entry, "host"), store.facts(result, entry), file)
         for file, result in headers.items()
         for entry in result["runs"]
     ]
@@ -238,14 +238,10 @@ def _head(results: list[Entry], before: Entry | None, now: str, rules: str) -> E
     """The weightiest result without its runs."""
 
     def weight(one: Entry) -> tuple[object, ...]:
-        text = json.dumps(_without(one, *OF_RUNS), sort_keys=True)
+        text = json.dumps(without(one, *OF_RUNS), sort_keys=True)
         return *standing(one, now, rules), one is before, text
 
-    return _without(max(results, key=weight), *OF_RUNS)
-
-
-def _without(entry: Entry, *names: str) -> Entry:
-    return {name: value for name, value in entry.items() if name not in names}
+    return without(max(results, key=weight), *OF_RUNS)
 
 
 def _fate(mine: list[Run], stays: dict[Key, Run]) -> tuple[Fate, str]:

@@ -135,9 +135,11 @@ def stated(run: Entry, facts: Entry, header: Entry) -> Entry:
     """The run as a file with `header` keeps it: what it was made under, where that is not what the
     file says."""
     own = {name: value for name, value in facts.items() if value != header.get(name)}
-    return {name: value for name, value in run.items() if name != "host"} | (
-        {"host": own} if own else {}
-    )
+    return without(run, "host") | ({"host": own} if own else {})
+
+
+def without(entry: Entry, *names: str) -> Entry:
+    return {name: value for name, value in entry.items() if name not in names}
 
 
 def _kind(found: Entry) -> str:
@@ -145,20 +147,12 @@ def _kind(found: Entry) -> str:
     first one, in which graph where the untouched release prefilled eagerly beside it, and whether
     it took loads of users."""
     subject = found.get("subject", FIRST_SUBJECT)
-    kinds = [kind for name, kind in (("load", ".bench"), ("gain", ".gain")) if name in found]
-    if not kinds:
-        return ""
-    runs = found["runs"] if "gain" in found else []
-    served = "traffic" if found.get("gain", {}).get("traffic") else ""
+    kind = "bench" if "load" in found else "gain" if "gain" in found else ""
+    runs = found["runs"] if kind == "gain" else []
     beside = graph_beside_eager((run["tree"], run["mode"]) for run in runs)
-    return (
-        "".join(
-            f".{word}"
-            for word in ("" if subject == FIRST_SUBJECT else subject, beside, served)
-            if word
-        )
-        + kinds[0]
-    )
+    served = "traffic" if found.get("gain", {}).get("traffic") else ""
+    words = ("" if subject == FIRST_SUBJECT or not kind else subject, beside, served, kind)
+    return "".join(f".{word}" for word in words if word)
 
 
 def graph_beside_eager(ran: Iterable[tuple[str, str]]) -> str:

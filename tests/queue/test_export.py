@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from evidence import pulls
+from evidence import pulls, store
 from evidence.commands import cli
 from patchqueue.files import run
 from patchqueue.handover import export, formatting, prbody, prtest
@@ -481,3 +482,27 @@ def test_subtests_are_counted_apart():
         "1 passed",
         "2 subtests passed",
     ]
+
+
+def test_a_pull_request_tells_what_gpus_found(tmp_path):
+    """Of a file that several hosts wrote, the runs about the queue that its patches are of."""
+    runs = [
+        {"model": model, "mode": mode, "verdict": verdict, "host": host}
+        for model, mode, verdict, host in (
+            ("llama", "breakable", "passed", {}),
+            ("glm-5", "breakable", "failed", {}),
+            ("old", "breakable", "passed", {"changes": "sha256:before"}),
+            ("llama", "piecewise", "passed", {}),
+            ("llama", "reference", "passed", {}),
+        )
+    ]
+    torch = {"version": "2.9.1+cu129", "pinned": "2.9.1", "off_pin": False}
+    found = {"schema": 1, "version": "0.5.11", "queue": "q", "changes": "c", "tree": "t"}
+    found |= {"tree_untouched": True, "gpu": {"name": "H200"}, "torch": torch, "runs": runs}
+    names = ("breakable/keep@0.5.10.patch", "moe/other.patch")
+    found["patches"] = [{"name": name} for name in names]
+    store.put(tmp_path / "evidence/0.5.11/h200.json", json.dumps(found))
+    told = pulls.on_gpus(tmp_path, ["breakable/keep", "breakable/absent"]).splitlines()
+    assert told[-1] == "| 0.5.11 | keep | H200 with torch 2.9.1 | breakable | llama | glm-5 |"
+    assert [line for line in told if "piecewise" in line] == []
+    assert pulls.on_gpus(tmp_path, ["breakable/absent"]) == "It was not run on a GPU."

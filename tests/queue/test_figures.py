@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import fakes
@@ -167,20 +166,28 @@ def test_every_proof_and_bench_is_on_the_page():
 def test_figures_that_are_none_are_refused(tmp_path, text):
     store.put(tmp_path / figures.TOOL, text)
     with pytest.raises(Refused, match="bad-figures"):
-        figures._tool(tmp_path / figures.TOOL)
+        figures.load_tool(tmp_path / figures.TOOL)
 
 
 def test_what_was_not_measured_again_stays():
-    before = tool(timed("apply", 2.0), KILLED)
-    found = queue_figures.beside(before, tool(timed("apply", 3.0), timed("new", 1.0), load=[9]))
-    assert [(one["name"], one["shown"]) for one in found["figures"]] == [
+    before, *others = (
+        convert(one, Figures)
+        for one in (
+            tool(timed("apply", 2.0), KILLED),
+            tool(timed(), revision="v0.5.11"),
+            tool(timed(), cpus=64),
+        )
+    )
+    now = convert(tool(timed("apply", 3.0), timed("new", 1.0), load=[9]), Figures)
+    found = queue_figures.beside(before, now)
+    assert [(one.name, one.shown) for one in found.figures] == [
         ("apply", "3.00 s"),
         ("apply killed", "3 of 3 right"),
         ("new", "1.00 s"),
     ]
-    for other in (tool(timed(), revision="v0.5.11"), tool(timed(), cpus=64)):
-        assert queue_figures.beside(before, other)["figures"] == other["figures"]
-    assert queue_figures.beside({}, before) == before and json.dumps(before)
+    for other in others:
+        assert queue_figures.beside(before, other) == other
+    assert queue_figures.beside(None, before) == before
 
 
 @pytest.mark.parametrize(

@@ -38,72 +38,37 @@ def add(commands: Any) -> None:
         ("--mode", "only this mode, as breakable, and its reference; may be repeated"),
     ):
         proven.add_argument(name, action="append", default=[], help=text)
+    agree = "compare answers with the untouched release's instead, and keep nothing in evidence/"
+    gain = "time the untouched and the patched release in one run, instead of graph modes"
+    page = "run nothing; make docs/bench.md and its plot from evidence/"
     for ran, name, text in (
-        (
-            proven,
-            "--agree",
-            "compare answers with the untouched release's instead, and keep nothing in evidence/",
-        ),
-        (
-            timed,
-            "--gain",
-            "time the untouched and the patched release in one run, instead of graph modes",
-        ),
-        (timed, "--page", "run nothing; make docs/bench.md and its plot from evidence/"),
+        (proven, "--agree", agree),
+        (timed, "--gain", gain),
+        (timed, "--page", page),
     ):
         ran.add_argument(name, action="store_true", help=text)
 
 
 def _add_run(ran: argparse.ArgumentParser) -> None:
     """The options of everything that runs on a GPU."""
-    ran.add_argument(
-        "--here",
-        action="store_true",
-        help="run in this interpreter, with --site, not in an environment of the release's own",
-    )
-    ran.add_argument(
-        "--python",
-        type=paths.program,
-        metavar="PATH",
-        help="with --here: run in this interpreter instead, as /usr/bin/python3",
-    )
-    ran.add_argument(
-        "--out",
-        type=paths.path,
-        metavar="FOLDER",
-        help=(
-            "write the result to this new folder, not to evidence/; status --merge gathers such"
-            " folders"
-        ),
-    )
-    ran.add_argument(
-        "--site",
-        type=paths.path,
-        action="append",
-        default=[],
-        help="a folder of packages, or an unpacked bundle; may be repeated",
-    )
-    ran.add_argument(
-        "--pass",
-        dest="words",
-        action="append",
-        default=[],
-        metavar="WORD",
-        help="pass this on to the script in tests/gpu, as --pass=--limit --pass=3000",
-    )
+    add = ran.add_argument
+    here = "run in this interpreter, with --site, not in an environment of the release's own"
+    add("--here", action="store_true", help=here)
+    python = "with --here: run in this interpreter instead, as /usr/bin/python3"
+    add("--python", type=paths.program, metavar="PATH", help=python)
+    out = "write the result to this new folder, not to evidence/; status --merge gathers such"
+    add("--out", type=paths.path, metavar="FOLDER", help=f"{out} folders")
+    site = "a folder of packages, or an unpacked bundle; may be repeated"
+    add("--site", type=paths.path, action="append", default=[], help=site)
+    words = "pass this on to the script in tests/gpu, as --pass=--limit --pass=3000"
+    add("--pass", dest="words", action="append", default=[], metavar="WORD", help=words)
 
 
 def _add_take(ran: argparse.ArgumentParser) -> None:
-    ran.add_argument(
-        "--take",
-        type=paths.path,
-        nargs="+",
-        metavar="FILE",
-        help="run nothing; keep results that another host wrote",
-    )
-    ran.add_argument(
-        "--stale", action="store_true", help="with --take: keep results about an earlier queue too"
-    )
+    take = "run nothing; keep results that another host wrote"
+    ran.add_argument("--take", type=paths.path, nargs="+", metavar="FILE", help=take)
+    stale = "with --take: keep results about an earlier queue too"
+    ran.add_argument("--stale", action="store_true", help=stale)
 
 
 def _gpu(options: argparse.Namespace) -> int:

@@ -79,21 +79,19 @@ class Copy:
         self.remove_tree()
         return self.run("apply", self.tag)
 
+    @property
+    def pin(self) -> pins.Pin:
+        return pins.load(self.root).find(self.tag)
+
     def change_queue(self, text: str) -> None:
         """Make the tree out of date: one more line in the header of a patch that is selected."""
-        queue, _ = series.read(self.root)
-        name = queue.select(pins.load(self.root).find(self.tag).version)[0].name
-        path = self.root / "patches" / name
+        path = self.root / "patches" / series.read(self.root)[0].select(self.pin.version)[0].name
         head, mark, diff = path.read_text(encoding="utf-8").partition("\n--- ")
-        longer = re.sub(
-            r"(?m)^Description:.*\n(?: .*\n)*", lambda found: f"{found[0]} {text}\n", head, count=1
-        )
-        path.write_text(
-            (longer if longer != head else f"{head}Description: {text} Nothing else.\n")
-            + mark
-            + diff,
-            encoding="utf-8",
-        )
+        described = re.compile(r"(?m)^Description:.*\n(?: .*\n)*")
+        longer = described.sub(lambda found: f"{found[0]} {text}\n", head, count=1)
+        if longer == head:
+            longer = f"{head}Description: {text} Nothing else.\n"
+        path.write_text(longer + mark + diff, encoding="utf-8")
 
     def queue_files(self) -> dict[str, bytes]:
         """Every file that a refresh may write."""
@@ -121,34 +119,22 @@ class Copy:
         queue, _ = series.read(self.root)
         known = [pin.version for pin in pins.load(self.root).all]
         shared = {entry.name for entry in queue.entries if sum(map(entry.is_for, known)) > 1}
-        patch = next(
-            each
-            for each in queue.select(pins.load(self.root).find(self.tag).version)
-            if each.name in shared
-        )
+        patch = next(one for one in queue.select(self.pin.version) if one.name in shared)
+        lines = (line for hunk in patch.files[0].hunks for line in hunk.lines)
         added = next(
-            line.text
-            for hunk in patch.files[0].hunks
-            for line in hunk.lines
-            if line.kind == "+" and line.text.strip()
+            text for line in lines if line.kind == "+" and (text := line.text.rstrip("\n")).strip()
         )
-        for path, line in (
-            (patch.files[0].path, added.rstrip("\n")),
-            (next(iter(queue.overlay)), ""),
-        ):
-            file = self.tree / path
-            text = file.read_text(encoding="utf-8")
-            file.write_text(
-                text.replace(line, f"{line}  # edited", 1) if line else f"{text}# edited\n",
-                encoding="utf-8",
-            )
+        file = self.tree / patch.files[0].path
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace(added, f"{added}  # edited", 1), encoding="utf-8")
+        with (self.tree / next(iter(queue.overlay))).open("a", encoding="utf-8") as overlaid:
+            overlaid.write("# edited\n")
 
     def expected(self) -> str:
         """The hash of the tree that the queue makes now, from the replay alone: no tool that was
         killed had a part in it."""
         queue, _ = series.read(self.root)
-        pin = pins.load(self.root).find(self.tag)
-        return select(queue, pin).tree_after(source.fetch(pin, None))
+        return select(queue, self.pin).tree_after(source.fetch(self.pin, None))
 
     def tree_hash(self) -> str:
         return hash_listing(list_folder(self.tree))

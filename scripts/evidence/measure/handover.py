@@ -26,7 +26,7 @@ from patchqueue.queue.patchfile import parse_diff
 from patchqueue.queue.series import Queue
 from patchqueue.upstream import pins, source
 
-ROOT = Path(__file__).resolve().parents[3]
+from .copies import ROOT
 
 BRANCH = "release/graphs"
 BEFORE = "2020-01-01T00:00:00Z"  # when the checkout's own commit says it was made

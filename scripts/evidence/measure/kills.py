@@ -18,7 +18,7 @@ from typing import Any
 from patchqueue.files.tree import hash_listing, list_package
 from patchqueue.install import inplace, journal
 from patchqueue.laying.worktree import State
-from patchqueue.upstream import pins, source
+from patchqueue.upstream import source
 
 from ..records import Figure
 from .copies import REPEATS, Copy, counted_right
@@ -134,8 +134,7 @@ class Site:
     def __init__(self, copy: Copy) -> None:
         self.copy, self.path = copy, copy.root.parent / "site-packages"
         shutil.rmtree(self.path, ignore_errors=True)
-        self.pin = pins.load(copy.root).find(copy.tag)
-        with zipfile.ZipFile(source.fetch(self.pin, None).archive) as wheel:
+        with zipfile.ZipFile(source.fetch(copy.pin, None).archive) as wheel:
             wheel.extractall(self.path)
         subprocess.run(
             [sys.executable, "-m", "compileall", "-qq", str(self.path / "sglang")], check=False
@@ -183,7 +182,7 @@ class Site:
         """The state after the next call has made good what was left, and what is wrong with it."""
         tree, now = hash_listing(list_package(self.path)), self.files()
         if now == self.before:
-            wrong = [] if tree == self.pin.tree else [f"tree hash {tree} is not the pin's"]
+            wrong = [] if tree == self.copy.pin.tree else [f"tree hash {tree} is not the pin's"]
             left = [journal.FOLDER] if (self.path / journal.FOLDER).exists() else []
             return "pristine", wrong + [f"{name} was left" for name in left]
         if now == self.after:

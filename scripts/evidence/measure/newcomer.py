@@ -21,20 +21,11 @@ from typing import Any
 from patchqueue.files.run import find_uv
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[3]
+from .copies import ROOT
 
 WIDTH = 80
 ANSWERS = 500  # lines that wait on standard input
-OWN = (
-    "PYTHON",
-    "PATCHQUEUE",
-    "XDG_",
-    "GIT_",
-    "NOX",
-    "VIRTUAL_ENV",
-    "UV_CACHE_DIR",
-    "PIP_CACHE_DIR",
-)
+OWN = ("PYTHON", "PATCHQUEUE", "XDG_", "GIT_", "NOX", "VIRTUAL_ENV", "UV_CACHE", "PIP_CACHE")
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class Failed(RuntimeError):
     """A command of the walk ended with an error; what it printed."""
 
 
-def walk(pin: pins.Pin, space: Path, say: Any = print) -> list[Walked]:
+def walk(pin: pins.Pin, space: Path) -> list[Walked]:
     """Every step of the new user, in `space`. Raises Failed at the first that fails."""
     home, queue = space / "home", space / "home/queue"
     home.mkdir()
@@ -73,7 +64,6 @@ def walk(pin: pins.Pin, space: Path, say: Any = print) -> list[Walked]:
     for command, folder, chosen in steps:
         name = command.replace(str(site), "DIR").replace(ROOT.as_uri(), "REPOSITORY")
         walked.append(typed(name, command, folder, home, chosen))
-        say(shown(walked[-1]))
     return walked
 
 
@@ -120,11 +110,6 @@ def typed(name: str, command: str, folder: Path, home: Path, chosen: Sequence[st
 def folded(text: str) -> int:
     """How many lines of a terminal of 80 columns a text takes."""
     return sum(max(1, math.ceil(len(line) / WIDTH)) for line in text.splitlines())
-
-
-def shown(one: Walked) -> str:
-    words = f", of your own: {' '.join(one.chosen)}" if one.chosen else ""
-    return f"{one.seconds:7.2f} s {one.lines:4} lines {one.answers:2} answers  {one.command}{words}"
 
 
 def told(walked: Sequence[Walked]) -> dict[str, Any]:

@@ -19,17 +19,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from patchqueue.commands import paths
 from patchqueue.laying import quilt
 from patchqueue.laying.apply import load_queue
 from patchqueue.upstream import pins, source
 
-from ..records import Figure
+from ..figures import load_tool
+from ..records import Figure, Figures, Machine
 from ..store import put
 from . import handover, kills, newcomer, wheels
 from .copies import REPEATS, ROOT, Copy, counted_right
@@ -44,10 +46,8 @@ def seconds(name: str, limit: float, measure: Callable[[], float]) -> Figure:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     times = [round(measure(), 2) for _ in range(REPEATS)]
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
-    middle, cpu = (
-        statistics.median(times),
-        (now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime) / REPEATS,
-    )
+    middle = statistics.median(times)
+    cpu = (now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime) / REPEATS
     details = {
         "seconds": times,
         "median": middle,
@@ -99,21 +99,12 @@ def install_time(copy: Copy, options: argparse.Namespace) -> Figure:
 
 
 def bad_input(copy: Copy, options: argparse.Namespace) -> Figure:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/queue/test_broken_input.py",
-    ]
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    command = [*collect, "tests/queue/test_broken_input.py"]
     done = subprocess.run(command, cwd=copy.root, capture_output=True, text=True)
     found = re.findall(r"::test_refused\[(.+)\]$", done.stdout, re.MULTILINE)
-    return Figure(
-        "kinds of broken input tested", str(len(found)), ">= 30", len(found) >= 30, {"kinds": found}
-    )
+    name, count = "kinds of broken input tested", len(found)
+    return Figure(name, str(count), ">= 30", count >= 30, {"kinds": found})
 
 
 def rebase_time(copy: Copy, options: argparse.Namespace) -> Figure:
@@ -133,21 +124,15 @@ def rebase_time(copy: Copy, options: argparse.Namespace) -> Figure:
 
 def branches(copy: Copy, options: argparse.Namespace) -> Figure:
     """Release branches and pull requests on every pin, and `git am` of their mails."""
-    known, queue = pins.load(ROOT), load_queue(ROOT)
-    return _each(
-        "git am of branches and pull requests",
-        known.all,
-        lambda pin, space: handover.measure(queue, known, pin, space),
-    )
+    known = pins.load(ROOT)
+    measure = partial(handover.measure, load_queue(ROOT), known)
+    return _each("git am of branches and pull requests", known.all, measure)
 
 
 def installed_wheels(copy: Copy, options: argparse.Namespace) -> Figure:
     """Built wheels of the releases with GPU proofs, installed in their locked environments."""
-    return _each(
-        "installed wheels verify themselves",
-        wheels.proven(pins.load(ROOT)),
-        wheels.measure,
-    )
+    chosen = wheels.proven(pins.load(ROOT))
+    return _each("installed wheels verify themselves", chosen, wheels.measure)
 
 
 def _each(
@@ -171,17 +156,10 @@ def newcomer_time(copy: Copy, options: argparse.Namespace) -> Figure:
     """A new user on a fresh machine, once: from the clone to an installed sglang that is patched
     and verified."""
     with tempfile.TemporaryDirectory(prefix="queue-figures-newcomer-") as space:
-        found = newcomer.told(
-            newcomer.walk(pins.load(ROOT).find(copy.tag), Path(space), lambda line: None)
-        )
+        found = newcomer.told(newcomer.walk(pins.load(ROOT).find(copy.tag), Path(space)))
     met = found["whole"] < FIRST_MINUTES and not found["answers"]
-    return Figure(
-        "new user: clone to a verified install",
-        f"{found['whole']:.2f} s",
-        f"< {FIRST_MINUTES} s",
-        met,
-        found,
-    )
+    shown, limit = f"{found['whole']:.2f} s", f"< {FIRST_MINUTES} s"
+    return Figure("new user: clone to a verified install", shown, limit, met, found)
 
 
 FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
@@ -204,34 +182,16 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words and options of `measure`."""
-    parser.add_argument(
-        "figures",
-        nargs="*",
-        metavar="FIGURE",
-        help=f"which to measure: {', '.join(FIGURES)} (default: all)",
-    )
-    parser.add_argument(
-        "--pin",
-        default="",
-        metavar="REVISION",
-        help="the release to apply (default: the default pin)",
-    )
-    parser.add_argument(
-        "--kills",
-        type=int,
-        default=25,
-        metavar="N",
-        help="how many moments to kill an apply at (default: 25)",
-    )
-    parser.add_argument(
-        "--out",
-        type=paths.path,
-        metavar="FILE",
-        help=(
-            "write every number to this file, as JSON; figures that it has and that were not"
-            " measured now stay"
-        ),
-    )
+    add = parser.add_argument
+    which = f"which to measure: {', '.join(FIGURES)} (default: all)"
+    add("figures", nargs="*", metavar="FIGURE", help=which)
+    applied = "the release to apply (default: the default pin)"
+    add("--pin", default="", metavar="REVISION", help=applied)
+    moments = "how many moments to kill an apply at (default: 25)"
+    add("--kills", type=int, default=25, metavar="N", help=moments)
+    kept = "figures that it has and that were not measured now stay"
+    written = f"write every number to this file, as JSON; {kept}"
+    add("--out", type=paths.path, metavar="FILE", help=written)
 
 
 def measure(options: argparse.Namespace) -> int:
@@ -250,10 +210,8 @@ def measure(options: argparse.Namespace) -> int:
             measured.append(FIGURES[name](copy, options))
             _show(measured[-1])
     if options.out:
-        before = (
-            json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
-        )
-        put(options.out, json.dumps(beside(before, _as_json(tag, measured)), indent=1) + "\n")
+        now = beside(load_tool(options.out), Figures(tag, _machine(), tuple(measured)))
+        put(options.out, json.dumps(to_builtins(now), indent=1) + "\n")
     return 0 if all(figure.met for figure in measured) else 1
 
 
@@ -264,26 +222,19 @@ def _show(figure: Figure) -> None:
         print(f"  {what}")
 
 
-def _as_json(tag: str, measured: Sequence[Figure]) -> dict[str, Any]:
-    machine = {
-        "cpus": os.cpu_count(),
-        "load": [round(load, 1) for load in os.getloadavg()],
-        "python": platform.python_version(),
-        "system": platform.system(),
-    }
-    return {"revision": tag, "machine": machine, "figures": to_builtins(measured)}
+def _machine() -> Machine:
+    load = tuple(round(load, 1) for load in os.getloadavg())
+    return Machine(os.cpu_count() or 1, load, platform.python_version(), platform.system())
 
 
-def beside(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def beside(before: Figures | None, now: Figures) -> Figures:
     """The new figures in the places of the old ones of the same name; old ones of another release
     or machine go."""
-    new = {one["name"]: one for one in now["figures"]}
-    alike = before.get("revision") == now["revision"] and _machine(before) == _machine(now)
-    kept = before["figures"] if alike else []
-    names = dict.fromkeys([*(one["name"] for one in kept), *new])
-    old = {one["name"]: one for one in kept}
-    return now | {"figures": [new.get(name) or old[name] for name in names]}
+    if before is None or _where(before) != _where(now):
+        return now
+    figures = {one.name: one for one in (*before.figures, *now.figures)}
+    return replace(now, figures=tuple(figures.values()))
 
 
-def _machine(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.get("machine", {}).items() if name != "load"}
+def _where(found: Figures) -> tuple[str, Machine]:
+    return found.revision, replace(found.machine, load=())

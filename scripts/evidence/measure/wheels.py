@@ -20,8 +20,7 @@ from patchqueue.upstream import pins
 from patchqueue.wheels import build
 
 from ..store import MEASURED
-
-ROOT = Path(__file__).resolve().parents[3]
+from .copies import ROOT
 
 # the HTTP server needs packages that these environments leave out
 STARTS = "sglang.srt.entrypoints.engine, sglang.srt.model_executor.model_runner"

@@ -91,12 +91,8 @@ def _rates(run: TimedRun) -> list[str]:
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    middle, *ends = (number(one, digits) for one in (statistics.median(values), *_ends(values)))
-    return f"{middle} ({' to '.join(ends)})"
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
+    known = (statistics.median(values), min(values), max(values))
+    return "{} ({} to {})".format(*(number(one, digits) for one in known))
 
 
 def _costs(run: TimedRun) -> list[str]:

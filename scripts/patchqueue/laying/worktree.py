@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from ..files.locking import locked
 from ..files.tree import ROOTS, differing, hash_listing, list_folder, listing_text, sha256
 from . import quilt
@@ -134,23 +137,39 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+class Hashed(Struct):
+    """Anything that is known by a hash."""
+
+    sha256: str
+
+
+class Laid(Hashed):
+    name: str
+
+
+class Hashes(Struct):
+    before: str
+    after: str
+
+
+class Provenance(Struct):
+    """What a tree's record holds, as far as it must. source: what the tree was made of."""
+
+    queue: str
+    source: Hashed
+    patches: list[Laid]
+    tree: Hashes
+
+
 def read_record(tree: Path) -> dict[str, Any] | None:
     """The tree's provenance, or None where there is none that this tool wrote."""
     try:
-        record = json.loads((tree / RECORD).read_text(encoding="utf-8"))
-        (
-            record["tree"]["before"],
-            record["tree"]["after"],
-            record["queue"],
-            record["source"]["sha256"],
-        )
-        return (
-            record
-            if all({"name", "sha256"} <= patch.keys() for patch in record["patches"])
-            else None
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = (tree / RECORD).read_bytes()
+        msgspec.json.decode(content, type=Provenance)
+    except (OSError, msgspec.DecodeError):
         return None
+    record: dict[str, Any] = json.loads(content)
+    return record
 
 
 def write_record(tree: Path, record: dict[str, Any]) -> None:
