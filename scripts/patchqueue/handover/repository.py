@@ -15,38 +15,20 @@ from pathlib import Path
 from ..files import run
 from ..files.run import Failed
 from ..files.tree import is_part_of_tree, sha256
+from ..hint import some
 from ..outcome import Refused
 
 # What format-patch and diff write is a function of the commits alone: every setting that could
 # change it is given.
-SAME_DIFF = [
-    "--no-color",
-    "--no-renames",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--full-index",
-    "--diff-algorithm=myers",
-    "--no-indent-heuristic",
-    "--unified=3",
-    "--inter-hunk-context=0",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-]
-SAME_MAIL = [
-    "--zero-commit",
-    "--no-signature",
-    "--no-attach",
-    "--no-thread",
-    "--no-cover-letter",
-    "--no-base",
-    "--no-notes",
-    "--no-encode-email-headers",
-    "--no-add-header",
-    "--subject-prefix=PATCH",
-    "--no-numbered",
-    "--suffix=.patch",
-    "--stat=76",
-]
+SAME_DIFF = (
+    "--no-color --no-renames --no-ext-diff --no-textconv --full-index --diff-algorithm=myers"
+    " --no-indent-heuristic --unified=3 --inter-hunk-context=0 --src-prefix=a/ --dst-prefix=b/"
+)
+SAME_MAIL = (
+    "--zero-commit --no-signature --no-attach --no-thread --no-cover-letter --no-base --no-notes"
+    " --no-encode-email-headers --no-add-header --subject-prefix=PATCH --no-numbered"
+    " --suffix=.patch --stat=76"
+)
 LINK, SUBMODULE = "120000", "160000"
 
 
@@ -100,12 +82,9 @@ class Repository:
             except Failed:
                 values.append("")
             if not values[-1]:
-                raise Refused.of(
-                    "no-identity",
-                    self.shown,
-                    f"git has no {name}, and commits need an author",
-                    f'`git config --global {name} "{example}"`',
-                )
+                what = f"git has no {name}, and commits need an author"
+                step = f'`git config --global {name} "{example}"`'
+                raise Refused.of("no-identity", self.shown, what, step)
         return Person(*values)
 
     def refuse_edits(self, base: str) -> None:
@@ -129,17 +108,15 @@ class Repository:
         found = self._as_user(*words).decode("utf-8", "replace")
         edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
         if edited:
-            shown = " ".join(edited[:5]) + (
-                f" and {len(edited) - 5} more" if len(edited) > 5 else ""
-            )
-            raise Refused.of(
-                "edited-checkout",
-                self.shown,
+            what = (
                 "has edits that are not committed, and the branch would begin at HEAD, which"
-                f" lacks them: {shown}",
-                f"`git -C {self.shown} stash`, or commit them; or go without them: --base"
-                f" {self.commit(base)[:12]}",
+                f" lacks them: {some(edited)}"
             )
+            step = (
+                f"`git -C {self.shown} stash`, or commit them; or go without them: --base"
+                f" {self.commit(base)[:12]}"
+            )
+            raise Refused.of("edited-checkout", self.shown, what, step)
 
     def commit(self, name: str) -> str:
         """The commit that `name` (a branch, tag or hash) stands for, as a full hash. Raises Refused
@@ -153,12 +130,9 @@ class Repository:
                 .strip()
             )
         except Failed:
-            raise Refused.of(
-                "no-commit",
-                self.shown,
-                f"has no commit {name!r}",
-                f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT",
-            ) from None
+            what = f"has no commit {name!r}"
+            step = f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT"
+            raise Refused.of("no-commit", self.shown, what, step) from None
 
     def branch(self, name: str) -> str | None:
         """The commit a branch is at, None where there is no such branch. Raises Refused for what
@@ -166,26 +140,15 @@ class Repository:
         try:
             self.git("check-ref-format", f"refs/heads/{name}")
         except Failed:
-            raise Refused.of(
-                "bad-branch",
-                repr(name),
-                "is no name for a branch",
-                "name one as release/0.5.9-graphs",
-            ) from None
+            what = "is no name for a branch"
+            step = "name one as release/0.5.9-graphs"
+            raise Refused.of("bad-branch", repr(name), what, step) from None
         if name.startswith(("-", "refs/")) or name == "HEAD":
-            raise Refused.of(
-                "bad-branch",
-                repr(name),
-                "is no name for a branch",
-                "name one as release/0.5.9-graphs",
-            )
+            what = "is no name for a branch"
+            raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
         if self.git("for-each-ref", f"refs/tags/{name}").strip():
-            raise Refused.of(
-                "bad-branch",
-                repr(name),
-                "is a tag's name, and git would not know which is meant",
-                "name one as release/0.5.9-graphs",
-            )
+            what = "is a tag's name, and git would not know which is meant"
+            raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
         try:
             return (
                 self.git("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
@@ -266,22 +229,12 @@ class Repository:
                     f"{modes.get(path, '100644')} {self._store(content)}\t{path}"
                     for path, content in sorted(commit.files.items())
                 ]
-                self.git(
-                    "update-index",
-                    "-z",
-                    "--index-info",
-                    content="".join(f"{row}\0" for row in rows).encode(),
-                    more=index,
-                )
+                listed = "".join(f"{row}\0" for row in rows).encode()
+                self.git("update-index", "-z", "--index-info", content=listed, more=index)
                 tree = self.git("write-tree", more=index).decode().strip()
-                parent = made[-1] if made else base
-                made.append(
-                    self.git(
-                        "commit-tree", tree, "-p", parent, content=commit.message.encode(), more=who
-                    )
-                    .decode()
-                    .strip()
-                )
+                words = ["commit-tree", tree, "-p", made[-1] if made else base]
+                hashed = self.git(*words, content=commit.message.encode(), more=who)
+                made.append(hashed.decode().strip())
         return made
 
     def _modes(self, paths: Iterable[str], index: Mapping[str, str]) -> dict[str, str]:
@@ -315,12 +268,9 @@ class Repository:
                 "0" * len(commit),
             )
         except Failed as failure:
-            raise Refused.of(
-                "bad-branch",
-                f"{self.shown}: {branch}",
-                f"git does not make it: {failure}",
-                "name another branch",
-            ) from None
+            what = f"git does not make it: {failure}"
+            step = "name another branch"
+            raise Refused.of("bad-branch", f"{self.shown}: {branch}", what, step) from None
         if self.branch(branch) != commit:
             raise Refused.of(
                 "bad-branch", f"{self.shown}: {branch}", "is not where it was put", "report this"
@@ -330,15 +280,8 @@ class Repository:
         """The commits behind `base` up to `tip` as mails for `git am`, by their file names; no date
         of today, no version of git."""
         with tempfile.TemporaryDirectory(prefix="patchqueue-mails-") as space:
-            self.git(
-                "format-patch",
-                "--quiet",
-                *SAME_MAIL,
-                *SAME_DIFF,
-                "--output-directory",
-                space,
-                f"{base}..{tip}",
-            )
+            form = (*SAME_MAIL.split(), *SAME_DIFF.split(), "--output-directory", space)
+            self.git("format-patch", "--quiet", *form, f"{base}..{tip}")
             return {file.name: file.read_bytes() for file in sorted(Path(space).iterdir())}
 
 
@@ -353,17 +296,10 @@ def open_repository(name: str) -> Repository:
     try:
         top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.decode().strip()
     except Failed as failure:
-        raise Refused.of(
-            "no-repository",
-            name,
-            f"is no git checkout: {failure}",
-            "give a git checkout of sglang: --onto PATH",
-        ) from None
+        what = f"is no git checkout: {failure}"
+        step = "give a git checkout of sglang: --onto PATH"
+        raise Refused.of("no-repository", name, what, step) from None
     if not top:
-        raise Refused.of(
-            "no-repository",
-            name,
-            "is no git checkout",
-            "give a git checkout of sglang: --onto PATH",
-        )
+        what = "is no git checkout"
+        raise Refused.of("no-repository", name, what, "give a git checkout of sglang: --onto PATH")
     return Repository(path.resolve(), name)

@@ -51,22 +51,12 @@ def _variants(queue: Queue) -> list[Problem]:
             continue
         names = patch.header.get("Variant-Of")
         if (entry.base != entry.name) != patch.header.is_variant or (names and names != entry.base):
-            found.append(
-                Problem(
-                    "bad-variant",
-                    f"patches/{entry.name}",
-                    f"its file name says {entry.base}, its Variant-Of {names or 'nothing'}",
-                    "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`",
-                )
-            )
+            what = f"its file name says {entry.base}, its Variant-Of {names or 'nothing'}"
+            step = "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`"
+            found.append(Problem("bad-variant", f"patches/{entry.name}", what, step))
         elif names and names not in queue.patches:
-            found.append(
-                Problem(
-                    "bad-variant",
-                    f"patches/{entry.name}",
-                    f"there is no readable patches/{names} whose header it could share",
-                )
-            )
+            what = f"there is no readable patches/{names} whose header it could share"
+            found.append(Problem("bad-variant", f"patches/{entry.name}", what))
     return found
 
 

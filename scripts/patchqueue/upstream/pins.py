@@ -107,12 +107,9 @@ def version(name: str) -> Version:
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        raise Refused.of(
-            "unknown-revision",
-            repr(name),
-            "is no version, no wheel and no folder",
-            f"name one as in {to_type('rebase', '0.5.24')}",
-        ) from None
+        what = "is no version, no wheel and no folder"
+        step = f"name one as in {to_type('rebase', '0.5.24')}"
+        raise Refused.of("unknown-revision", repr(name), what, step) from None
 
 
 def load(root: Path) -> Pins:
@@ -122,12 +119,9 @@ def load(root: Path) -> Pins:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise Refused.of(
-            "no-pins",
-            str(FILE),
-            "does not exist, or is no file",
-            f"run it in the project's folder, not {root}",
-        ) from None
+        what = "does not exist, or is no file"
+        step = f"run it in the project's folder, not {root}"
+        raise Refused.of("no-pins", str(FILE), what, step) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _bad(str(FILE), f"is not TOML: {error}") from None
     entries = data.get("revision")

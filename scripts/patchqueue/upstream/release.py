@@ -41,6 +41,10 @@ class Release:
     read: Callable[[str], bytes | None]
     paths: tuple[str, ...]
 
+    def listing(self) -> dict[str, str]:
+        """The listing (see files/tree.py) of its files."""
+        return {path: sha256(self.read(path) or b"") for path in self.paths}
+
     def keep(self, file: Path) -> None:
         """Write the release's files into a zip archive, in git's layout, for `kept`."""
         with zipfile.ZipFile(file, "w") as archive:
@@ -81,8 +85,7 @@ def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
     pin = _pin_of(pins, release.version)
     if pin is None:
         return
-    listing = {path: sha256(release.read(path) or b"") for path in release.paths}
-    if hash_listing(python_part(listing)) == pin.python:
+    if hash_listing(python_part(release.listing())) == pin.python:
         return
     fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
     later = to_type("rebase", "VERSION --from PATH")
@@ -191,22 +194,15 @@ def _names_it(origin: str, version: Version) -> None:
     except (InvalidWheelFilename, InvalidVersion):
         return
     if Version(named.public) != version:
-        raise Refused.of(
-            "wrong-version",
-            origin,
-            f"is a wheel of {named}, not of {version}",
-            to_type("rebase", f"{named} --from {origin}"),
-        )
+        what = f"is a wheel of {named}, not of {version}"
+        step = to_type("rebase", f"{named} --from {origin}")
+        raise Refused.of("wrong-version", origin, what, step)
 
 
 def _holds_sglang(folder: Path) -> None:
     if not (folder / "python/sglang").is_dir():
-        raise Refused.of(
-            "not-fetched",
-            str(folder),
-            "holds no python/sglang",
-            "give a wheel, or a checkout of sglang",
-        )
+        what = "holds no python/sglang"
+        raise Refused.of("not-fetched", str(folder), what, "give a wheel, or a checkout of sglang")
 
 
 def _of_folder(version: Version, folder: Path) -> Release:

@@ -81,12 +81,9 @@ def load(path: Path, version: Version) -> Host:
             shared[0]["reason"] if shared else "",
         )
     except OSError as error:
-        raise Refused.of(
-            "no-host",
-            str(path),
-            f"cannot be read: {error.strerror}",
-            f"describe the host as {DEFAULT} does",
-        ) from None
+        what = f"cannot be read: {error.strerror}"
+        step = f"describe the host as {DEFAULT} does"
+        raise Refused.of("no-host", str(path), what, step) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidSpecifier, TypeError) as error:
         raise Refused.of(
             "bad-host", str(path), f"is no host description: {error}", f"see {DEFAULT}"
