@@ -67,10 +67,9 @@ def _environment(folder: Path) -> Environment:
         variables={
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
             "CUDA_VISIBLE_DEVICES": "",  # the same tests on a host that has a GPU
-            "PYTHONPYCACHEPREFIX": str(
-                folder / BYTECODE
-            ),  # sglang takes twice as long to import without bytecode,
-            "PYTHONDONTWRITEBYTECODE": "",  # and a work tree must not get any
+            # sglang takes twice as long to import without byte code, and a work tree gets none
+            "PYTHONPYCACHEPREFIX": str(folder / BYTECODE),
+            "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONNOUSERSITE": "1",
             "HF_HUB_OFFLINE": "1",
         },

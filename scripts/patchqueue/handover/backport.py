@@ -143,15 +143,9 @@ def text_of(queue: Queue, patch: Patch) -> str:
         for part in re.split(r"\n\s*\n", text)
         if part.strip()
     ]
-    return "\n\n".join(
-        [
-            header.get("Subject"),
-            *(
-                textwrap.fill(part, WIDTH, break_long_words=False, break_on_hyphens=False)
-                for part in paragraphs
-            ),
-        ]
-    )
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    filled = [textwrap.fill(part, WIDTH, **whole) for part in paragraphs]
+    return "\n\n".join([header.get("Subject"), *filled])
 
 
 def date_of(pin: Pin, repository: Repository, base: str) -> int:

@@ -352,15 +352,8 @@ def _build(
         for patch, part in zip(draft.patches, draft.parts)
     ]
     tip = repository.build(start, commits, person, date)[-1]
-    return PullRequest(
-        draft.topic,
-        BRANCHES + draft.topic.replace("/", "-"),
-        Outcome.APPLIED,
-        start,
-        tip,
-        draft.parts,
-        repository.mails(start, tip),
-    )
+    branch, mails = BRANCHES + draft.topic.replace("/", "-"), repository.mails(start, tip)
+    return PullRequest(draft.topic, branch, Outcome.APPLIED, start, tip, draft.parts, mails)
 
 
 def _refuse_others(

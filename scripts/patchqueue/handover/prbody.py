@@ -135,15 +135,8 @@ def _on_gpus(root: Path, patches: Sequence[str]) -> str:
         " as this branch. In each run small models with random weights had to answer as eager"
         " prefill does:"
     )
-    return "\n".join(
-        [
-            head,
-            "",
-            "| release | of these changes | GPU | mode | passed | failed |",
-            "|---|---|---|---|---|---|",
-            *rows,
-        ]
-    )
+    columns = "| release | of these changes | GPU | mode | passed | failed |"
+    return "\n".join([head, "", columns, "|---|---|---|---|---|---|", *rows])
 
 
 def _runs(found: dict, file: Path, patches: Sequence[str]) -> list[str]:
@@ -161,15 +154,8 @@ def _runs(found: dict, file: Path, patches: Sequence[str]) -> list[str]:
     for mode in sorted({run["mode"] for run in about if touches(here, run["mode"])} - set(ASIDE)):
         runs = [run for run in about if run["mode"] == mode]
         passed, failed = (
-            sorted(
-                {
-                    run["model"]
-                    for run in runs
-                    if (run["verdict"] == "passed") is good
-                    and run["verdict"] in ("passed", "failed")
-                }
-            )
-            for good in (True, False)
+            sorted({run["model"] for run in runs if run["verdict"] == verdict})
+            for verdict in ("passed", "failed")
         )
         shown = ", ".join(patch.rpartition("/")[2] for patch in here)
         rows.append(

@@ -61,12 +61,14 @@ class Repository:
         self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None
     ) -> bytes:
         """git's output. Raises Failed where it ends with another code than 0."""
-        return run.git(
-            self.path,
-            *arguments,
-            stdin=content or b"",
-            more=run.NO_CONFIGURATION | dict(more or {}),
-        ).stdout
+        variables = run.NO_CONFIGURATION | dict(more or {})
+        return run.git(self.path, *arguments, stdin=content or b"", more=variables).stdout
+
+    def _word(
+        self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None
+    ) -> str:
+        """The same, where it is a hash or a name."""
+        return self.git(*arguments, content=content, more=more).decode().strip()
 
     def _as_user(self, *arguments: str) -> bytes:
         """The same by the user's own configuration."""
@@ -95,16 +97,8 @@ class Repository:
             return
         # As the user's own configuration has it: with core.autocrlf what is checked out is not what
         # is committed, and no edit.
-        words = (
-            "-c",
-            "core.fsmonitor=false",
-            "--no-optional-locks",
-            "status",
-            "--porcelain",
-            "-z",
-            "--untracked-files=no",
-            "--ignore-submodules=all",
-        )
+        words = ["-c", "core.fsmonitor=false", "--no-optional-locks", "status", "--porcelain", "-z"]
+        words += ["--untracked-files=no", "--ignore-submodules=all"]
         found = self._as_user(*words).decode("utf-8", "replace")
         edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
         if edited:
@@ -121,14 +115,9 @@ class Repository:
     def commit(self, name: str) -> str:
         """The commit that `name` (a branch, tag or hash) stands for, as a full hash. Raises Refused
         where there is none."""
+        words = ("rev-parse", "--verify", "--quiet", "--end-of-options")
         try:
-            return (
-                self.git(
-                    "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
-                )
-                .decode()
-                .strip()
-            )
+            return self._word(*words, f"{name}^{{commit}}")
         except Failed:
             what = f"has no commit {name!r}"
             step = f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT"
@@ -137,24 +126,20 @@ class Repository:
     def branch(self, name: str) -> str | None:
         """The commit a branch is at, None where there is no such branch. Raises Refused for what
         cannot name one."""
+
+        def bad(what: str) -> Refused:
+            return Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
+
         try:
             self.git("check-ref-format", f"refs/heads/{name}")
         except Failed:
-            what = "is no name for a branch"
-            step = "name one as release/0.5.9-graphs"
-            raise Refused.of("bad-branch", repr(name), what, step) from None
+            raise bad("is no name for a branch") from None
         if name.startswith(("-", "refs/")) or name == "HEAD":
-            what = "is no name for a branch"
-            raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
-        if self.git("for-each-ref", f"refs/tags/{name}").strip():
-            what = "is a tag's name, and git would not know which is meant"
-            raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
+            raise bad("is no name for a branch")
+        if self._word("for-each-ref", f"refs/tags/{name}"):
+            raise bad("is a tag's name, and git would not know which is meant")
         try:
-            return (
-                self.git("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
-                .decode()
-                .strip()
-            )
+            return self._word("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
         except Failed:
             return None
 
@@ -164,23 +149,18 @@ class Repository:
 
     def read(self, commit: str, path: str) -> bytes | None:
         """A file of a commit's tree; None where it has none, or a link or a folder."""
-        found = self.git("ls-tree", "-z", "--full-tree", commit, "--", path).decode(
-            "utf-8", "surrogateescape"
-        )
-        mode, kind, rest = (found or "- - -").split(" ", 2)
-        return (
-            self.git("cat-file", "blob", rest[: rest.index("\t")])
-            if kind == "blob" and mode != LINK
-            else None
-        )
+        said = self.git("ls-tree", "-z", "--full-tree", commit, "--", path)
+        found = said.decode("utf-8", "surrogateescape") or "- - -"
+        mode, kind, rest = found.split(" ", 2)
+        is_file = kind == "blob" and mode != LINK
+        return self.git("cat-file", "blob", rest[: rest.index("\t")]) if is_file else None
 
     def contents(self, commit: str, folder: str) -> dict[str, bytes]:
         """The files below `folder` in a commit's tree that count (see files/tree.py), links left
         out."""
         blobs = {}
-        for entry in self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", folder).split(
-            b"\0"
-        )[:-1]:
+        said = self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", folder)
+        for entry in said.split(b"\0")[:-1]:
             about, path = entry.decode("utf-8", "surrogateescape").split("\t", 1)
             mode, _, blob = about.split()
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
@@ -193,9 +173,8 @@ class Repository:
 
     def _blobs(self, names: Iterable[str]) -> Iterable[bytes]:
         """The contents of many blobs, in order, from one process."""
-        answer = self.git(
-            "cat-file", "--batch", content="".join(f"{name}\n" for name in names).encode()
-        )
+        wanted = "".join(f"{name}\n" for name in names).encode()
+        answer = self.git("cat-file", "--batch", content=wanted)
         at = 0
         while at < len(answer):
             end = answer.index(b"\n", at)
@@ -210,15 +189,9 @@ class Repository:
         date: of author and committer, in seconds since 1970, UTC. The same words give the same
         hashes.
         """
-        who = {
-            f"GIT_{role}_{what}": value
-            for role in ("AUTHOR", "COMMITTER")
-            for what, value in (
-                ("NAME", person.name),
-                ("EMAIL", person.email),
-                ("DATE", f"{date} +0000"),
-            )
-        }
+        facts = {"NAME": person.name, "EMAIL": person.email, "DATE": f"{date} +0000"}
+        roles = ("AUTHOR", "COMMITTER")
+        who = {f"GIT_{role}_{what}": value for role in roles for what, value in facts.items()}
         made = []
         with tempfile.TemporaryDirectory(prefix="patchqueue-index-") as space:
             index = {"GIT_INDEX_FILE": f"{space}/index"}
@@ -231,50 +204,31 @@ class Repository:
                 ]
                 listed = "".join(f"{row}\0" for row in rows).encode()
                 self.git("update-index", "-z", "--index-info", content=listed, more=index)
-                tree = self.git("write-tree", more=index).decode().strip()
+                tree = self._word("write-tree", more=index)
                 words = ["commit-tree", tree, "-p", made[-1] if made else base]
-                hashed = self.git(*words, content=commit.message.encode(), more=who)
-                made.append(hashed.decode().strip())
+                made.append(self._word(*words, content=commit.message.encode(), more=who))
         return made
 
     def _modes(self, paths: Iterable[str], index: Mapping[str, str]) -> dict[str, str]:
-        found = self.git(
-            "ls-files",
-            "-z",
-            "--stage",
-            "--full-name",
-            "--",
-            *(f":(top,literal){path}" for path in paths),
-            more=index,
-        ).decode("utf-8", "surrogateescape")
+        wanted = (f":(top,literal){path}" for path in paths)
+        said = self.git("ls-files", "-z", "--stage", "--full-name", "--", *wanted, more=index)
+        found = said.decode("utf-8", "surrogateescape")
         return {entry.split("\t", 1)[1]: entry.split(" ", 1)[0] for entry in found.split("\0")[:-1]}
 
     def _store(self, content: bytes) -> str:
-        return (
-            self.git("hash-object", "-w", "--stdin", "--no-filters", content=content)
-            .decode()
-            .strip()
-        )
+        words = ("hash-object", "-w", "--stdin", "--no-filters")
+        return self._word(*words, content=content)
 
     def create(self, branch: str, commit: str) -> None:
         """Make a branch that must not be there yet. Raises Refused where git will not have it."""
+        where, ref = f"{self.shown}: {branch}", f"refs/heads/{branch}"
         try:
-            self.git(
-                "update-ref",
-                "-m",
-                "patchqueue: created",
-                f"refs/heads/{branch}",
-                commit,
-                "0" * len(commit),
-            )
+            self.git("update-ref", "-m", "patchqueue: created", ref, commit, "0" * len(commit))
         except Failed as failure:
             what = f"git does not make it: {failure}"
-            step = "name another branch"
-            raise Refused.of("bad-branch", f"{self.shown}: {branch}", what, step) from None
+            raise Refused.of("bad-branch", where, what, "name another branch") from None
         if self.branch(branch) != commit:
-            raise Refused.of(
-                "bad-branch", f"{self.shown}: {branch}", "is not where it was put", "report this"
-            )
+            raise Refused.of("bad-branch", where, "is not where it was put", "report this")
 
     def mails(self, base: str, tip: str) -> dict[str, bytes]:
         """The commits behind `base` up to `tip` as mails for `git am`, by their file names; no date
@@ -289,17 +243,17 @@ def open_repository(name: str) -> Repository:
     """The repository at or above the folder `name`. Raises Refused where there is none, or no
     git."""
     path = Path(name).expanduser()
-    if not path.is_dir():
-        raise Refused.of(
-            "no-repository", name, "is no folder", "give a git checkout of sglang: --onto PATH"
-        )
-    try:
-        top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.decode().strip()
-    except Failed as failure:
-        what = f"is no git checkout: {failure}"
+
+    def bad(what: str) -> Refused:
         step = "give a git checkout of sglang: --onto PATH"
-        raise Refused.of("no-repository", name, what, step) from None
+        return Refused.of("no-repository", name, what, step)
+
+    if not path.is_dir():
+        raise bad("is no folder")
+    try:
+        top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.strip()
+    except Failed as failure:
+        raise bad(f"is no git checkout: {failure}") from None
     if not top:
-        what = "is no git checkout"
-        raise Refused.of("no-repository", name, what, "give a git checkout of sglang: --onto PATH")
+        raise bad("is no git checkout")
     return Repository(path.resolve(), name)

@@ -122,14 +122,9 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
         journal.back(found, discard)
         after = list_package(place)
         if hash_listing(after) != found.record["tree"]["before"]:
-            return Report(
-                place,
-                Outcome.APPLIED,
-                found.record,
-                *_counts(found),
-                ("these files are not the release's, and were left alone",),
-                _names(differing(before, after)),
-            )
+            notes = ("these files are not the release's, and were left alone",)
+            faults = _names(differing(before, after))
+            return Report(place, Outcome.APPLIED, found.record, *_counts(found), notes, faults)
         return Report(place, Outcome.APPLIED, found.record, *_counts(found))
 
 
@@ -246,14 +241,9 @@ def _refuse_edits(found: Journal, faults: tuple[str, ...], discard: bool) -> Non
     own = {change.path for change in found.changes}
     elsewhere = [name for name in faults if name not in own]
     named = elsewhere or ([] if discard else faults)
-    hint = (
-        "put them back as they were"
-        if elsewhere
-        else (
-            f"keep a copy of them; {to_type('install', '--site-packages', found.site, '--discard')}"
-            " makes the patched files anew"
-        )
-    )
+    again = to_type("install", "--site-packages", found.site, "--discard")
+    keep = f"keep a copy of them; {again} makes the patched files anew"
+    hint = "put them back as they were" if elsewhere else keep
     if named:
         what = f"is patched, but has edits: {some(named)}"
         raise Refused.of("edited-install", str(found.site), what, hint)
@@ -281,12 +271,8 @@ def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pin
         what = "was installed from a wheel of another queue"
         step = f"{to_type('build', pin.tag)}, and install that wheel"
         raise Refused.of("patched-wheel", str(here), what, step)
-    return Report(
-        here.site,
-        Outcome.ALREADY_APPLIED,
-        record,
-        notes=("it was installed from the patched wheel",),
-    )
+    notes = ("it was installed from the patched wheel",)
+    return Report(here.site, Outcome.ALREADY_APPLIED, record, notes=notes)
 
 
 def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
@@ -382,13 +368,8 @@ def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str])
         _line(rows.pop(name), end) if (name := next(csv.reader([line]), [""])[0]) in rows else line
         for line in lines
     ]
-    return "".join(
-        [
-            *made,
-            *(_line(row, end) for row in rows.values()),
-            *(_line([name, "", ""], end) for name in unhashed),
-        ]
-    ).encode()
+    others = [*rows.values(), *([name, "", ""] for name in unhashed)]
+    return "".join([*made, *(_line(row, end) for row in others)]).encode()
 
 
 def _line(row: list[str], end: str) -> str:

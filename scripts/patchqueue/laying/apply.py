@@ -223,13 +223,8 @@ def _report(
             rows.append(Row(finding.patch, outcome, header.get("Subject")))
         elif finding.outcome is Outcome.MERGED_UPSTREAM:
             merged = header.get("Upstream-Status").partition("Merged ")[2]
-            rows.append(
-                Row(
-                    finding.patch,
-                    finding.outcome,
-                    f"since {merged}" if merged else "the release has it",
-                )
-            )
+            why = f"since {merged}" if merged else "the release has it"
+            rows.append(Row(finding.patch, finding.outcome, why))
         else:
             rows.append(
                 Row(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given")

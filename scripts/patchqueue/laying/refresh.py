@@ -30,12 +30,14 @@ from . import pinned
 from . import quilt as quilts
 from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue
 from .pinned import rows_on
-from .place import Files, Row, fitted, lay_patch, one_text, widened
+from .place import Files, Row, fitted, in_front, lay_patch, one_text, widened
 from .selection import Selection
 from .worktree import State, WorkTree, read_record
 
 LOG = logging.getLogger(__name__)
 
+# of a series that cannot be edited
+UNREADABLE = ("no-series", "missing-patch", "bad-guard", "empty-guard", "duplicate")
 TEMPLATE = """Subject: TODO
 Description: TODO
 Origin: own
@@ -87,19 +89,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     finish_writing(root)
     with locked(root / QUEUE_LOCK):
         queue, problems = series.read(root)
-        unreadable = [
-            problem
-            for problem in problems
-            if problem.name
-            in (
-                "no-series",
-                "missing-patch",
-                "bad-guard",
-                "empty-guard",
-                "duplicate",
-            )
-        ]
-        if unreadable:
+        if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
         edited = _edited(root, pin, add, pristine)
@@ -385,15 +375,9 @@ def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     """The files of a release that a patch changes, as they are below it."""
     read = source.fetch(pin, None).read
     names = [each.name for each in queue.select(pin.version)]
-    beneath = replace(
-        queue,
-        entries=tuple(
-            entry for entry in queue.entries if entry.name in names[: names.index(patch.name)]
-        ),
-    )
-    _, files = rows_on(beneath, pin.version, read)
-    found = {
-        file.path: files[file.path] if file.path in files else read(file.path)
-        for file in patch.files
-    }
+    first = names[: names.index(patch.name)]
+    entries = tuple(entry for entry in queue.entries if entry.name in first)
+    _, files = rows_on(replace(queue, entries=entries), pin.version, read)
+    below = in_front(files, read)
+    found = {file.path: below(file.path) for file in patch.files}
     return {path: content for path, content in found.items() if content is not None}

@@ -33,13 +33,10 @@ def _placed(queue: Queue) -> list[Problem]:
 
 
 def _guards(queue: Queue) -> list[Problem]:
+    both = "{} ({}) and {} ({}) are both for {}".format
     return [
-        Problem(
-            "overlapping-variants",
-            f"{FILE}:{b.line}",
-            f"{a.name} ({a.text}) and {b.name} ({b.text}) are both for {version}",
-        )
-        for a, b, version in overlapping(queue.entries)
+        Problem("overlapping-variants", f"{FILE}:{b.line}", both(a.name, a.text, b.name, b.text, v))
+        for a, b, v in overlapping(queue.entries)
     ]
 
 

@@ -238,12 +238,10 @@ def _markers(where: str, before: bytes, after: bytes) -> list[Problem]:
     ]
     starts = [each for each in found if each[1].startswith(b"<<<<<<<")] or found
     hint = "solve the region, remove its markers, then continue"
+    said = "has a conflict marker: {}".format
     return [
         Problem(
-            "markers-left",
-            f"{where}:{number}",
-            f"has a conflict marker: {line.decode('utf-8', 'replace')[:60]}",
-            hint,
+            "markers-left", f"{where}:{number}", said(line.decode("utf-8", "replace")[:60]), hint
         )
         for number, line in starts
     ]

@@ -230,13 +230,5 @@ def _texts(
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:
     """Whether the entry may have this guard beside its other variants."""
     wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
-    return not series.overlapping(
-        [
-            wider,
-            *(
-                other
-                for other in queue.entries
-                if other.base == entry.base and other.name != entry.name
-            ),
-        ]
-    )
+    others = [each for each in queue.entries if each.base == entry.base and each.name != entry.name]
+    return not series.overlapping([wider, *others])

@@ -216,19 +216,13 @@ def _of_folder(version: Version, folder: Path) -> Release:
         for path in (folder / root).rglob("*")
         if path.is_file() and not path.is_symlink()
     )
-    paths = tuple(
-        sorted(
-            name
-            for name in (path.relative_to(folder).as_posix() for path in files)
-            if is_part_of_tree(name)
-        )
-    )
-    return Release(
-        version,
-        folder.resolve().name,
-        lambda path: (folder / path).read_bytes() if (folder / path).is_file() else None,
-        paths,
-    )
+    names = (path.relative_to(folder).as_posix() for path in files)
+    paths = tuple(sorted(name for name in names if is_part_of_tree(name)))
+
+    def read(path: str) -> bytes | None:
+        return (folder / path).read_bytes() if (folder / path).is_file() else None
+
+    return Release(version, folder.resolve().name, read, paths)
 
 
 @contextmanager
@@ -236,12 +230,11 @@ def _of_archive(version: Version, file: Path, kind: str) -> Iterator[Release]:
     try:
         with zipfile.ZipFile(file) as archive:
             found = source.members(archive, kind, file.name)
-            yield Release(
-                version,
-                file.name,
-                lambda path: archive.read(found[path]) if path in found else None,
-                tuple(sorted(found)),
-            )
+
+            def read(path: str) -> bytes | None:
+                return archive.read(found[path]) if path in found else None
+
+            yield Release(version, file.name, read, tuple(sorted(found)))
     except zipfile.BadZipFile as error:
         raise Refused.of(
             "bad-archive", file.name, f"is no zip archive: {error}", "do not use this archive"

@@ -195,14 +195,9 @@ def is_cached(pin: Pin) -> bool:
 def _preferred(wheels: tuple[Wheel, ...]) -> list[Wheel]:
     """The wheels, best first. All have the same tree; this machine's own also has compiled parts
     that run here."""
-    return sorted(
-        wheels,
-        key=lambda wheel: (
-            f"_{platform.machine()}." not in wheel.file,
-            "-cp311-" not in wheel.file,
-            wheel.file,
-        ),
-    )
+    here = f"_{platform.machine()}."
+    by = {wheel: (here not in wheel.file, "-cp311-" not in wheel.file) for wheel in wheels}
+    return sorted(wheels, key=lambda wheel: (*by[wheel], wheel.file))
 
 
 def _entry(cache: Path, digest: str, name: str) -> Path:
