@@ -8,6 +8,7 @@ files, by `patchqueue`. A wheel's has the commands that write nothing into the q
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGED = Path(__file__).with_name("packaged")  # what pyproject.toml puts there: in a wheel alone
@@ -37,3 +38,8 @@ def to_type(name: str, *words: object) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """A number of things: `1 file`, `2 files`. many: a plural that does not end in a mere s."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first five, and how many more there are."""
+    return " ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -37,7 +37,7 @@ from ..environments.testing import (
 from ..hint import PACKAGED, counted, in_wheel, to_type
 from ..laying import pinned
 from ..laying import quilt as quilts
-from ..laying.apply import Report, apply, unapply
+from ..laying.apply import Report, apply, no_tree, unapply
 from ..laying.check import CheckReport, check
 from ..laying.probe import Finding
 from ..laying.refresh import new, refresh
@@ -259,7 +259,7 @@ def _unapply(options: argparse.Namespace) -> int:
             if report.outcome is Outcome.ALREADY_APPLIED
             else "is pristine again"
         )
-        OUT.print(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}", soft_wrap=True)
+        _tell(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}")
         OUT.print(f"next: {to_type('apply', pin.tag)} lays the queue on it again")
     return 0
 
@@ -269,15 +269,13 @@ def _check(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     chosen = _chosen(options, pins, pins.all)
     for change in pinned.write(options.root, pins, chosen, options.origin) if options.write else ():
-        OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
+        _tell(f"{change.path}: {change.why}")
     report = check(options.root, chosen, options.origin, pins.all)
     _show_check(report, time.monotonic() - started, options.gaps)
     show_problems(report.all_problems)
     if not report.all_problems:
-        OUT.print(
-            f"next: {to_type('test', *(pin.tag for pin in chosen if options.words))} runs the"
-            " tests",
-            soft_wrap=True,
+        _tell(
+            f"next: {to_type('test', *(pin.tag for pin in chosen if options.words))} runs the tests"
         )
     return 1 if report.all_problems else 0
 
@@ -384,16 +382,10 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
     """What is tested, and about how long that takes on two processors."""
     names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
     minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
-    OUT.print(
-        f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)",
-        soft_wrap=True,
-    )
+    _tell(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)")
     lacking = [pin.tag for pin in chosen if not is_built(root, pin)]
     if lacking:
-        OUT.print(
-            f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)",
-            soft_wrap=True,
-        )
+        _tell(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)")
     OUT.file.flush()
 
 
@@ -406,12 +398,9 @@ def _refresh(options: argparse.Namespace) -> int:
         if not written:
             OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
         if report is None:
-            raise Refused.of(
-                "unfinished",
-                "the queue",
-                "was written, but is not complete yet (see above)",
-                f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again",
-            )
+            what = "was written, but is not complete yet (see above)"
+            step = f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again"
+            raise Refused.of("unfinished", "the queue", what, step)
     OUT.print(f"next: {to_type('check')} replays the queue on every release")
     return 0
 
@@ -420,12 +409,8 @@ def _new(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     names = [word for word in options.words if "/" in word]
     if len(names) != 1 or len(options.words) > 2:
-        raise Refused.of(
-            "bad-words",
-            "new",
-            "takes one name with a slash, and at most one revision",
-            to_type("new", "v0.5.9 topic/verb-object"),
-        )
+        what = "takes one name with a slash, and at most one revision"
+        raise Refused.of("bad-words", "new", what, to_type("new", "v0.5.9 topic/verb-object"))
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
     file = new(options.root, revisions[0], names[0])
     tree = f"work/{revisions[0].tag}"
@@ -450,10 +435,9 @@ def _pin(options: argparse.Namespace) -> int:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin)
-        OUT.print(
+        _tell(
             f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released"
-            f" {pin.released}",
-            soft_wrap=True,
+            f" {pin.released}"
         )
         OUT.print(f"next: {to_type('rebase', pin.version)} carries the queue to it")
     return 0
@@ -476,12 +460,7 @@ def _quilt(options: argparse.Namespace) -> int:
     pin = pinning.load(options.root).find(options.revision)
     tree = WorkTree(options.root, pin.tag)
     if tree.inspect().state is State.ABSENT:
-        raise Refused.of(
-            "no-tree",
-            f"work/{pin.tag}",
-            "there is no such tree",
-            f"{to_type('apply', pin.tag)} makes it",
-        )
+        raise no_tree(pin)
     engine = quilts.find(cache_folder())
     with tree.locked():
         return subprocess.run(
@@ -530,11 +509,8 @@ def _show_apply(report: Report, root: Path, seconds: float) -> None:
         OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
     _show_summary(report, root, seconds)
     record = report.record
-    OUT.print(f"from {record['source']['name']}", soft_wrap=True)
-    OUT.print(
-        f"tree {record['tree']['before']} before\n     {record['tree']['after']} after",
-        soft_wrap=True,
-    )
+    _tell(f"from {record['source']['name']}")
+    _tell(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after")
     OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
 
 
@@ -545,7 +521,7 @@ def _show_summary(report: Report, root: Path, seconds: float) -> None:
         f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches,"
         f" {counted(len(record['overlay']), 'overlay file')}"
     )
-    OUT.print(f"{_relative(report.path, root)}: {again}{counts}, {seconds:.1f} s", soft_wrap=True)
+    _tell(f"{_relative(report.path, root)}: {again}{counts}, {seconds:.1f} s")
 
 
 def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> None:
@@ -604,3 +580,8 @@ def _show_gaps(title: str, findings: Sequence[Finding]) -> None:
 
 def _relative(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def _tell(text: str) -> None:
+    """Print a line of any length as it is."""
+    OUT.print(text, soft_wrap=True)

@@ -97,19 +97,7 @@ def _export(options: argparse.Namespace) -> int:
         options.root, pins, options.onto, options.topics, options.base, options.out
     )
     queue, on_gpus = load_queue(options.root), partial(options.on_gpus, options.root)
-    what = (
-        f"is {done.pin.tag}"
-        if done.exact
-        else f"is no pinned release: the patches of {done.pin.tag} were laid on it"
-    )
-    OUT.print(f"{options.base}, at {done.base[:12]}, {what}")
-    for patch in done.merged:
-        OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
-    if done.tidied:
-        OUT.print(
-            "  put into upstream's format:"
-            f" {' '.join(path.rpartition('/')[2] for path in done.tidied)}"
-        )
+    _show_base(done, options.base)
     bad: list[Problem] = []
     for request in done.requests:
         tried = (
@@ -134,6 +122,17 @@ def _export(options: argparse.Namespace) -> int:
             " and read the texts, before you push"
         )
     return 0
+
+
+def _show_base(done: export.Exported, base: str) -> None:
+    other = f"is no pinned release: the patches of {done.pin.tag} were laid on it"
+    what = f"is {done.pin.tag}" if done.exact else other
+    OUT.print(f"{base}, at {done.base[:12]}, {what}")
+    for patch in done.merged:
+        OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
+    if done.tidied:
+        names = " ".join(path.rpartition("/")[2] for path in done.tidied)
+        OUT.print(f"  put into upstream's format: {names}")
 
 
 def _untrue(one: prtest.Tried) -> Problem:

@@ -93,16 +93,15 @@ def _rebase(options: argparse.Namespace) -> int:
     if options.abort:
         idle.refuse(options, "with --abort, which reads no release", "--from")
         rebase.abort(root, version)
-        OUT.print(
+        _tell(
             f"work/rebase-{version} is gone; what was written to the queue stays (`git diff`"
-            " shows it)",
-            soft_wrap=True,
+            " shows it)"
         )
         return 0
     with _release(root, pins, options, version) as release:
         progress = rebase.proceed(root, pins, version, release, options.skip)
     for change in progress.changes:
-        OUT.print(f"{change.path}: {change.why}", soft_wrap=True)
+        _tell(f"{change.path}: {change.why}")
     if not progress.changes:
         OUT.print("nothing to write, the queue holds it all")
     _show_next(root, pins, progress)
@@ -190,13 +189,12 @@ def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
     OUT.print(table)
     for row in found.rows:
         if row.outcome is Outcome.CONFLICT:
-            OUT.print(f"{row.patch.removesuffix('.patch')}: {row.why}", soft_wrap=True)
+            _tell(f"{row.patch.removesuffix('.patch')}: {row.why}")
     for row in found.rows:
         if row.why == MERGED_BY_GIT:
-            OUT.print(
+            _tell(
                 f"{row.patch.removesuffix('.patch')}: merged without markers, which is no proof of"
-                " meaning: read it",
-                soft_wrap=True,
+                " meaning: read it"
             )
     left_out = (
         f", {found.count(Outcome.NOT_SELECTED)} left out"
@@ -210,9 +208,7 @@ def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
         if pinned
         else f"with the patches of {found.nearest.tag}"
     )
-    OUT.print(
-        f"sglang {found.version}, {tried}: {counts}{left_out}; {seconds:.1f} s", soft_wrap=True
-    )
+    _tell(f"sglang {found.version}, {tried}: {counts}{left_out}; {seconds:.1f} s")
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[object] = ()) -> None:
@@ -229,7 +225,7 @@ def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[objec
     else:
         done = "No patch conflicts, and the queue holds it all."
         text = f"{done if begun else 'No conflict is left.'} Next: {_after(root, pins, version)}."
-    OUT.print(text, soft_wrap=True)
+    _tell(text)
 
 
 def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> None:
@@ -250,7 +246,7 @@ def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> N
         f'Edit, then {to_type("rebase", f"{version} --continue")}; --skip "REASON" leaves the'
         " patch out, --abort drops all this.",
     ]
-    OUT.print("\n".join(lines), soft_wrap=True)
+    _tell("\n".join(lines))
 
 
 def _after(root: Path, pins: Pins, version: Version) -> str:
@@ -260,3 +256,8 @@ def _after(root: Path, pins: Pins, version: Version) -> str:
     steps += [to_type("check", f"v{version}")]
     steps += [] if pin and has_environment(root, pin) else [to_type("lock", f"v{version}")]
     return ", ".join(steps)
+
+
+def _tell(text: str) -> None:
+    """Print a line of any length as it is."""
+    OUT.print(text, soft_wrap=True)

@@ -29,23 +29,9 @@ BYTECODE = "bytecode"
 # Most of what sglang imports from others. The first tests import it in several processes at once,
 # each of which would make the byte code of all of it.
 LIBRARIES = (
-    "torch",
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch.distributed",
-    "triton",
-    "torchvision",
-    "torchao",
-    "scipy.special",
-    "transformers",
-    "openai",
-    "flashinfer",
-    "IPython",
-    "compressed_tensors",
-    "aiohttp",
-    "pydantic",
-    "huggingface_hub",
-    "pytest",
+    "torch torch._dynamo torch._inductor.compile_fx torch.distributed triton torchvision torchao"
+    " scipy.special transformers openai flashinfer IPython compressed_tensors aiohttp pydantic"
+    " huggingface_hub pytest"
 )
 IMPORT = (
     "import contextlib, importlib, sys\nfor name in sys.argv[1:]:\n    with"
@@ -81,10 +67,9 @@ def _environment(folder: Path) -> Environment:
         variables={
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
             "CUDA_VISIBLE_DEVICES": "",  # the same tests on a host that has a GPU
-            "PYTHONPYCACHEPREFIX": str(
-                folder / BYTECODE
-            ),  # sglang takes twice as long to import without bytecode,
-            "PYTHONDONTWRITEBYTECODE": "",  # and a work tree must not get any
+            # sglang takes twice as long to import without byte code, and a work tree gets none
+            "PYTHONPYCACHEPREFIX": str(folder / BYTECODE),
+            "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONNOUSERSITE": "1",
             "HF_HUB_OFFLINE": "1",
         },
@@ -111,17 +96,11 @@ def build(version: str, lock: Path, home: Path) -> Environment:
     Raises Refused.
     """
     if not lock.is_file():
-        raise _refused(
-            version,
-            f"{version} has no environment: there is no {lock}",
-            f"{to_type('lock', version)} makes one",
-        )
+        step = f"{to_type('lock', version)} makes one"
+        raise _refused(version, f"{version} has no environment: there is no {lock}", step)
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise _refused(
-            version,
-            f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}",
-            "run the tests there, or in CI",
-        )
+        what = f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
+        raise _refused(version, what, "run the tests there, or in CI")
     home = home.absolute()
     with locked(home / f".v{version}.lock") as held:
         aside, old = home / f".building-v{version}", home / f".old-v{version}"
@@ -131,15 +110,9 @@ def build(version: str, lock: Path, home: Path) -> Environment:
         if found:
             return found
         LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
+        folder = home / f"v{version}"
         try:
-            _install(version, lock, aside, held)
-            made = standins.write_stand_ins(
-                next((aside / "lib").glob("python*/site-packages")), aside / STAND_INS
-            )
-            _check(version, aside, made)
-            folder = home / f"v{version}"
-            _make_bytecode(aside, folder)
-            (aside / MARKER).write_text(stamp(lock) + "\n")
+            _build_aside(version, lock, aside, folder, held)
             if folder.exists():
                 folder.rename(old)
             aside.rename(folder)
@@ -147,6 +120,15 @@ def build(version: str, lock: Path, home: Path) -> Environment:
             for leftover in (aside, old):
                 shutil.rmtree(leftover, ignore_errors=True)
         return _environment(folder)
+
+
+def _build_aside(version: str, lock: Path, aside: Path, folder: Path, held: int) -> None:
+    """All of it, for `folder`, which `aside` becomes."""
+    _install(version, lock, aside, held)
+    packages = next((aside / "lib").glob("python*/site-packages"))
+    _check(version, aside, standins.write_stand_ins(packages, aside / STAND_INS))
+    _make_bytecode(aside, folder)
+    (aside / MARKER).write_text(stamp(lock) + "\n")
 
 
 def _uv(version: str, held: int, what: str, *arguments: str) -> None:
@@ -205,7 +187,7 @@ def _make_bytecode(aside: Path, folder: Path) -> None:
     """Import LIBRARIES, where they are there, and keep the byte code as that of `folder`, which
     `aside` becomes."""
     environment = _environment(aside)
-    words = [str(environment.python), "-c", IMPORT, *LIBRARIES]
+    words = [str(environment.python), "-c", IMPORT, *LIBRARIES.split()]
     subprocess.run(words, env=os.environ | environment.variables, cwd=aside, capture_output=True)
     made, wanted = (aside / BYTECODE / path.relative_to("/") for path in (aside, folder))
     if made.is_dir():

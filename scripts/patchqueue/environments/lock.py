@@ -11,7 +11,7 @@ import datetime
 import re
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ TEST_TOOLS = ("pytest", "hypothesis", "packaging", "numpy")
 # Imported without being required: sglang's dill came with datasets, torch.compile's setuptools with
 # packages left out.
 UNDECLARED = ("dill", "setuptools")
+COMPILE = ("pip", "compile", "--no-build", "--format", "pylock.toml", "--no-header")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -37,23 +38,28 @@ class LeftOut:
     """Packages that a lock does not name although the release requires them, and why that is right
     for CPU tests.
 
-    What only these packages require goes with them. releases: the ones that do without them (PEP
-    440; empty: all).
+    What only these packages require goes with them. packages: their names; releases: the ones that
+    do without them (PEP 440; empty: all).
     """
 
     reason: str
-    names: tuple[str, ...]
+    packages: str
     releases: str = ""
 
+    @property
+    def names(self) -> list[str]:
+        return self.packages.split()
 
-def _cuda_libraries() -> tuple[str, ...]:
-    parts = (
-        "cublas cuda-cupti cuda-nvrtc cudnn cufft cufile curand cusolver cusparse cusparselt nccl"
-        " nvjitlink nvshmem nvtx"
-    )
-    return tuple(
-        f"nvidia-{part}{suffix}" for part in parts.split() for suffix in ("", "-cu12", "-cu13")
-    )
+
+def cuda_libraries(parts: str) -> list[str]:
+    """nvidia's packages of these parts of CUDA, for whichever version of it."""
+    return [f"nvidia-{part}{suffix}" for part in parts.split() for suffix in ("", "-cu12", "-cu13")]
+
+
+CUDA = (
+    "cublas cuda-cupti cuda-nvrtc cudnn cufft cufile curand cusolver cusparse cusparselt nccl"
+    " nvjitlink nvshmem nvtx"
+)
 
 
 # A package belongs here when it is of no use without a GPU, a
@@ -62,61 +68,28 @@ LEFT_OUT = (
     LeftOut(
         "CUDA libraries, 2.5 GB: nothing calls them without a GPU; standins.py gives the loader"
         " what it asks for",
-        _cuda_libraries(),
+        " ".join(cuda_libraries(CUDA)),
     ),
     LeftOut(
         "kernels built ahead for GPUs, and compilers for GPU kernels",
-        (
-            "flashinfer-cubin",
-            "nvidia-cudnn-frontend",
-            "nvidia-mathdx",
-            "tilelang",
-            "flash-attn-4",
-            "quack-kernels",
-            "sgl-deep-gemm",
-            "sgl-deep-ep",
-            "sgl-flash-mla",
-            "tokenspeed-mla",
-            "tokenspeed-triton",
-            "torch-c-dlpack-ext",
-            "cuda-tile",
-        ),
+        "flashinfer-cubin nvidia-cudnn-frontend nvidia-mathdx tilelang flash-attn-4 quack-kernels"
+        " sgl-deep-gemm sgl-deep-ep sgl-flash-mla tokenspeed-mla tokenspeed-triton"
+        " torch-c-dlpack-ext cuda-tile",
     ),
     LeftOut(
         "a compiler for GPU kernels; the linear attention of 0.5.8 alone imports it unasked",
-        ("nvidia-cutlass-dsl",),
+        "nvidia-cutlass-dsl",
         "!=0.5.8.*",
     ),
     LeftOut(
         "reading audio, images and video",
-        (
-            "av",
-            "decord2",
-            "opencv-python-headless",
-            "soundfile",
-            "timm",
-            "torchaudio",
-            "torchcodec",
-        ),
+        "av decord2 opencv-python-headless soundfile timm torchaudio torchcodec",
     ),
     LeftOut(
         "fetching models and data sets, other front ends, transfer between hosts, profilers",
-        (
-            "anthropic",
-            "blobfile",
-            "datasets",
-            "grpcio",
-            "grpcio-health-checking",
-            "grpcio-reflection",
-            "hf-transfer",
-            "hf-xet",
-            "litellm",
-            "modelscope",
-            "mooncake-transfer-engine",
-            "py-spy",
-            "smg-grpc-proto",
-            "smg-grpc-servicer",
-        ),
+        "anthropic blobfile datasets grpcio grpcio-health-checking grpcio-reflection hf-transfer"
+        " hf-xet litellm modelscope mooncake-transfer-engine py-spy smg-grpc-proto"
+        " smg-grpc-servicer",
     ),
 )
 
@@ -168,28 +141,20 @@ def until(as_of: datetime.date) -> str:
     return end.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def uv_words(as_of: datetime.date, wanted: Path, excludes: Path, out: Path) -> list[str]:
-    """What uv resolves with. Everything published up to the end of `as_of` (UTC) counts."""
-    return [
-        "pip",
-        "compile",
-        "--no-build",
-        "--format",
-        "pylock.toml",
-        "--no-header",
-        "--prerelease=allow",
-        "--exclude-newer",
-        until(as_of),
-        "--python-version",
-        PYTHON,
-        "--python-platform",
-        PLATFORM,
-        "--excludes",
-        str(excludes),
-        "--output-file",
-        str(out),
-        str(wanted),
-    ]
+def resolve(wanted: Iterable[str], words: Iterable[str], excluded: Iterable[str]) -> dict[str, Any]:
+    """uv's pylock.toml of these requirements, without the packages that are excluded.
+
+    words: more for uv. Raises run.Failed where there is no resolution.
+    """
+    with tempfile.TemporaryDirectory(prefix="patchqueue-lock-") as scratch:
+        names, excludes, made = (
+            Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml")
+        )
+        names.write_text("".join(f"{line}\n" for line in wanted))
+        excludes.write_text("".join(f"{name}\n" for name in excluded))
+        files = ("--excludes", str(excludes), "--output-file", str(made), str(names))
+        run.uv(*COMPILE, *words, *files, folder=Path(scratch))
+        return dict(msgspec.toml.decode(made.read_text()))
 
 
 def body(pylock: Mapping[str, Any]) -> str:
@@ -224,24 +189,18 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
     Writes `out` whole or not at all. Raises Refused with uv's own words when there is no
     resolution.
     """
-    with tempfile.TemporaryDirectory(prefix="patchqueue-lock-") as scratch:
-        wanted, excludes, made = (
-            Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml")
-        )
-        wanted.write_text("".join(f"{line}\n" for line in requirements(version)))
-        excludes.write_text(
-            "".join(f"{name}\n" for rule in left_out(version) for name in rule.names)
-        )
-        try:
-            run.uv(*uv_words(as_of, wanted, excludes, made), folder=Path(scratch))
-        except run.Failed as failure:
-            raise _refused(
-                version,
-                f"uv found no resolution of sglang=={version} as of"
-                f" {as_of}:\n{textwrap.indent(failure.said, '    ')}",
-                "check resolve_as_of in upstream/pins.toml: it lies a few days after the release",
-            ) from None
-        pylock = msgspec.toml.decode(made.read_text())
+    words = ["--prerelease=allow", "--exclude-newer", until(as_of)]
+    words += ["--python-version", PYTHON, "--python-platform", PLATFORM]
+    excluded = [name for rule in left_out(version) for name in rule.names]
+    try:
+        pylock = resolve(requirements(version), words, excluded)
+    except run.Failed as failure:
+        raise _refused(
+            version,
+            f"uv found no resolution of sglang=={version} as of"
+            f" {as_of}:\n{textwrap.indent(failure.said, '    ')}",
+            "check resolve_as_of in upstream/pins.toml: it lies a few days after the release",
+        ) from None
     try:
         text = header(version, as_of) + body(pylock)
     except ValueError as error:

@@ -230,18 +230,14 @@ def shared_library(library: str, symbols: Mapping[str, str | None]) -> bytes:
     soname = strings.add(library)
     definitions = _version_definitions(library, versions, strings)
     name_at = [0] + [strings.add(name) for name in names[1:]]
-
-    parts: dict[
-        str, bytes
-    ] = {  # in file order, each aligned to 8; sizes are all that the addresses below need
+    indices = [0, *(number.get(symbols[name] or "", 1) for name in names[1:])]
+    parts = {  # in file order, each aligned to 8; sizes are all that the addresses below need
         "head": bytes(64 + 4 * 56),
         "code": code,
         "hash": _hash_table(names),
         "symbols": bytes(24 * len(names)),
         "strings": strings.table,
-        "versym": struct.pack(
-            f"<{len(names)}H", 0, *(number.get(symbols[name] or "", 1) for name in names[1:])
-        ),
+        "versym": struct.pack(f"<{len(names)}H", *indices),
         "verdef": definitions,
     }
     at, end = {}, 0
@@ -253,44 +249,47 @@ def shared_library(library: str, symbols: Mapping[str, str | None]) -> bytes:
     parts["symbols"] = bytes(24) + b"".join(
         struct.pack("<IBBHQQ", name, 0x12, 0, 1, at["code"], len(code)) for name in name_at[1:]
     )
-
     # Its own writable page: older loaders write addresses back into it.
     dynamic_at = (end + _PAGE - 1) & ~(_PAGE - 1)
+    dynamic = _dynamic(soname, at, len(strings.table), len(versions))
+    parts["head"] = _head(end, dynamic_at, len(dynamic))
+    image = bytearray(dynamic_at)
+    for part, content in parts.items():
+        image[at[part] : at[part] + len(content)] = content
+    return bytes(image) + dynamic
+
+
+def _dynamic(soname: int, at: Mapping[str, int], strings: int, versions: int) -> bytes:
+    """The dynamic section. strings: bytes of their table; versions: how many are defined."""
     tags = [
         (_DT_SONAME, soname),
         (4, at["hash"]),
         (5, at["strings"]),
         (6, at["symbols"]),
-        (10, len(strings.table)),
+        (10, strings),
         (11, 24),
     ]
     if versions:  # DT_VERSYM, DT_VERDEF, DT_VERDEFNUM
         tags += [
             (0x6FFFFFF0, at["versym"]),
             (0x6FFFFFFC, at["verdef"]),
-            (0x6FFFFFFD, len(versions) + 1),
+            (0x6FFFFFFD, versions + 1),
         ]
-    dynamic = b"".join(struct.pack("<qQ", *tag) for tag in [*tags, (0, 0)])
+    return b"".join(struct.pack("<qQ", *tag) for tag in [*tags, (0, 0)])
 
-    header = (
-        b"\x7fELF\x02\x01\x01"
-        + bytes(9)
-        + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 4, 64, 0, 0)
-    )
-    header += struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, end, end, _PAGE)  # PT_LOAD, read and execute
-    header += struct.pack(
-        "<IIQQQQQQ", 1, 6, dynamic_at, dynamic_at, dynamic_at, len(dynamic), len(dynamic), _PAGE
-    )
-    header += struct.pack(
-        "<IIQQQQQQ", 2, 6, dynamic_at, dynamic_at, dynamic_at, len(dynamic), len(dynamic), 8
-    )
-    # PT_GNU_STACK: no executable stack
-    header += struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)
-    parts["head"] = header
-    image = bytearray(dynamic_at)
-    for part, content in parts.items():
-        image[at[part] : at[part] + len(content)] = content
-    return bytes(image) + dynamic
+
+def _head(end: int, dynamic_at: int, size: int) -> bytes:
+    """The file's header, and those of its four segments. size: of the dynamic section."""
+    magic = b"\x7fELF\x02\x01\x01" + bytes(9)
+    where = (dynamic_at, dynamic_at, dynamic_at, size, size)
+    segments = [
+        (1, 5, 0, 0, 0, end, end, _PAGE),  # PT_LOAD, read and execute
+        (1, 6, *where, _PAGE),
+        (2, 6, *where, 8),
+        (0x6474E551, 6, 0, 0, 0, 0, 0, 16),  # PT_GNU_STACK: no executable stack
+    ]
+    own = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, len(segments), 64, 0, 0)
+    return magic + own + b"".join(struct.pack("<IIQQQQQQ", *segment) for segment in segments)
 
 
 def _is_found_by_loader(file: Path) -> bool:

@@ -6,6 +6,7 @@ that rename, nothing was written; killed behind it, `recover` does the rest.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -42,10 +43,13 @@ def put(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Have the names in a folder on the disk when this returns."""
+    """Have the names in a folder on the disk when this returns, where its file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(descriptor)
 

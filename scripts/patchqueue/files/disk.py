@@ -59,12 +59,8 @@ def said(text: str) -> str:
 
 def _full(where: str, place: Place) -> Problem:
     spare = f" ({place.spare})" if place.spare else ""
-    return Problem(
-        "disk-full",
-        where,
-        "the disk is full, or your quota of it",
-        f"free some space{spare}, {AGAIN}",
-    )
+    what = "the disk is full, or your quota of it"
+    return Problem("disk-full", where, what, f"free some space{spare}, {AGAIN}")
 
 
 def _closed(error: OSError, place: Place | None) -> Problem:

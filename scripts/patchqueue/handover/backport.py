@@ -13,6 +13,7 @@ from pathlib import Path
 from ..files import disk
 from ..files.run import Failed
 from ..files.tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
+from ..hint import some
 from ..laying.apply import load_queue
 from ..laying.place import in_front
 from ..laying.replay import replay
@@ -63,34 +64,18 @@ def backport(
         raise Refused(_no_release(repository, start, base, pins))
     selection = select(queue, pin)
     if not selection.patches:
-        raise Refused.of(
-            "nothing-to-do",
-            pin.tag,
-            f"no patch is for it: {pin.no_patches}",
-            "take another release",
-        )
-    wanted = list(
-        commits(
-            selection,
-            repository.listing(start, PACKAGE),
-            lambda path: repository.read(start, path),
-        )
-    )
+        what = f"no patch is for it: {pin.no_patches}"
+        raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
+    listing = repository.listing(start, PACKAGE)
+    wanted = list(commits(selection, listing, lambda path: repository.read(start, path)))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     if before not in (None, made[-1]):
         raise Refused(_taken(repository, name, before, made[-1]))
     # what can fail comes before the branch
     written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()
     outcome = put(repository, name, before, made[-1])
-    return Branch(
-        name,
-        outcome,
-        pin,
-        start,
-        tuple(made),
-        tuple(commit.message.partition("\n")[0] for commit in wanted),
-        written,
-    )
+    subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
+    return Branch(name, outcome, pin, start, tuple(made), subjects, written)
 
 
 def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
@@ -158,15 +143,9 @@ def text_of(queue: Queue, patch: Patch) -> str:
         for part in re.split(r"\n\s*\n", text)
         if part.strip()
     ]
-    return "\n\n".join(
-        [
-            header.get("Subject"),
-            *(
-                textwrap.fill(part, WIDTH, break_long_words=False, break_on_hyphens=False)
-                for part in paragraphs
-            ),
-        ]
-    )
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    filled = [textwrap.fill(part, WIDTH, **whole) for part in paragraphs]
+    return "\n\n".join([header.get("Subject"), *filled])
 
 
 def date_of(pin: Pin, repository: Repository, base: str) -> int:
@@ -188,12 +167,9 @@ def put(repository: Repository, name: str, before: str | None, tip: str) -> Outc
 
 
 def _taken(repository: Repository, name: str, before: str, tip: str) -> Problem:
-    return Problem(
-        "branch-exists",
-        f"{repository.shown}: {name}",
-        f"is there, at {before[:12]}, and the queue makes {tip[:12]}",
-        "name another branch, or rename that one: it may hold work of yours",
-    )
+    what = f"is there, at {before[:12]}, and the queue makes {tip[:12]}"
+    step = "name another branch, or rename that one: it may hold work of yours"
+    return Problem("branch-exists", f"{repository.shown}: {name}", what, step)
 
 
 def write_mails(folder: Path, mails: dict[str, bytes]) -> tuple[Path, ...]:
@@ -221,12 +197,8 @@ def refuse_folder(folder: Path, mails: Mapping[str, bytes]) -> None:
         if mails.get(file.name) != file.read_bytes()
     ]
     if others:
-        raise Refused.of(
-            "mails-exist",
-            str(folder),
-            f"holds other mails: {' '.join(others[:3])}",
-            "name another folder, or remove them",
-        )
+        what = f"holds other mails: {' '.join(others[:3])}"
+        raise Refused.of("mails-exist", str(folder), what, "name another folder, or remove them")
 
 
 def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:
@@ -237,46 +209,19 @@ def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> P
     here = [
         tag for tag in tags if release_of(repository, repository.commit(f"refs/tags/{tag}"), pins)
     ]
-    hint = (
-        f"name a release: --base {here[0]}"
-        if here
-        else (
-            f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
-            f" {pins.default.tag}"
-        )
-    )
+    fetch = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
+    hint = f"name a release: --base {here[0]}" if here else f"{fetch} {pins.default.tag}"
     nearest = next((tag for tag in tags if _is_ancestor(repository, tag, commit)), None)
     if nearest is None:
-        return Problem(
-            "no-pinned-release",
-            where,
-            f"{commit[:12]} has the {PACKAGE} of no pinned release",
-            hint,
-        )
-    changed = (
-        repository.git(
-            "diff-tree",
-            "-r",
-            "-z",
-            "--name-only",
-            "--no-renames",
-            f"refs/tags/{nearest}^{{commit}}",
-            commit,
-            "--",
-            PACKAGE,
-        )
-        .decode("utf-8", "replace")
-        .split("\0")[:-1]
-    )
-    shown = " ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        what = f"{commit[:12]} has the {PACKAGE} of no pinned release"
+        return Problem("no-pinned-release", where, what, hint)
+    words = ["diff-tree", "-r", "-z", "--name-only", "--no-renames"]
+    said = repository.git(*words, f"refs/tags/{nearest}^{{commit}}", commit, "--", PACKAGE)
+    changed = said.decode("utf-8", "replace").split("\0")[:-1]
     hint = f"name the release itself: --base {nearest}" if nearest in here else hint
-    return Problem(
-        "no-pinned-release",
-        where,
-        f"{commit[:12]} differs from {nearest} in"
-        f" {shown or 'no file: the tag is no pinned release'}",
-        hint,
-    )
+    differs = some(changed) or "no file: the tag is no pinned release"
+    what = f"{commit[:12]} differs from {nearest} in {differs}"
+    return Problem("no-pinned-release", where, what, hint)
 
 
 def _has_tag(repository: Repository, tag: str) -> bool:

@@ -107,17 +107,39 @@ def export(
     pin = exact or pins.all[-1]
     rules, read = formatting.rules(root, pin.version), _reader(repository, start)
     if read("python/sglang/version.py") is None and read("python/sglang/__init__.py") is None:
-        raise Refused.of(
-            "no-sglang",
-            repository.shown,
+        what, step = (
             f"holds no python/sglang at {base}",
             "give a git checkout of sglang: --onto PATH",
         )
-    pending = [
-        patch
-        for patch in queue.select(pin.version)
-        if queue.header(patch.name).get("Upstream-Status") == PENDING
+        raise Refused.of("no-sglang", repository.shown, what, step)
+    pending, selected, merged = _to_send(root, queue, pin, base, read)
+    drafts = [
+        _draft(root, queue, pin, topic, chosen, selected, read)
+        for topic, chosen in topics(queue, pending, words).items()
     ]
+    drafts, tidied = _in_form(drafts, read, rules)
+    # every one, before the first branch
+    day = date_of(pin, repository, start)
+    built = [_build(repository, start, person, day, queue, draft) for draft in drafts]
+    before = {request.branch: repository.branch(request.branch) for request in built}
+    _refuse_others(repository, built, before)
+    for request in built if out else ():
+        refuse_folder(_folder(request, out), request.mails)
+    done = tuple(_put(repository, request, before[request.branch]) for request in built)
+    return Exported(pin, exact is not None, start, done, merged, tidied)
+
+
+def _to_send(
+    root: Path, queue: Queue, pin: Pin, base: str, read: Read
+) -> tuple[list[Patch], list[Patch], tuple[str, ...]]:
+    """(the patches that are Pending, all that the release gets, those that upstream has by now).
+
+    The first two have their texts for pull requests, and are without the third. Raises Refused
+    where none is left.
+    """
+    patches = queue.select(pin.version)
+    status = {patch.name: queue.header(patch.name).get("Upstream-Status") for patch in patches}
+    pending = [patch for patch in patches if status[patch.name] == PENDING]
     merged = tuple(
         queue.base(patch.name)
         for patch in pending
@@ -125,35 +147,12 @@ def export(
     )
     pending = [patch for patch in pending if queue.base(patch.name) not in merged]
     if not pending:
-        raise Refused.of(
-            "nothing-pending",
-            pin.tag,
-            f"no patch for it is {PENDING} that {base} lacks",
-            "see Upstream-Status in patches/",
-        )
+        what = f"no patch for it is {PENDING} that {base} lacks"
+        raise Refused.of("nothing-pending", pin.tag, what, "see Upstream-Status in patches/")
     mended = changes(root, queue, pending, pin)
-    pending = [mended.get(patch.name, patch) for patch in pending]
-    selected = [
-        mended.get(patch.name, patch)
-        for patch in queue.select(pin.version)
-        if queue.base(patch.name) not in merged
-    ]
-    drafts = [
-        _draft(root, queue, pin, topic, chosen, selected, read)
-        for topic, chosen in topics(queue, pending, words).items()
-    ]
-    drafts, tidied = _in_form(drafts, read, rules)
-    # every one, before the first branch
-    built = [
-        _build(repository, start, person, date_of(pin, repository, start), queue, draft)
-        for draft in drafts
-    ]
-    before = {request.branch: repository.branch(request.branch) for request in built}
-    _refuse_others(repository, built, before)
-    for request in built if out else ():
-        refuse_folder(_folder(request, out), request.mails)
-    done = tuple(_put(repository, request, before[request.branch]) for request in built)
-    return Exported(pin, exact is not None, start, done, merged, tidied)
+    kept = [patch for patch in patches if queue.base(patch.name) not in merged]
+    own, every = ([mended.get(one.name, one) for one in each] for each in (pending, kept))
+    return own, every, merged
 
 
 def topics(queue: Queue, pending: list[Patch], words: Iterable[str]) -> dict[str, list[Patch]]:
@@ -165,12 +164,9 @@ def topics(queue: Queue, pending: list[Patch], words: Iterable[str]) -> dict[str
     for word in list(words) or all_topics:
         found = [patch for name, patch in names.items() if word in (name, name.partition("/")[0])]
         if not found:
-            raise Refused.of(
-                "unknown-topic",
-                repr(word),
-                f"names no patch that is {PENDING}; topics are {' '.join(all_topics)}",
-                f"or one patch of a topic: {' '.join(names)}",
-            )
+            what = f"names no patch that is {PENDING}; topics are {' '.join(all_topics)}"
+            step = f"or one patch of a topic: {' '.join(names)}"
+            raise Refused.of("unknown-topic", repr(word), what, step)
         chosen[word] = found
     return chosen
 
@@ -223,36 +219,22 @@ def _laid(
         row = lay_patch(patch, _over(laid, read))
         if row.outcome is Outcome.CONFLICT:
             text = change(root, _stem(queue, patch), pin) or root / "patches" / patch.name
-            raise Refused.of(
-                str(row.outcome),
-                str(text.relative_to(root)),
-                row.why,
-                "write a variant that fits this base, or name another: --base COMMIT",
-            )
-        new = {
-            path: content
-            for path, content in additions(root, queue, patch, pin).items()
-            if path not in laid
-        }
+            step = "write a variant that fits this base, or name another: --base COMMIT"
+            raise Refused.of(str(row.outcome), str(text.relative_to(root)), row.why, step)
+        added = additions(root, queue, patch, pin)
+        new = {path: content for path, content in added.items() if path not in laid}
         taken = [path for path in new if read(path) is not None]
         if taken:
-            raise Refused.of(
-                "file-exists",
-                taken[0],
-                "the base has a file of this name, and the pull request would add one",
-                f"rename it below {ADDITIONS}/{_stem(queue, patch)}/",
-            )
+            what = "the base has a file of this name, and the pull request would add one"
+            step = f"rename it below {ADDITIONS}/{_stem(queue, patch)}/"
+            raise Refused.of("file-exists", taken[0], what, step)
         laid |= row.after | new
-        parts.append(
-            Part(
-                _stem(queue, patch),
-                queue.header(patch.name).get("Subject"),
-                patch in chosen,
-                row,
-                frozenset(new),
-                row.after | new,
-            )
+        subject, names, files = (
+            queue.header(patch.name).get("Subject"),
+            frozenset(new),
+            row.after | new,
         )
+        parts.append(Part(_stem(queue, patch), subject, patch in chosen, row, names, files))
     return _Draft(topic, tuple(parts), tuple(patches))
 
 
@@ -346,32 +328,19 @@ def _in_form(
     odd = {path for path, content in before.items() if formed[f"base/-/{path}"] != content}
     tidied = {name.split("/", 2)[2] for name in after if formed[name] != after[name]} - odd
     made = {name: after[name] if name.split("/", 2)[2] in odd else formed[name] for name in after}
-    wrong = []
+    wrong, step = [], "correct the patch, the overlay file, or what lies below pull-requests/"
+    again = []
     for d, draft in enumerate(drafts):
-        last = {
-            path: made[key(d, n, path)] for n, part in enumerate(draft.parts) for path in part.files
-        }
-        wrong += [
-            Problem(
-                "upstream-lint",
-                draft.topic,
-                complaint,
-                "correct the patch, the overlay file, or what lies below pull-requests/",
-            )
-            for complaint in formatting.complaints(before, last, rules)
-        ]
+        parts = tuple(
+            replace(part, files={path: made[key(d, n, path)] for path in part.files})
+            for n, part in enumerate(draft.parts)
+        )
+        again.append(replace(draft, parts=parts))
+        last = {path: content for part in parts for path, content in part.files.items()}
+        said = formatting.complaints(before, last, rules)
+        wrong += [Problem("upstream-lint", draft.topic, complaint, step) for complaint in said]
     if wrong:
         raise Refused(wrong)
-    again = [
-        replace(
-            draft,
-            parts=tuple(
-                replace(part, files={path: made[key(d, n, path)] for path in part.files})
-                for n, part in enumerate(draft.parts)
-            ),
-        )
-        for d, draft in enumerate(drafts)
-    ]
     return again, tuple(sorted(tidied))
 
 
@@ -383,15 +352,8 @@ def _build(
         for patch, part in zip(draft.patches, draft.parts)
     ]
     tip = repository.build(start, commits, person, date)[-1]
-    return PullRequest(
-        draft.topic,
-        BRANCHES + draft.topic.replace("/", "-"),
-        Outcome.APPLIED,
-        start,
-        tip,
-        draft.parts,
-        repository.mails(start, tip),
-    )
+    branch, mails = BRANCHES + draft.topic.replace("/", "-"), repository.mails(start, tip)
+    return PullRequest(draft.topic, branch, Outcome.APPLIED, start, tip, draft.parts, mails)
 
 
 def _refuse_others(

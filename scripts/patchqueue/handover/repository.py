@@ -15,38 +15,20 @@ from pathlib import Path
 from ..files import run
 from ..files.run import Failed
 from ..files.tree import is_part_of_tree, sha256
+from ..hint import some
 from ..outcome import Refused
 
 # What format-patch and diff write is a function of the commits alone: every setting that could
 # change it is given.
-SAME_DIFF = [
-    "--no-color",
-    "--no-renames",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--full-index",
-    "--diff-algorithm=myers",
-    "--no-indent-heuristic",
-    "--unified=3",
-    "--inter-hunk-context=0",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-]
-SAME_MAIL = [
-    "--zero-commit",
-    "--no-signature",
-    "--no-attach",
-    "--no-thread",
-    "--no-cover-letter",
-    "--no-base",
-    "--no-notes",
-    "--no-encode-email-headers",
-    "--no-add-header",
-    "--subject-prefix=PATCH",
-    "--no-numbered",
-    "--suffix=.patch",
-    "--stat=76",
-]
+SAME_DIFF = (
+    "--no-color --no-renames --no-ext-diff --no-textconv --full-index --diff-algorithm=myers"
+    " --no-indent-heuristic --unified=3 --inter-hunk-context=0 --src-prefix=a/ --dst-prefix=b/"
+)
+SAME_MAIL = (
+    "--zero-commit --no-signature --no-attach --no-thread --no-cover-letter --no-base --no-notes"
+    " --no-encode-email-headers --no-add-header --subject-prefix=PATCH --no-numbered"
+    " --suffix=.patch --stat=76"
+)
 LINK, SUBMODULE = "120000", "160000"
 
 
@@ -79,12 +61,14 @@ class Repository:
         self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None
     ) -> bytes:
         """git's output. Raises Failed where it ends with another code than 0."""
-        return run.git(
-            self.path,
-            *arguments,
-            stdin=content or b"",
-            more=run.NO_CONFIGURATION | dict(more or {}),
-        ).stdout
+        variables = run.NO_CONFIGURATION | dict(more or {})
+        return run.git(self.path, *arguments, stdin=content or b"", more=variables).stdout
+
+    def _word(
+        self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None
+    ) -> str:
+        """The same, where it is a hash or a name."""
+        return self.git(*arguments, content=content, more=more).decode().strip()
 
     def _as_user(self, *arguments: str) -> bytes:
         """The same by the user's own configuration."""
@@ -100,12 +84,9 @@ class Repository:
             except Failed:
                 values.append("")
             if not values[-1]:
-                raise Refused.of(
-                    "no-identity",
-                    self.shown,
-                    f"git has no {name}, and commits need an author",
-                    f'`git config --global {name} "{example}"`',
-                )
+                what = f"git has no {name}, and commits need an author"
+                step = f'`git config --global {name} "{example}"`'
+                raise Refused.of("no-identity", self.shown, what, step)
         return Person(*values)
 
     def refuse_edits(self, base: str) -> None:
@@ -116,82 +97,49 @@ class Repository:
             return
         # As the user's own configuration has it: with core.autocrlf what is checked out is not what
         # is committed, and no edit.
-        words = (
-            "-c",
-            "core.fsmonitor=false",
-            "--no-optional-locks",
-            "status",
-            "--porcelain",
-            "-z",
-            "--untracked-files=no",
-            "--ignore-submodules=all",
-        )
+        words = ["-c", "core.fsmonitor=false", "--no-optional-locks", "status", "--porcelain", "-z"]
+        words += ["--untracked-files=no", "--ignore-submodules=all"]
         found = self._as_user(*words).decode("utf-8", "replace")
         edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
         if edited:
-            shown = " ".join(edited[:5]) + (
-                f" and {len(edited) - 5} more" if len(edited) > 5 else ""
-            )
-            raise Refused.of(
-                "edited-checkout",
-                self.shown,
+            what = (
                 "has edits that are not committed, and the branch would begin at HEAD, which"
-                f" lacks them: {shown}",
-                f"`git -C {self.shown} stash`, or commit them; or go without them: --base"
-                f" {self.commit(base)[:12]}",
+                f" lacks them: {some(edited)}"
             )
+            step = (
+                f"`git -C {self.shown} stash`, or commit them; or go without them: --base"
+                f" {self.commit(base)[:12]}"
+            )
+            raise Refused.of("edited-checkout", self.shown, what, step)
 
     def commit(self, name: str) -> str:
         """The commit that `name` (a branch, tag or hash) stands for, as a full hash. Raises Refused
         where there is none."""
+        words = ("rev-parse", "--verify", "--quiet", "--end-of-options")
         try:
-            return (
-                self.git(
-                    "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
-                )
-                .decode()
-                .strip()
-            )
+            return self._word(*words, f"{name}^{{commit}}")
         except Failed:
-            raise Refused.of(
-                "no-commit",
-                self.shown,
-                f"has no commit {name!r}",
-                f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT",
-            ) from None
+            what = f"has no commit {name!r}"
+            step = f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT"
+            raise Refused.of("no-commit", self.shown, what, step) from None
 
     def branch(self, name: str) -> str | None:
         """The commit a branch is at, None where there is no such branch. Raises Refused for what
         cannot name one."""
+
+        def bad(what: str) -> Refused:
+            return Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
+
         try:
             self.git("check-ref-format", f"refs/heads/{name}")
         except Failed:
-            raise Refused.of(
-                "bad-branch",
-                repr(name),
-                "is no name for a branch",
-                "name one as release/0.5.9-graphs",
-            ) from None
+            raise bad("is no name for a branch") from None
         if name.startswith(("-", "refs/")) or name == "HEAD":
-            raise Refused.of(
-                "bad-branch",
-                repr(name),
-                "is no name for a branch",
-                "name one as release/0.5.9-graphs",
-            )
-        if self.git("for-each-ref", f"refs/tags/{name}").strip():
-            raise Refused.of(
-                "bad-branch",
-                repr(name),
-                "is a tag's name, and git would not know which is meant",
-                "name one as release/0.5.9-graphs",
-            )
+            raise bad("is no name for a branch")
+        if self._word("for-each-ref", f"refs/tags/{name}"):
+            raise bad("is a tag's name, and git would not know which is meant")
         try:
-            return (
-                self.git("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
-                .decode()
-                .strip()
-            )
+            return self._word("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
         except Failed:
             return None
 
@@ -201,23 +149,18 @@ class Repository:
 
     def read(self, commit: str, path: str) -> bytes | None:
         """A file of a commit's tree; None where it has none, or a link or a folder."""
-        found = self.git("ls-tree", "-z", "--full-tree", commit, "--", path).decode(
-            "utf-8", "surrogateescape"
-        )
-        mode, kind, rest = (found or "- - -").split(" ", 2)
-        return (
-            self.git("cat-file", "blob", rest[: rest.index("\t")])
-            if kind == "blob" and mode != LINK
-            else None
-        )
+        said = self.git("ls-tree", "-z", "--full-tree", commit, "--", path)
+        found = said.decode("utf-8", "surrogateescape") or "- - -"
+        mode, kind, rest = found.split(" ", 2)
+        is_file = kind == "blob" and mode != LINK
+        return self.git("cat-file", "blob", rest[: rest.index("\t")]) if is_file else None
 
     def contents(self, commit: str, folder: str) -> dict[str, bytes]:
         """The files below `folder` in a commit's tree that count (see files/tree.py), links left
         out."""
         blobs = {}
-        for entry in self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", folder).split(
-            b"\0"
-        )[:-1]:
+        said = self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", folder)
+        for entry in said.split(b"\0")[:-1]:
             about, path = entry.decode("utf-8", "surrogateescape").split("\t", 1)
             mode, _, blob = about.split()
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
@@ -230,9 +173,8 @@ class Repository:
 
     def _blobs(self, names: Iterable[str]) -> Iterable[bytes]:
         """The contents of many blobs, in order, from one process."""
-        answer = self.git(
-            "cat-file", "--batch", content="".join(f"{name}\n" for name in names).encode()
-        )
+        wanted = "".join(f"{name}\n" for name in names).encode()
+        answer = self.git("cat-file", "--batch", content=wanted)
         at = 0
         while at < len(answer):
             end = answer.index(b"\n", at)
@@ -247,15 +189,9 @@ class Repository:
         date: of author and committer, in seconds since 1970, UTC. The same words give the same
         hashes.
         """
-        who = {
-            f"GIT_{role}_{what}": value
-            for role in ("AUTHOR", "COMMITTER")
-            for what, value in (
-                ("NAME", person.name),
-                ("EMAIL", person.email),
-                ("DATE", f"{date} +0000"),
-            )
-        }
+        facts = {"NAME": person.name, "EMAIL": person.email, "DATE": f"{date} +0000"}
+        roles = ("AUTHOR", "COMMITTER")
+        who = {f"GIT_{role}_{what}": value for role in roles for what, value in facts.items()}
         made = []
         with tempfile.TemporaryDirectory(prefix="patchqueue-index-") as space:
             index = {"GIT_INDEX_FILE": f"{space}/index"}
@@ -266,79 +202,40 @@ class Repository:
                     f"{modes.get(path, '100644')} {self._store(content)}\t{path}"
                     for path, content in sorted(commit.files.items())
                 ]
-                self.git(
-                    "update-index",
-                    "-z",
-                    "--index-info",
-                    content="".join(f"{row}\0" for row in rows).encode(),
-                    more=index,
-                )
-                tree = self.git("write-tree", more=index).decode().strip()
-                parent = made[-1] if made else base
-                made.append(
-                    self.git(
-                        "commit-tree", tree, "-p", parent, content=commit.message.encode(), more=who
-                    )
-                    .decode()
-                    .strip()
-                )
+                listed = "".join(f"{row}\0" for row in rows).encode()
+                self.git("update-index", "-z", "--index-info", content=listed, more=index)
+                tree = self._word("write-tree", more=index)
+                words = ["commit-tree", tree, "-p", made[-1] if made else base]
+                made.append(self._word(*words, content=commit.message.encode(), more=who))
         return made
 
     def _modes(self, paths: Iterable[str], index: Mapping[str, str]) -> dict[str, str]:
-        found = self.git(
-            "ls-files",
-            "-z",
-            "--stage",
-            "--full-name",
-            "--",
-            *(f":(top,literal){path}" for path in paths),
-            more=index,
-        ).decode("utf-8", "surrogateescape")
+        wanted = (f":(top,literal){path}" for path in paths)
+        said = self.git("ls-files", "-z", "--stage", "--full-name", "--", *wanted, more=index)
+        found = said.decode("utf-8", "surrogateescape")
         return {entry.split("\t", 1)[1]: entry.split(" ", 1)[0] for entry in found.split("\0")[:-1]}
 
     def _store(self, content: bytes) -> str:
-        return (
-            self.git("hash-object", "-w", "--stdin", "--no-filters", content=content)
-            .decode()
-            .strip()
-        )
+        words = ("hash-object", "-w", "--stdin", "--no-filters")
+        return self._word(*words, content=content)
 
     def create(self, branch: str, commit: str) -> None:
         """Make a branch that must not be there yet. Raises Refused where git will not have it."""
+        where, ref = f"{self.shown}: {branch}", f"refs/heads/{branch}"
         try:
-            self.git(
-                "update-ref",
-                "-m",
-                "patchqueue: created",
-                f"refs/heads/{branch}",
-                commit,
-                "0" * len(commit),
-            )
+            self.git("update-ref", "-m", "patchqueue: created", ref, commit, "0" * len(commit))
         except Failed as failure:
-            raise Refused.of(
-                "bad-branch",
-                f"{self.shown}: {branch}",
-                f"git does not make it: {failure}",
-                "name another branch",
-            ) from None
+            what = f"git does not make it: {failure}"
+            raise Refused.of("bad-branch", where, what, "name another branch") from None
         if self.branch(branch) != commit:
-            raise Refused.of(
-                "bad-branch", f"{self.shown}: {branch}", "is not where it was put", "report this"
-            )
+            raise Refused.of("bad-branch", where, "is not where it was put", "report this")
 
     def mails(self, base: str, tip: str) -> dict[str, bytes]:
         """The commits behind `base` up to `tip` as mails for `git am`, by their file names; no date
         of today, no version of git."""
         with tempfile.TemporaryDirectory(prefix="patchqueue-mails-") as space:
-            self.git(
-                "format-patch",
-                "--quiet",
-                *SAME_MAIL,
-                *SAME_DIFF,
-                "--output-directory",
-                space,
-                f"{base}..{tip}",
-            )
+            form = (*SAME_MAIL.split(), *SAME_DIFF.split(), "--output-directory", space)
+            self.git("format-patch", "--quiet", *form, f"{base}..{tip}")
             return {file.name: file.read_bytes() for file in sorted(Path(space).iterdir())}
 
 
@@ -346,24 +243,17 @@ def open_repository(name: str) -> Repository:
     """The repository at or above the folder `name`. Raises Refused where there is none, or no
     git."""
     path = Path(name).expanduser()
+
+    def bad(what: str) -> Refused:
+        step = "give a git checkout of sglang: --onto PATH"
+        return Refused.of("no-repository", name, what, step)
+
     if not path.is_dir():
-        raise Refused.of(
-            "no-repository", name, "is no folder", "give a git checkout of sglang: --onto PATH"
-        )
+        raise bad("is no folder")
     try:
-        top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.decode().strip()
+        top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.strip()
     except Failed as failure:
-        raise Refused.of(
-            "no-repository",
-            name,
-            f"is no git checkout: {failure}",
-            "give a git checkout of sglang: --onto PATH",
-        ) from None
+        raise bad(f"is no git checkout: {failure}") from None
     if not top:
-        raise Refused.of(
-            "no-repository",
-            name,
-            "is no git checkout",
-            "give a git checkout of sglang: --onto PATH",
-        )
+        raise bad("is no git checkout")
     return Repository(path.resolve(), name)

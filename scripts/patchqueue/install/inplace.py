@@ -30,7 +30,7 @@ from ..files.tree import (
     own_listing,
     sha256,
 )
-from ..hint import to_type
+from ..hint import some, to_type
 from ..laying.apply import load_queue
 from ..laying.selection import Selection, select
 from ..outcome import Outcome, Problem, Refused
@@ -92,12 +92,8 @@ def install(root: Path, site: Path, discard: bool = False) -> Report:
             return _wheel_report(here, other, queue, pins)
         known = installed.identify(here, pins)
         if known.pin.no_patches:
-            raise Refused.of(
-                "nothing-to-install",
-                known.pin.tag,
-                f"no patch is for it: {known.pin.no_patches}",
-                "use the release as it is",
-            )
+            what = f"no patch is for it: {known.pin.no_patches}"
+            raise Refused.of("nothing-to-install", known.pin.tag, what, "use the release as it is")
         return _lay(select(queue, known.pin), here, known)
 
 
@@ -113,13 +109,12 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
         if found is None:
             here = installed.find(place)
             if _by_wheel(here):
-                raise Refused.of(
-                    "patched-wheel",
-                    str(here),
-                    "was installed from a patched wheel, not in place",
+                what = "was installed from a patched wheel, not in place"
+                step = (
                     "`pip install --force-reinstall --no-deps"
-                    f" sglang=={here.version.partition('+')[0]}`",
+                    f" sglang=={here.version.partition('+')[0]}`"
                 )
+                raise Refused.of("patched-wheel", str(here), what, step)
             return Report(
                 place, Outcome.ALREADY_APPLIED, {}, notes=("nothing is installed in place here",)
             )
@@ -127,14 +122,9 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
         journal.back(found, discard)
         after = list_package(place)
         if hash_listing(after) != found.record["tree"]["before"]:
-            return Report(
-                place,
-                Outcome.APPLIED,
-                found.record,
-                *_counts(found),
-                ("these files are not the release's, and were left alone",),
-                _names(differing(before, after)),
-            )
+            notes = ("these files are not the release's, and were left alone",)
+            faults = _names(differing(before, after))
+            return Report(place, Outcome.APPLIED, found.record, *_counts(found), notes, faults)
         return Report(place, Outcome.APPLIED, found.record, *_counts(found))
 
 
@@ -251,22 +241,12 @@ def _refuse_edits(found: Journal, faults: tuple[str, ...], discard: bool) -> Non
     own = {change.path for change in found.changes}
     elsewhere = [name for name in faults if name not in own]
     named = elsewhere or ([] if discard else faults)
-    hint = (
-        "put them back as they were"
-        if elsewhere
-        else (
-            f"keep a copy of them; {to_type('install', '--site-packages', found.site, '--discard')}"
-            " makes the patched files anew"
-        )
-    )
+    again = to_type("install", "--site-packages", found.site, "--discard")
+    keep = f"keep a copy of them; {again} makes the patched files anew"
+    hint = "put them back as they were" if elsewhere else keep
     if named:
-        raise Refused.of(
-            "edited-install",
-            str(found.site),
-            "is patched, but has edits:"
-            f" {' '.join(named[:5])}{f' and {len(named) - 5} more' if len(named) > 5 else ''}",
-            hint,
-        )
+        what = f"is patched, but has edits: {some(named)}"
+        raise Refused.of("edited-install", str(found.site), what, hint)
 
 
 def _by_wheel(here: Installed) -> dict | None:
@@ -279,30 +259,20 @@ def _by_wheel(here: Installed) -> dict | None:
     except (OSError, ValueError):
         return None
     if record and f"+{build.LABEL}." not in here.version:
-        raise Refused.of(
-            "no-journal",
-            str(here),
-            f"is patched in place, but {journal.FOLDER}/ is gone: it cannot be taken back",
-            f"`pip install --force-reinstall --no-deps sglang=={here.version}`",
-        )
+        what = f"is patched in place, but {journal.FOLDER}/ is gone: it cannot be taken back"
+        step = f"`pip install --force-reinstall --no-deps sglang=={here.version}`"
+        raise Refused.of("no-journal", str(here), what, step)
     return record
 
 
 def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pins) -> Report:
     pin = pins.find(record["version"])
     if record["queue"] != select(queue, pin).stack_sha256:
-        raise Refused.of(
-            "patched-wheel",
-            str(here),
-            "was installed from a wheel of another queue",
-            f"{to_type('build', pin.tag)}, and install that wheel",
-        )
-    return Report(
-        here.site,
-        Outcome.ALREADY_APPLIED,
-        record,
-        notes=("it was installed from the patched wheel",),
-    )
+        what = "was installed from a wheel of another queue"
+        step = f"{to_type('build', pin.tag)}, and install that wheel"
+        raise Refused.of("patched-wheel", str(here), what, step)
+    notes = ("it was installed from the patched wheel",)
+    return Report(here.site, Outcome.ALREADY_APPLIED, record, notes=notes)
 
 
 def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
@@ -319,12 +289,9 @@ def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
         made = journal.forward(made)
         found = hash_listing(list_package(here.site))
         if found != record["tree"]["after"]:
-            raise Refused.of(
-                str(Outcome.TREE_MISMATCH),
-                str(here),
-                f"is tree {found}, planned was {record['tree']['after']}; it is as it was again",
-                "run it again when nobody else writes there",
-            )
+            what = f"is tree {found}, planned was {record['tree']['after']}; it is as it was again"
+            step = "run it again when nobody else writes there"
+            raise Refused.of(str(Outcome.TREE_MISMATCH), str(here), what, step)
     except BaseException:  # an interrupt too: only a kill leaves the rest to the next call
         journal.back(made)
         raise
@@ -401,13 +368,8 @@ def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str])
         _line(rows.pop(name), end) if (name := next(csv.reader([line]), [""])[0]) in rows else line
         for line in lines
     ]
-    return "".join(
-        [
-            *made,
-            *(_line(row, end) for row in rows.values()),
-            *(_line([name, "", ""], end) for name in unhashed),
-        ]
-    ).encode()
+    others = [*rows.values(), *([name, "", ""] for name in unhashed)]
+    return "".join([*made, *(_line(row, end) for row in others)]).encode()
 
 
 def _line(row: list[str], end: str) -> str:
@@ -426,23 +388,17 @@ def _refuse_unwritable(site: Path, changes: dict[str, bytes | None]) -> None:
             raise Refused(_not_writable(folder))
     for path in (site / name for name in changes):
         if path.exists() and os.geteuid() not in (0, path.stat().st_uid):
-            raise Refused.of(
-                "not-writable",
-                str(path),
-                f"belongs to user {path.stat().st_uid}, and would not any more",
-                f"run it as user {path.stat().st_uid}, or as root",
-            )
+            what = f"belongs to user {path.stat().st_uid}, and would not any more"
+            step = f"run it as user {path.stat().st_uid}, or as root"
+            raise Refused.of("not-writable", str(path), what, step)
 
 
 def _not_writable(folder: Path) -> Problem:
     owner, user = folder.stat().st_uid, os.geteuid()
     if user in (0, owner):
-        return Problem(
-            "not-writable",
-            str(folder),
-            "is read-only",
-            "mount it, or set it, so that it can be written",
-        )
+        what = "is read-only"
+        step = "mount it, or set it, so that it can be written"
+        return Problem("not-writable", str(folder), what, step)
     what = f"cannot be written by user {user}"
     return Problem("not-writable", str(folder), what, f"run it as user {owner}, or as root")
 

@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..files import disk
 from ..files.tree import differing, hash_listing, is_part_of_tree, list_package, python_part
-from ..hint import to_type
+from ..hint import some, to_type
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -53,31 +53,26 @@ def find(named: Path) -> Installed:
     meant, where there is none."""
     where = str(named)
     if not named.is_dir():
-        raise Refused.of(
-            "no-folder",
-            where,
-            "is no folder",
+        what = "is no folder"
+        step = (
             'name the folder that holds sglang/: python -c "import sysconfig;'
-            " print(sysconfig.get_path('purelib'))\"",
+            " print(sysconfig.get_path('purelib'))\""
         )
+        raise Refused.of("no-folder", where, what, step)
     site = named.resolve()
     infos = sorted(site.glob("sglang-*.dist-info"))
     if len(infos) > 1:
-        raise Refused.of(
-            "two-installs",
-            where,
-            f"has {' and '.join(info.name for info in infos)}",
+        what = f"has {' and '.join(info.name for info in infos)}"
+        step = (
             "`pip install --force-reinstall --no-deps` the release you want; delete what is"
-            " left of the other",
+            " left of the other"
         )
+        raise Refused.of("two-installs", where, what, step)
     package = site / "sglang"
     if package.is_symlink():
-        raise Refused.of(
-            "linked-install",
-            str(package),
-            f"is a link to {package.resolve()}",
-            _install_in(package.resolve().parent),
-        )
+        what = f"is a link to {package.resolve()}"
+        step = _install_in(package.resolve().parent)
+        raise Refused.of("linked-install", str(package), what, step)
     if not package.is_dir():
         raise Refused(_elsewhere(where, site, infos))
     links = next((path for path in package.rglob("*.py") if path.is_symlink()), None)
@@ -94,12 +89,8 @@ def _linked(file: Path, version: str) -> Problem:
         "`uv pip install --reinstall-package sglang --no-deps --link-mode=copy"
         f" sglang=={version or 'VERSION'}`"
     )
-    return Problem(
-        "linked-install",
-        str(file),
-        "is a link, to a cache as it seems; a patched file would not stay apart from it",
-        step,
-    )
+    what = "is a link, to a cache as it seems; a patched file would not stay apart from it"
+    return Problem("linked-install", str(file), what, step)
 
 
 def _install_in(folder: Path | str) -> str:
@@ -110,29 +101,21 @@ def _elsewhere(where: str, site: Path, infos: list[Path]) -> Problem:
     """Why there is no sglang/ in the folder, and where it may be instead."""
     checkout = _editable(infos[0]) if infos else None
     if checkout:
-        return Problem(
-            "editable",
-            where,
-            f"has an editable install; its files are those of the checkout {checkout}",
+        what = f"has an editable install; its files are those of the checkout {checkout}"
+        step = (
             f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way"
-            " where it is your own",
+            " where it is your own"
         )
+        return Problem("editable", where, what, step)
     if infos or any(site.glob("__editable__*sglang*")) or any(site.glob("sglang.egg-link")):
-        return Problem(
-            "editable",
-            where,
-            "has an editable install, or what is left of one: no sglang/ is in it",
-            _install_in("CHECKOUT/python"),
-        )
+        what = "has an editable install, or what is left of one: no sglang/ is in it"
+        return Problem("editable", where, what, _install_in("CHECKOUT/python"))
     if site.name == "sglang" and (site / "srt").is_dir():
         return Problem("no-sglang", where, "is the package itself", _install_in(site.parent))
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
-    return Problem(
-        "no-sglang",
-        where,
-        "has no sglang in it",
-        _install_in(inside[0].parent) if inside else "name the folder that holds sglang/",
-    )
+    what = "has no sglang in it"
+    step = _install_in(inside[0].parent) if inside else "name the folder that holds sglang/"
+    return Problem("no-sglang", where, what, step)
 
 
 def _editable(info: Path) -> Path | None:
@@ -173,37 +156,20 @@ def identify(found: Installed, pins: Pins) -> Identity:
     if pin is None:
         raise Refused(_unknown(found, named or _self_named(found, pins), pins))
     if named and named != pin:
-        raise Refused.of(
-            "bad-metadata",
-            str(found.info),
-            f"says {found.version}, but the files are those of {pin.tag}",
-            f"`pip install --force-reinstall --no-deps sglang=={pin.version}`",
-        )
-    notes = (
-        []
-        if named
-        else [
-            f"it {f'calls itself {found.version}' if found.version else 'has no .dist-info'}; its"
-            f" files are those of {pin.tag}"
-        ]
-    )
+        what = f"says {found.version}, but the files are those of {pin.tag}"
+        step = f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"
+        raise Refused.of("bad-metadata", str(found.info), what, step)
+    called = f"calls itself {found.version}" if found.version else "has no .dist-info"
+    notes = () if named else (f"it {called}; its files are those of {pin.tag}",)
     if pin.tree == whole:
-        return Identity(pin, True, tuple(notes))
+        return Identity(pin, True, notes)
     listed = _recorded(found)
     edited = differing(listed, found.listing) if listed else []
     if edited:
         raise Refused(_edited(found, pin, edited))
-    return Identity(
-        pin,
-        False,
-        (
-            *notes,
-            (
-                f"its Python files are those of {pin.tag}; the other files are"
-                f" {'as its RECORD lists them' if listed else 'taken as they are'}"
-            ),
-        ),
-    )
+    others = "as its RECORD lists them" if listed else "taken as they are"
+    note = f"its Python files are those of {pin.tag}; the other files are {others}"
+    return Identity(pin, False, (*notes, note))
 
 
 def _named(version: str, pins: Pins) -> Pin | None:
@@ -263,21 +229,17 @@ def _next_step(version: str, site: Path) -> str:
 
 def _edited(found: Installed, pin: Pin, names: list[str]) -> Problem:
     where = f"sglang {found.version or pin.version} in {found.site}"
-    shown = " ".join(name.removeprefix("python/") for name in names[:5]) + (
-        f" and {len(names) - 5} more" if len(names) > 5 else ""
-    )
+    shown = some([name.removeprefix("python/") for name in names])
     what = (
         f"is not the release {pin.tag}: {shown} differ{'s' if len(names) == 1 else ''}"
         if names
         else f"is not the release {pin.tag}, though it says so"
     )
-    return Problem(
-        str(Outcome.TREE_MISMATCH),
-        where,
-        what,
+    step = (
         f"`pip install --force-reinstall --no-deps sglang=={pin.version}`, or `git restore` in a"
-        " checkout; then again",
+        " checkout; then again"
     )
+    return Problem(str(Outcome.TREE_MISMATCH), where, what, step)
 
 
 def unlike_record(found: Installed) -> tuple[str, ...]:

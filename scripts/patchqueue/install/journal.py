@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ..files import atomic, disk
 from ..files.tree import sha256
-from ..hint import to_type
+from ..hint import some, to_type
 from ..outcome import Refused
 
 # beside sglang/; the dot keeps Python from importing it, and a person finds it
@@ -135,12 +135,9 @@ def read(site: Path) -> Journal | None:
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(disk.problem(error, [disk.Place(folder, "run it as root")])) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused.of(
-            "bad-journal",
-            str(folder),
-            f"is no journal that this tool can read ({type(error).__name__})",
-            "reinstall sglang, then delete that folder",
-        ) from None
+        what = f"is no journal that this tool can read ({type(error).__name__})"
+        step = "reinstall sglang, then delete that folder"
+        raise Refused.of("bad-journal", str(folder), what, step) from None
 
 
 def own_names(
@@ -168,9 +165,8 @@ def prepare(
         Change(path, digest(site / path), "" if content is None else sha256(content))
         for path, content in changes.items()
     )
-    journal = Journal(
-        site, State.INSTALLING, listed, tuple(_missing_folders(site, changes)), record
-    )
+    folders = tuple(_missing_folders(site, changes))
+    journal = Journal(site, State.INSTALLING, listed, folders, record)
     _make_folder(aside, site)
     for change in listed:
         if change.before:
@@ -178,27 +174,28 @@ def prepare(
         content = changes[change.path]
         if content is not None:
             _stage(aside / AFTER / change.path, content, site / change.path, site)
-    written = {
-        "changes": [asdict(change) for change in listed],
-        "folders": journal.folders,
-        "record": record,
-    }
-    own = {
-        RECORD: (json.dumps(written, indent=1) + "\n").encode(),
-        STATE: f"{State.INSTALLING}\n".encode(),
-        README: (
-            ABOUT.format(
-                uninstall=to_type("uninstall", "--site-packages", site).strip("`")
-            ).encode()
-        ),
-    }
-    for name, content in {**notes, **own}.items():
+    for name, content in {**notes, **_own_files(journal)}.items():
         _stage(aside / name, content, aside / name, site)
     for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
         atomic.sync(folder)
     os.rename(aside, journal.path)
     atomic.sync(site)
     return journal
+
+
+def _own_files(journal: Journal) -> dict[str, bytes]:
+    """What the journal's folder says of it."""
+    written = {
+        "changes": [asdict(change) for change in journal.changes],
+        "folders": journal.folders,
+        "record": journal.record,
+    }
+    uninstall = to_type("uninstall", "--site-packages", journal.site).strip("`")
+    return {
+        RECORD: (json.dumps(written, indent=1) + "\n").encode(),
+        STATE: f"{journal.state}\n".encode(),
+        README: ABOUT.format(uninstall=uninstall).encode(),
+    }
 
 
 def forward(journal: Journal) -> Journal:
@@ -212,12 +209,9 @@ def forward(journal: Journal) -> Journal:
     for folder in _touched(journal):
         atomic.sync(folder)
     if journal.faults():
-        raise Refused.of(
-            "edited-install",
-            str(journal.site),
-            f"was changed while it was being patched: {_some(journal.faults())}",
-            "run it again when nobody else writes there",
-        )
+        what = f"was changed while it was being patched: {some(journal.faults())}"
+        step = "run it again when nobody else writes there"
+        raise Refused.of("edited-install", str(journal.site), what, step)
     return finish(_set_state(journal, State.INSTALLED))
 
 
@@ -255,12 +249,9 @@ def back(journal: Journal, discard: bool = False) -> None:
         if digest(journal.site / change.path) != change.before
     ]
     if wrong:
-        raise Refused.of(
-            "edited-install",
-            str(journal.site),
-            f"was changed while it was being restored: {_some(wrong)}",
-            "run it again when nobody else writes there",
-        )
+        what = f"was changed while it was being restored: {some(wrong)}"
+        step = "run it again when nobody else writes there"
+        raise Refused.of("edited-install", str(journal.site), what, step)
     forget(journal)
 
 
@@ -310,23 +301,19 @@ def _place(journal: Journal, change: Change) -> None:
     if now == change.after:
         return
     if now != change.before and not change.is_byte_code:
-        raise Refused.of(
-            "edited-install",
-            change.path,
-            "was changed while it was being patched",
+        what = "was changed while it was being patched"
+        step = (
             f"{to_type('uninstall', '--site-packages', journal.site, '--discard')} takes the"
-            " rest back",
+            " rest back"
         )
+        raise Refused.of("edited-install", change.path, what, step)
     if not change.after:
         target.unlink()
         return
     if digest(staged) != change.after:
-        raise Refused.of(
-            "bad-journal",
-            f"{FOLDER}/{AFTER}/{change.path}",
-            "is not the file that was written there",
-            f"{to_type('uninstall', '--site-packages', journal.site)} goes back to the release",
-        )
+        what = "is not the file that was written there"
+        step = f"{to_type('uninstall', '--site-packages', journal.site)} goes back to the release"
+        raise Refused.of("bad-journal", f"{FOLDER}/{AFTER}/{change.path}", what, step)
     drop_byte_code(target)
     os.replace(staged, target)
 
@@ -344,26 +331,16 @@ def _refuse_to_lose(journal: Journal, discard: bool) -> None:
         if now[change.path] != change.before and change.before and not _kept(journal, change)
     ]
     if gone:
-        raise Refused.of(
-            "bad-journal",
-            f"{FOLDER}/{BEFORE}",
-            f"does not hold {_some(gone)} as it was",
-            "reinstall sglang, then delete that folder",
-        )
+        what = f"does not hold {some(gone)} as it was"
+        step = "reinstall sglang, then delete that folder"
+        raise Refused.of("bad-journal", f"{FOLDER}/{BEFORE}", what, step)
     if edited and not discard:
-        raise Refused.of(
-            "edited-install",
-            str(journal.site),
-            f"has edits that would be lost: {_some(edited)}",
-            "keep a copy of them, then the same again with --discard",
-        )
+        what = f"has edits that would be lost: {some(edited)}"
+        step = "keep a copy of them, then the same again with --discard"
+        raise Refused.of("edited-install", str(journal.site), what, step)
     if journal.strangers():
-        raise Refused.of(
-            "unknown-files",
-            str(journal.site),
-            f"holds files of yours where a folder must go: {_some(journal.strangers())}",
-            "move them away",
-        )
+        what = f"holds files of yours where a folder must go: {some(journal.strangers())}"
+        raise Refused.of("unknown-files", str(journal.site), what, "move them away")
 
 
 def _set_state(journal: Journal, state: State) -> Journal:
@@ -458,7 +435,3 @@ def _touched(journal: Journal) -> list[Path]:
         (journal.site / folder).parent for folder in journal.folders
     }
     return sorted(folder for folder in folders if folder.is_dir())
-
-
-def _some(names: list[str]) -> str:
-    return " ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -22,7 +22,7 @@ from ..files.tree import (
     own_listing,
     sha256,
 )
-from ..hint import to_type
+from ..hint import some, to_type
 from ..outcome import Outcome, Refused
 from ..queue import series
 from ..queue.lint import lint
@@ -121,12 +121,7 @@ def unapply(root: Path, pin: Pin) -> Report:
     with tree.locked() as lock:
         found = tree.inspect()
         if found.state is State.ABSENT:
-            raise Refused.of(
-                "no-tree",
-                f"work/{pin.tag}",
-                "there is no such tree",
-                f"{to_type('apply', pin.tag)} makes it",
-            )
+            raise no_tree(pin)
         if found.state is State.UNAPPLIED:
             return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
         refuse_to_lose(tree, found, discard=False)
@@ -136,14 +131,16 @@ def unapply(root: Path, pin: Pin) -> Report:
         _remove_empty_folders(aside)
         listing = list_folder(aside)
         if hash_listing(listing) != found.record["tree"]["before"]:
-            raise Refused.of(
-                str(Outcome.TREE_MISMATCH),
-                f"work/{pin.tag}",
-                "popping every patch did not bring the pristine tree back",
-                f"{to_type('apply', pin.tag, '--discard')} builds it anew",
-            )
+            what = "popping every patch did not bring the pristine tree back"
+            step = f"{to_type('apply', pin.tag, '--discard')} builds it anew"
+            raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
         tree.finish(listing)
     return Report(pin, Outcome.APPLIED, tree.path, (), record=found.record)
+
+
+def no_tree(pin: Pin) -> Refused:
+    step = f"{to_type('apply', pin.tag)} makes it"
+    return Refused.of("no-tree", f"work/{pin.tag}", "there is no such tree", step)
 
 
 def _remove_empty_folders(tree: Path) -> None:
@@ -158,42 +155,26 @@ def _remove_empty_folders(tree: Path) -> None:
 def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
     """Raise Refused where replacing the tree would lose what the user has in it, unless told to
     discard that."""
-    where = f"work/{tree.tag}"
+    where, again = f"work/{tree.tag}", to_type("apply", tree.tag, "--discard")
     if found.strangers:
-        raise Refused.of(
-            "unknown-files",
-            where,
-            f"holds files of yours: {' '.join(found.strangers[:5])}",
-            "move them out of the tree",
-        )
+        what = f"holds files of yours: {' '.join(found.strangers[:5])}"
+        raise Refused.of("unknown-files", where, what, "move them out of the tree")
     if discard:
         return
     if found.state is State.FOREIGN:
-        raise Refused.of(
-            "foreign-tree",
-            where,
-            "is there, but this tool did not make it",
-            f"move it away, or {to_type('apply', tree.tag, '--discard')} replaces it",
-        )
-    popped = len(found.record["patches"]) - len(quilts.applied(tree.path)) if found.record else 0
-    if found.state is State.CHANGED and popped and not found.edited_patches:
-        raise Refused.of(
-            "popped-tree",
-            where,
-            f"misses patches that were popped: {popped} of {len(found.record['patches'])}",
-            f"{to_type('quilt', tree.tag, 'push -a')}, or"
-            f" {to_type('apply', f'{tree.tag} --discard')}",
-        )
-    if found.state is State.CHANGED:
-        files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
-        shown = " ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
-        raise Refused.of(
-            "edited-tree",
-            where,
-            f"has edits that the queue does not hold: {shown or 'patches partly popped'}",
-            f"{to_type('refresh', tree.tag)} writes them back to patches/;"
-            f" {to_type('apply', f'{tree.tag} --discard')} throws them away",
-        )
+        step = f"move it away, or {again} replaces it"
+        raise Refused.of("foreign-tree", where, "is there, but this tool did not make it", step)
+    if found.state is not State.CHANGED:
+        return
+    popped = len(found.record["patches"]) - len(quilts.applied(tree.path))
+    if popped and not found.edited_patches:
+        what = f"misses patches that were popped: {popped} of {len(found.record['patches'])}"
+        step = f"{to_type('quilt', tree.tag, 'push -a')}, or {again}"
+        raise Refused.of("popped-tree", where, what, step)
+    files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
+    what = f"has edits that the queue does not hold: {some(files) or 'patches partly popped'}"
+    step = f"{to_type('refresh', tree.tag)} writes them back to patches/; {again} throws them away"
+    raise Refused.of("edited-tree", where, what, step)
 
 
 def _build(
@@ -212,22 +193,13 @@ def _build(
     if pushed:
         quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
     if quilts.applied(aside) != list(pushed):
-        raise Refused.of(
-            "engines-disagree",
-            tree.tag,
-            f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}",
-            "report this",
-        )
+        what = f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}"
+        raise Refused.of("engines-disagree", tree.tag, what, "report this")
     expected = before | {path: sha256(content) for path, content in planned.files.items()}
     after = list_folder(aside)
     if after != expected:
-        raise Refused.of(
-            "engines-disagree",
-            tree.tag,
-            "quilt and the replay made different files:"
-            f" {' '.join(differing(after, expected)[:5])}",
-            "report this",
-        )
+        what = f"quilt and the replay made different files: {some(differing(after, expected))}"
+        raise Refused.of("engines-disagree", tree.tag, what, "report this")
     origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
     record = selection.record(origin, before, after, pushed)
     write_record(aside, record)
@@ -251,13 +223,8 @@ def _report(
             rows.append(Row(finding.patch, outcome, header.get("Subject")))
         elif finding.outcome is Outcome.MERGED_UPSTREAM:
             merged = header.get("Upstream-Status").partition("Merged ")[2]
-            rows.append(
-                Row(
-                    finding.patch,
-                    finding.outcome,
-                    f"since {merged}" if merged else "the release has it",
-                )
-            )
+            why = f"since {merged}" if merged else "the release has it"
+            rows.append(Row(finding.patch, finding.outcome, why))
         else:
             rows.append(
                 Row(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given")

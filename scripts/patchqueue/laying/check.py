@@ -111,10 +111,5 @@ def _one(queue: Queue, pristine: Source) -> PinReport:
         if replayed.problems
         else {patch.name: widened(patch, below[patch.name]) for patch in selection.patches}
     )
-    return PinReport(
-        pin,
-        replayed.steps,
-        findings,
-        (*replayed.problems, *([other] if other else []), *problems),
-        texts,
-    )
+    every = (*replayed.problems, *([other] if other else []), *problems)
+    return PinReport(pin, replayed.steps, findings, every, texts)

@@ -107,22 +107,14 @@ def _fetch(home: Path, cache: Path) -> None:
     """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
     through QUILT_DIR."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        raise Refused.of(
-            "no-quilt", "quilt", "neither quilt (with patch) nor apt is on PATH", run.QUILT.install
-        )
+        raise _no_quilt("neither quilt (with patch) nor apt is on PATH")
     LOG.info("fetching quilt with apt (unpacked in the cache, nothing is installed)")
     with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
         space = Path(name)
-        own_lists = [
-            "-o",
-            f"Dir::State={space / 'state'}",
-            "-o",
-            f"Dir::Cache={space / 'cache'}",
-            "-o",
-            "APT::Sandbox::User=",
-        ]
         for folder in ("state/lists/partial", "cache/archives/partial"):
             (space / folder).mkdir(parents=True)
+        settings = (f"Dir::State={space}/state", f"Dir::Cache={space}/cache", "APT::Sandbox::User=")
+        own_lists = [word for setting in settings for word in ("-o", setting)]
         download = ["download", "-q", "quilt", "patch"]
         # The system's package lists first: a fresh container has none, and then this user reads
         # lists of its own.
@@ -130,15 +122,17 @@ def _fetch(home: Path, cache: Path) -> None:
             _apt(space, *own_lists, "update", "-q").returncode
             or _apt(space, *own_lists, *download).returncode
         ):
-            raise Refused.of("no-quilt", "quilt", "apt could not download it", run.QUILT.install)
+            raise _no_quilt("apt could not download it")
         for package in space.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", str(package), str(space / "root")], check=True)
         shutil.rmtree(home, ignore_errors=True)
         os.rename(space / "root", home)
     if not _unpacked(home).works():
-        raise Refused.of(
-            "no-quilt", "quilt", "the one that apt delivered does not start", run.QUILT.install
-        )
+        raise _no_quilt("the one that apt delivered does not start")
+
+
+def _no_quilt(what: str) -> Refused:
+    return Refused.of("no-quilt", "quilt", what, run.QUILT.install)
 
 
 def _apt(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:

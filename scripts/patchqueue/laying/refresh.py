@@ -11,7 +11,7 @@ whole or not at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,12 +30,14 @@ from . import pinned
 from . import quilt as quilts
 from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue
 from .pinned import rows_on
-from .place import Files, Row, fitted, lay_patch, one_text, widened
+from .place import Files, Row, fitted, in_front, lay_patch, one_text, widened
 from .selection import Selection
 from .worktree import State, WorkTree, read_record
 
 LOG = logging.getLogger(__name__)
 
+# of a series that cannot be edited
+UNREADABLE = ("no-series", "missing-patch", "bad-guard", "empty-guard", "duplicate")
 TEMPLATE = """Subject: TODO
 Description: TODO
 Origin: own
@@ -59,20 +61,15 @@ def new(root: Path, pin: Pin, name: str) -> Path:
             "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
         )
     if "@" in patch or series.parse(f"{patch}  # >=0")[1]:
-        raise Refused.of(
-            "bad-path",
-            repr(name),
-            "is not like topic/verb-object, in small letters",
-            f"for example: {to_type('new', 'nsa/skip-pointer-check')}",
-        )
+        what = "is not like topic/verb-object, in small letters"
+        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
+        raise Refused.of("bad-path", repr(name), what, step)
     tree = WorkTree(root, pin.tag)
     if tree.inspect().state in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None)
     with tree.locked() as lock:
         if tree.inspect().state is State.FOREIGN:
-            raise Refused.of(
-                "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
-            )
+            raise _foreign(pin)
         quilts.find(source.cache_folder()).run(tree.path, "new", patch, lock=lock)
         file = tree.path / "patches" / patch
         # of a new topic: `quilt header -e` makes none
@@ -92,19 +89,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     finish_writing(root)
     with locked(root / QUEUE_LOCK):
         queue, problems = series.read(root)
-        unreadable = [
-            problem
-            for problem in problems
-            if problem.name
-            in (
-                "no-series",
-                "missing-patch",
-                "bad-guard",
-                "empty-guard",
-                "duplicate",
-            )
-        ]
-        if unreadable:
+        if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
         edited = _edited(root, pin, add, pristine)
@@ -149,21 +134,18 @@ def _edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
     with tree.locked() as lock:
         found = tree.inspect()
         if found.state is State.FOREIGN:
-            raise Refused.of(
-                "foreign-tree", f"work/{pin.tag}", "this tool did not make it", "move it away"
-            )
+            raise _foreign(pin)
         if found.state is not State.CHANGED:
             return None
         aside = tree.start(copy=True)
         stray = _take_off(aside, quilt, lock, pristine)
         if stray and not add:
-            raise Refused.of(
-                "stray-edits",
-                f"work/{pin.tag}",
-                f"edited, but in no patch: {' '.join(stray)}",
+            step = (
                 f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-                f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit",
+                f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
             )
+            what = f"edited, but in no patch: {' '.join(stray)}"
+            raise Refused.of("stray-edits", f"work/{pin.tag}", what, step)
         _lay(aside, quilt, lock, stray)
         files = {name: aside / "patches" / name for name in quilts.applied(aside)}
         texts = {
@@ -176,12 +158,13 @@ def _edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
             for file in diffs
         }
         recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
-        return Tree(
-            tuple((name, *text) for name, text in texts.items()),
-            overlay,
-            recorded,
-            list_folder(aside),
-        )
+        patches = tuple((name, *text) for name, text in texts.items())
+        return Tree(patches, overlay, recorded, list_folder(aside))
+
+
+def _foreign(pin: Pin) -> Refused:
+    where = f"work/{pin.tag}"
+    return Refused.of("foreign-tree", where, "this tool did not make it", "move it away")
 
 
 def _plan(
@@ -216,13 +199,10 @@ def _plan(
     ]
     # the tree is about to be built anew from the queue: never when that would lose an edit
     if lost:
-        raise Refused.of(
-            "edits-not-kept",
-            f"work/{pin.tag}",
-            f"the queue does not make the tree's own {' '.join(lost[:5])}",
-            "the tree stays as it is; say which patch should have the edit: "
-            + to_type("quilt", pin.tag, "add FILE"),
-        )
+        what = f"the queue does not make the tree's own {' '.join(lost[:5])}"
+        add = to_type("quilt", pin.tag, "add FILE")
+        step = f"the tree stays as it is; say which patch should have the edit: {add}"
+        raise Refused.of("edits-not-kept", f"work/{pin.tag}", what, step)
     return changes
 
 
@@ -264,12 +244,9 @@ def _take_off(aside: Path, quilt: quilts.Quilt, lock: int, pristine: Source) -> 
     for name in differing(list_folder(aside), pristine.listing()):
         path, original = aside / name, pristine.read(name)
         if not path.is_file() or path.suffix in (".orig", ".rej") or name.endswith("~"):
-            raise Refused.of(
-                "stray-edits",
-                name,
-                "is missing, or left over from an editor or a failed push",
-                "put it right in the tree, then refresh again",
-            )
+            what = "is missing, or left over from an editor or a failed push"
+            step = "put it right in the tree, then refresh again"
+            raise Refused.of("stray-edits", name, what, step)
         stray[name] = path.read_bytes()
         path.unlink() if original is None else path.write_bytes(original)
     return stray
@@ -305,12 +282,9 @@ def _without_diff(aside: Path) -> dict[str, str]:
 def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterator[Change]:
     """The patches that the tree has otherwise than the queue, and what that makes of the series."""
     old = (root / series.FILE).read_text(encoding="utf-8")
-    lines, below = Lines.of(old), ""
-    rows, here = {}, {}
-    for row in rows_on(queue, pin.version, source.fetch(pin, None).read)[0]:
-        if row.lines is not None:
-            rows[row.patch] = row
-            here[row.patch] = widened(placed.at(queue.patches[row.patch], row.lines), row.before)
+    lines, below, known = Lines.of(old), "", [other.version for other in pins.all]
+    rows = rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
+    here = {row.patch: (row, _own_text(queue, row)) for row in rows if row.lines is not None}
     entries = {entry.name: entry for entry in queue.entries}
     for name, head, diff in tree.texts:
         if not diff:
@@ -318,40 +292,51 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
             continue
         above, below = below, name
         if name not in entries:
-            lines.insert(
-                above, name, guards.own(pin.version, [other.version for other in pins.all])
-            )
+            lines.insert(above, name, guards.own(pin.version, known))
             yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
             continue
         # started in the tree, its header filled in in patches/
         if name not in tree.recorded and not head:
             head = patchfile.split((root / "patches" / name).read_text(encoding="utf-8"))[0]  # noqa: PLW2901
         content = joined(head, diff)
-        today = here[name].content if name in here else b""
-        if content == today or tree.recorded.get(name) == sha256(content):
-            continue  # not edited in the tree: what the queue has by now stands
-        if (
-            name in rows
-            and head == patchfile.split(today.decode("utf-8"))[0]
-            and _does(name, content, rows[name])
-        ):
-            continue  # the same change, as another diff writes it
-        if diff in (
-            text.diff for other, text in here.items() if queue.base(other) == entries[name].base
-        ):
-            continue  # written already, as the release's own variant
-        if tree.recorded.get(name, sha256(today)) != sha256(today):
-            raise Refused.of(
-                "changed-twice",
-                f"patches/{name}",
-                f"was changed in the queue and in work/{pin.tag}",
-                "keep one of the two: put the other aside, then refresh again",
-            )
+        if not _is_edited(queue, pin, tree, here, name, content):
+            continue
         change = _shared(pins, pin, queue, entries[name], content, lines)
         queue = tried(queue, [change])[0] if change.path == f"patches/{name}" else queue
         yield change
     if lines.text != old:
         yield Change(str(series.FILE), lines.text.encode(), "guards")
+
+
+def _own_text(queue: Queue, row: Row) -> Patch:
+    """A patch as the release's own tree has it, where the row laid it."""
+    return widened(placed.at(queue.patches[row.patch], row.lines or ()), row.before)
+
+
+def _is_edited(
+    queue: Queue,
+    pin: Pin,
+    tree: Tree,
+    here: Mapping[str, tuple[Row, Patch]],
+    name: str,
+    content: bytes,
+) -> bool:
+    """Whether a patch was edited in the tree. Raises Refused where it was in the queue too."""
+    today = here[name][1].content if name in here else b""
+    if content == today or tree.recorded.get(name) == sha256(content):
+        return False  # what the queue has by now stands
+    head, diff = patchfile.split(content.decode("utf-8"))
+    is_same_head = head.strip() == patchfile.split(today.decode("utf-8"))[0].strip()
+    if name in here and is_same_head and _does(name, content, here[name][0]):
+        return False  # the same change, as another diff writes it
+    base = queue.base(name)
+    if diff in (text.diff for other, (_, text) in here.items() if queue.base(other) == base):
+        return False  # written already, as the release's own variant
+    if tree.recorded.get(name, sha256(today)) != sha256(today):
+        what = f"was changed in the queue and in work/{pin.tag}"
+        step = "keep one of the two: put the other aside, then refresh again"
+        raise Refused.of("changed-twice", f"patches/{name}", what, step)
+    return True
 
 
 def _does(name: str, content: bytes, row: Row) -> bool:
@@ -390,15 +375,9 @@ def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     """The files of a release that a patch changes, as they are below it."""
     read = source.fetch(pin, None).read
     names = [each.name for each in queue.select(pin.version)]
-    beneath = replace(
-        queue,
-        entries=tuple(
-            entry for entry in queue.entries if entry.name in names[: names.index(patch.name)]
-        ),
-    )
-    _, files = rows_on(beneath, pin.version, read)
-    found = {
-        file.path: files[file.path] if file.path in files else read(file.path)
-        for file in patch.files
-    }
+    first = names[: names.index(patch.name)]
+    entries = tuple(entry for entry in queue.entries if entry.name in first)
+    _, files = rows_on(replace(queue, entries=entries), pin.version, read)
+    below = in_front(files, read)
+    found = {file.path: below(file.path) for file in patch.files}
     return {path: content for path, content in found.items() if content is not None}

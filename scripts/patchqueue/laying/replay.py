@@ -16,6 +16,13 @@ from ..outcome import Outcome, Problem
 from ..queue.patchfile import Patch
 from .place import Files, Read, Spot, lay, places, split_lines
 
+WORST_FIRST = (
+    Outcome.CORRUPT,
+    Outcome.CONFLICT,
+    Outcome.MERGED_UPSTREAM,
+    Outcome.NEEDS_REFRESH,
+)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -46,13 +53,9 @@ def replay(patches: Iterable[Patch], overlay: dict[str, bytes], read: Read, tag:
     revision in messages."""
     files: dict[str, bytes] = {}
     steps = []
+    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
     taken = tuple(
-        Problem(
-            "overlay-shadows-upstream",
-            f"overlay/{path} on {tag}",
-            "upstream has this file",
-            "change it with a patch, or rename the overlay file",
-        )
+        Problem("overlay-shadows-upstream", f"overlay/{path} on {tag}", what, hint)
         for path in overlay
         if read(path) is not None
     )
@@ -75,17 +78,8 @@ def _one(patch: Patch, read: Read, tag: str) -> tuple[Step, dict[str, bytes]]:
         where = f"patches/{patch.name} on {tag}: {file.path}"
         content = read(file.path)
         if content is None:
-            problems.append(
-                (
-                    Outcome.CONFLICT,
-                    Problem(
-                        str(Outcome.CONFLICT),
-                        where,
-                        "upstream has no such file there",
-                        "correct the guard, or the path",
-                    ),
-                )
-            )
+            what, step = "upstream has no such file there", "correct the guard, or the path"
+            problems.append(_named(Outcome.CONFLICT, where, what, step))
             continue
         text = content.decode("utf-8", "surrogateescape")
         laid, moved = lay(text, file), 0
@@ -96,11 +90,7 @@ def _one(patch: Patch, read: Read, tag: str) -> tuple[Step, dict[str, bytes]]:
         below[file.path], changed[file.path] = content, laid.text.encode("utf-8", "surrogateescape")
     if not problems:
         return Step(patch.name, Outcome.APPLIED, below=below), changed
-    worst = next(
-        o
-        for o in (Outcome.CORRUPT, Outcome.CONFLICT, Outcome.MERGED_UPSTREAM, Outcome.NEEDS_REFRESH)
-        if o in [p[0] for p in problems]
-    )
+    worst = next(outcome for outcome in WORST_FIRST if outcome in [each for each, _ in problems])
     return Step(patch.name, worst, tuple(problem for _, problem in problems)), {}
 
 
@@ -114,13 +104,11 @@ def _misfit(
     if spot.lines != (hunk.old_start,):
         return _elsewhere(text, spot, at, f"{where}: hunk {number}", tag)
     if hunk.new_start != hunk.old_start + moved:
-        return Outcome.CORRUPT, Problem(
-            "wrong-hunk-counts",
-            f"{where}: hunk {number}",
-            f"its new side begins at line {hunk.new_start}, but the hunks before it make that"
-            f" {hunk.old_start + moved}",
-            f"write patches with {to_type('refresh')}, not by hand",
-        )
+        what = f"its new side begins at line {hunk.new_start}, but the hunks before it make that"
+        step = f"write patches with {to_type('refresh')}, not by hand"
+        where = f"{where}: hunk {number}"
+        problem = Problem("wrong-hunk-counts", where, f"{what} {hunk.old_start + moved}", step)
+        return Outcome.CORRUPT, problem
     return None
 
 
@@ -129,39 +117,27 @@ def _elsewhere(text: str, spot: Spot, at: str, where: str, tag: str) -> tuple[Ou
     hunk = spot.hunk
     if len(spot.lines) > 1:
         shown = ", ".join(map(str, spot.lines[:5])) + (" …" if len(spot.lines) > 5 else "")
-        return Outcome.CONFLICT, Problem(
-            str(Outcome.CONFLICT),
-            at,
-            f"its text is at {len(spot.lines)} places: lines {shown}",
-            "change what tells them apart, so that its text is at one place",
-        )
+        what = f"its text is at {len(spot.lines)} places: lines {shown}"
+        step = "change what tells them apart, so that its text is at one place"
+        return _named(Outcome.CONFLICT, at, what, step)
     if spot.lines:
         offset = spot.lines[0] - hunk.old_start
-        what = (
-            f"its text is at line {spot.lines[0]}, {counted(abs(offset), 'line')}"
-            f" {'later' if offset > 0 else 'earlier'}"
-        )
-        return Outcome.NEEDS_REFRESH, Problem(
-            str(Outcome.NEEDS_REFRESH),
-            at,
-            what,
-            f"{to_type('refresh', tag)} pins the line that it has now",
-        )
+        away = f"{counted(abs(offset), 'line')} {'later' if offset > 0 else 'earlier'}"
+        step = f"{to_type('refresh', tag)} pins the line that it has now"
+        what = f"its text is at line {spot.lines[0]}, {away}"
+        return _named(Outcome.NEEDS_REFRESH, at, what, step)
     if hunk.old_start in places(text, "".join(hunk.old)):
-        return Outcome.CORRUPT, Problem(
-            str(Outcome.CORRUPT), where, "it overlaps the hunk before it"
-        )
+        return _named(Outcome.CORRUPT, where, "it overlaps the hunk before it")
     if hunk.new != hunk.old and places(text, "".join(hunk.new)):
-        return Outcome.MERGED_UPSTREAM, Problem(
-            str(Outcome.MERGED_UPSTREAM), at, "the tree has this change already", "lower the guard"
-        )
+        what = "the tree has this change already"
+        return _named(Outcome.MERGED_UPSTREAM, at, what, "lower the guard")
     what = _first_difference(split_lines(text), max(hunk.old_start - 1, 0), hunk.old)
-    return Outcome.CONFLICT, Problem(
-        str(Outcome.CONFLICT),
-        at,
-        what,
-        f"{to_type('rebase', tag)} lays the conflict out; or correct the guard",
-    )
+    step = f"{to_type('rebase', tag)} lays the conflict out; or correct the guard"
+    return _named(Outcome.CONFLICT, at, what, step)
+
+
+def _named(outcome: Outcome, where: str, what: str, step: str = "") -> tuple[Outcome, Problem]:
+    return outcome, Problem(str(outcome), where, what, step)
 
 
 def _first_difference(lines: list[str], start: int, old: list[str]) -> str:

@@ -237,11 +237,8 @@ def _bad_values(where: str, header: Header) -> list[Problem]:
         try:
             re.compile(probe.text if probe.is_regex else "")
         except re.error as error:
-            found.append(
-                Problem(
-                    "bad-field", where, f"Probe: {probe.text!r} is no regular expression: {error}"
-                )
-            )
+            what = f"Probe: {probe.text!r} is no regular expression: {error}"
+            found.append(Problem("bad-field", where, what))
     return found
 
 

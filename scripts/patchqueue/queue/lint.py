@@ -33,13 +33,10 @@ def _placed(queue: Queue) -> list[Problem]:
 
 
 def _guards(queue: Queue) -> list[Problem]:
+    both = "{} ({}) and {} ({}) are both for {}".format
     return [
-        Problem(
-            "overlapping-variants",
-            f"{FILE}:{b.line}",
-            f"{a.name} ({a.text}) and {b.name} ({b.text}) are both for {version}",
-        )
-        for a, b, version in overlapping(queue.entries)
+        Problem("overlapping-variants", f"{FILE}:{b.line}", both(a.name, a.text, b.name, b.text, v))
+        for a, b, v in overlapping(queue.entries)
     ]
 
 
@@ -51,22 +48,12 @@ def _variants(queue: Queue) -> list[Problem]:
             continue
         names = patch.header.get("Variant-Of")
         if (entry.base != entry.name) != patch.header.is_variant or (names and names != entry.base):
-            found.append(
-                Problem(
-                    "bad-variant",
-                    f"patches/{entry.name}",
-                    f"its file name says {entry.base}, its Variant-Of {names or 'nothing'}",
-                    "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`",
-                )
-            )
+            what = f"its file name says {entry.base}, its Variant-Of {names or 'nothing'}"
+            step = "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`"
+            found.append(Problem("bad-variant", f"patches/{entry.name}", what, step))
         elif names and names not in queue.patches:
-            found.append(
-                Problem(
-                    "bad-variant",
-                    f"patches/{entry.name}",
-                    f"there is no readable patches/{names} whose header it could share",
-                )
-            )
+            what = f"there is no readable patches/{names} whose header it could share"
+            found.append(Problem("bad-variant", f"patches/{entry.name}", what))
     return found
 
 

@@ -24,19 +24,11 @@ from . import header as headers
 CONTEXT = 3
 SECTION = re.compile(r"(?m)^(@@ -\S+ \+\S+ @@) .*$")  # a hunk's header may name a function
 LAST_LINE = f"remove that line, or write the patch with {to_type('refresh')}"
+NO_NEWLINE = "\\ No newline at end of file"
 BOM = "\ufeff"  # what some editors write in front of UTF-8
 FORBIDDEN = (  # what a diff can say besides changing lines, by how its line begins
-    (
-        "rename",
-        (
-            "rename from",
-            "rename to",
-            "copy from",
-            "copy to",
-            "similarity index",
-            "dissimilarity index",
-        ),
-    ),
+    ("rename", ("rename from", "rename to", "copy from", "copy to")),
+    ("rename", ("similarity index", "dissimilarity index")),
     ("mode-change", ("old mode", "new mode", "new file mode", "deleted file mode")),
     ("binary", ("Binary files", "GIT binary patch")),
     ("new-or-deleted-file", ("--- /dev/null", "+++ /dev/null")),
@@ -123,14 +115,8 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
     except UnicodeDecodeError as error:
         return None, [Problem("not-utf-8", where, f"byte {error.start} is not UTF-8")]
     if text.startswith(BOM):
-        return None, [
-            Problem(
-                "byte-order-mark",
-                f"{where}:1",
-                "begins with a byte order mark",
-                "save it as UTF-8 without one",
-            )
-        ]
+        what, step = "begins with a byte order mark", "save it as UTF-8 without one"
+        return None, [Problem("byte-order-mark", f"{where}:1", what, step)]
     if "\r" in text:
         line = text[: text.index("\r")].count("\n") + 1
         return None, [
@@ -141,15 +127,8 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
     found = [Problem("bad-header", where, complaint) for complaint in complaints]
     found += headers.problems(where, header)
     if not diff.strip():
-        return None, [
-            *found,
-            Problem(
-                "empty-patch",
-                where,
-                "changes nothing",
-                f"{to_type('refresh')} writes your edits into it",
-            ),
-        ]
+        step = f"{to_type('refresh')} writes your edits into it"
+        return None, [*found, Problem("empty-patch", where, "changes nothing", step)]
     form = list(_form(where, diff, first_line=head.count("\n") + 1))
     found += form
     if form:
@@ -178,15 +157,8 @@ def render(files: Iterable[FileDiff]) -> str:
 
 
 def _rendered(hunk: Hunk) -> str:
-    body = "".join(
-        line.kind
-        + (
-            line.text
-            if line.text.endswith("\n")
-            else f"{line.text}\n\\ No newline at end of file\n"
-        )
-        for line in hunk.lines
-    )
+    lines = (f"{line.kind}{line.text}" for line in hunk.lines)
+    body = "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n" for line in lines)
     return (
         f"@@ -{_range(hunk.old_start, len(hunk.old))} +{_range(hunk.new_start, len(hunk.new))}"
         f" @@\n{body}"

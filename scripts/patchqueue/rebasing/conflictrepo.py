@@ -26,6 +26,13 @@ from ..upstream.release import Release
 from .forecast import Stages
 
 OWN = Path("work/.patchqueue")  # where things are built and put aside, out of everybody's sight
+FOR_A_PERSON = (  # settings of the repository itself
+    ("core.autocrlf", "false"),
+    ("merge.conflictStyle", "diff3"),
+    ("core.hooksPath", "/dev/null"),
+    ("commit.gpgSign", "false"),
+    ("gc.auto", "0"),
+)
 MARKER = re.compile(rb"(?:<{7}|\|{7}|>{7})(?: .*)?|={7}")
 # what editors and merge tools leave
 LEFT_OVER = re.compile(r"(?:\.orig|\.rej|\.swp|~)$|_(?:BACKUP|BASE|LOCAL|REMOTE)_\d+\.")
@@ -73,12 +80,8 @@ class Repository:
         if not self.path.exists() and not self.path.is_symlink():
             return None
         if not self._own.is_dir():
-            raise Refused.of(
-                "foreign-tree",
-                self.shown,
-                "is there, but this tool did not make it",
-                "move it away",
-            )
+            what = "is there, but this tool did not make it"
+            raise Refused.of("foreign-tree", self.shown, what, "move it away")
         try:
             found: dict[str, Any] = json.loads((self._own / "state.json").read_text("utf-8"))
             return found
@@ -106,53 +109,19 @@ class Repository:
         and the patch merged into that."""
         if self.state is None:
             self.remove()
-            aside = self.root / OWN / f"{self.path.name}.building"
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            git(aside, "init", "-q", "-b", "rebase")
-            for name, value in (
-                ("core.autocrlf", "false"),
-                ("merge.conflictStyle", "diff3"),
-                ("core.hooksPath", "/dev/null"),
-                ("commit.gpgSign", "false"),
-                ("gc.auto", "0"),
-            ):
-                git(aside, "config", name, value)
-            (aside / ".git/info/attributes").write_text("* -text\n")
-            (aside / ".git/info/exclude").write_text("*.orig\n*.rej\n*~\n*.swp\n__pycache__/\n")
-            (aside / ".git/patchqueue").mkdir()
-            release.keep(aside / ".git/patchqueue/release.zip")
-            git(
-                aside,
-                "fast-import",
-                "--quiet",
-                "--force",
-                stdin=b"".join(_trees(queue, stages, release)),
-            )
-            os.rename(aside, self.path)
+            self._make(queue, stages, release)
         # from here on it is being made; a run that finds it so makes it anew
         (self._own / "state.json").unlink(missing_ok=True)
         row = rows[-1]
-        git(
-            self.path,
-            "fast-import",
-            "--quiet",
-            "--force",
-            stdin=b"".join(_branch(queue, release, rows)),
-        )
+        branch = b"".join(_branch(queue, release, rows))
+        git(self.path, "fast-import", "--quiet", "--force", stdin=branch)
         git(self.path, "symbolic-ref", "HEAD", "refs/heads/rebase")  # wherever a person has gone
         git(self.path, "reset", "-q", "--hard")
         git(self.path, "clean", "-q", "-ffdx")
         if queue.base(row.patch) in stages.of:
+            change = f"refs/patches/{_ref(queue.base(row.patch))}"
             # its effect is looked at
-            git(
-                self.path,
-                "cherry-pick",
-                "--no-commit",
-                "--allow-empty",
-                f"refs/patches/{_ref(queue.base(row.patch))}",
-                check=False,
-            )
+            git(self.path, "cherry-pick", "--no-commit", "--allow-empty", change, check=False)
         state = {
             "name": release.name,
             "tree": tree_of(release),
@@ -162,6 +131,22 @@ class Repository:
         }
         atomic.write(self._own / "state.json", (json.dumps(state, indent=1) + "\n").encode())
         return self.regions()
+
+    def _make(self, queue: Queue, stages: Stages, release: Release) -> None:
+        """Make it, with the commits of the pin and of the release, and rename it into place."""
+        aside = self.root / OWN / f"{self.path.name}.building"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        git(aside, "init", "-q", "-b", "rebase")
+        for name, value in FOR_A_PERSON:
+            git(aside, "config", name, value)
+        (aside / ".git/info/attributes").write_text("* -text\n")
+        (aside / ".git/info/exclude").write_text("*.orig\n*.rej\n*~\n*.swp\n__pycache__/\n")
+        (aside / ".git/patchqueue").mkdir()
+        release.keep(aside / ".git/patchqueue/release.zip")
+        trees = b"".join(_trees(queue, stages, release))
+        git(aside, "fast-import", "--quiet", "--force", stdin=trees)
+        os.rename(aside, self.path)
 
     def regions(self) -> tuple[Region, ...]:
         """What is marked in it: of the files that git could not merge."""
@@ -184,40 +169,23 @@ class Repository:
     def solution(self, release: Release, below: Files) -> Files:
         """The files that the person changed, as they are now. Raises Refused where they cannot be a
         patch, or still hold markers."""
-        expected = {path: sha256(release.read(path) or b"") for path in release.paths} | {
-            path: sha256(content) for path, content in below.items()
-        }
+        expected = release.listing() | {path: sha256(content) for path, content in below.items()}
         found, problems, changed = _listing(self.path), [], {}
         for name in differing(found, expected):
             where = f"{self.shown}/{name}"
+            back = f"`git checkout rebase -- {name}` in {self.shown} brings"
             if name not in found:
-                problems.append(
-                    Problem(
-                        "new-or-deleted-file",
-                        where,
-                        "is deleted, which no patch does",
-                        f"`git checkout rebase -- {name}` in {self.shown} brings it back",
-                    )
-                )
+                what, step = "is deleted, which no patch does", f"{back} it back"
+                problems.append(Problem("new-or-deleted-file", where, what, step))
             elif name not in expected:
-                problems.append(
-                    Problem(
-                        "new-or-deleted-file",
-                        where,
-                        "is a file that the release does not have",
-                        "move the change to where that code is now and remove the file; a new file"
-                        " belongs into overlay/",
-                    )
+                what = "is a file that the release does not have"
+                step = (
+                    "move the change to where that code is now and remove the file; a new file"
+                    " belongs into overlay/"
                 )
+                problems.append(Problem("new-or-deleted-file", where, what, step))
             elif (self.path / name).is_symlink():
-                problems.append(
-                    Problem(
-                        "symlink",
-                        where,
-                        "is a link",
-                        f"`git checkout rebase -- {name}` in {self.shown} brings the file back",
-                    )
-                )
+                problems.append(Problem("symlink", where, "is a link", f"{back} the file back"))
             else:
                 changed[name] = (self.path / name).read_bytes()
                 before = below.get(name) or release.read(name) or b""
@@ -229,7 +197,7 @@ class Repository:
 
 def tree_of(release: Release) -> str:
     """The tree hash of a release."""
-    return hash_listing({path: sha256(release.read(path) or b"") for path in release.paths})
+    return hash_listing(release.listing())
 
 
 def contents(queue: Queue, rows: Iterable[Row]) -> Files:
@@ -270,12 +238,10 @@ def _markers(where: str, before: bytes, after: bytes) -> list[Problem]:
     ]
     starts = [each for each in found if each[1].startswith(b"<<<<<<<")] or found
     hint = "solve the region, remove its markers, then continue"
+    said = "has a conflict marker: {}".format
     return [
         Problem(
-            "markers-left",
-            f"{where}:{number}",
-            f"has a conflict marker: {line.decode('utf-8', 'replace')[:60]}",
-            hint,
+            "markers-left", f"{where}:{number}", said(line.decode("utf-8", "replace")[:60]), hint
         )
         for number, line in starts
     ]

@@ -69,12 +69,9 @@ class Stages:
         for patch in self.queue.select(self.pin.version):
             row = lay_patch(patch, in_front(files, self.pristine.read))
             if row.outcome is not Outcome.APPLIED:
-                raise Refused.of(
-                    str(row.outcome),
-                    f"patches/{patch.name}",
-                    f"does not apply on {self.pin.tag} itself",
-                    f"{to_type('check', self.pin.tag)} says why",
-                )
+                what = f"does not apply on {self.pin.tag} itself"
+                step = f"{to_type('check', self.pin.tag)} says why"
+                raise Refused.of(str(row.outcome), f"patches/{patch.name}", what, step)
             found[self.queue.base(patch.name)] = row.before, row.after
             files |= row.after
         return found
@@ -84,12 +81,8 @@ def nearest_to(pins: Pins, version: Version) -> Pin:
     """The newest pin before a version. Raises Refused where there is none."""
     older = [pin for pin in pins.all if pin.version < version]
     if not older:
-        raise Refused.of(
-            "too-old",
-            f"sglang {version}",
-            f"is not newer than the first pin, {pins.all[0].tag}",
-            "name a newer one",
-        )
+        what = f"is not newer than the first pin, {pins.all[0].tag}"
+        raise Refused.of("too-old", f"sglang {version}", what, "name a newer one")
     return older[-1]
 
 
@@ -107,11 +100,10 @@ def forecast(
     overlay = queue.overlay_for([queue.patches[entry.name] for entry in tried])
     taken = [path for path in overlay if release.read(path) is not None]
     if taken:
+        what = "upstream has this file"
+        step = "rename the overlay file"
         raise Refused.of(
-            "overlay-shadows-upstream",
-            f"overlay/{taken[0]} on {release.version}",
-            "upstream has this file",
-            "rename the overlay file",
+            "overlay-shadows-upstream", f"overlay/{taken[0]} on {release.version}", what, step
         )
     return Forecast(
         release.version,
@@ -141,48 +133,36 @@ def _rows(
     settled: Mapping[str, Files | str],
 ) -> Iterator[Row]:
     files = dict(overlay)
-
-    def read(path: str) -> bytes | None:
-        return files[path] if path in files else release.read(path)
-
+    read = in_front(files, release.read)
     for entry in tried:
-        header, decided = queue.header(entry.name), settled.get(entry.name)
-        gaps = [
-            gap.reason
-            for gap in header.gaps
-            if gap.releases.contains(release.version, prereleases=True)
-        ]
-        if any(passes(line, release.read) for line in header.probes):
-            row = Row(entry.name, Outcome.MERGED_UPSTREAM)
-        elif gaps and not entry.is_for(release.version):
-            row = Row(entry.name, Outcome.NOT_SELECTED, gaps[0])
-        elif isinstance(decided, str):
-            row = Row(entry.name, Outcome.NOT_SELECTED, decided)
-        elif decided is not None:
-            row = Row(
-                entry.name,
-                Outcome.NEEDS_REFRESH,
-                "solved",
-                {path: read(path) or b"" for path in decided},
-                decided,
-            )
-        else:
-            row = lay_patch(
-                queue.at(
-                    entry.name,
-                    release.version if entry.is_for(release.version) else stages.pin.version,
-                ),
-                read,
-            )
-            if row.outcome is Outcome.CONFLICT:
-                row = _merge(
-                    row,
-                    stages.of.get(entry.base, ({}, {})),
-                    read,
-                    (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch")),
-                )
+        row = _settled(queue, entry, release, settled.get(entry.name), read)
+        if row is None:
+            pinned = release.version if entry.is_for(release.version) else stages.pin.version
+            row = lay_patch(queue.at(entry.name, pinned), read)
+        if row.outcome is Outcome.CONFLICT:
+            names = (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch"))
+            row = _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
         files |= row.after
         yield row
+
+
+def _settled(
+    queue: Queue, entry: Entry, release: Release, decided: Files | str | None, read: Read
+) -> Row | None:
+    """What is known of a patch before it is laid: its header says it, or a person has decided."""
+    header = queue.header(entry.name)
+    if any(passes(line, release.read) for line in header.probes):
+        return Row(entry.name, Outcome.MERGED_UPSTREAM)
+    gaps = (gap for gap in header.gaps if gap.releases.contains(release.version, prereleases=True))
+    gap = next(gaps, None)
+    if gap and not entry.is_for(release.version):
+        return Row(entry.name, Outcome.NOT_SELECTED, gap.reason)
+    if isinstance(decided, str):
+        return Row(entry.name, Outcome.NOT_SELECTED, decided)
+    if decided is not None:
+        before = {path: read(path) or b"" for path in decided}
+        return Row(entry.name, Outcome.NEEDS_REFRESH, "solved", before, decided)
+    return None
 
 
 def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, str, str]) -> Row:

@@ -84,55 +84,55 @@ def proceed(
         repository = Repository(root, version)
         state = repository.state
         if state is None:
-            if release is None:
-                raise Refused.of(
-                    "nothing-to-continue",
-                    f"work/rebase-{version}",
-                    "no rebase is under way",
-                    f"{to_type('rebase', version)} begins one",
-                )
-            refuse_other_tree(pins, release)
-            found = forecast(queue, pins, release)
-            if found.conflict or reason is not None:
-                raise Refused.of(
-                    "nothing-to-continue",
-                    f"work/rebase-{version}",
-                    "no conflict is laid out",
-                    f"{to_type('rebase', version)} begins",
-                )
-            return _write(root, queue, pins, release, found, ())
+            return _proceed_without(root, queue, pins, version, release, reason)
         with kept(version, state["name"], repository.archive) as release:  # noqa: PLR1704
             again = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
             refuse_other_tree(pins, release, again)
             found = forecast(queue, pins, release)
             row = found.conflict
-            laid = _below(found)
             # written by a run that was killed behind it
             if row is None or row.patch != state["patch"]:
                 return _write(root, queue, pins, release, found, ())
-            if state["below"] != digest(queue, [*laid, row]):
+            rows = [*_below(found), row]
+            if state["below"] != digest(queue, rows):
                 raise _stale(repository)
             if reason is not None:
                 gap = skipped(queue, row.patch, version, pins, reason)
                 after = forecast(with_changes(queue, [gap]), pins, release, {row.patch: reason})
                 return _write(root, queue, pins, release, after, (gap,))
-            solution = repository.solution(release, contents(queue, [*laid, row]))
+            solution = repository.solution(release, contents(queue, rows))
             if not solution:
-                raise Refused.of(
-                    "empty-patch",
-                    f"patches/{row.patch}",
-                    f"changes nothing as {repository.shown} stands",
-                    "if upstream has the change, correct its Probe in patches/ and continue;"
-                    f" else {to_type('rebase', version, '--skip REASON')}",
-                )
-            return _write(
-                root,
-                queue,
-                pins,
-                release,
-                forecast(queue, pins, release, {row.patch: solution}),
-                (),
-            )
+                raise _unsolved(repository, row.patch)
+            after = forecast(queue, pins, release, {row.patch: solution})
+            return _write(root, queue, pins, release, after, ())
+
+
+def _proceed_without(
+    root: Path,
+    queue: Queue,
+    pins: Pins,
+    version: Version,
+    release: Release | None,
+    reason: str | None,
+) -> Progress:
+    """Write what needs no hand, where nothing conflicts and so nothing was laid out."""
+    where, begins = f"work/rebase-{version}", to_type("rebase", version)
+    if release is None:
+        step = f"{begins} begins one"
+        raise Refused.of("nothing-to-continue", where, "no rebase is under way", step)
+    refuse_other_tree(pins, release)
+    found = forecast(queue, pins, release)
+    if found.conflict or reason is not None:
+        step = f"{begins} begins"
+        raise Refused.of("nothing-to-continue", where, "no conflict is laid out", step)
+    return _write(root, queue, pins, release, found, ())
+
+
+def _unsolved(repository: Repository, patch: str) -> Refused:
+    what = f"changes nothing as {repository.shown} stands"
+    skip = to_type("rebase", repository.version, "--skip REASON")
+    step = f"if upstream has the change, correct its Probe in patches/ and continue; else {skip}"
+    return Refused.of("empty-patch", f"patches/{patch}", what, step)
 
 
 def abort(root: Path, version: Version) -> None:
@@ -141,12 +141,9 @@ def abort(root: Path, version: Version) -> None:
     with _alone(root):
         repository = Repository(root, version)
         if repository.state is None and not repository.path.exists():
-            raise Refused.of(
-                "nothing-to-abort",
-                repository.shown,
-                "no rebase is under way",
-                f"{to_type('rebase', version)} begins one",
-            )
+            what = "no rebase is under way"
+            step = f"{to_type('rebase', version)} begins one"
+            raise Refused.of("nothing-to-abort", repository.shown, what, step)
         repository.remove()
 
 
@@ -240,10 +237,8 @@ def _next(
 
 def _stale(repository: Repository) -> Refused:
     what = "holds edits, and the queue or the release is no longer what they were made on"
-    return Refused.of(
-        "stale-rebase",
-        repository.shown,
-        what,
+    step = (
         f"keep what you need of them; {to_type('rebase', f'{repository.version} --abort')}"
-        " throws them away",
+        " throws them away"
     )
+    return Refused.of("stale-rebase", repository.shown, what, step)

@@ -101,15 +101,9 @@ def prove(
             for each in (queue, new)
         ]
         if pin.version != release.version and names[0] != names[1]:
-            problems.append(
-                Problem(
-                    "guard-not-split",
-                    str(series.FILE),
-                    f"{pin.tag} would get other patches:"
-                    f" {sorted({name for name, _ in set(names[0]) ^ set(names[1])})}",
-                    "write this release's guards by hand",
-                )
-            )
+            others = sorted({name for name, _ in set(names[0]) ^ set(names[1])})
+            what, step = f"{pin.tag} would get other patches", "write this release's guards by hand"
+            problems.append(Problem("guard-not-split", str(series.FILE), f"{what}: {others}", step))
     laid = [row for row in rows if row.outcome in (Outcome.APPLIED, Outcome.NEEDS_REFRESH)]
     bases = [queue.base(row.patch) for row in laid]
     selected = [patch for patch in new.select(release.version) if new.base(patch.name) in bases]
@@ -119,13 +113,9 @@ def prove(
         wanted |= row.after
     wrong = [path for path, content in wanted.items() if replayed.files.get(path) != content]
     if [new.base(patch.name) for patch in selected] != bases or (wrong and not replayed.problems):
+        what = f"does not give the tree that was made: {' '.join(wrong) or 'other patches'}"
         problems.append(
-            Problem(
-                "not-proved",
-                f"the queue on {release.version}",
-                f"does not give the tree that was made: {' '.join(wrong) or 'other patches'}",
-                "report this",
-            )
+            Problem("not-proved", f"the queue on {release.version}", what, "report this")
         )
     if problems or replayed.problems:
         raise Refused([*problems, *replayed.problems])
@@ -136,13 +126,12 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
     says nothing."""
     base = queue.base(name)
     if len(" ".join(reason.split())) < 10:
-        raise Refused.of(
-            "bad-field",
-            f"patches/{base}",
-            f"{reason!r} is no reason",
+        what = f"{reason!r} is no reason"
+        step = (
             'say in ten characters or more why the release goes without: --skip "the code it'
-            ' changes is gone"',
+            ' changes is gone"'
         )
+        raise Refused.of("bad-field", f"patches/{base}", what, step)
     gap = (
         f"Gap: {guards.own(version, [pin.version for pin in pins.all])}:"
         f" {' '.join(reason.split())}\n"
@@ -160,12 +149,9 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
 def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
     rest = guards.parted(entry.text, version, pinned)[0]
     if not rest:
-        raise Refused.of(
-            "empty-guard",
-            f"{series.FILE}:{entry.line}",
-            f"{entry.name} would be for no pinned release any more",
-            "remove it from series and patches/, then run this again",
-        )
+        what = f"{entry.name} would be for no pinned release any more"
+        step = "remove it from series and patches/, then run this again"
+        raise Refused.of("empty-guard", f"{series.FILE}:{entry.line}", what, step)
     return rest
 
 
@@ -244,13 +230,5 @@ def _texts(
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:
     """Whether the entry may have this guard beside its other variants."""
     wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
-    return not series.overlapping(
-        [
-            wider,
-            *(
-                other
-                for other in queue.entries
-                if other.base == entry.base and other.name != entry.name
-            ),
-        ]
-    )
+    others = [each for each in queue.entries if each.base == entry.base and each.name != entry.name]
+    return not series.overlapping([wider, *others])

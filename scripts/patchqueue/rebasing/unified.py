@@ -36,12 +36,9 @@ def _one(space: Path, path: str, before: bytes, after: bytes) -> str:
     except run.Failed as failure:
         raise Refused.of("diff-failed", path, failure.said, "report this") from None
     except UnicodeDecodeError:
-        raise Refused.of(
-            "not-utf-8",
-            path,
-            "has text that is not UTF-8 beside the change",
-            "a patch is UTF-8; leave those lines alone",
-        ) from None
+        what = "has text that is not UTF-8 beside the change"
+        step = "a patch is UTF-8; leave those lines alone"
+        raise Refused.of("not-utf-8", path, what, step) from None
 
 
 @dataclass(frozen=True)

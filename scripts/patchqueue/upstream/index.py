@@ -91,12 +91,9 @@ def published(folder: Path, *words: str) -> list[str]:
     try:
         return [str(version) for version in json.loads(done.stdout)["versions"]]
     except (ValueError, KeyError):
-        raise Refused.of(
-            "not-fetched",
-            "the versions of sglang",
-            why(done),
-            "check the network and `pip config list`, or give a wheel or checkout: --from PATH",
-        ) from None
+        what = why(done)
+        step = "check the network and `pip config list`, or give a wheel or checkout: --from PATH"
+        raise Refused.of("not-fetched", "the versions of sglang", what, step) from None
 
 
 def settings(folder: Path) -> dict[str, str]:

@@ -114,12 +114,9 @@ def version(name: str) -> Version:
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        raise Refused.of(
-            "unknown-revision",
-            repr(name),
-            "is no version, no wheel and no folder",
-            f"name one as in {to_type('rebase', '0.5.24')}",
-        ) from None
+        what = "is no version, no wheel and no folder"
+        step = f"name one as in {to_type('rebase', '0.5.24')}"
+        raise Refused.of("unknown-revision", repr(name), what, step) from None
 
 
 def load(root: Path) -> Pins:
@@ -128,12 +125,8 @@ def load(root: Path) -> Pins:
     try:
         content = (root / FILE).read_bytes()
     except OSError:
-        raise Refused.of(
-            "no-pins",
-            str(FILE),
-            "does not exist, or is no file",
-            f"run it in the project's folder, not {root}",
-        ) from None
+        what, step = "does not exist, or is no file", f"run it in the project's folder, not {root}"
+        raise Refused.of("no-pins", str(FILE), what, step) from None
     found = record.toml(content, File, str(FILE), "bad-pins")
     pins = sorted(
         (check(entry, number) for number, entry in enumerate(found.revision, 1)),

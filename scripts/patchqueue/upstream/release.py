@@ -41,6 +41,10 @@ class Release:
     read: Callable[[str], bytes | None]
     paths: tuple[str, ...]
 
+    def listing(self) -> dict[str, str]:
+        """The listing (see files/tree.py) of its files."""
+        return {path: sha256(self.read(path) or b"") for path in self.paths}
+
     def keep(self, file: Path) -> None:
         """Write the release's files into a zip archive, in git's layout, for `kept`."""
         with zipfile.ZipFile(file, "w") as archive:
@@ -81,8 +85,7 @@ def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
     pin = _pin_of(pins, release.version)
     if pin is None:
         return
-    listing = {path: sha256(release.read(path) or b"") for path in release.paths}
-    if hash_listing(python_part(listing)) == pin.python:
+    if hash_listing(python_part(release.listing())) == pin.python:
         return
     fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
     later = to_type("rebase", "VERSION --from PATH")
@@ -191,22 +194,15 @@ def _names_it(origin: str, version: Version) -> None:
     except (InvalidWheelFilename, InvalidVersion):
         return
     if Version(named.public) != version:
-        raise Refused.of(
-            "wrong-version",
-            origin,
-            f"is a wheel of {named}, not of {version}",
-            to_type("rebase", f"{named} --from {origin}"),
-        )
+        what = f"is a wheel of {named}, not of {version}"
+        step = to_type("rebase", f"{named} --from {origin}")
+        raise Refused.of("wrong-version", origin, what, step)
 
 
 def _holds_sglang(folder: Path) -> None:
     if not (folder / "python/sglang").is_dir():
-        raise Refused.of(
-            "not-fetched",
-            str(folder),
-            "holds no python/sglang",
-            "give a wheel, or a checkout of sglang",
-        )
+        what = "holds no python/sglang"
+        raise Refused.of("not-fetched", str(folder), what, "give a wheel, or a checkout of sglang")
 
 
 def _of_folder(version: Version, folder: Path) -> Release:
@@ -220,19 +216,13 @@ def _of_folder(version: Version, folder: Path) -> Release:
         for path in (folder / root).rglob("*")
         if path.is_file() and not path.is_symlink()
     )
-    paths = tuple(
-        sorted(
-            name
-            for name in (path.relative_to(folder).as_posix() for path in files)
-            if is_part_of_tree(name)
-        )
-    )
-    return Release(
-        version,
-        folder.resolve().name,
-        lambda path: (folder / path).read_bytes() if (folder / path).is_file() else None,
-        paths,
-    )
+    names = (path.relative_to(folder).as_posix() for path in files)
+    paths = tuple(sorted(name for name in names if is_part_of_tree(name)))
+
+    def read(path: str) -> bytes | None:
+        return (folder / path).read_bytes() if (folder / path).is_file() else None
+
+    return Release(version, folder.resolve().name, read, paths)
 
 
 @contextmanager
@@ -240,12 +230,11 @@ def _of_archive(version: Version, file: Path, kind: str) -> Iterator[Release]:
     try:
         with zipfile.ZipFile(file) as archive:
             found = source.members(archive, kind, file.name)
-            yield Release(
-                version,
-                file.name,
-                lambda path: archive.read(found[path]) if path in found else None,
-                tuple(sorted(found)),
-            )
+
+            def read(path: str) -> bytes | None:
+                return archive.read(found[path]) if path in found else None
+
+            yield Release(version, file.name, read, tuple(sorted(found)))
     except zipfile.BadZipFile as error:
         raise Refused.of(
             "bad-archive", file.name, f"is no zip archive: {error}", "do not use this archive"

@@ -62,12 +62,9 @@ class Source:
         try:
             return zipfile.ZipFile(self.archive)
         except zipfile.BadZipFile as error:
-            raise Refused.of(
-                "bad-archive",
-                self.archive.name,
-                f"is no zip archive: {error}",
-                "do not use this archive",
-            ) from None
+            what = f"is no zip archive: {error}"
+            step = "do not use this archive"
+            raise Refused.of("bad-archive", self.archive.name, what, step) from None
 
     @cached_property
     def _members(self) -> dict[str, zipfile.ZipInfo]:
@@ -107,11 +104,10 @@ class Source:
             else (hash_listing(python_part(listing)), self.pin.python)
         )
         if found != pinned:
+            what = f"its tree is {found}, pinned is {pinned}"
+            step = "it is not the release; take another source"
             raise Refused.of(
-                str(Outcome.TREE_MISMATCH),
-                f"{self.pin.tag} from {self.name}",
-                f"its tree is {found}, pinned is {pinned}",
-                "it is not the release; take another source",
+                str(Outcome.TREE_MISMATCH), f"{self.pin.tag} from {self.name}", what, step
             )
 
 
@@ -199,14 +195,9 @@ def is_cached(pin: Pin) -> bool:
 def _preferred(wheels: tuple[Wheel, ...]) -> list[Wheel]:
     """The wheels, best first. All have the same tree; this machine's own also has compiled parts
     that run here."""
-    return sorted(
-        wheels,
-        key=lambda wheel: (
-            f"_{platform.machine()}." not in wheel.file,
-            "-cp311-" not in wheel.file,
-            wheel.file,
-        ),
-    )
+    here = f"_{platform.machine()}."
+    by = {wheel: (here not in wheel.file, "-cp311-" not in wheel.file) for wheel in wheels}
+    return sorted(wheels, key=lambda wheel: (*by[wheel], wheel.file))
 
 
 def _entry(cache: Path, digest: str, name: str) -> Path:
@@ -267,12 +258,9 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
         pinned = next(
             (wheel.sha256 for wheel in pin.wheels if wheel.file == file.name), "another file name"
         )
-        raise Refused.of(
-            "wrong-sha256",
-            file.name,
-            f"its sha256 is {digest}, pinned is {pinned}",
-            "do not use it; see where your package index gets it from",
-        )
+        what = f"its sha256 is {digest}, pinned is {pinned}"
+        step = "do not use it; see where your package index gets it from"
+        raise Refused.of("wrong-sha256", file.name, what, step)
     probe = Source(pin, file, digest, "wheel", wheel.file)
     probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
     return Source(pin, _keep(file, digest, wheel.file, cache), digest, "wheel", wheel.file)

@@ -112,28 +112,17 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path) -
     apply refuses.
     """
     if pin.no_patches:
-        raise Refused.of(
-            "nothing-to-build",
-            pin.tag,
-            f"no patch is for it: {pin.no_patches}",
-            "install upstream's own wheel",
-        )
+        what = f"no patch is for it: {pin.no_patches}"
+        raise Refused.of("nothing-to-build", pin.tag, what, "install upstream's own wheel")
     wheel = _wheel_for(pin, target)
     archive = source.fetch(replace(pin, wheels=(wheel,)), origin, wheel_only=True)
     if archive.kind != "wheel":
-        raise Refused.of(
-            "no-wheel",
-            pin.tag,
-            f"{origin} has no wheel to repack",
-            "give a wheel or a folder of wheels, or leave --from out",
-        )
+        step = "give a wheel or a folder of wheels, or leave --from out"
+        raise Refused.of("no-wheel", pin.tag, f"{origin} has no wheel to repack", step)
     report = apply(root, pin, None if origin is None else str(archive.archive))
     with zipfile.ZipFile(archive.archive) as upstream:
-        members = {
-            member.filename: upstream.read(member)
-            for member in upstream.infolist()
-            if not member.is_dir()
-        }
+        files = [member for member in upstream.infolist() if not member.is_dir()]
+        members = {member.filename: upstream.read(member) for member in files}
     # apply takes this host's wheel
     record = report.record | {
         "source": {"kind": archive.kind, "name": archive.name, "sha256": archive.sha256}
@@ -159,12 +148,9 @@ def _wheel_for(pin: Pin, target: Target) -> Wheel:
         known = sorted(
             {"-".join(wheel.file.removesuffix(".whl").split("-")[2:]) for wheel in pin.wheels}
         )
-        raise Refused.of(
-            "no-wheel",
-            pin.tag,
-            f"has no wheel for {target}; its wheels are for {' '.join(known)}",
-            to_type("build", f"{pin.tag} --python 3.12 --machine x86_64"),
-        )
+        what = f"has no wheel for {target}; its wheels are for {' '.join(known)}"
+        step = to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")
+        raise Refused.of("no-wheel", pin.tag, what, step)
     return fitting[0]
 
 
@@ -191,12 +177,8 @@ def repack(
     """
     listing = {f"python/{name}": sha256(content) for name, content in patched.items()}
     if hash_listing(listing) != record["tree"]["after"]:
-        raise Refused.of(
-            "tree-mismatch",
-            f"work/{pin.tag}",
-            "is not the tree that its record names",
-            to_type("apply", f"{pin.tag} --discard"),
-        )
+        what, step = "is not the tree that its record names", f"{pin.tag} --discard"
+        raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{local_version(pin)}.dist-info/"
     made = {
         name: content
@@ -248,12 +230,8 @@ def stamp_metadata(text: str, public: str, local: str) -> str:
     head, blank, body = text.partition("\n\n")
     stamped, count = re.subn(rf"(?m)^Version: {re.escape(public)}$", f"Version: {local}", head)
     if count != 1:
-        raise Refused.of(
-            "bad-metadata",
-            "METADATA",
-            f"names version {public} {count} times, not once",
-            "do not use this wheel",
-        )
+        what = f"names version {public} {count} times, not once"
+        raise Refused.of("bad-metadata", "METADATA", what, "do not use this wheel")
     return stamped + blank + body
 
 
@@ -269,12 +247,8 @@ def stamp_module(text: str, public: str, local: str) -> str:
         text,
     )
     if (count, more) != (1, 1):
-        raise Refused.of(
-            "bad-version-file",
-            VERSION_FILE,
-            f"does not set version {public} in the form that setuptools-scm writes",
-            "do not use this wheel",
-        )
+        what = f"does not set version {public} in the form that setuptools-scm writes"
+        raise Refused.of("bad-version-file", VERSION_FILE, what, "do not use this wheel")
     return parts
 
 
@@ -284,12 +258,8 @@ def stamp_plain_module(text: str, public: str, local: str) -> str:
         rf"(?m)^(__version__ = [\"']){re.escape(public)}([\"'])$", rf"\g<1>{local}\g<2>", text
     )
     if count != 1:
-        raise Refused.of(
-            "bad-version-file",
-            PLAIN_VERSION_FILE,
-            f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}",
-            "do not use this wheel",
-        )
+        what = f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}"
+        raise Refused.of("bad-version-file", PLAIN_VERSION_FILE, what, "do not use this wheel")
     return stamped
 
 

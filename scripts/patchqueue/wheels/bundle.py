@@ -26,9 +26,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from .. import RELEASE
+from ..environments import lock
 from ..environments.lock import body, until
 from ..files import atomic, run
 from ..outcome import Refused
@@ -42,6 +41,10 @@ LOG = logging.getLogger(__name__)
 
 HOSTSITE = Path(__file__).parent / "hostsite"
 SCHEMA = 1
+INSTALL = (
+    *("pip", "install", "--no-deps", "--no-build", "--require-hashes"),
+    *("--link-mode", "hardlink"),
+)
 KERNEL_EDIT = 2  # which form of _let_missing_kernels_raise a kept site has been through
 
 
@@ -51,8 +54,8 @@ class LeftOut:
     of them, to be stood in for."""
 
     reason: str
-    names: tuple[str, ...]
-    modules: tuple[str, ...] = ()
+    packages: str
+    modules: str
 
 
 @dataclass(frozen=True)
@@ -66,81 +69,40 @@ class Trimmed:
 LEFT_OUT = (
     LeftOut(
         "structured output: the runs ask for none",
-        ("xgrammar", "llguidance", "outlines", "outlines-core", "interegular", "openai-harmony"),
-        ("xgrammar", "llguidance", "outlines", "interegular", "openai_harmony"),
+        "xgrammar llguidance outlines outlines-core interegular openai-harmony",
+        "xgrammar llguidance outlines interegular openai_harmony",
     ),
     LeftOut(
         "fetching models and data sets: the runs make their models",
-        (
-            "modelscope",
-            "datasets",
-            "hf-xet",
-            "hf-transfer",
-            "blobfile",
-            "pycryptodomex",
-            "lxml",
-            "multiprocess",
-            "pycountry",
-            "diskcache",
-            "zstandard",
-        ),
-        ("modelscope", "datasets", "blobfile", "pycountry"),
+        "modelscope datasets hf-xet hf-transfer blobfile pycryptodomex lxml multiprocess"
+        " pycountry diskcache zstandard",
+        "modelscope datasets blobfile pycountry",
     ),
     LeftOut(
         "audio, images and video: the models take text",
-        ("decord2", "torchcodec", "timm", "soundfile", "av", "opencv-python-headless"),
-        ("decord",),
+        "decord2 torchcodec timm soundfile av opencv-python-headless",
+        "decord",
     ),
     LeftOut(
         "other front ends, profilers, transfer between hosts",
-        (
-            "anthropic",
-            "mistral-common",
-            "ipython",
-            "jedi",
-            "parso",
-            "prompt-toolkit",
-            "pygments",
-            "matplotlib-inline",
-            "smg-grpc-servicer",
-            "smg-grpc-proto",
-            "grpcio",
-            "grpcio-health-checking",
-            "grpcio-reflection",
-            "protobuf",
-            "py-spy",
-            "xxhash",
-            "build",
-            "litellm",
-            "mooncake-transfer-engine",
-        ),
-        ("anthropic", "IPython", "smg_grpc_servicer", "smg_grpc_proto", "grpc"),
+        "anthropic mistral-common ipython jedi parso prompt-toolkit pygments matplotlib-inline"
+        " smg-grpc-servicer smg-grpc-proto grpcio grpcio-health-checking grpcio-reflection"
+        " protobuf py-spy xxhash build litellm mooncake-transfer-engine",
+        "anthropic IPython smg_grpc_servicer smg_grpc_proto grpc",
     ),
     LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
-        (
-            "flashinfer-cubin",
-            "tilelang",
-            "quack-kernels",
-            "easydict",
-            "cuda-tile",
-            "sgl-deep-ep",
-            "sgl-flash-mla",
-            "torch-c-dlpack-ext",
-            "z3-solver",
-            "ml-dtypes",
-            "tokenspeed-mla",
-            "tokenspeed-triton",
-            "nvidia-mathdx",
-            "nvidia-cudnn-frontend",
-            "nvidia-cutlass-dsl",
-            "nvidia-cutlass-dsl-libs-base",
-            "flash-attn-4",
-        ),
-        ("tilelang", "quack", "easydict", "sgl_kernel.flash_ops"),
+        "flashinfer-cubin tilelang quack-kernels easydict cuda-tile sgl-deep-ep sgl-flash-mla"
+        " torch-c-dlpack-ext z3-solver ml-dtypes tokenspeed-mla tokenspeed-triton nvidia-mathdx"
+        " nvidia-cudnn-frontend nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base flash-attn-4",
+        "tilelang quack easydict sgl_kernel.flash_ops",
     ),
 )
 
+CUDA = (
+    "cublas cuda-cccl cuda-cupti cuda-nvcc cuda-nvrtc cuda-runtime cudnn cufft cufile curand"
+    " cusolver cusparse cusparselt nccl nvjitlink nvshmem nvtx nvvm cuda-crt"
+)
 TRIMMED = (
     Trimmed(
         "FlashAttention 3 and InfLLM kernels (1 GB): the runs use flashinfer's attention and"
@@ -177,29 +139,14 @@ def pack(
     shared = pins.find(str(host.dependencies_of))
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
-    built = build.build(
-        root, pin, build.Target(host.python, host.platform.split("-")[0]), origin, root / "dist"
-    )
+    target = build.Target(host.python, host.platform.split("-")[0])
+    built = build.build(root, pin, target, origin, root / "dist")
     site, facts = dependencies(shared, load_host(description, shared.version), sm)
     folder = root / "dist/bundle" / pin.tag
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tree = folder / "tree.tar.xz"
-    with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
-        with zipfile.ZipFile(built.path) as wheel:
-            wheel.extractall(Path(scratch) / "tree")
-        plan = {
-            "stand_ins": sorted(module for rule in LEFT_OUT for module in rule.modules),
-            "shims": [shim.module for shim in host.shims],
-        }
-        _lay_host_files(Path(scratch) / "hostsite", plan)
-        own = untouched.lay(built, Path(scratch) / untouched.FOLDER)
-        packed = [
-            (Path(scratch) / "tree", "tree"),
-            (Path(scratch) / "hostsite", "hostsite"),
-            (own, untouched.FOLDER),
-        ]
-        _archive(tree, [*packed, (root / "tests/gpu", "tests/gpu")])
+    _pack_tree(root, built, host, tree)
     parts = [
         *_split(site, folder, "site.tar.xz", part_size),
         *_split(tree, folder, "tree.tar.xz", part_size),
@@ -209,10 +156,36 @@ def pack(
         "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
     )
     shutil.copy(HOSTSITE / "unpack", folder / "unpack")
-    manifest = {
+    manifest = {**_manifest(built, host, sm, shared), **facts, "parts": parts}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    sizes = {
+        name: sum(part["bytes"] for part in parts if part["file"].startswith(name))
+        for name in ("site", "tree")
+    }
+    return Bundle(folder, manifest, sizes)
+
+
+def _pack_tree(root: Path, built: build.Built, host: Host, out: Path) -> None:
+    """The patched wheel's files, what the host needs beside them, and tests/gpu."""
+    plan = {
+        "stand_ins": sorted(module for rule in LEFT_OUT for module in rule.modules.split()),
+        "shims": [shim.module for shim in host.shims],
+    }
+    with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
+        with zipfile.ZipFile(built.path) as wheel:
+            wheel.extractall(Path(scratch) / "tree")
+        _lay_host_files(Path(scratch) / "hostsite", plan)
+        untouched.lay(built, Path(scratch) / untouched.FOLDER)
+        own = ("tree", "hostsite", untouched.FOLDER)
+        folders = [(Path(scratch) / name, name) for name in own]
+        _archive(out, [*folders, (root / "tests/gpu", "tests/gpu")])
+
+
+def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str, object]:
+    return {
         "schema": SCHEMA,
-        "version": str(pin.version),
-        "tag": pin.tag,
+        "version": str(built.pin.version),
+        "tag": built.pin.tag,
         "local_version": built.version,
         "queue_release": RELEASE,
         "queue": built.record["queue"],
@@ -229,18 +202,7 @@ def pack(
         "others": [other.as_json() for other in host.others],
         "shims": [shim.as_json() for shim in host.shims],
         "dependencies_of": {"version": str(shared.version), "why": host.shared_because},
-        **facts,
-        "parts": parts,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    return Bundle(
-        folder,
-        manifest,
-        {
-            name: sum(p["bytes"] for p in parts if p["file"].startswith(name))
-            for name in ("site", "tree")
-        },
-    )
 
 
 def dependencies(pin: Pin, host: Host, sm: int) -> tuple[Path, dict]:
@@ -248,18 +210,9 @@ def dependencies(pin: Pin, host: Host, sm: int) -> tuple[Path, dict]:
     manifest says about them."""
     locked = resolve(pin, host)
     patterns = [rule.patterns for rule in trim_rules(sm)]
-    key = hashlib.sha256(
-        json.dumps(
-            [
-                locked,
-                patterns,
-                host.python,
-                host.platform,
-                KERNEL_EDIT if host.kernel else False,
-                SCHEMA,
-            ]
-        ).encode()
-    ).hexdigest()
+    made_of = [locked, patterns, host.python, host.platform]
+    made_of += [KERNEL_EDIT if host.kernel else False, SCHEMA]
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
         LOG.info(f"packing the dependencies of {pin.version} (a few minutes, once)")
@@ -274,9 +227,9 @@ def resolve(pin: Pin, host: Host) -> str:
     instead = [name for one in replaced for name in one.instead_of]
     excluded = [
         *host.brings,
-        *(name for rule in LEFT_OUT for name in rule.names),
+        *(name for rule in LEFT_OUT for name in rule.packages.split()),
         *instead,
-        *_cuda_libraries(),
+        *lock.cuda_libraries(CUDA),
     ]
     common = ["--python-version", host.python, "--python-platform", host.platform]
     text = _compile(
@@ -289,45 +242,16 @@ def resolve(pin: Pin, host: Host) -> str:
     return re.sub(r"(?m)^sglang==.*\n(?:    --hash.*\n)*", "", text)
 
 
-def _cuda_libraries() -> list[str]:
-    parts = (
-        "cublas cuda-cccl cuda-cupti cuda-nvcc cuda-nvrtc cuda-runtime cudnn cufft cufile curand"
-        " cusolver cusparse cusparselt nccl nvjitlink nvshmem nvtx nvvm cuda-crt"
-    )
-    return [f"nvidia-{part}{suffix}" for part in parts.split() for suffix in ("", "-cu12", "-cu13")]
-
-
 def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> str:
-    with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
-        names, excludes, made = (
-            Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml")
-        )
-        names.write_text("".join(f"{line}\n" for line in wanted))
-        excludes.write_text("".join(f"{name}\n" for name in sorted(set(excluded))))
-        _uv(
-            "resolve",
-            "pip",
-            "compile",
-            "--no-build",
-            "--format",
-            "pylock.toml",
-            "--no-header",
-            *words,
-            "--excludes",
-            str(excludes),
-            "--output-file",
-            str(made),
-            str(names),
-        )
-        return body(msgspec.toml.decode(made.read_text()))
-
-
-def _uv(what: str, *words: str) -> None:
     try:
-        run.uv(*words)
+        return body(lock.resolve(wanted, words, sorted(set(excluded))))
     except run.Failed as failure:
-        step = "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py"
-        raise Refused.of("no-bundle", f"uv could not {what}", failure.said, step) from None
+        raise _refused("resolve", failure) from None
+
+
+def _refused(what: str, failure: run.Failed) -> Refused:
+    step = "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py"
+    return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
 
 
 def trim_rules(sm: int) -> tuple[Trimmed, ...]:
@@ -343,24 +267,12 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
         wanted, site = Path(scratch) / "requirements.txt", Path(scratch) / "site"
         wanted.write_text(locked)
-        _uv(
-            f"install {pin.version}'s dependencies",
-            "pip",
-            "install",
-            "--no-deps",
-            "--no-build",
-            "--require-hashes",
-            "--python-version",
-            host.python,
-            "--python-platform",
-            host.platform,
-            "--link-mode",
-            "hardlink",
-            "--target",
-            str(site),
-            "--requirement",
-            str(wanted),
-        )
+        words = ["--python-version", host.python, "--python-platform", host.platform]
+        where = ["--target", str(site), "--requirement", str(wanted)]
+        try:
+            run.uv(*INSTALL, *words, *where)
+        except run.Failed as failure:
+            raise _refused(f"install {pin.version}'s dependencies", failure) from None
         trimmed = [_trim(site, rule) for rule in trim_rules(sm)]
         if host.kernel:
             _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
@@ -369,7 +281,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
     facts = {
         "resolved_as_of": pin.resolve_as_of.isoformat(),
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
-        "left_out": [{"reason": rule.reason, "names": list(rule.names)} for rule in LEFT_OUT],
+        "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in LEFT_OUT],
         "trimmed": trimmed,
     }
     atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
@@ -422,38 +334,26 @@ def _archive(out: Path, folders: Iterable[tuple[Path, str]]) -> None:
     ):
         with tarfile.open(fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT) as archive:
             for folder, name in folders:
-                for path in sorted(
-                    path
-                    for path in folder.rglob("*")
-                    if path.is_file() and "__pycache__" not in path.parts
-                ):
-                    entry = archive.gettarinfo(
-                        path, f"{name}/{path.relative_to(folder).as_posix()}"
-                    )
-                    # no hard links
-                    entry.type, entry.linkname, entry.size = (
-                        tarfile.REGTYPE,
-                        "",
-                        path.stat().st_size,
-                    )
-                    entry.uid = entry.gid = entry.mtime = 0
-                    entry.uname = entry.gname = ""
-                    entry.mode = (
-                        0o755
-                        if path.suffix in (".so", ".sh") or os.access(path, os.X_OK)
-                        else 0o644
-                    )
-                    with path.open("rb") as file:
-                        archive.addfile(entry, file)
+                for path in sorted(folder.rglob("*")):
+                    if path.is_file() and "__pycache__" not in path.parts:
+                        _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
         xz.stdin.close()
     if xz.returncode:
         what = f"xz ended with code {xz.returncode}, for the reason above"
-        raise Refused.of(
-            "no-bundle",
-            str(out),
-            what,
-            "where the disk is full, free some space, then run it again",
-        )
+        step = "where the disk is full, free some space, then run it again"
+        raise Refused.of("no-bundle", str(out), what, step)
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    entry = archive.gettarinfo(path, name)
+    # no hard links
+    entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    runs = path.suffix in (".so", ".sh") or os.access(path, os.X_OK)
+    entry.mode = 0o755 if runs else 0o644
+    with path.open("rb") as file:
+        archive.addfile(entry, file)
 
 
 def _split(archive: Path, folder: Path, name: str, size: int) -> list[dict]:
