@@ -49,7 +49,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return options.run(options)
+        return int(options.run(options))
     except Refused as refusal:
         show_problems(refusal.problems)
         return 1

@@ -47,7 +47,7 @@ def add_export(commands: Any, on_gpus: Callable[[Path, Sequence[str]], str]) -> 
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    added = commands.add_parser(
+    added: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
         description=(

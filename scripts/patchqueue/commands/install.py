@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    made = commands.add_parser(name, help=text)
+    made: argparse.ArgumentParser = commands.add_parser(name, help=text)
     made.set_defaults(run=run)
     made.add_argument(
         "--site-packages",
@@ -129,7 +129,7 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_trees(record: dict) -> None:
+def _show_trees(record: dict[str, Any]) -> None:
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after")
 
 

@@ -230,7 +230,8 @@ def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[objec
 
 def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> None:
     tag, version = progress.found.nearest.tag, progress.found.version
-    folder, name = os.path.relpath(progress.folder, root), patch.removesuffix(".patch")
+    name = patch.removesuffix(".patch")
+    folder = os.path.relpath(progress.folder or root, root)
     first, following = f"{folder} shows the first conflict", f"Next conflict in {folder}"
     lines = [f"\n{first if begun else following}, {name}:"]
     for region in progress.regions:

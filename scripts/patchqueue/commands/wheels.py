@@ -86,7 +86,7 @@ def _machine(text: str) -> str:
 def command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
 ) -> argparse.ArgumentParser:
-    made = commands.add_parser(name, help=text)
+    made: argparse.ArgumentParser = commands.add_parser(name, help=text)
     made.set_defaults(run=run)
     made.add_argument(
         "revisions",

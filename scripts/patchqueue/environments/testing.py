@@ -211,10 +211,11 @@ def spread(folder: Path, workers: int) -> list[str]:
     that runs the tool.
     """
     found = {name: importlib.util.find_spec(name) for name in SPREAD}
-    if workers < 2 or not all(found.values()):
+    places = {name: spec.origin for name, spec in found.items() if spec and spec.origin}
+    if workers < 2 or len(places) < len(SPREAD):
         return []
-    for name, spec in found.items():
-        (folder / name).symlink_to(Path(spec.origin).parent)
+    for name, origin in places.items():
+        (folder / name).symlink_to(Path(origin).parent)
     return [
         "-p",
         "xdist.plugin",

@@ -39,7 +39,7 @@ def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
         place = _around(error.filename, places) or _fullest(places)
         return _full(str(error.filename or place.path), place)
     if error.errno == errno.EROFS or error.errno in DENIED:
-        return _closed(error, _around(error.filename, places))
+        return no_access(error, _around(error.filename, places))
     if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):
         what = "no folder for temporary files can be written"
         return Problem(
@@ -63,7 +63,8 @@ def _full(where: str, place: Place) -> Problem:
     return Problem("disk-full", where, what, f"free some space{spare}, {AGAIN}")
 
 
-def _closed(error: OSError, place: Place | None) -> Problem:
+def no_access(error: OSError, place: Place | None) -> Problem:
+    """What an error of access means; place: where the tool reads or writes."""
     where = str(error.filename or (place.path if place else "a file"))
     instead = f", or {place.instead}" if place and place.instead else ""
     if error.errno == errno.EROFS:

@@ -106,8 +106,8 @@ def commits(selection: Selection, before: Mapping[str, str], read: Read) -> Iter
         done = replay([patch], new, in_front(laid, read), pin.tag)
         if done.problems:
             raise Refused(done.problems)
-        laid |= done.files
-        after = before | {path: sha256(content) for path, content in laid.items()}
+        laid.update(done.files)
+        after = {**before, **{path: sha256(content) for path, content in laid.items()}}
         listing = (
             {LISTING: listing_text(own_listing(after)).encode()}
             if record and patch is patches[-1]
@@ -143,8 +143,8 @@ def text_of(queue: Queue, patch: Patch) -> str:
         for part in re.split(r"\n\s*\n", text)
         if part.strip()
     ]
-    whole = {"break_long_words": False, "break_on_hyphens": False}
-    filled = [textwrap.fill(part, WIDTH, **whole) for part in paragraphs]
+    whole = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+    filled = [whole.fill(part) for part in paragraphs]
     return "\n\n".join([header.get("Subject"), *filled])
 
 

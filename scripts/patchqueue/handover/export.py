@@ -123,8 +123,9 @@ def export(
     built = [_build(repository, start, person, day, queue, draft) for draft in drafts]
     before = {request.branch: repository.branch(request.branch) for request in built}
     _refuse_others(repository, built, before)
-    for request in built if out else ():
-        refuse_folder(_folder(request, out), request.mails)
+    for request in built:
+        if out:
+            refuse_folder(_folder(request, out), request.mails)
     done = tuple(_put(repository, request, before[request.branch]) for request in built)
     return Exported(pin, exact is not None, start, done, merged, tidied)
 
@@ -228,13 +229,10 @@ def _laid(
             what = "the base has a file of this name, and the pull request would add one"
             step = f"rename it below {ADDITIONS}/{_stem(queue, patch)}/"
             raise Refused.of("file-exists", taken[0], what, step)
-        laid |= row.after | new
-        subject, names, files = (
-            queue.header(patch.name).get("Subject"),
-            frozenset(new),
-            row.after | new,
-        )
-        parts.append(Part(_stem(queue, patch), subject, patch in chosen, row, names, files))
+        files = {**row.after, **new}
+        laid |= files
+        subject, own = queue.header(patch.name).get("Subject"), patch in chosen
+        parts.append(Part(_stem(queue, patch), subject, own, row, frozenset(new), files))
     return _Draft(topic, tuple(parts), tuple(patches))
 
 
@@ -257,7 +255,8 @@ def _standing(queue: Queue, chosen: list[Patch], selected: list[Patch]) -> list[
 def _same_files(chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
     """The chosen patches and every earlier one that changes a file of theirs, or of those before
     them."""
-    kept, files = [], set()
+    kept: list[Patch] = []
+    files: set[str] = set()
     for patch in reversed(selected):
         paths = {file.path for file in patch.files}
         if patch in chosen or paths & files:
@@ -272,13 +271,15 @@ def change(root: Path, stem: str, pin: Pin) -> Path | None:
         Version(file.stem.partition("@")[2]): file
         for file in (root / ADDITIONS / stem).glob("change@*.patch")
     }
-    return found.get(max((version for version in found if version <= pin.version), default=None))
+    fitting = [version for version in found if version <= pin.version]
+    return found[max(fitting)] if fitting else None
 
 
 def changes(root: Path, queue: Queue, patches: Iterable[Patch], pin: Pin) -> dict[str, Patch]:
     """Those of `patches` that have a text of their own for pull requests, with it, by name. Raises
     Refused for a bad one."""
-    found, wrong = {}, []
+    found: dict[str, Patch] = {}
+    wrong: list[Problem] = []
     for patch in patches:
         if file := change(root, _stem(queue, patch), pin):
             made, said = patchfile.read(patch.name, file.read_bytes())

@@ -192,7 +192,7 @@ class Repository:
         facts = {"NAME": person.name, "EMAIL": person.email, "DATE": f"{date} +0000"}
         roles = ("AUTHOR", "COMMITTER")
         who = {f"GIT_{role}_{what}": value for role in roles for what, value in facts.items()}
-        made = []
+        made: list[str] = []
         with tempfile.TemporaryDirectory(prefix="patchqueue-index-") as space:
             index = {"GIT_INDEX_FILE": f"{space}/index"}
             self.git("read-tree", base, more=index)

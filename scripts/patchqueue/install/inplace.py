@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import RELEASE
 from ..files import disk
@@ -60,7 +61,7 @@ class Report:
 
     site: Path
     outcome: Outcome
-    record: dict
+    record: dict[str, Any]
     changed: int = 0
     added: int = 0
     notes: tuple[str, ...] = ()
@@ -249,7 +250,7 @@ def _refuse_edits(found: Journal, faults: tuple[str, ...], discard: bool) -> Non
         raise Refused.of("edited-install", str(found.site), what, hint)
 
 
-def _by_wheel(here: Installed) -> dict | None:
+def _by_wheel(here: Installed) -> dict[str, Any] | None:
     """The provenance in the .dist-info of a wheel that `scripts/nox build` made. Raises Refused
     where an install in place left it, and the journal of that is gone: nothing can be taken back
     then."""
@@ -265,7 +266,9 @@ def _by_wheel(here: Installed) -> dict | None:
     return record
 
 
-def _wheel_report(here: Installed, record: dict, queue: Queue, pins: pinning.Pins) -> Report:
+def _wheel_report(
+    here: Installed, record: dict[str, Any], queue: Queue, pins: pinning.Pins
+) -> Report:
     pin = pins.find(record["version"])
     if record["queue"] != select(queue, pin).stack_sha256:
         what = "was installed from a wheel of another queue"
@@ -300,7 +303,7 @@ def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
 
 def plan(
     selection: Selection, here: Installed, known: Identity
-) -> tuple[dict[str, bytes | None], dict]:
+) -> tuple[dict[str, bytes | None], dict[str, Any]]:
     """What to change, in order, and the provenance to keep. Raises Refused where a patch does not
     fit.
 
@@ -339,7 +342,10 @@ def plan(
 
 
 def _records(
-    here: Installed, files: dict[str, bytes], record: dict, changes: dict[str, bytes | None]
+    here: Installed,
+    files: dict[str, bytes],
+    record: dict[str, Any],
+    changes: dict[str, bytes | None],
 ) -> dict[str, bytes]:
     """What pip knows of the package: RECORD with the files as they are now, and the queue's
     provenance beside it.
@@ -348,10 +354,9 @@ def _records(
     cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
     The journal is listed too: it goes with the package.
     """
-    file = here.info / "RECORD" if here.info else None
-    if file is None or not file.is_file():
+    if here.info is None or not (here.info / "RECORD").is_file():
         return {}
-    name = here.info.name
+    file, name = here.info / "RECORD", here.info.name
     own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
     all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
     listed = journal.own_names(all_changes, here.site, {PRISTINE: b""})

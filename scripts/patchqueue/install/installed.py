@@ -137,7 +137,7 @@ def _version(info: Path | None) -> str:
             message_from_string((info / "METADATA").read_text(encoding="utf-8"))["Version"] or ""
         )
     except PermissionError as error:
-        raise Refused(disk.problem(error, [disk.Place(info, "run it as root")])) from None
+        raise Refused(disk.no_access(error, disk.Place(info, "run it as root"))) from None
     except (OSError, ValueError):
         raise Refused.of(
             "bad-metadata", str(info / "METADATA"), "cannot be read", "reinstall sglang"

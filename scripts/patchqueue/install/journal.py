@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..files import atomic, disk
 from ..files.tree import sha256
@@ -84,7 +85,7 @@ class Journal:
     state: State
     changes: tuple[Change, ...]
     folders: tuple[str, ...]
-    record: dict
+    record: dict[str, Any]
 
     @property
     def path(self) -> Path:
@@ -133,7 +134,7 @@ def read(site: Path) -> Journal | None:
         changes = tuple(Change(**change) for change in written["changes"])
         return Journal(site, state, changes, tuple(written["folders"]), written["record"])
     except PermissionError as error:  # whole, as it seems: nothing to delete
-        raise Refused(disk.problem(error, [disk.Place(folder, "run it as root")])) from None
+        raise Refused(disk.no_access(error, disk.Place(folder, "run it as root"))) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"is no journal that this tool can read ({type(error).__name__})"
         step = "reinstall sglang, then delete that folder"
@@ -152,7 +153,10 @@ def own_names(
 
 
 def prepare(
-    site: Path, changes: Mapping[str, bytes | None], record: dict, notes: Mapping[str, bytes]
+    site: Path,
+    changes: Mapping[str, bytes | None],
+    record: dict[str, Any],
+    notes: Mapping[str, bytes],
 ) -> Journal:
     """Write the journal of these changes (path below `site` -> content, or None to remove it; in
     the order in which they are to be made). The last act puts it in its place, in state INSTALLING;
@@ -206,8 +210,8 @@ def forward(journal: Journal) -> Journal:
             _make_folder(journal.site / folder, journal.site)
     for change in journal.changes:
         _place(journal, change)
-    for folder in _touched(journal):
-        atomic.sync(folder)
+    for touched in _touched(journal):
+        atomic.sync(touched)
     if journal.faults():
         what = f"was changed while it was being patched: {some(journal.faults())}"
         step = "run it again when nobody else writes there"
@@ -241,8 +245,8 @@ def back(journal: Journal, discard: bool = False) -> None:
             target.unlink()
     for folder in reversed(journal.folders):
         _remove_folder(journal.site / folder)
-    for folder in _touched(journal):
-        atomic.sync(folder)
+    for touched in _touched(journal):
+        atomic.sync(touched)
     wrong = [
         change.path
         for change in journal.changes

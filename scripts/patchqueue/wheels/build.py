@@ -16,9 +16,10 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 from packaging.tags import Tag
@@ -91,7 +92,7 @@ class Built:
     version: str
     sha256: str
     origin: str
-    record: dict
+    record: dict[str, Any]
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
@@ -168,7 +169,7 @@ def patched_files(tree: Path) -> dict[str, bytes]:
 
 
 def repack(
-    upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin, record: dict
+    upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin, record: dict[str, Any]
 ) -> dict[str, bytes]:
     """The members of the new wheel, RECORD last. `record`, the tree's provenance, goes into its
     .dist-info/.
@@ -321,11 +322,11 @@ def _epoch(pin: Pin) -> tuple[int, int, int, int, int, int]:
     return (pin.released.year, pin.released.month, pin.released.day, 0, 0, 0)
 
 
-def _zip(members: Mapping[str, bytes], when: Sequence[int]) -> bytes:
+def _zip(members: Mapping[str, bytes], when: tuple[int, int, int, int, int, int]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, content in members.items():
-            member = zipfile.ZipInfo(name, tuple(when))
+            member = zipfile.ZipInfo(name, when)
             # Unix, whatever made it: the permissions below count there only
             member.create_system = 3
             mode = PROGRAM_MODE if name.endswith(".so") else FILE_MODE

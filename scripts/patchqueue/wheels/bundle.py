@@ -25,6 +25,7 @@ import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import RELEASE
 from ..environments import lock
@@ -123,7 +124,7 @@ class Bundle:
     packed."""
 
     path: Path
-    manifest: dict
+    manifest: dict[str, Any]
     sizes: dict[str, int]
 
 
@@ -205,13 +206,13 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
     }
 
 
-def dependencies(pin: Pin, host: Host, sm: int) -> tuple[Path, dict]:
+def dependencies(pin: Pin, host: Host, sm: int) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
     manifest says about them."""
     locked = resolve(pin, host)
     patterns = [rule.patterns for rule in trim_rules(sm)]
-    made_of = [locked, patterns, host.python, host.platform]
-    made_of += [KERNEL_EDIT if host.kernel else False, SCHEMA]
+    edited = KERNEL_EDIT if host.kernel else False
+    made_of = [locked, patterns, host.python, host.platform, edited, SCHEMA]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
@@ -287,7 +288,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
     atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
 
 
-def _trim(site: Path, rule: Trimmed) -> dict:
+def _trim(site: Path, rule: Trimmed) -> dict[str, Any]:
     size = 0
     for path in [path for pattern in rule.patterns for path in site.glob(pattern)]:
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
@@ -315,7 +316,7 @@ def _let_missing_kernels_raise(init: Path) -> None:
     init.write_text(text)
 
 
-def _lay_host_files(folder: Path, plan: dict) -> None:
+def _lay_host_files(folder: Path, plan: dict[str, Any]) -> None:
     folder.mkdir()
     for file in HOSTSITE.glob("*.py"):
         shutil.copy(file, folder / file.name)
@@ -337,7 +338,8 @@ def _archive(out: Path, folders: Iterable[tuple[Path, str]]) -> None:
                 for path in sorted(folder.rglob("*")):
                     if path.is_file() and "__pycache__" not in path.parts:
                         _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
-        xz.stdin.close()
+        if xz.stdin:
+            xz.stdin.close()
     if xz.returncode:
         what = f"xz ended with code {xz.returncode}, for the reason above"
         step = "where the disk is full, free some space, then run it again"
@@ -356,8 +358,8 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
         archive.addfile(entry, file)
 
 
-def _split(archive: Path, folder: Path, name: str, size: int) -> list[dict]:
-    parts = []
+def _split(archive: Path, folder: Path, name: str, size: int) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
     with archive.open("rb") as source:
         while block := source.read(size):
             part = folder / f"{name}.{len(parts):02d}"

@@ -10,6 +10,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from .build import Built, member_digests
 
@@ -35,14 +36,14 @@ def lay(built: Built, folder: Path) -> Path:
     return folder
 
 
-def plan(own: Mapping[str, str], patched: Mapping[str, str]) -> dict:
+def plan(own: Mapping[str, str], patched: Mapping[str, str]) -> dict[str, Any]:
     """Which members of the patched wheel go, and which of the release's own come in their place.
 
     Both map a member's name to the sha256 of its content.
     """
     return {
         "remove": sorted(patched.keys() - own.keys()),
-        "replace": dict(sorted(_replaced(own, patched))),
+        "replace": dict[str, Any](sorted(_replaced(own, patched))),
     }
 
 
