@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -538,3 +539,13 @@ def test_nox_adds_nothing_to_a_failure(words, code):
         f"nox > Running session {session}",
         *([f"nox > Session {session} was successful."] if code == 0 else []),
     ]
+
+
+def test_what_is_done_meanwhile_is_a_line_of_its_own_said_once(project, capsys):
+    """Of any length, with brackets as they are, however often the tool was run before."""
+    for _ in range(2):
+        assert cli.main(["--root", str(project.root), "fields"]) == 0
+    capsys.readouterr()
+    text = f"fetching [red]{'a-long-name-' * 20}.whl"
+    logging.getLogger("patchqueue.upstream.source").info(text)
+    assert capsys.readouterr() == ("", f"{text}\n")
