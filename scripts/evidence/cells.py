@@ -92,10 +92,20 @@ def load(root: Path) -> Cells:
     if not (root / FILE).is_file():
         return Cells()
     found = record.toml((root / FILE).read_bytes(), Cells, str(FILE), "bad-matrix")
-    known = {*found.graphs, "all"}
-    named = [name for table in found.tables for name in table.graphs]
-    families = [one for table in found.tables for one in table.families.values()]
-    named += [name for one in families for name in one.repairs]
-    if unknown := [name for name in named if name not in known]:
-        raise Refused(Problem("bad-matrix", str(FILE), f"has no [graphs.{unknown[0]}]"))
+    if wrong := _unknown(root, found):
+        raise Refused(Problem("bad-matrix", str(FILE), wrong))
     return found
+
+
+def _unknown(root: Path, found: Cells) -> str:
+    """The first graph or patch that is named and is not there; empty where all are."""
+    graphs = {name for table in found.tables for name in table.graphs}
+    families = [one for table in found.tables for one in table.families.values()]
+    graphs |= {name for one in families for name in one.repairs} - {"all"}
+    for name in sorted(graphs - found.graphs.keys()):
+        return f"has no [graphs.{name}]"
+    patches = {name for one in found.features for name in (*one.brings, *one.repairs)}
+    for name in sorted(patches):
+        if not (root / "patches" / name).is_file():
+            return f"names {name}, and patches/ has no such file"
+    return ""

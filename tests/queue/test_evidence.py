@@ -556,6 +556,11 @@ def test_a_page_without_markers_is_refused():
         ("[graphs", "is not TOML: "),
         ("[graphs.one]\nrepair = []", "Object contains unknown field `repair` - at `$.graphs"),
         ('[[tables]]\ntitle = "a"\ngraphs = ["two"]\nfamilies = {}', "has no [graphs.two]"),
+        (
+            '[graphs.one]\nbrings = ["a/b.patch"]\n[[tables]]\ntitle = "a"\ngraphs = ["one"]\n'
+            'families.llama.models = ["llama"]',
+            "names a/b.patch, and patches/ has no such file",
+        ),
     ],
 )
 def test_cells_that_cannot_be_read_are_refused(tmp_path, text, said):
