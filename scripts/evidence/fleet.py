@@ -35,8 +35,8 @@ REFERENCE = "reference"
 class Job:
     """One model on one release and kind of GPU: one call of `scripts/nox gpu`.
 
-    modes: those that fill cells of the matrix; evidence: what is known of the least known of them:
-    current, stale or not run. queue: whether the queue brings or repairs any of it, or the release
+    modes: those that fill cells of the matrix; evidence: the worst status among them: current,
+    stale or not run. queue: whether the queue brings or repairs any of it, or the release
     has it all by itself. torch: what the release pins. host, host_torch: the description of hosts
     without an index that `scripts/nox bundle` packs for, and its torch. engine_seconds: what its
     engines took there on other days or in other releases, added up; None where a mode was never

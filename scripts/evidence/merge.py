@@ -1,5 +1,5 @@
-"""Gather what the hosts of a fleet wrote into evidence/<version>/<gpu>.json: of every model and
-mode the run that says most.
+"""Gather what the hosts of a fleet wrote into evidence/<version>/<gpu>.json: the most authoritative
+run of each model and mode.
 
 Each host runs some models of some releases, in parts. A run stands for itself: it was held against
 its own host's eager prefill, and keeps what it was made under where that is not what the file says
@@ -37,7 +37,7 @@ class Fate(str, enum.Enum):
 
     TAKEN = "taken"
     THERE = "already there"
-    OUTDONE = "outdone"
+    SUPERSEDED = "superseded"
     REFUSED = "refused"
 
     def __str__(self) -> str:
@@ -255,4 +255,4 @@ def _fate(mine: list[Run], stays: dict[Key, Run]) -> tuple[Fate, str]:
     one, other = outdone[0], stays[store.key(outdone[0].entry)]
     what = f"what is kept says more, as {one.entry['model']} in {one.entry['mode']}"
     told = (f"{each.entry['verdict']} on {each.facts.get('date')}" for each in (other, one))
-    return Fate.OUTDONE, f"{what}: {' rather than '.join(told)}"
+    return Fate.SUPERSEDED, f"{what}: {' rather than '.join(told)}"

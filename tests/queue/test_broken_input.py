@@ -688,7 +688,7 @@ CASES = [
     # the tree
     Case("tree-edited", "edited-tree", f"work/{TAG}", edit_tree),
     Case("tree-edited-unapply", "edited-tree", f"work/{TAG}", edit_tree, ("unapply",)),
-    Case("tree-with-strangers", "unknown-files", f"work/{TAG}", stranger, ("apply", "--discard")),
+    Case("tree-with-untracked", "unknown-files", f"work/{TAG}", stranger, ("apply", "--discard")),
     Case("tree-of-somebody-else", "foreign-tree", f"work/{TAG}", foreign),
 ]
 

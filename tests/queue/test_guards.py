@@ -43,7 +43,7 @@ def test_a_parted_guard_gives_the_version_to_the_new_variant_and_every_pin_its_o
     guard, pinned, version
 ):
     assume(takes(guard, version))
-    kept, new = guards.parted(guard, version, pinned)
+    kept, new = guards.split(guard, version, pinned)
     assert takes(new, version)
     if not kept:
         assert new == guard and not any(takes(guard, pin) for pin in pinned - {version})
@@ -59,7 +59,7 @@ def test_a_parted_guard_gives_the_version_to_the_new_variant_and_every_pin_its_o
 
 @given(pinned=st.sets(st.sampled_from(VERSIONS), max_size=6), version=st.sampled_from(VERSIONS))
 def test_a_guard_of_its_own_takes_no_other_pin(pinned, version):
-    guard = guards.own(version, pinned)
+    guard = guards.guard_for(version, pinned)
     assert takes(guard, version) and not any(takes(guard, pin) for pin in pinned - {version})
 
 
@@ -67,7 +67,7 @@ def test_a_guard_of_its_own_takes_no_other_pin(pinned, version):
     "guard", [">=0.5.5,!=0.5.6.*", "~=0.5.5", ">=0.5.5", ">=0.5.5,<0.5.7,!=0.5.6"]
 )
 def test_only_a_plain_range_is_widened(guard):
-    assert guards.widened(guard, Version("0.5.9"), [Version("0.5.5")]) is None
+    assert guards.extended(guard, Version("0.5.9"), [Version("0.5.5")]) is None
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,23 @@ def test_only_a_plain_range_is_widened(guard):
     ],
 )
 def test_widened_to_take_a_version_and_its_post_releases(guard, wider):
-    assert guards.widened(guard, Version("0.5.9"), [Version("0.5.5")]) == wider
+    assert guards.extended(guard, Version("0.5.9"), [Version("0.5.5")]) == wider
 
 
 def test_a_guard_begins_at_its_release_unless_an_older_pin_has_a_part_of_it():
     early, late, other = Version("0.5.12"), Version("0.5.12.post1"), Version("0.5.11.post2")
-    assert guards.bottom(late, [late, other]) == "0.5.12"
-    assert guards.bottom(late, [early, late]) == "0.5.12.post1"
-    assert guards.bottom(early, [early, late]) == "0.5.12"
-    assert guards.bottom(Version("0.5.12rc1"), []) == "0.5.12rc1"
+    assert guards.lower_bound(late, [late, other]) == "0.5.12"
+    assert guards.lower_bound(late, [early, late]) == "0.5.12.post1"
+    assert guards.lower_bound(early, [early, late]) == "0.5.12"
+    assert guards.lower_bound(Version("0.5.12rc1"), []) == "0.5.12rc1"
 
 
 def test_pins_outside_of_a_guard_do_not_part_it():
     pinned = [Version("0.5.5"), Version("0.5.17"), Version("0.5.20")]
-    assert guards.parted(">=0.5.16,<0.5.18", Version("0.5.17"), pinned) == ("", ">=0.5.16,<0.5.18")
+    assert guards.split(">=0.5.16,<0.5.18", Version("0.5.17"), pinned) == ("", ">=0.5.16,<0.5.18")
 
 
 def test_a_pinned_prerelease_counts():
     pinned = [Version("0.5.16rc1"), Version("0.5.17")]
-    kept, new = guards.parted(">=0.5.16rc1,<0.5.18", Version("0.5.17"), pinned)
+    kept, new = guards.split(">=0.5.16rc1,<0.5.18", Version("0.5.17"), pinned)
     assert (kept, new) == (">=0.5.16rc1,<0.5.17", ">=0.5.17,<0.5.18")

@@ -217,9 +217,9 @@ def test_better_evidence_is_not_lost(fleet):
     found = {one.file.parent.name: one.fate for one in fleet.merge()}
     assert found == {
         "kept": Fate.TAKEN,
-        "late": Fate.OUTDONE,
-        "older": Fate.OUTDONE,
-        "earlier-harness": Fate.OUTDONE,
+        "late": Fate.SUPERSEDED,
+        "older": Fate.SUPERSEDED,
+        "earlier-harness": Fate.SUPERSEDED,
     }
     assert set(fleet.verdicts().values()) == {"passed"} and len(fleet.verdicts()) == 6
 

@@ -699,13 +699,13 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
     """Whatever the plan got wrong: an overlap, another pin's patches, other bytes."""
     (conflict / fakes.RUNNER).write_text(SOLVED)
     with monkeypatch.context() as patch:
-        patch.setattr(guards, "parted", lambda *arguments: (">=9.9,<10", ">=9.9.2,<10"))
+        patch.setattr(guards, "split", lambda *arguments: (">=9.9,<10", ">=9.9.2,<10"))
         assert "[overlapping-variants]" in refused(project, capsys, NEXT, "--continue")
-        patch.setattr(guards, "parted", lambda *arguments: (">=9.9.2,<9.9.3", ">=9.9.4"))
+        patch.setattr(guards, "split", lambda *arguments: (">=9.9.2,<9.9.3", ">=9.9.4"))
         said = refused(project, capsys, NEXT, "--continue")
         assert "v9.9.1 would get other patches" in said
     monkeypatch.setattr(
-        "patchqueue.rebasing.requeue.unified",
+        "patchqueue.rebasing.plan.unified",
         lambda before, after: fakes.diff(
             fakes.RUNNER, RIVAL, SOLVED.replace("added_step = 200", "added_step = 3")
         ),

@@ -18,7 +18,7 @@ from ..files import run
 from ..files.locking import locked
 from ..hint import to_type
 from ..outcome import Refused
-from . import standins
+from . import cuda_stubs
 from .lock import PYTHON
 
 LOG = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def stamp(lock: Path) -> str:
     """What an environment depends on, as one sha256 (64 hex digits): the lock's entries and the way
     it is built."""
     entries = [line for line in lock.read_bytes().splitlines() if not line.startswith(b"#")]
-    recipe = [RECIPE.encode(), PYTHON.encode(), Path(standins.__file__).read_bytes()]
+    recipe = [RECIPE.encode(), PYTHON.encode(), Path(cuda_stubs.__file__).read_bytes()]
     return hashlib.sha256(b"\n".join([*recipe, *entries])).hexdigest()
 
 
@@ -126,7 +126,7 @@ def _build_aside(version: str, lock: Path, aside: Path, folder: Path, held: int)
     """All of it, for `folder`, which `aside` becomes."""
     _install(version, lock, aside, held)
     packages = next((aside / "lib").glob("python*/site-packages"))
-    _check(version, aside, standins.write_stand_ins(packages, aside / STAND_INS))
+    _check(version, aside, cuda_stubs.write_stand_ins(packages, aside / STAND_INS))
     _make_bytecode(aside, folder)
     (aside / MARKER).write_text(stamp(lock) + "\n")
 
@@ -179,7 +179,7 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
             f"{version}: torch and sgl_kernel do not load with stand-ins for"
             f" {' '.join(stand_ins)}:\n{textwrap.indent(last, '    ')}",
             "a library named there is missing on this host, or belongs into STANDS_IN_FOR"
-            " (scripts/patchqueue/environments/standins.py)",
+            " (scripts/patchqueue/environments/cuda_stubs.py)",
         )
 
 

@@ -66,7 +66,7 @@ CUDA = (
 # network or media files, and every module that the tests import still imports without it.
 LEFT_OUT = (
     LeftOut(
-        "CUDA libraries, 2.5 GB: nothing calls them without a GPU; standins.py gives the loader"
+        "CUDA libraries, 2.5 GB: nothing calls them without a GPU; cuda_stubs.py gives the loader"
         " what it asks for",
         " ".join(cuda_libraries(CUDA)),
     ),

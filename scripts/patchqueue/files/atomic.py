@@ -15,7 +15,7 @@ from pathlib import Path
 
 MANIFEST = "files.json"
 # of patches/, series and what else a rebase writes
-OF_QUEUE = Path("work/.patchqueue/rebase.journal")
+JOURNAL = Path("work/.patchqueue/rebase.journal")
 
 
 def write(path: Path, content: bytes, aside: Path | None = None) -> None:

@@ -100,7 +100,7 @@ class Journal:
             if not change.is_byte_code and digest(self.site / change.path) != change.after
         ]
 
-    def strangers(self) -> list[str]:
+    def untracked(self) -> list[str]:
         """Files in the folders that the changes made which no change put there."""
         known = {change.path for change in self.changes}
         found = (
@@ -229,8 +229,8 @@ def back(journal: Journal, discard: bool = False) -> None:
     """Take every change back, and the journal away.
 
     discard: also where a file has been edited since. Raises Refused, before anything is touched,
-    where a file was edited, where a stranger lies in a folder that must go, or where what was kept
-    is damaged.
+    where a file was edited, where a folder that must go holds an untracked file, or where what was
+    kept is damaged.
     """
     _refuse_to_lose(journal, discard)
     journal = _set_state(journal, State.REMOVING)
@@ -342,8 +342,8 @@ def _refuse_to_lose(journal: Journal, discard: bool) -> None:
         what = f"has edits that would be lost: {some(edited)}"
         step = "keep a copy of them, then the same again with --discard"
         raise Refused.of("edited-install", str(journal.site), what, step)
-    if journal.strangers():
-        what = f"holds files of yours where a folder must go: {some(journal.strangers())}"
+    if journal.untracked():
+        what = f"holds files of yours where a folder must go: {some(journal.untracked())}"
         raise Refused.of("unknown-files", str(journal.site), what, "move them away")
 
 
@@ -417,7 +417,7 @@ def _make_folder(path: Path, site: Path) -> None:
 
 
 def _remove_folder(path: Path) -> None:
-    """A folder that the changes made: strangers have been ruled out, so that only byte code can be
+    """A folder that the changes made: untracked have been ruled out, so that only byte code can be
     left in it."""
     shutil.rmtree(path / "__pycache__", ignore_errors=True)
     if path.is_dir():

@@ -76,10 +76,10 @@ def load_queue(root: Path) -> Queue:
 def finish_writing(root: Path) -> list[str]:
     """Put in place what a run that was killed had made good to write (see files/atomic.py); the
     paths. Waits for one that writes now."""
-    if not (root / atomic.OF_QUEUE).is_dir():
+    if not (root / atomic.JOURNAL).is_dir():
         return []
     with locked(root / QUEUE_LOCK):
-        return atomic.recover(root, root / atomic.OF_QUEUE)
+        return atomic.recover(root, root / atomic.JOURNAL)
 
 
 def apply(root: Path, pin: Pin, origin: str | None, discard: bool = False) -> Report:
@@ -156,8 +156,8 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
     """Raise Refused where replacing the tree would lose what the user has in it, unless told to
     discard that."""
     where, again = f"work/{tree.tag}", to_type("apply", tree.tag, "--discard")
-    if found.strangers:
-        what = f"holds files of yours: {' '.join(found.strangers[:5])}"
+    if found.untracked:
+        what = f"holds files of yours: {' '.join(found.untracked[:5])}"
         raise Refused.of("unknown-files", where, what, "move them out of the tree")
     if discard:
         return

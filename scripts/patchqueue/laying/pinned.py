@@ -170,7 +170,7 @@ def put(root: Path, changes: Iterable[Change]) -> None:
     """Write them, all or none."""
     files = {change.path: change.content for change in changes}
     if files:
-        atomic.write_all(root, files, root / atomic.OF_QUEUE)
+        atomic.write_all(root, files, root / atomic.JOURNAL)
 
 
 def misshapen(

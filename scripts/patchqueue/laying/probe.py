@@ -58,7 +58,7 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
             str(Outcome.MERGED_UPSTREAM),
             where,
             "merged upstream: the pristine release passes the patch's Probe",
-            "lower the guard",
+            "end the guard before this release",
         )
         return Finding(base, pin, Outcome.MERGED_UPSTREAM, problem=problem)
     if selected:

@@ -292,7 +292,7 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
             continue
         above, below = below, name
         if name not in entries:
-            lines.insert(above, name, guards.own(pin.version, known))
+            lines.insert(above, name, guards.guard_for(pin.version, known))
             yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
             continue
         # started in the tree, its header filled in in patches/

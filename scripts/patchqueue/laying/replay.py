@@ -130,7 +130,7 @@ def _elsewhere(text: str, spot: Spot, at: str, where: str, tag: str) -> tuple[Ou
         return _named(Outcome.CORRUPT, where, "it overlaps the hunk before it")
     if hunk.new != hunk.old and places(text, "".join(hunk.new)):
         what = "the tree has this change already"
-        return _named(Outcome.MERGED_UPSTREAM, at, what, "lower the guard")
+        return _named(Outcome.MERGED_UPSTREAM, at, what, "end the guard before this release")
     what = _first_difference(split_lines(text), max(hunk.old_start - 1, 0), hunk.old)
     step = f"{to_type('rebase', tag)} lays the conflict out; or correct the guard"
     return _named(Outcome.CONFLICT, at, what, step)

@@ -45,12 +45,12 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Inspection:
-    """A tree as found. record: its provenance. strangers: files the tool did not put there."""
+    """A tree as found. record: its provenance. untracked: files the tool did not put there."""
 
     state: State
     record: dict[str, Any]
     listing: dict[str, str]
-    strangers: tuple[str, ...] = ()
+    untracked: tuple[str, ...] = ()
     edited_patches: tuple[str, ...] = ()
 
 
@@ -112,11 +112,11 @@ class WorkTree:
         if record is None:
             return Inspection(State.FOREIGN, {}, {})
         listing = list_folder(self.path)
-        strangers = tuple(_strangers(self.path))
+        untracked = tuple(_untracked(self.path))
         edited = tuple(_edited_patches(self.path, record))
         names = [patch["name"] for patch in record["patches"]]
         found, stack = hash_listing(listing), quilt.applied(self.path)
-        if strangers or edited:
+        if untracked or edited:
             state = State.CHANGED
         elif found == record["tree"]["after"] and stack == names:
             state = State.APPLIED
@@ -124,7 +124,7 @@ class WorkTree:
             state = State.UNAPPLIED
         else:
             state = State.CHANGED
-        return Inspection(state, record, listing, strangers, edited)
+        return Inspection(state, record, listing, untracked, edited)
 
     def _aside(self, what: str) -> Path:
         return self._own / f"{self.tag}.{what}"
@@ -186,7 +186,7 @@ def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
     (tree / "patches/series").write_text("".join(f"{name}\n" for name in patches))
 
 
-def _strangers(tree: Path) -> Iterator[str]:
+def _untracked(tree: Path) -> Iterator[str]:
     """The user's own files: what lies beside the tool's own names, and compiled extensions (the
     tool puts none there)."""
     yield from (

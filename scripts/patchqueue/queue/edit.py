@@ -80,15 +80,15 @@ def variant(
     replaced. Raises Refused where no name is free.
     """
     if entry.is_for(version):
-        kept, guard = guards.parted(entry.text, version, pinned)
+        kept, guard = guards.split(entry.text, version, pinned)
         if not kept:
             head = patchfile.split(queue.patches[entry.name].content.decode("utf-8"))[0]
             return Change(f"patches/{entry.name}", joined(head, diff), why)
         lines.guard(entry.name, kept)
     else:
-        guard = guards.own(version, pinned)
+        guard = guards.guard_for(version, pinned)
     stem = entry.base.removesuffix(".patch")
-    names = (f"{stem}@{guards.whole(version)}.patch", f"{stem}@{version}.patch")
+    names = (f"{stem}@{guards.release_of(version)}.patch", f"{stem}@{version}.patch")
     name = next((name for name in names if name not in queue.patches), None)
     if name is None:
         where, hint = (

@@ -14,58 +14,59 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 
-def whole(version: Version) -> str:
+def release_of(version: Version) -> str:
     """The release that a version belongs to: 0.5.12.post1 -> 0.5.12."""
     return f"{version.major}.{version.minor}.{version.micro}"
 
 
-def bottom(version: Version, pinned: Iterable[Version]) -> str:
+def lower_bound(version: Version, pinned: Iterable[Version]) -> str:
     """Where a guard for this version begins: at its release, or at itself where an older pin has a
     part of that release."""
-    older = any(other < version and whole(other) == whole(version) for other in pinned)
-    return str(version) if older or version.is_prerelease else whole(version)
+    older = any(other < version and release_of(other) == release_of(version) for other in pinned)
+    return str(version) if older or version.is_prerelease else release_of(version)
 
 
-def own(version: Version, pinned: Iterable[Version]) -> str:
+def guard_for(version: Version, pinned: Iterable[Version]) -> str:
     """The guard of a variant for this version alone.
 
-    >>> own(Version("0.5.24"), [Version("0.5.23")])
+    >>> guard_for(Version("0.5.24"), [Version("0.5.23")])
     '>=0.5.24,<0.5.25'
-    >>> own(Version("0.5.12"), [Version("0.5.12.post1")])
+    >>> guard_for(Version("0.5.12"), [Version("0.5.12.post1")])
     '>=0.5.12,<0.5.12.post1'
     """
     pinned = tuple(pinned)
-    newer = [other for other in pinned if other > version and whole(other) == whole(version)]
+    newer = [
+        other for other in pinned if other > version and release_of(other) == release_of(version)
+    ]
     end = str(min(newer)) if newer else f"{version.major}.{version.minor}.{version.micro + 1}"
-    return f">={bottom(version, pinned)},<{end}"
+    return f">={lower_bound(version, pinned)},<{end}"
 
 
-def widened(guard: str, version: Version, pinned: Iterable[Version]) -> str | None:
+def extended(guard: str, version: Version, pinned: Iterable[Version]) -> str | None:
     """The guard with its end moved behind `version`, or None where it is no plain range.
 
-    >>> widened(">=0.5.20,<0.5.21", Version("0.5.22"), [Version("0.5.20")])
+    >>> extended(">=0.5.20,<0.5.21", Version("0.5.22"), [Version("0.5.20")])
     '>=0.5.20,<0.5.23'
     """
     plain = re.fullmatch(r">=\s*([^,*]+),\s*<\s*[^,=*]+|==\s*([^,*]+?)(?:\.\*)?", guard.strip())
     if not plain:
         return None
-    return (
-        f">={(plain.group(1) or plain.group(2)).strip()},<{own(version, pinned).partition('<')[2]}"
-    )
+    begin = (plain.group(1) or plain.group(2)).strip()
+    return f">={begin},<{guard_for(version, pinned).partition('<')[2]}"
 
 
-def parted(guard: str, version: Version, pinned: Iterable[Version]) -> tuple[str, str]:
+def split(guard: str, version: Version, pinned: Iterable[Version]) -> tuple[str, str]:
     """A guard that takes `version`, in two: what the older variant keeps, and what the newer one
     gets from this version on.
 
     The first is "" where no other pin is in the guard. Where pins follow that stay with the older
     variant, a hole is cut.
 
-    >>> parted(">=0.5.16,<0.5.18", Version("0.5.17"), [Version("0.5.16")])
+    >>> split(">=0.5.16,<0.5.18", Version("0.5.17"), [Version("0.5.16")])
     ('>=0.5.16,<0.5.17', '>=0.5.17,<0.5.18')
-    >>> parted(">=0.5.20", Version("0.5.24"), [Version("0.5.20"), Version("0.5.23")])
+    >>> split(">=0.5.20", Version("0.5.24"), [Version("0.5.20"), Version("0.5.23")])
     ('>=0.5.20,<0.5.24', '>=0.5.24')
-    >>> parted(">=0.5.5,<0.5.8", Version("0.5.6"), [Version("0.5.5.post3"), Version("0.5.7")])
+    >>> split(">=0.5.5,<0.5.8", Version("0.5.6"), [Version("0.5.5.post3"), Version("0.5.7")])
     ('>=0.5.5,<0.5.8,!=0.5.6.*', '==0.5.6.*')
     """
     pinned = tuple(pinned)
@@ -80,8 +81,8 @@ def parted(guard: str, version: Version, pinned: Iterable[Version]) -> tuple[str
     ups = [part for part in parts if part.startswith("<")]
     lows = [part for part in parts if part.startswith(">")]
     if len(ups) + len(lows) == len(parts) and max(inside) < version:
-        start = bottom(version, pinned)
+        start = lower_bound(version, pinned)
         return ",".join([*lows, f"<{start}"]), ",".join([f">={start}", *ups])
-    shared = any(whole(other) == whole(version) for other in inside)
-    hole = str(version) if shared else f"{whole(version)}.*"
+    shared = any(release_of(other) == release_of(version) for other in inside)
+    hole = str(version) if shared else f"{release_of(version)}.*"
     return f"{guard},!={hole}", f"=={hole}"

@@ -28,7 +28,7 @@ from ..upstream.pins import Pins
 from ..upstream.release import Release, kept, refuse_other_tree
 from .conflictrepo import Region, Repository, contents, digest, tree_of
 from .forecast import Forecast, Stages, forecast
-from .requeue import plan, prove, skipped
+from .plan import plan, prove, skipped
 
 LOG = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def laid_out(root: Path, version: Version) -> bool:
 def _alone(root: Path) -> Iterator[None]:
     """Be the only rebase; what a killed one had made good is finished first."""
     with locked(root / QUEUE_LOCK):
-        for name in atomic.recover(root, root / atomic.OF_QUEUE):
+        for name in atomic.recover(root, root / atomic.JOURNAL):
             LOG.info(f"{name}: written, as a run that was killed had begun to")
         yield
 
@@ -200,7 +200,7 @@ def _write(
     files = {change.path: change.content for change in changes}
     prove(root, queue, pins, release, rows, changes)
     if files:
-        atomic.write_all(root, files, root / atomic.OF_QUEUE)
+        atomic.write_all(root, files, root / atomic.JOURNAL)
     if found.conflict is None:
         Repository(root, release.version).remove()
         return Progress(found, changes)

@@ -115,7 +115,7 @@ def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[l
     except run.Failed as failure:
         cause = _cause(failure)
         if "No solution found" in failure.said:
-            what = f"no wheel of it is to be had: {cause}"
+            what = f"no wheel of it is available: {cause}"
             raise Refused.of("not-fetched", f"sglang {version}", what, STEP) from None
     broken = f"the package index cannot be reached: {cause}"
     try:

@@ -32,7 +32,7 @@ HEAD = (
 def add(root: Path, name: str, origin: str | None) -> pins.Pin:
     """Pin version `name` from the package index (or from a folder of its wheels, `origin`).
 
-    Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is to be had,
+    Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is available,
     or when its wheels differ in more than compiled parts.
     """
     version = version_of(name)
@@ -52,7 +52,7 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
         local = Path(origin or "").glob(f"sglang-{version}-*.whl")
         wheels = sorted(local if origin else _offered(version, Path(space)))
         if not wheels:
-            what, step = "no wheel of it is to be had", "check the version, and `pip config list`"
+            what, step = "no wheel of it is available", "check the version, and `pip config list`"
             raise Refused.of("not-fetched", f"sglang {version}", what, step)
         entry = describe(version, wheels)
     pins.check(entry.unwrap())
@@ -122,7 +122,7 @@ def _offered(version: Version, folder: Path) -> Iterator[Path]:
     """The release's wheels as they come.
 
     The index is asked first whether it has the release, unless there are folders of wheels too.
-    Raises Refused with the cause where none is to be had.
+    Raises Refused with the cause where none is available.
     """
     configured = index.settings(folder)
     if "find-links" not in configured:

@@ -119,7 +119,7 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
     file = found[0] if found else None if origin else wheel_of(version, space)
     if file is None or not file.is_file():
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
-        raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is to be had", step)
+        raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is available", step)
     return file, "wheel"
 
 

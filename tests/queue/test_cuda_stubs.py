@@ -11,8 +11,8 @@ from pathlib import Path
 import fakes
 import pytest
 
-from patchqueue.environments import environment, lock, standins
-from patchqueue.environments.standins import Wants, missing_libraries, read_wants, shared_library
+from patchqueue.environments import cuda_stubs, environment, lock
+from patchqueue.environments.cuda_stubs import Wants, missing_libraries, read_wants, shared_library
 from patchqueue.outcome import Refused
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ELF files")
@@ -24,7 +24,7 @@ def test_a_stand_in_loads_and_every_function_says_no_device(tmp_path, version):
     file = tmp_path / "libcublas.so.12"
     file.write_bytes(shared_library(file.name, {f"cublas{n}": version for n in range(50)}))
     library = ctypes.CDLL(str(file))
-    assert {getattr(library, f"cublas{n}")() for n in range(50)} == {standins.NO_DEVICE}
+    assert {getattr(library, f"cublas{n}")() for n in range(50)} == {cuda_stubs.NO_DEVICE}
     assert not hasattr(library, "cublas50")
 
 

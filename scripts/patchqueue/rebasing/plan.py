@@ -133,7 +133,7 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
         )
         raise Refused.of("bad-field", f"patches/{base}", what, step)
     gap = (
-        f"Gap: {guards.own(version, [pin.version for pin in pins.all])}:"
+        f"Gap: {guards.guard_for(version, [pin.version for pin in pins.all])}:"
         f" {' '.join(reason.split())}\n"
     )
     head, diff = patchfile.split(queue.patches[base].content.decode("utf-8"))
@@ -147,7 +147,7 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
 
 
 def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
-    rest = guards.parted(entry.text, version, pinned)[0]
+    rest = guards.split(entry.text, version, pinned)[0]
     if not rest:
         what = f"{entry.name} would be for no pinned release any more"
         step = "remove it from series and patches/, then run this again"
@@ -179,7 +179,7 @@ def _carry(
     Where its text is written anew, the lines that it has on each release go into `stands`.
     """
     known = [pin.version for pin in pins.all]
-    wider = entry.text if entry.is_for(version) else guards.widened(entry.text, version, known)
+    wider = entry.text if entry.is_for(version) else guards.extended(entry.text, version, known)
     diff = unified(row.before, row.after)
     if wider and _alone(queue, entry, wider):
         texts: dict[Version, Patch] = {}
