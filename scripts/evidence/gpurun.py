@@ -4,7 +4,6 @@ the one at hand."""
 from __future__ import annotations
 
 import logging
-import runpy
 import subprocess
 import sys
 import zipfile
@@ -22,6 +21,8 @@ from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin
 from patchqueue.wheels import build, untouched
 
+from . import harness
+
 LOG = logging.getLogger(__name__)
 
 # What each script of tests/gpu writes.
@@ -29,7 +30,6 @@ RESULTS = {"run": "evidence.json"}
 RESULTS |= {name: f"{name}.json" for name in ("bench", "gain", "agree", "sweep")}
 BESIDE_UNTOUCHED = ("gain", "agree")  # scripts that run the release without the queue too
 FOLDER = Path("dist/gpu")
-TESTS = Path("tests/gpu")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
             python, tree = environment(pin, built.path, lock, folder / "env")
     if out.parent == folder:
         rmtree(out, ignore_errors=True)
-    command = [python, str(root / TESTS / f"{call.script}.py"), *_folder("--out", out)]
+    command = [python, str(root / harness.FOLDER / f"{call.script}.py"), *_folder("--out", out)]
     command += _folder("--tree", tree)
     command += [word for site in call.sites for word in _folder("--site", site)]
     if call.script in BESIDE_UNTOUCHED:
@@ -88,26 +88,6 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
 
 def _folder(option: str, path: Path) -> list[str]:
     return [option, str(path.absolute())]
-
-
-def refuse_unknown(root: Path, models: Sequence[str], modes: Sequence[str]) -> None:
-    """Raise Refused for a model or graph mode that tests/gpu does not know: its own refusal comes
-    after gigabytes were built."""
-    for given, file, name, what in (
-        (models, "models.py", "MODELS", "no-model"),
-        (modes, "modes.py", "ALL", "no-mode"),
-    ):
-        path = root / TESTS / file
-        known = list(runpy.run_path(str(path))[name]) if given and path.is_file() else list(given)
-        if unknown := [word for word in given if word not in known]:
-            raise Refused(
-                Problem(
-                    what,
-                    repr(unknown[0]),
-                    f"is not in {TESTS / file}",
-                    f"name one of {' '.join(known)}",
-                )
-            )
 
 
 def look_for_gpu(pin: Pin) -> None:

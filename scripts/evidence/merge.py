@@ -22,7 +22,7 @@ from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import store
+from . import harness, store
 from .store import Entry, Key, without
 
 RESULT = "evidence.json"  # as tests/gpu/run.py names it
@@ -135,7 +135,7 @@ def _merge(root: Path, pins: Pins, files: list[Path]) -> list[Gathered]:
         except Refused as refusal:
             why = "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems)
             gathered[file] = Gathered(file, Fate.REFUSED, None, why)
-    rules, texts = store.harness(root), {}
+    rules, texts = harness.identity(root), {}
     for (pin, path), mine in results.items():
         before = store.read(path) if path.is_file() else None
         whole, fates = fold(before, mine, store.today(root, pin), rules)

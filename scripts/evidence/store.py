@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,11 +257,6 @@ def same(before: Entry, found: Entry) -> bool:
 def key(run: Entry) -> Key:
     """What a run is of: a later one of the same replaces it."""
     return run.get("model"), run["mode"], run.get("measure")
-
-
-def harness(root: Path) -> str:
-    """The identity of the rules that tests/gpu judges by now."""
-    return str(runpy.run_path(str(root / "tests/gpu/harness.py"))["identity"]())
 
 
 def clean(found: Entry) -> Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from evidence import harness as rules
 from evidence.commands import cli as proving
 from evidence.records import Record
 from patchqueue.commands import cli
@@ -290,6 +292,14 @@ def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
     }
     members.pop(info, None)
     (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
+
+
+def harness(project: Project) -> str:
+    """Give a project rules to judge by, of the models and modes that tests/gpu has: their hash."""
+    known = json.loads((ROOT / rules.FILE).read_text(encoding="utf-8"))
+    project.write(str(rules.FILE), json.dumps(known | {"files": ["rules"]}))
+    project.write("tests/gpu/rules", "agree\n")
+    return rules.identity(project.root)
 
 
 def sessions() -> set[str]:

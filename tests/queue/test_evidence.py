@@ -12,7 +12,7 @@ import pytest
 from fakes import TAG, VERSION
 from packaging.version import Version
 
-from evidence import cells, matrix, store
+from evidence import cells, harness, matrix, store
 from evidence.pages import status
 from evidence.records import Record
 from patchqueue.laying.selection import Selection
@@ -277,7 +277,7 @@ PINS = pins.load(ROOT)
 CELLS = cells.load(ROOT)
 NEMOTRON = CELLS.features[0]
 BREAKABLE = next(feature for feature in CELLS.features if feature.mode == "breakable")
-RULES = store.harness(ROOT)
+RULES = harness.identity(ROOT)
 
 
 def judge(found: dict, queue, feature: cells.Feature) -> matrix.Cell | None:

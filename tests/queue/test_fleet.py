@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from evidence import cells, fleet, matrix, store
+from evidence import cells, fleet, harness, matrix, store
 from evidence.commands.cli import main
 from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
@@ -66,19 +66,23 @@ def test_every_release_is_proven_overnight():
     assert {job.revision for job in jobs()} == {pin.tag for pin in PINS.all}
 
 
-def test_no_model_or_mode_is_unknown_to_the_harness():
+def test_what_tests_gpu_says_of_itself_is_so():
     asked = (
-        "import sys; sys.path.insert(0, 'tests/gpu'); import json, models, modes;"
-        " print(json.dumps([[*models.MODELS], [*modes.ALL]]))"
+        "import sys; sys.path.insert(0, 'tests/gpu'); import harness, json, models, modes;"
+        " print(json.dumps([[*models.MODELS], [*modes.ALL], harness.identity()]))"
     )
-    models, modes = json.loads(
-        subprocess.run(
-            [sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-    )
-    assert {job.model for job in jobs()} <= set(models) and {
-        mode for job in jobs() for mode in job.modes
-    } <= set(modes)
+    words = [sys.executable, "-c", asked]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    models, modes, identity = json.loads(done.stdout)
+    said = harness.load(ROOT)
+    assert (list(said.models), list(said.modes)) == (models, modes)
+    assert identity == harness.identity(ROOT)
+
+
+def test_no_model_or_mode_is_unknown_to_the_harness():
+    said = harness.load(ROOT)
+    assert {job.model for job in jobs()} <= set(said.models)
+    assert {mode for job in jobs() for mode in job.modes} <= set(said.modes)
 
 
 def test_jobs_say_what_a_fleet_plans_by():

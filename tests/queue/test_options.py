@@ -166,8 +166,7 @@ def gpu(world: World) -> None:
     fakes.program(
         world.at / "other-python", f'echo ran >> {world.at}/used; exec {sys.executable} "$@"'
     )
-    world.project.write("tests/gpu/harness.py", "def identity():\n    return 'sha256:rules'\n")
-    found = result(world.project, harness="sha256:rules")
+    found = result(world.project, harness=fakes.harness(world.project))
     (world.at / "today.json").write_text(json.dumps(found))
     (world.at / "old.json").write_text(
         json.dumps(found | {"changes": "sha256:earlier", "queue": "sha256:x"})
@@ -319,7 +318,7 @@ CASES: dict[str, Case] = {
     **gpu_cases("bench"),
     **dict(
         [
-            on_gpu("gpu", "--model", "--model one"),
+            on_gpu("gpu", "--model", "--model llama"),
             on_gpu("gpu", "--mode", "--mode eager"),
             on_gpu("gpu", "--agree"),
             on_gpu("bench", "--gain"),

@@ -14,7 +14,7 @@ from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import pins as pinning
 
-from .. import gpurun, store
+from .. import gpurun, harness, store
 from ..pages import bench as page
 
 RUNS = ("--from", "--here", "--python", "--out", "--site", "--pass")  # options of a run on a GPU
@@ -74,7 +74,8 @@ def _add_take(ran: argparse.ArgumentParser) -> None:
 def _gpu(options: argparse.Namespace) -> int:
     if options.agree:
         idle.refuse(options, "with --agree, which keeps nothing in evidence/", "--take", "--stale")
-    gpurun.refuse_unknown(options.root, options.model, options.mode)
+    if not options.take:
+        harness.refuse_unknown(options.root, options.model, options.mode)
     return _unkept(options, "agree") if options.agree else _run(options, "run")
 
 
