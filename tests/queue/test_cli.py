@@ -13,7 +13,7 @@ import pytest
 from fakes import RUNNER, TAG
 
 from evidence.commands import cli as proving
-from patchqueue.commands import cli
+from patchqueue.commands import cli, trees, writing
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
@@ -392,7 +392,7 @@ def test_interrupted(run, monkeypatch):
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "apply", interrupt)
+    monkeypatch.setattr(trees, "apply", interrupt)
     code, _, err = run("apply")
     assert code == 130 and "interrupted" in err
 
@@ -471,8 +471,8 @@ def test_pin_ends_with_the_next_command(run):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
-    monkeypatch.setattr(cli.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
-    monkeypatch.setattr(cli, "new", lambda root, pin, name: root / "patches/steps/go-on.patch")
+    monkeypatch.setattr(writing.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
+    monkeypatch.setattr(writing, "new", lambda root, pin, name: root / "patches/steps/go-on.patch")
     code, out, _ = run("new", TAG, "steps/go-on")
     quilt = "  quilt" if there else "  scripts/nox quilt v9.9.1"
     assert (

@@ -18,7 +18,7 @@ import fakes
 import pytest
 from fakes import RUNNER, TAG
 
-from patchqueue.commands import cli
+from patchqueue.commands import cli, trees
 from patchqueue.files import disk, run
 from patchqueue.install import inplace
 from patchqueue.laying.quilt import Quilt
@@ -156,7 +156,7 @@ def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, c
     def fail(options):
         raise run.Failed("git", subprocess.CompletedProcess([], 1, b"", FULL.encode()))
 
-    monkeypatch.setattr(cli, "_apply", fail)
+    monkeypatch.setattr(trees, "_apply", fail)
     assert cli.main(["--root", str(project.root), "apply"]) == 1
     assert "next: free some space" in capsys.readouterr().err
 
@@ -324,7 +324,7 @@ def test_a_bundle_on_a_full_disk(tmp_path, monkeypatch, capfd, ends_early):
 def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
-    monkeypatch.setattr(cli, "_apply", lambda options: tempfile.gettempdir())
+    monkeypatch.setattr(trees, "_apply", lambda options: tempfile.gettempdir())
     assert cli.main(["--root", str(applied.root), "apply"]) == 1
     assert (
         "TMPDIR: no folder for temporary files can be written [no-temporary-folder]"

@@ -512,7 +512,7 @@ def test_both_trees_take_the_traffic_of_users(gain, capsys):
     told = fast["agent"][0]
     turns = told["requests"]
     assert turns % 6 == 0 and told["cached_tokens"] > 0
-    assert slow["long"][0]["first_ms"]["p50"] > fast["long"][0]["first_ms"]["p50"] > 30
+    assert all(tree["long"][0]["first_ms"]["p50"] > 30 for tree in (slow, fast))
     assert "agent" in capsys.readouterr().out
 
 

@@ -31,7 +31,8 @@ from evidence import gpurun
 from evidence.measure import queue as measuring
 from evidence.pages import bench as benchpage
 from evidence.pages import status
-from patchqueue.commands import cli
+from patchqueue.commands import testing as testing_command
+from patchqueue.commands import writing
 from patchqueue.environments import testing
 from patchqueue.environments.environment import Environment
 from patchqueue.handover import prtest
@@ -419,9 +420,9 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     python = Environment(tmp_path / "driver/pytest-python", {})
     monkeypatch.setattr(testing.environment, "build", lambda *words: python)
     monkeypatch.setattr(testing, "spread", lambda *words: [])
-    monkeypatch.setattr(cli, "matplotlib_folder", lambda root: None)
-    monkeypatch.setattr(cli, "test_tool", lambda root: made.note("the tool") or 0)
-    monkeypatch.setattr(cli, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
+    monkeypatch.setattr(testing_command, "matplotlib_folder", lambda root: None)
+    monkeypatch.setattr(testing_command, "test_tool", lambda root: made.note("the tool") or 0)
+    monkeypatch.setattr(writing, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
     monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
     monkeypatch.setitem(measuring.FIGURES, "apply", figure)

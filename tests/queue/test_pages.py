@@ -171,9 +171,11 @@ def _programs(world: World) -> None:
         found / "pip",
         f'exec "{sys.executable}" -m pip "$@" {host} --platform manylinux_2_34_x86_64',
     )
+    own = f'exec "{sys.executable}" -m uv "$@"'
+    # the tool asks another uv where it has none of its own, and not to install
     fakes.program(
         found / "uv",
-        f'exec "{sys.executable}" -m uv "$@" --offline {host} --python-platform'
+        f'[ "$2" = install ] || {own}\n{own} --offline {host} --python-platform'
         " x86_64-manylinux_2_34",
     )
     fakes.program(found / "python", f'PYTHONPATH="{world.site}" exec "{sys.executable}" "$@"')

@@ -14,6 +14,7 @@ import pytest
 from fakes import TAG
 
 from patchqueue.commands import cli
+from patchqueue.commands import testing as command
 from patchqueue.environments import testing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,18 +26,20 @@ def ran(project, monkeypatch, capsys):
     been tested."""
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
-    monkeypatch.setattr(cli, "build_environment", lambda root, pin: done.append(f"built {pin.tag}"))
-    monkeypatch.setattr(cli, "matplotlib_folder", lambda root: None)
-    monkeypatch.setattr(cli, "test_tool", lambda root: done.append("tool") or 0)
     monkeypatch.setattr(
-        cli,
+        command, "build_environment", lambda root, pin: done.append(f"built {pin.tag}")
+    )
+    monkeypatch.setattr(command, "matplotlib_folder", lambda root: None)
+    monkeypatch.setattr(command, "test_tool", lambda root: done.append("tool") or 0)
+    monkeypatch.setattr(
+        command,
         "prepare",
         lambda root, pin, *_: testing.Prepared(
             pin, root, testing.environment.Environment(root, {}), False
         ),
     )
     monkeypatch.setattr(
-        cli,
+        command,
         "test_revision",
         lambda root, one, *_: done.append(one.pin.tag) or testing.Result(one.pin, 0, False),
     )
@@ -70,7 +73,7 @@ def test_a_named_release_is_tested_alone(ran, words, tested):
 
 
 def test_releases_are_not_tested_with_a_tool_that_fails(ran):
-    ran.monkeypatch.setattr(cli, "test_tool", lambda root: 3)
+    ran.monkeypatch.setattr(command, "test_tool", lambda root: 3)
     code, _, done = ran()
     assert code == 1 and TAG not in done
 
@@ -83,9 +86,9 @@ def test_the_tool_is_not_tested_on_a_queue_with_problems(ran):
 
 def test_an_environment_that_cannot_be_built_is_said(ran):
     def refuse(root, pin):
-        raise cli.Refused(cli.Problem("no-environment", pin.tag, "no network"))
+        raise command.Refused(command.Problem("no-environment", pin.tag, "no network"))
 
-    ran.monkeypatch.setattr(cli, "build_environment", refuse)
+    ran.monkeypatch.setattr(command, "build_environment", refuse)
     assert ran()[0] == 1
 
 
