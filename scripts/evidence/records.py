@@ -173,7 +173,7 @@ class Timed(Record, frozen=True, kw_only=True):
     runs: tuple[TimedRun, ...]
     model: str
     python: str
-    queue_release: int
+    queue_release: int | None = None  # of a tree that was made without a wheel
     subject: str = "nemotron"
     cpus: int = 0
     idle: str | None = None
@@ -224,7 +224,7 @@ class LoadProfile(Struct, frozen=True):
 class Clock(Struct, frozen=True):
     """The GPU under the load; all zero of no samples."""
 
-    samples: int
+    samples: int = 0
     sm_mhz: float = 0.0
     watts: float = 0.0
     power_capped: float = 0.0
@@ -247,7 +247,7 @@ class GainRun(TimedRun, frozen=True, kw_only=True):
     first_answer_s: float | None = None
     profile: dict[str, Profile] = field(default_factory=dict)
     load_profile: LoadProfile | None = None
-    clock: Clock = Clock(0)
+    clock: Clock = Clock()
     traffic: dict[str, tuple[Served, ...]] = field(default_factory=dict)
 
 

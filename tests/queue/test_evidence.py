@@ -268,6 +268,13 @@ def test_an_unreadable_result_is_named(applied, tmp_path, text, named):
         store.read(file)
 
 
+def test_a_result_may_hold_what_is_no_number(applied, tmp_path):
+    """Answers that are none are what a failed run is about."""
+    check = {"good": False, "what": "logits", "numbers": {"worst": float("nan")}}
+    run = {"model": "one", "mode": "piecewise", "verdict": "failed", "checks": [check]}
+    assert not take(applied, tmp_path, result(applied, runs=[run])).passed
+
+
 @pytest.fixture(scope="module")
 def queue():
     return series.read(ROOT)[0]

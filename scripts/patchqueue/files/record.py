@@ -7,6 +7,7 @@ the field.
 from __future__ import annotations
 
 import datetime
+import json as reader
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,9 +27,10 @@ def toml(content: bytes, kind: type[T], where: str, bad: str, step: str = "") ->
 
 
 def json(content: bytes, kind: type[T], where: str, bad: str, step: str = "") -> T:
+    """NaN is a number here, as Python writes it."""
     try:
-        data = msgspec.json.decode(content)
-    except msgspec.DecodeError as error:
+        data = reader.loads(content)
+    except ValueError as error:
         raise Refused(Problem(bad, where, f"is no JSON: {error}", step)) from None
     return value(data, kind, where, bad, step)
 
