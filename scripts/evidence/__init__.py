@@ -2,6 +2,6 @@
 tool is.
 
 Modules and packages, low to high; none imports from its own floor or a higher one:
-records · gpurun store · benches cells gains merge · figures matrix · fleet measure plots pulls ·
-pages · commands
+harness records · gpurun store · benches cells gains merge · figures matrix ·
+fleet measure plots pulls · pages · commands
 """

@@ -123,9 +123,8 @@ def export(
     built = [_build(repository, start, person, day, queue, draft) for draft in drafts]
     before = {request.branch: repository.branch(request.branch) for request in built}
     _refuse_others(repository, built, before)
-    for request in built:
-        if out:
-            refuse_folder(_folder(request, out), request.mails)
+    for request, folder in [(request, _folder(request, out)) for request in built if out]:
+        refuse_folder(folder, request.mails)
     done = tuple(_put(repository, request, before[request.branch]) for request in built)
     return Exported(pin, exact is not None, start, done, merged, tidied)
 
