@@ -29,6 +29,7 @@ def flops(config: dict, count: int, length: int) -> float | None:
     Two for each weight and token; of experts, those that a token picks; of the head, for one token
     of each request. The products of attention and of state spaces are left out.
     """
+    config = _text(config)
     try:
         found = {kind: _weights(config, kind) for kind in ("matrix", "expert", "head")}
     except KeyError:
@@ -37,6 +38,20 @@ def flops(config: dict, count: int, length: int) -> float | None:
         config.get("n_routed_experts") or config.get("num_experts") or 1
     )
     return 2.0 * count * (length * (found["matrix"] + found["expert"] * picked) + found["head"])
+
+
+def _text(config: dict) -> dict:
+    """The text model's config. Qwen3.5's has the matrices of Qwen3-Next's; without experts its MLP
+    is as large as what all tokens share there."""
+    config = config.get("text_config", config)
+    if not config.get("model_type", "").startswith("qwen3_5"):
+        return config
+    dense = (
+        {}
+        if config["num_experts"]
+        else {"shared_expert_intermediate_size": config["intermediate_size"]}
+    )
+    return config | {"model_type": "qwen3_next"} | dense
 
 
 def _weights(config: dict, wanted: str) -> int:

@@ -399,6 +399,10 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     assert floor.flops(tiny, 3, 7) == 2 * 3 * (7 * matrices + 40)
     nano = floor.flops(subjects.SUBJECTS["nemotron-3-nano"].config, 1, 4096) / 4096 / 2
     assert 2.5e9 < nano < 3.6e9, "about three billion parameters for each token"
+    # published: 3 billion weights for a token, and 27 in 64 layers, with embedding and head
+    small, dense = (subjects.SUBJECTS[name].config for name in ("qwen3.5-moe", "qwen3.5"))
+    assert floor.flops(small, 1, 4096) / 4096 / 2 == pytest.approx(2.4e9, rel=0.1)
+    assert 4 * floor.flops(dense, 1, 4096) / 4096 / 2 == pytest.approx(24.5e9, rel=0.05)
     assert floor.flops({"model_type": "another"}, 1, 1) is None
     assert floor.milliseconds(models.NANO_9B, 1, 4096, 690.0) == pytest.approx(91.6, abs=0.5)
 
