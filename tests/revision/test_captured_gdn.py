@@ -24,8 +24,8 @@ BEGUN = {
     "chunks in parts": dict(lengths=[65, 20], warm=[True, False], rows=128, places=3, parts=4),
 }
 WORK = {
-    "without empty places": dict(lengths=[70], rows=70, places=1),
-    "with empty places": dict(lengths=[70], rows=200, places=6),
+    "without empty places": dict(lengths=[3], rows=3, places=1),
+    "with empty places": dict(lengths=[3], rows=8, places=4),
 }
 
 
