@@ -44,7 +44,7 @@ RETURNS = {"return_hidden_states": True, "return_routed_experts": True}
 # Of several GPUs. The kernels that join all-reduce with a norm may use NVLink multicast, which can
 # put the GPUs of a shared host out of service; releases choose them by the model's architecture.
 TENSOR_PARALLEL = {"enforce_disable_flashinfer_allreduce_fusion": True}
-# of ranks on one GPU: it reads a peer's memory through addresses of other GPUs
+# For ranks on one GPU: the custom all-reduce wants each rank's memory on a GPU of its own.
 SHARING = {"disable_custom_all_reduce": True}
 TRACKS_STATES, QUEUE = "extra-buffer", "queue"
 REPORTS = (  # the patch that has servers say why their graph is on or off
