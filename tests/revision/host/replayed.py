@@ -152,6 +152,7 @@ def _made(kind: str, model: _Model, model_runner: Any) -> Any:
         _is_full_backend=False,
         return_hidden_states_mode=CaptureHiddenMode.NULL,
         enable_cp_v2_bcg_capture=False,
+        _capture_chunked_prefix=False,
         _input_embeds_arg_idx=None,
         use_input_embeds=False,
         layer_model=model.model if kind == "breakable" else None,
