@@ -23,10 +23,11 @@ def summary(pins: Pins, found: Forecast) -> str:
     kinds = KINDS if found.count(Outcome.NOT_SELECTED) else KINDS[:-1]
     counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in kinds)
     pinned = any(pin.version == found.version for pin in pins.all)
+    tags = " and ".join(pin.tag for pin in (found.nearest, found.behind) if pin)
     tried = (
-        f"which is pinned, with its own patches and those of {found.nearest.tag}"
+        f"which is pinned, with its own patches and those of {tags}"
         if pinned
-        else f"with the patches of {found.nearest.tag}"
+        else f"with the patches of {tags}"
     )
     return f"sglang {found.version}, {tried}: {counts}"
 
