@@ -306,7 +306,6 @@ RUN: dict[str, list[Step | Deed]] = {
             "sglang 0.5.24, with the patches of v0.5.23: 0 as they are, 0 to refresh, 0 merged"
             " upstream, 2 in conflict",
         ),
-        Step("scripts/nox rebase 0.5.22", "No patch conflicts"),
         Step("scripts/nox pin 0.5.24", "next: `scripts/nox rebase 0.5.24`"),
         Step("scripts/nox rebase 0.5.24", "steps/count-once-more:"),
         Step("scripts/nox rebase 0.5.24 --abort", "is gone"),

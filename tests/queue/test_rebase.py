@@ -310,6 +310,88 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
     applies(project, runner=RIVAL)
 
 
+# A release between two pins.
+
+
+@pytest.fixture
+def between(project) -> fakes.Project:
+    """9.9.1 and 9.9.5 are pinned, with a variant of count-once-more each; 9.9.2 is not."""
+    later = fakes.release_of("9.9.5") | {"sglang/srt/runner.py": RIVAL}
+    project.release("9.9.5", later)
+    every = pins.load(project.root)
+    source.fetch(every.find("9.9.5"), str(project.wheels))
+    assert run(project, "9.9.5") == 0
+    (project.root / "work/rebase-9.9.5" / fakes.RUNNER).write_text(SOLVED)
+    assert run(project, "9.9.5", "--continue") == 0
+    project.edit("series", ">=9.9,<9.9.5", ">=9.9,<9.9.2")
+    return project
+
+
+def test_the_variant_of_the_next_pin_is_tried(between, capsys):
+    next_release(between, runner="# new\n" + RIVAL)
+    capsys.readouterr()
+    assert run(between, NEXT) == 0
+    said = capsys.readouterr().out
+    assert "with the patches of v9.9.1 and v9.9.5: 1 as they are, 1 to refresh" in said
+    assert "steps/count-once-more@9.9.5" in said and "No patch conflicts" in said
+    before = (between.root / "patches/steps/count-once-more@9.9.5.patch").read_bytes()
+    assert run(between, NEXT, "--continue") == 0
+    assert guards_of(between)["steps/count-once-more@9.9.5.patch"] == ">=9.9.2,<10"
+    assert not (between.root / VARIANT).exists()
+    found = (between.root / "patches/steps/count-once-more@9.9.5.patch").read_bytes()
+    assert found.partition(b"@@")[0] == before.partition(b"@@")[0]
+    applies(between, runner="# new\n" + RIVAL)
+
+
+def test_the_text_of_the_older_pin_comes_first(between):
+    next_release(between)
+    assert rows(between)[COUNT] == (Outcome.APPLIED, "")
+
+
+def test_what_fits_neither_is_merged_from_the_older_pin(between):
+    next_release(between, runner=RIVAL.replace("step_20 = 200", "step_20 = 2000"))
+    assert rows(between)[COUNT][0] is Outcome.CONFLICT
+
+
+def test_a_patch_that_begins_with_the_next_pin_begins_where_its_text_stands(between):
+    between.edit("series", ">=9.9.1,<9.9.6", ">=9.9.5,<9.9.6")
+    next_release(between, runner=RIVAL)
+    assert rows(between)[CUT][0] is Outcome.APPLIED
+    assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
+    assert guards_of(between)[CUT] == ">=9.9.2,<9.9.6"
+    applies(between, runner=RIVAL)
+
+
+def test_where_its_text_does_not_stand_that_is_said(between):
+    between.edit("series", ">=9.9.1,<9.9.6", ">=9.9.5,<9.9.6")
+    next_release(between, runner=RIVAL, cut="# another file\n")
+    why = "begins with v9.9.5; its text does not stand here"
+    assert rows(between)[CUT] == (Outcome.NOT_SELECTED, why)
+    assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
+    assert guards_of(between)[CUT] == ">=9.9.5,<9.9.6"
+
+
+@pytest.mark.parametrize("known", ["a Probe", "a Gap"])
+def test_what_the_header_says_of_the_release_holds(between, known):
+    """Upstream had the change there and lost it again, or does without it."""
+    between.edit("series", ">=9.9.1,<9.9.6", ">=9.9.5,<9.9.6")
+    has = "\nsix = 6" if known == "a Probe" else ""
+    if known == "a Gap":
+        between.edit(f"patches/{CUT}", "Probe:", "Gap: <9.9.5: not needed: no steps yet\nProbe:")
+    next_release(between, runner=RIVAL, cut=fakes.RELEASE["sglang/srt/cut.py"] + has)
+    before = queue_of(between)[f"patches/{CUT}"]
+    assert CUT not in rows(between)
+    assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
+    assert queue_of(between)[f"patches/{CUT}"] == before
+
+
+def test_a_hole_in_a_guard_is_closed(between):
+    between.edit("series", ">=9.9.1,<9.9.6", ">=9.9.1,<9.9.6,!=9.9.2.*")
+    next_release(between, runner=RIVAL)
+    assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
+    assert guards_of(between)[CUT] == ">=9.9.1,<9.9.6"
+
+
 def test_a_rebase_that_is_finished_says_what_comes_next(project, conflict, capsys):
     (conflict / fakes.RUNNER).write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0

@@ -102,7 +102,7 @@ def test_embeddings_arrive_under_the_name_the_model_uses(model, parameter):
     assert list(kwargs) == [parameter] and kwargs[parameter] is embeds
 
 
-@pytest.mark.revision(">=0.5.15,<0.5.20")
+@pytest.mark.revision(">=0.5.15,<0.5.19")
 @pytest.mark.parametrize("model, parameter", MODELS.items())
 def test_a_replay_knows_where_the_model_hands_on_embeddings(model, parameter):
     """It copies those of the request to where the graph reads them. The set-up of the releases only

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.18,<0.5.24")
+pytestmark = pytest.mark.revision(">=0.5.17,<0.5.24")
 GATE = pytest.mark.revision(">=0.5.19")  # where the set-up counts layers that have attention
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.23,<0.5.24")
+pytestmark = pytest.mark.revision(">=0.5.22,<0.5.24")
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
 
 

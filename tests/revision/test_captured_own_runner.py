@@ -94,6 +94,9 @@ def model_runner(model, attention, **changes):
             vocab_size=256,
             is_encoder_decoder=False,
             context_len=4096,
+            # 0.5.17's runner asks for DeepSeek's attention
+            hf_config=SimpleNamespace(architectures=[type(model).__name__]),
+            is_mla_breakable_cuda_graph_supported=False,
         ),
         req_to_token_pool=Pool(),
         token_to_kv_pool=None,

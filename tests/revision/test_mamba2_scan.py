@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.5,<0.5.19")
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.20")
 
 OURS = ["_steps_kernel", "_states_kernel", "_scan_kernel"]
 KERNELS = {

@@ -17,7 +17,7 @@ from host import device, process, saver
 
 BREAKABLE = pytest.mark.revision(">=0.5.9")  # before 0.5.11 the overlay's own
 OWN_RUNNER = pytest.mark.revision(">=0.5.9,<0.5.14")
-PIECEWISE = pytest.mark.revision("<0.5.21")
+PIECEWISE = pytest.mark.revision("<0.5.22")
 BACKENDS = pytest.mark.revision(">=0.5.14")
 VARIABLE = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
 BACKEND = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"

@@ -123,7 +123,7 @@ def sums(values):
     return [0, *(sum(values[: count + 1]) for count in range(len(values)))]
 
 
-@pytest.mark.revision("<0.5.20")
+@pytest.mark.revision("<0.5.19")
 @pytest.mark.parametrize("case", BATCHES)
 @pytest.mark.parametrize("ragged", [True, False])
 def test_flashinfer_plans_from_the_hosts_lengths(backend, case, ragged):
@@ -138,7 +138,7 @@ def test_flashinfer_plans_from_the_hosts_lengths(backend, case, ragged):
     assert backend.prefill_wrapper_ragged.planned == ([sums(lengths)] * 2 if ragged else None)
 
 
-@pytest.mark.revision("<0.5.20")
+@pytest.mark.revision("<0.5.19")
 @pytest.mark.parametrize(
     "case", ["several wrappers", "another batch", "lengths of padded requests", "the switch"]
 )
@@ -167,7 +167,7 @@ def test_what_the_host_does_not_know_is_asked(backend, case, monkeypatch):
         backend.init_forward_metadata(batch)
 
 
-@pytest.mark.revision("<0.5.20")
+@pytest.mark.revision("<0.5.19")
 def test_a_known_tensor_is_an_ordinary_one_in_all_else():
     import torch
     from sglang.srt.prefill_graph.preparation.known import Known
@@ -187,7 +187,7 @@ def test_a_known_tensor_is_an_ordinary_one_in_all_else():
         Known.of(torch.zeros(3, dtype=torch.int32), host)
 
 
-@pytest.mark.revision("<0.5.20")
+@pytest.mark.revision("<0.5.19")
 def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeypatch):
     """The host may be one batch ahead: pinned buffers take turns, and each waits for its own
     copy."""

@@ -85,6 +85,7 @@ def server(device, monkeypatch):
             model_config=SimpleNamespace(dtype=torch.float32),
             spec_algorithm=SimpleNamespace(is_none=lambda: not speculative),
             ps=SimpleNamespace(tp_rank=0),
+            tp_rank=0,  # 0.5.21's has it itself
             eager_runner=None,
         )
         vars(runner)["update_model_fields"] = lambda model, **_: setattr(runner, "model", model)

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
-ops = pytest.mark.revision("<0.5.21")  # attention is a method from 0.5.23 on
+ops = pytest.mark.revision("<0.5.23")  # attention is a method from 0.5.23 on
 HEADS, DIM, ROWS = 2, 4, 8
 GATES = {"as GDN": [(-1, HEADS)] * 2, "as KDA": [(1, -1, HEADS, DIM), (1, -1, HEADS)]}
 
@@ -169,7 +169,7 @@ def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypat
     check(output, given, 3)
 
 
-@pytest.mark.revision(">=0.5.18,<0.5.21")
+@pytest.mark.revision(">=0.5.18,<0.5.23")
 def test_attention_that_gives_its_lse_leaves_zero(monkeypatch):
     """What it returns has as many rows as its output, which is how the graph was captured."""
     import torch

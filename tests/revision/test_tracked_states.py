@@ -3,7 +3,7 @@ prefix cache."""
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.13,<0.5.19")
+pytestmark = pytest.mark.revision(">=0.5.13,<0.5.20")
 
 # chunks of 16 tokens; what a request leaves is its state behind its last whole chunk
 CASES = {

@@ -6,7 +6,7 @@ The release's own runners make the batch that breaks read; no graph is behind th
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.7,<0.5.17,!=0.5.11.*,!=0.5.12.*")
+pytestmark = pytest.mark.revision(">=0.5.7,<0.5.18,!=0.5.11.*,!=0.5.12.*")
 
 # the breakable graph of 0.5.9 and 0.5.10 is the queue's, whose breaks get the batch itself
 KINDS = ["piecewise", pytest.param("breakable", marks=pytest.mark.revision(">=0.5.13"))]

@@ -16,11 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..environments.testing import has_environment
+from ..files import atomic
 from ..hint import counted, to_type
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Refused
-from ..rebasing import rebase
-from ..rebasing.forecast import MERGED_BY_GIT, Forecast, forecast
+from ..rebasing import rebase, report
+from ..rebasing.forecast import Forecast, forecast
 from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
@@ -33,12 +34,6 @@ COLOURS = {
     Outcome.NOT_SELECTED: "dim",
     Outcome.NEEDS_REFRESH: "yellow",
 }
-KINDS = (
-    (Outcome.APPLIED, "as they are"),
-    (Outcome.NEEDS_REFRESH, "to refresh"),
-    (Outcome.MERGED_UPSTREAM, "merged upstream"),
-    (Outcome.CONFLICT, "in conflict"),
-)
 OUT = Console(highlight=False, soft_wrap=False, markup=False)
 REBASE = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
 The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
@@ -71,7 +66,14 @@ def add(commands: Any) -> None:
     text = (
         "say which releases are newer than the newest pinned one, and what the queue would do there"
     )
-    commands.add_parser("watch", help=text).set_defaults(run=_watch)
+    made = commands.add_parser("watch", help=text)
+    made.set_defaults(run=_watch)
+    made.add_argument(
+        "--out",
+        type=paths.path,
+        metavar="FOLDER",
+        help="also write a report on each to FOLDER/VERSION.md, in Markdown",
+    )
 
 
 def _rebase(options: argparse.Namespace) -> int:
@@ -160,19 +162,36 @@ def _release(
 def _watch(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     found = newer(pins)
+    if options.out and options.out.exists() and not options.out.is_dir():
+        step = "name a folder; it is made where it is missing"
+        raise Refused.of("not-a-folder", str(options.out), "is a file", step)
     if not found:
         OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
-    for version in found:
-        started = time.monotonic()
-        with find(pins, str(version), None) as release:
-            _show_forecast(
-                pins,
-                forecast(load_queue(options.root), pins, release),
-                time.monotonic() - started,
-            )
+    refusals = [_watch_one(options, pins, version) for version in found]
     if found:
         OUT.print(f"next: {to_type('rebase', found[0])} lays out the first conflict")
+    problems = [problem for each in refusals if each for problem in each.problems]
+    if problems:
+        raise Refused(problems)
     return 0
+
+
+def _watch_one(options: argparse.Namespace, pins: Pins, version: Version) -> Refused | None:
+    """Tell of one release. Returns what is wrong where it cannot be tried: others are told of all
+    the same."""
+    started, refused = time.monotonic(), None
+    try:
+        with find(pins, str(version), None) as release:
+            found = forecast(load_queue(options.root), pins, release)
+        _show_forecast(pins, found, time.monotonic() - started)
+        text = report.markdown(pins, found)
+    except Refused as error:
+        refused, text = error, report.markdown_of_refusal(version, error)
+    if options.out:
+        written = options.out / f"{version}.md"
+        atomic.write(written, text.encode())
+        _tell(f"{paths.shown(written)}: the report on {version}")
+    return refused
 
 
 def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
@@ -187,28 +206,9 @@ def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
             why,
         )
     OUT.print(table)
-    for row in found.rows:
-        if row.outcome is Outcome.CONFLICT:
-            _tell(f"{row.patch.removesuffix('.patch')}: {row.why}")
-    for row in found.rows:
-        if row.why == MERGED_BY_GIT:
-            _tell(
-                f"{row.patch.removesuffix('.patch')}: merged without markers, which is no proof of"
-                " meaning: read it"
-            )
-    left_out = (
-        f", {found.count(Outcome.NOT_SELECTED)} left out"
-        if found.count(Outcome.NOT_SELECTED)
-        else ""
-    )
-    counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in KINDS)
-    pinned = any(pin.version == found.version for pin in pins.all)
-    tried = (
-        f"which is pinned, with its own patches and those of {found.nearest.tag}"
-        if pinned
-        else f"with the patches of {found.nearest.tag}"
-    )
-    _tell(f"sglang {found.version}, {tried}: {counts}{left_out}; {seconds:.1f} s")
+    for line in report.to_read(found):
+        _tell(line)
+    _tell(f"{report.summary(pins, found)}; {seconds:.1f} s")
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[object] = ()) -> None:

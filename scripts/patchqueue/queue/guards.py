@@ -43,15 +43,29 @@ def guard_for(version: Version, pinned: Iterable[Version]) -> str:
 
 
 def extended(guard: str, version: Version, pinned: Iterable[Version]) -> str | None:
-    """The guard with its end moved behind `version`, or None where it is no plain range.
+    """The guard with its end moved behind `version`, its begin before it, or a hole in it closed;
+    None where it is no plain range.
 
     >>> extended(">=0.5.20,<0.5.21", Version("0.5.22"), [Version("0.5.20")])
     '>=0.5.20,<0.5.23'
+    >>> extended(">=0.5.18,<0.5.24", Version("0.5.17"), [Version("0.5.18")])
+    '>=0.5.17,<0.5.24'
+    >>> extended(">=0.5.16,<0.5.24,!=0.5.17.*", Version("0.5.17"), [Version("0.5.16")])
+    '>=0.5.16,<0.5.24'
     """
-    plain = re.fullmatch(r">=\s*([^,*]+),\s*<\s*[^,=*]+|==\s*([^,*]+?)(?:\.\*)?", guard.strip())
+    pinned = tuple(pinned)
+    holes = {f"!={version}", f"!={release_of(version)}.*"}
+    parts = [part for part in re.split(r"\s*,\s*", guard.strip()) if part not in holes]
+    rest = ",".join(parts)
+    if SpecifierSet(rest).contains(version, prereleases=True):
+        return rest
+    plain = re.fullmatch(r">=\s*([^,*]+),\s*<\s*([^,=*]+)|==\s*([^,*]+?)(?:\.\*)?", rest)
     if not plain:
         return None
-    begin = (plain.group(1) or plain.group(2)).strip()
+    begin = (plain.group(1) or plain.group(3)).strip()
+    if version < Version(begin):
+        end = plain.group(2) or guard_for(Version(begin), pinned).partition("<")[2]
+        return f">={lower_bound(version, pinned)},<{end.strip()}"
     return f">={begin},<{guard_for(version, pinned).partition('<')[2]}"
 
 

@@ -3,8 +3,9 @@ merged upstream, or conflicts.
 
 Starts from what the nearest older pin gets, and lays it on the new tree in memory. A hunk is laid
 at the one place where its text stands; where that fails, git merges the change as it was made on
-the nearest pin, file by file. What needs no hand is laid, so that what builds on it can be judged
-too. Nothing is written.
+the nearest pin, file by file. Where the release lies between two pins, the variants of the next
+one are tried before git is, and so are the patches that begin there. What needs no hand is laid, so
+that what builds on it can be judged too. Nothing is written.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
 
 @dataclass(frozen=True)
 class Forecast:
-    """nearest: the pin whose patches were tried; rows: one for each of them, in the series'
-    order."""
+    """nearest: the pin whose patches were tried; rows: one for each of them, in the series' order.
+    behind: the next pin, whose variants and further patches were tried, where there is one."""
 
     version: Version
     nearest: Pin
     rows: tuple[Row, ...]
+    behind: Pin | None = None
 
     def count(self, outcome: Outcome) -> int:
         return sum(row.outcome is outcome for row in self.rows)
@@ -86,6 +88,11 @@ def nearest_to(pins: Pins, version: Version) -> Pin:
     return older[-1]
 
 
+def next_after(pins: Pins, version: Version) -> Pin | None:
+    """The oldest pin behind a version."""
+    return next((pin for pin in pins.all if pin.version > version), None)
+
+
 def forecast(
     queue: Queue, pins: Pins, release: Release, settled: Mapping[str, Files | str] | None = None
 ) -> Forecast:
@@ -94,10 +101,12 @@ def forecast(
 
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
-    nearest = nearest_to(pins, release.version)
+    nearest, behind = nearest_to(pins, release.version), next_after(pins, release.version)
     stages = Stages(queue, nearest)
-    tried = candidates(queue, nearest, release.version)
-    overlay = queue.overlay_for([queue.patches[entry.name] for entry in tried])
+    tried = candidates(queue, nearest, behind, release)
+    overlay = queue.overlay_for(
+        [queue.patches[entry.name] for one in tried for entry, _ in one.texts]
+    )
     taken = [path for path in overlay if release.read(path) is not None]
     if taken:
         what = "upstream has this file"
@@ -109,24 +118,55 @@ def forecast(
         release.version,
         nearest,
         tuple(_rows(queue, tried, overlay, release, stages, settled or {})),
+        behind,
     )
 
 
-def candidates(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
-    """What is tried on a version: the patches that are for it already, and those of the nearest pin
-    that have no such variant."""
-    there = {entry.base for entry in queue.entries if entry.is_for(version)}
-    readable = (entry for entry in queue.entries if entry.name in queue.patches)
-    return [
-        entry
-        for entry in readable
-        if entry.is_for(version) or (entry.base not in there and entry.is_for(nearest.version))
-    ]
+@dataclass(frozen=True)
+class Candidate:
+    """A patch to try. texts: its texts in the order in which they are tried, each with the pin
+    whose lines it has; begins: that pin's tag, where no older one has the patch."""
+
+    texts: tuple[tuple[Entry, Version], ...]
+    begins: str = ""
+
+    @property
+    def entry(self) -> Entry:
+        return self.texts[0][0]
+
+
+def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release) -> list[Candidate]:
+    """What is tried on a release: the patches that are for it already, and those of the nearest pin
+    that have no such variant; then those that begin with the next pin, unless the release has their
+    change, or a Gap says why it goes without."""
+    version = release.version
+    readable = [entry for entry in queue.entries if entry.name in queue.patches]
+    own, old, new = (
+        {entry.base: entry for entry in readable if pin and entry.is_for(pin)}
+        for pin in (version, nearest.version, behind and behind.version)
+    )
+    found = []
+    for entry in readable:
+        base, after = entry.base, new.get(entry.base)
+        if entry is own.get(base):
+            found.append(Candidate(((entry, version),)))
+        elif base in own:
+            continue
+        elif entry is old.get(base):
+            more = ((after, behind.version),) if behind and after and after is not entry else ()
+            found.append(Candidate(((entry, nearest.version), *more)))
+        elif base not in old and behind and entry is after and not _known(queue, entry, release):
+            found.append(Candidate(((entry, behind.version),), behind.tag))
+    return found
+
+
+def _known(queue: Queue, entry: Entry, release: Release) -> bool:
+    return _settled(queue, entry, release, None, release.read) is not None
 
 
 def _rows(
     queue: Queue,
-    tried: list[Entry],
+    tried: list[Candidate],
     overlay: Files,
     release: Release,
     stages: Stages,
@@ -134,16 +174,24 @@ def _rows(
 ) -> Iterator[Row]:
     files = dict(overlay)
     read = in_front(files, release.read)
-    for entry in tried:
-        row = _settled(queue, entry, release, settled.get(entry.name), read)
-        if row is None:
-            pinned = release.version if entry.is_for(release.version) else stages.pin.version
-            row = lay_patch(queue.at(entry.name, pinned), read)
-        if row.outcome is Outcome.CONFLICT:
-            names = (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch"))
-            row = _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
+    for one in tried:
+        row = _settled(queue, one.entry, release, settled.get(one.entry.name), read)
+        row = row or _laid(queue, one, stages, read, str(release.version))
         files |= row.after
         yield row
+
+
+def _laid(queue: Queue, one: Candidate, stages: Stages, read: Read, name: str) -> Row:
+    """A patch laid where one of its texts stands; else as git merges it."""
+    rows = [lay_patch(queue.at(entry.name, pinned), read) for entry, pinned in one.texts]
+    stands = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
+    if stands:
+        return stands
+    if one.begins:
+        why = f"begins with {one.begins}; its text does not stand here"
+        return Row(one.entry.name, Outcome.NOT_SELECTED, why)
+    names = (name, stages.pin.tag, one.entry.name.removesuffix(".patch"))
+    return _merge(rows[0], stages.of.get(one.entry.base, ({}, {})), read, names)
 
 
 def _settled(

@@ -81,7 +81,12 @@ def _model_runner(kind: str, attention: Any, model: Any, speculative: str | None
         attn_backend=attention,
         device="cpu",
         dtype=torch.float32,
-        model_config=types.SimpleNamespace(hidden_size=128, is_multimodal=False, vocab_size=8),
+        model_config=types.SimpleNamespace(
+            hidden_size=128,
+            is_multimodal=False,
+            vocab_size=8,
+            hf_config=types.SimpleNamespace(architectures=["NemotronHForCausalLM"]),
+        ),
         req_to_token_pool=types.SimpleNamespace(size=32),
         token_to_kv_pool=None,
         pp_group=types.SimpleNamespace(is_last_rank=True),
@@ -123,6 +128,8 @@ def _backend(kind: str) -> Any:
 def _made(kind: str, model: _Model, model_runner: Any) -> Any:
     """The runner behind the statements of its __init__ that make its buffers; captures are stood in
     for."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
     name = _PREFILL if _found(_PREFILL) else _OLDER[kind]
     module = importlib.import_module(name)
     cls = next(value for value in vars(module).values() if _is_runner(value, name))
@@ -143,6 +150,9 @@ def _made(kind: str, model: _Model, model_runner: Any) -> Any:
         _prefill_static_buffers=None,
         static_draft_hidden_states=None,
         _is_full_backend=False,
+        return_hidden_states_mode=CaptureHiddenMode.NULL,
+        enable_cp_v2_bcg_capture=False,
+        _capture_chunked_prefix=False,
         _input_embeds_arg_idx=None,
         use_input_embeds=False,
         layer_model=model.model if kind == "breakable" else None,

@@ -51,8 +51,8 @@ def leads_its_layers(runner: Any) -> bool:
 
 
 def _ranks(runner: Any) -> Any:
-    """What has tp_rank and so on: the runner up to 0.5.15, its `ps` from 0.5.16, after 0.5.20 one
-    object per process."""
+    """What has tp_rank and so on: the runner up to 0.5.15 and in 0.5.21, its `ps` from 0.5.16 to
+    0.5.20, from 0.5.22 on one object per process."""
     if hasattr(runner, "tp_rank"):
         return runner
     if hasattr(runner, "ps"):

@@ -5,7 +5,7 @@ With the strategy extra_buffer (NemotronH's and Falcon-H1's own from 0.5.14 on) 
 for each request, its state behind its last whole chunk. The scan's chunks cut the whole batch, not
 its requests: they begin at multiples of chunk_size of the flattened tokens, and states[c] is the
 state before token c * chunk_size of the batch (_chunk_state_fwd and _state_passing_fwd of the
-Mamba2 kernels). 0.5.13 to 0.5.18 look each state up as if chunks began anew with every request
+Mamba2 kernels). 0.5.13 to 0.5.19 look each state up as if chunks began anew with every request
 (_init_track_ssm_indices, layers/attention/hybrid_linear_attn_backend.py:283 in 0.5.16): all but a
 batch's first request left the state of other tokens, and whoever hit them in the cache went on from
 there (sglang#31833).

@@ -30,14 +30,16 @@ class Rows:
     without a batch dimension in front. Rows are its first dimension; behind a batch dimension,
     which is one, they are its second. narrowed: whether its function has to be given the rows of
     the batch alone, since it takes the others for real ones. single: arguments that its function
-    expects without a batch dimension. settled_by: a name in its function where that zeroes the rows
-    behind the batch itself. count: how many rows the batch has; None where it does not say.
+    expects without a batch dimension. settled_by: a name in its function where that does all this
+    itself. body: the function of its module that does its work, where the release has that one; the
+    name is looked for there. count: how many rows the batch has; None where it does not say.
     """
 
     ranks: dict[str, int]
     narrowed: bool = False
     single: tuple[str, ...] = ()
     settled_by: str | None = None
+    body: str = ""
     count: Callable[[Any], int | None] = ops.counted_tokens
 
 
@@ -54,7 +56,9 @@ OPS = {
     "unified_linear_attention_with_output": Rows(
         {"mixed_qkv": 3, "a": 2, "b": 2, "output": 3},
         narrowed=True,
-        settled_by="_unified_linear_attention_with_output_impl",
+        # 0.5.19's zeroes the rows as well, but cuts Kimi's gates along their batch dimension
+        settled_by="narrow",
+        body="_linear_attention_with_output_impl",
     ),
     "gdn_with_output": Rows({"hidden_states": 2, "output": 2}),
     "deepseek_v4_attention_with_output": Rows({"query": 3, "key_value": 3, "output": 3}),
@@ -70,7 +74,7 @@ def zeroed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     A function that does so itself, or of an op that OPS does not list, is returned as it is.
     """
     rows = OPS.get(name)
-    if rows is None or rows.settled_by in function.__code__.co_names:
+    if rows is None or rows.settled_by in _body(function, rows).__code__.co_names:
         return function
     batch_of, count_of = ops.batch_getter(function), rows.count
     single = each(function, rows.single, rows.ranks, _without_batch)
@@ -91,6 +95,11 @@ def zeroed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         return result
 
     return with_signature(run, function)
+
+
+def _body(function: Callable[..., Any], rows: Rows) -> Callable[..., Any]:
+    found: Callable[..., Any] = function.__globals__.get(rows.body, function)
+    return found
 
 
 def each(

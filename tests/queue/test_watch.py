@@ -1,0 +1,157 @@
+"""New releases told of: the reports, and the workflow that keeps an issue for each."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+
+import fakes
+import pytest
+
+from patchqueue.commands import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOW = (ROOT / ".github/workflows/watch.yml").read_text(encoding="utf-8")
+NEXT = "9.9.2"
+GH = """#!/bin/bash
+echo "$@" >> gh.log
+case "$2" in
+  list) [ ! -e gh.broken ] && cat gh.issues ;;
+  edit) cp "$5" "issue.$3" ;;
+  create) cp "$6" issue.new ;;
+esac
+"""
+
+
+def released(project: fakes.Project, version: str, **changes: str) -> None:
+    files = fakes.release_of(version) | {
+        f"sglang/srt/{stem}.py": content for stem, content in changes.items()
+    }
+    fakes.write_wheel(project.wheels / f"sglang-{version}-py3-none-any.whl", files)
+
+
+def watch(project: fakes.Project, out: Path) -> int:
+    return cli.main(["--root", str(project.root), "watch", "--out", str(out)])
+
+
+def test_each_new_release_gets_a_report(project, tmp_path, capsys):
+    released(project, NEXT, runner=fakes.numbered(40, "_other_"))
+    released(project, "10.0")
+    assert watch(project, tmp_path / "reports") == 0
+    assert f"{tmp_path}/reports/{NEXT}.md: the report on {NEXT}" in capsys.readouterr().out
+    found = {path.name: path.read_text() for path in (tmp_path / "reports").iterdir()}
+    assert found.keys() == {f"{NEXT}.md", "10.0.md"}
+    text = found[f"{NEXT}.md"]
+    assert text.startswith(
+        f"sglang {NEXT}, with the patches of {fakes.TAG}: 1 as they are, 0 to refresh, 0 merged"
+        " upstream, 1 in conflict.\n\n| patch | outcome | why |\n| --- | --- | --- |\n"
+    )
+    assert (
+        "| `steps/count-once-more` | conflict | python/sglang/srt/runner.py: hunk 1 fits nowhere;"
+        in text
+    )
+    assert text.endswith(f"`scripts/nox pin {NEXT}`, then `scripts/nox rebase {NEXT}`.\n")
+
+
+def test_an_unchanged_report_has_the_same_bytes(project, tmp_path):
+    """The issue's history shows what changed, and no times."""
+    released(project, NEXT, runner=fakes.numbered(40, "other"))
+    for name in ("one", "two"):
+        assert watch(project, tmp_path / name) == 0
+    one, two = (tmp_path / name / f"{NEXT}.md" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_nothing_new_leaves_no_report(project, tmp_path, capsys):
+    assert watch(project, tmp_path / "reports") == 0
+    assert "no release is newer" in capsys.readouterr().out
+    assert not (tmp_path / "reports").exists()
+
+
+def test_a_release_that_cannot_be_tried_has_a_report_and_hides_no_other(project, tmp_path, capsys):
+    (project.wheels / f"sglang-{NEXT}-py3-none-any.whl").write_text("no archive")
+    released(project, "10.0")
+    assert watch(project, tmp_path / "reports") == 1
+    said = capsys.readouterr()
+    assert "sglang 10.0, with the patches" in said.out and NEXT in said.err
+    text = (tmp_path / f"reports/{NEXT}.md").read_text()
+    assert text.startswith(f"sglang {NEXT} could not be tried:\n\n- ")
+    assert (tmp_path / "reports/10.0.md").exists()
+
+
+def test_a_file_is_no_folder_for_reports(project, tmp_path, capsys):
+    (tmp_path / "reports").write_text("mine")
+    assert watch(project, tmp_path / "reports") == 1
+    assert f"{tmp_path}/reports: is a file" in capsys.readouterr().err
+    assert (tmp_path / "reports").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("why", "cell"),
+    [
+        ("begins 'a: int | None'", "begins 'a: int \\| None'"),
+        ("srt/__init__.py is gone", "srt/\\_\\_init\\_\\_.py is gone"),
+        ("see `a_b | c`", "see `a_b \\| c`"),
+        ("begins '<b>*x*'", "begins '\\<b>\\*x\\*'"),
+    ],
+)
+def test_code_stays_as_it_is_in_a_table(why, cell):
+    from patchqueue.rebasing.report import _escaped
+
+    assert _escaped(why) == cell
+
+
+# The workflow.
+
+
+def script() -> str:
+    """What its last step runs, for a shell as GitHub starts it."""
+    return textwrap.dedent(WORKFLOW.partition("        run: |\n")[2])
+
+
+def issues(folder: Path, *known: tuple[int, str]) -> subprocess.CompletedProcess[str]:
+    """Run that step where these issues are known."""
+    (folder / "reports").mkdir(exist_ok=True)
+    (folder / "reports/9.9.2.md").write_text("the report")
+    (folder / "gh.log").write_text("")
+    listed = [{"number": number, "title": title} for number, title in known]
+    (folder / "gh.issues").write_text(json.dumps(listed))
+    fakes.program(folder / "bin/gh", "").write_text(GH)
+    environment = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
+    words = ["bash", "-e", "-c", script()]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_new_release_gets_an_issue(tmp_path):
+    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), (4, "sglang 9.9.2 died"))
+    assert done.returncode == 0, done.stderr
+    assert "issue create --title sglang 9.9.2 is not pinned" in (tmp_path / "gh.log").read_text()
+    assert (tmp_path / "issue.new").read_text() == "the report"
+
+
+def test_its_issue_is_written_anew(tmp_path):
+    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), (7, "sglang 9.9.2 is not pinned"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "issue.7").read_text() == "the report"
+    assert not (tmp_path / "issue.new").exists()
+
+
+def test_no_second_issue_is_opened_where_the_first_could_not_be_looked_for(tmp_path):
+    (tmp_path / "gh.broken").touch()
+    assert issues(tmp_path).returncode != 0
+    assert "create" not in (tmp_path / "gh.log").read_text()
+
+
+def test_the_job_that_may_write_issues_runs_no_code_of_the_queue():
+    report, _, issue = WORKFLOW.partition("\n  issue:\n")
+    assert "permissions: {}\n" in report and "contents: read" in report
+    assert ": write" not in report and issue.count(": write") == 1
+    assert "issues: write" in issue and "checkout" not in issue and "scripts/" not in issue
+
+
+def test_the_words_of_the_workflow_are_the_commands_own():
+    (words,) = re.findall(r"scripts/nox (watch .*)", WORKFLOW)
+    assert fakes.parser("watch").parse_args(words.split()).out == Path("reports")
