@@ -74,14 +74,13 @@ def _run(options: argparse.Namespace) -> int:
             tell(f"[{len(every)}/{len(files)}] {each.file}: {_line(each)}")
             OUT.file.flush()
     verdict = verdicts.joined(each.verdict for each in every)
-    if not verdict.both and not verdict.pristine_only:
-        what = "no test passed on the pristine tree, so that nothing is compared"
-        step = "see why above; `--only TEXT` takes other files"
-        _show_failed(verdict)
-        raise Refused.of("nothing-passed", pin.tag, what, step)
-    _show(pin, suite, verdict, len(files), time.monotonic() - started)
     if options.out:
         _write(options.out, pin, suite, every, verdict)
+    _show(pin, suite, verdict, len(files), time.monotonic() - started)
+    if not verdict.both and not verdict.pristine_only:
+        what = "no test passed on the pristine tree, so that nothing is compared"
+        step = f"see why: {to_type('upstream-tests', pin.tag, '--checkout PATH --out FILE')}"
+        raise Refused.of("nothing-passed", pin.tag, what, step)
     return 1 if verdict.pristine_only else 0
 
 
@@ -100,7 +99,7 @@ def _line(each: Compared) -> str:
         words: len(getattr(verdict, name)) for name, words in WORDS.items()
     }
     said = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-    return f"{said} ({each.seconds:.0f} s)"
+    return f"{said} ({each.seconds:.1f} s)"
 
 
 WORDS = dict(
@@ -130,7 +129,7 @@ def _show(pin: Pin, suite: Suite, verdict: Verdict, files: int, seconds: float) 
         table.add_row(words, str(len(getattr(verdict, name))), style="red" if bad else "")
     OUT.print(table)
     skipped = counted(len(suite.left_out), "other file")
-    tell(f"\n{counted(files, 'file')} in {seconds:.0f} s; {skipped} of tests are not for this")
+    tell(f"\n{counted(files, 'file')} in {seconds:.1f} s; {skipped} of tests are not for this")
 
 
 def _show_list(title: str, cases: Cases) -> None:

@@ -112,19 +112,22 @@ def _marks(tree: ast.Module) -> Iterator[_Mark]:
             yield _Mark(call.func.id, str(value or ""))
 
 
+def refuse_no_checkout(checkout: Path, pin: Pin) -> None:
+    """Raise Refused unless `checkout` is a folder that has sglang."""
+    make = f"`git clone --branch {pin.tag} --depth 1 https://github.com/sgl-project/sglang`"
+    if not checkout.is_dir():
+        raise Refused.of("no-checkout", str(checkout), "is no folder", f"{make} makes one")
+    if not (checkout / "python/sglang").is_dir():
+        what = "is no checkout of sglang: it has no python/sglang"
+        raise Refused.of("no-checkout", str(checkout), what, f"{make} makes one")
+
+
 def refuse_other_release(checkout: Path, pin: Pin, pristine: Mapping[str, str]) -> None:
     """Raise Refused unless `checkout` holds the Python files of the pinned release, by their hash.
 
     pristine: the release's listing (see files/tree.py). Its tests would be those of another tree.
     """
-    whole = f"git clone --branch {pin.tag} --depth 1 https://github.com/sgl-project/sglang"
-    if not checkout.is_dir():
-        raise Refused.of("no-checkout", str(checkout), "is no folder", f"`{whole}` makes one")
-    if not (checkout / "python/sglang").is_dir():
-        what = "is no checkout of sglang: it has no python/sglang"
-        raise Refused.of("no-checkout", str(checkout), what, f"`{whole}` makes one")
-    found = list_folder(checkout)
-    changed = differing(python_part(found), python_part(pristine))
+    changed = differing(python_part(list_folder(checkout)), python_part(pristine))
     if changed:
         what = f"is not {pin.tag}: {len(changed)} of its files differ, as {some(changed)}"
         step = f"check out the tag {pin.tag} there, without edits"

@@ -34,7 +34,29 @@ LOG = logging.getLogger(__name__)
 LIMIT = 300  # seconds for a file; upstream's own limit for one is 1200
 TICK = 0.5  # seconds until an interrupted run ends what it has started
 PROCESSES = 4  # at most: each imports torch and sglang, which takes 10 s and 1 GB
-NO_TESTS = 5  # pytest's exit code where a file holds no test
+NO_TESTS = 5  # pytest's exit code where it ran no test: there is none, or the file skips itself
+GOOD = (0, 1, 2, NO_TESTS)  # passed, some failed, what was not collected interrupted it
+# A device that no host has: sglang's helpers for tests make a number of the first character, and
+# fail where there is none (python/sglang/test/test_utils.py).
+NO_DEVICE = "99"
+# what those helpers import at their top, and no lock has (LEFT_OUT in environments/lock.py)
+IMPORTED = ("datasets",)
+LACKED = (
+    "import sys\nfrom importlib.util import find_spec\n"
+    "print(*[name for name in sys.argv[1:] if find_spec(name) is None])"
+)
+STAND_IN = '''"""In place of a package that the environment lacks: it imports, and no more."""
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def missing(*_, **__):
+        raise ModuleNotFoundError(f"No module named {__name__!r}", name=__name__)
+
+    return missing
+'''
 # what of the caller's variables no test gets: other packages, and how upstream's CI runs them
 DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS", "CI", "GITHUB_ACTIONS")
 
@@ -43,12 +65,13 @@ DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS", "CI", "G
 class Side:
     """One tree, and a copy of the checkout's tests beside it.
 
-    folder: holds test/, a copy, and python, a link to the tree; python: the tree's own python/.
+    folder: holds test/, a copy, and python, a link to the tree; path: what Python finds modules in,
+    the tree's own python/ first.
     """
 
     name: str
     folder: Path
-    python: Path
+    path: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -92,19 +115,29 @@ def laid(prepared: Prepared, checkout: Path, pristine: Path, limit: float) -> It
     """
     with tempfile.TemporaryDirectory(prefix="patchqueue-upstream-") as name:
         space = Path(name)
-        before = _side(checkout, "pristine", pristine / "python", space)
-        after = _side(checkout, "patched", prepared.tree / "python", space)
+        more = _stand_ins(prepared.environment, space / "stand-ins")
+        before = _side(checkout, space / "pristine", pristine / "python", more)
+        after = _side(checkout, space / "patched", prepared.tree / "python", more)
         yield Run(before, after, prepared.environment, limit)
 
 
-def _side(checkout: Path, name: str, python: Path, space: Path) -> Side:
+def _stand_ins(environment: Environment, folder: Path) -> Path:
+    """A folder with a stand-in for each package of IMPORTED that the environment lacks."""
+    words = [str(environment.python), "-c", LACKED, *IMPORTED]
+    told = subprocess.run(words, cwd=folder.parent, capture_output=True, text=True, check=True)
+    folder.mkdir()
+    for name in told.stdout.split():
+        (folder / f"{name}.py").write_text(STAND_IN)
+    return folder
+
+
+def _side(checkout: Path, folder: Path, python: Path, more: Path) -> Side:
     """Tests find their release from where they lie, as `parents[4] / "python"`."""
-    folder = space / name
     (folder / "tmp").mkdir(parents=True)
     left = shutil.ignore_patterns("__pycache__", ".pytest_cache")
     shutil.copytree(checkout / "test", folder / "test", symlinks=True, ignore=left)
     (folder / "python").symlink_to(python)
-    return Side(name, folder, python)
+    return Side(folder.name, folder, (python, more))
 
 
 def pristine_tree(root: Path, pin: Pin, pristine: Source) -> Path:
@@ -126,6 +159,7 @@ def release_of(root: Path, pin: Pin, checkout: Path) -> tuple[Suite, Path]:
 
     Raises Refused where the checkout is not the release's, or holds no such test.
     """
+    suite.refuse_no_checkout(checkout, pin)
     pristine = source.fetch(pin, None)
     suite.refuse_other_release(checkout, pin, pristine.listing())
     return suite.find(checkout), pristine_tree(root, pin, pristine)
@@ -191,7 +225,8 @@ def _variables(side: Side, run: Run) -> dict[str, str]:
         if name not in DROPPED and not name.startswith("SGLANG_")
     }
     own = {
-        "PYTHONPATH": str(side.python),
+        "PYTHONPATH": os.pathsep.join(map(str, side.path)),
+        "CUDA_VISIBLE_DEVICES": NO_DEVICE,
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(side.folder / "tmp"),
     }
@@ -225,14 +260,14 @@ def _read(space: Path, file: str, code: int | None, limit: float) -> dict[str, C
     """The file's results; what became of it as a whole where it has none."""
     if code is None:
         return {file: Case(State.TIMED_OUT, f"timed out after {limit:g} s")}
-    if code == NO_TESTS:
-        return {file: Case(State.NOT_RUN, "pytest finds no test in it")}
     try:
         found = verdicts.read((space / "junit.xml").read_bytes(), file)
     except (OSError, ValueError):
         found = {}
-    if found and code in (0, 1, 2):  # passed, some failed, interrupted by what was not collected
+    if found and code in GOOD:
         return found
+    if code == NO_TESTS:
+        return {file: Case(State.NOT_RUN, "pytest finds no test in it")}
     lines = (space / "log").read_text("utf-8", "replace").strip().splitlines() or [""]
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return {**found, file: Case(State.ERROR, f"{ended}: {lines[-1][:150]}")}

@@ -43,6 +43,7 @@ class Case:
         return f"{self.state}: {self.reason}" if self.reason else str(self.state)
 
 
+LONGEST = 200  # characters of a reason
 # By test id: `FILE::CLASS::NAME`, or the file itself for what became of it as a whole.
 Cases = Mapping[str, Case]
 
@@ -128,12 +129,18 @@ def _case(element: ElementTree.Element) -> Case:
 
 
 def _reason(element: ElementTree.Element) -> str:
-    """The exception's own line: the last that pytest marks with E, else the message's first."""
+    """The exception's own line: the last that pytest marks with E, else the message's first.
+
+    A file that skips itself has its reason in the text, as `('FILE', LINE, 'Skipped: REASON')`.
+    """
+    itself = re.search(r"'Skipped: (.*)'\)$", element.text or "")
+    if itself:
+        return itself[1][:LONGEST]
     marked = re.findall(r"(?m)^E {2,}(\S.*)$", element.text or "")
     named = [line for line in marked if re.match(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)\b", line)]
     message = (element.get("message") or "").strip().splitlines()
     text = (named or marked or message or [""])[-1 if named or marked else 0]
-    return re.sub(r"0x[0-9a-f]{6,}", "0x…", text)[:200]
+    return re.sub(r"0x[0-9a-f]{6,}", "0x…", text)[:LONGEST]
 
 
 def worse(one: Case, other: Case) -> Case:
