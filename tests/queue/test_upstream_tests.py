@@ -14,7 +14,7 @@ import pytest
 from fakes import TAG
 
 from patchqueue.commands import cli
-from patchqueue.environments import suite, testing, verdicts
+from patchqueue.environments import suite, testing, upstream_tests, verdicts
 from patchqueue.environments.environment import Environment
 from patchqueue.environments.verdicts import Case, State
 
@@ -46,6 +46,10 @@ def test_fails_the_first_time():
     assert not (PATCHED and first)
 """
 NEITHER = """
+def test_writes_beside_itself():
+    Path(__file__).with_name("written").touch()
+
+
 def test_on_a_gpu():
     raise RuntimeError("No CUDA GPUs are available")
 
@@ -100,7 +104,7 @@ def test_all_is_well_where_none_is(ran, tmp_path):
     code, said = ran({"test_steps.py": STEPS + NEITHER}, "--out", str(tmp_path / "found.json"))
     assert code == 0, said
     rows = ("passed on both", "passed on the pristine", "passed on the patched", "flaky")
-    assert [count(said, row) for row in rows] == [1, 0, 1, 0]
+    assert [count(said, row) for row in rows] == [2, 0, 1, 0]
     assert [count(said, row) for row in ("skipped on both", "passed on neither")] == [1, 1]
     assert "      1  needs a GPU" in said
     assert max(map(len, said[said.index("\nPassed on neither") :].splitlines())) <= 80
@@ -161,6 +165,18 @@ def test_leaves_a_child():
             return
         time.sleep(0.1)
     raise AssertionError("the child of a test still runs")
+
+
+def test_an_interrupted_run_ends_what_it_has_started(ran):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    ran.monkeypatch.setattr(upstream_tests, "_compared", interrupted)
+    started = time.monotonic()
+    files = {"test_a.py": STEPS, "test_b.py": STEPS + "time.sleep(300)\n"}
+    code, said = ran(files, "--limit", "300")
+    assert code == 130 and "interrupted" in said
+    assert time.monotonic() - started < 120
 
 
 def test_tests_get_their_own_tree_and_none_of_the_callers_settings(ran):
@@ -378,5 +394,9 @@ def test_both_trees_are_compared_by_test():
         "f::a": Case(State.NOT_RUN, "timed out: late")
     }
     assert verdicts.compare({"f": lost}, {"f": lost}, "f").failed == {"f": lost}
+    again = verdicts.compare({"f::a": good, "f::c": good}, {"f::c": bad}, "f")
+    assert verdicts.settle(found, again) == verdicts.Verdict(
+        1, {}, found.patched_only, found.pristine_only, found.skipped, found.failed
+    ), "what only the second run finds is no finding, and what it does not find is flaky"
     gone = verdicts.compare({"f::a": good}, {"f::b": good}, "f")
     assert list(gone.pristine_only) == ["f::a"] and list(gone.patched_only) == ["f::b"]

@@ -4,9 +4,9 @@ release.
 Upstream marks a test file with a call at its top level, `register_cpu_ci(est_time=…, suite=…)`,
 which its test/run_suite.py reads without importing the file (python/sglang/test/ci/ci_register.py,
 0.5.6 and later). `disabled="reason"` keeps the file from every run. The folder of unit tests,
-test/registered/unit/, came after 0.5.9 (sglang#20626). Many of its files had the mark of a GPU
-alone, although they need none (sglang#24569, sglang#33654). Before it unit tests lay beside tests
-of servers.
+test/registered/unit/, was described in March 2026 (sglang#20626), after 0.5.9. Many of its files
+had the mark of a GPU alone, although they need none (sglang#24569, sglang#33654). Before it unit
+tests lay beside tests of servers.
 """
 
 from __future__ import annotations
