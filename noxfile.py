@@ -64,6 +64,7 @@ MAINTAINERS = {
     "quilt": ("patchqueue", "Run quilt in work/TAG/."),
     "pin": ("patchqueue", "Add a release to upstream/pins.toml."),
     "lock": ("patchqueue", "Resolve a release's test environment."),
+    "upstream-tests": ("patchqueue", "Run upstream's unit tests, patched and not."),
     "bundle": ("patchqueue", "Pack a release for a host without an index."),
     "export": ("evidence", "Make pull requests in a checkout."),
     "matrix": ("evidence", "Print the proofs a fleet has to run."),

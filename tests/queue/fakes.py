@@ -306,7 +306,7 @@ def sessions() -> set[str]:
     """The names of noxfile.py's sessions: of its functions, and of the commands it lists."""
     text = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     made = re.findall(r"(?m)^def (\w+)\(session: nox\.Session\)", text)
-    return {*made, *re.findall(r'(?m)^    "(\w+)": \("', text)}
+    return {*made, *re.findall(r'(?m)^    "([\w-]+)": \("', text)}
 
 
 def as_clone(root: Path) -> None:

@@ -33,7 +33,7 @@ from evidence.pages import bench as benchpage
 from evidence.pages import status
 from patchqueue.commands import testing as testing_command
 from patchqueue.commands import writing
-from patchqueue.environments import testing
+from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
 from patchqueue.handover import prtest
 from patchqueue.upstream import pins
@@ -251,6 +251,16 @@ def checkouts(world: World) -> None:
         fakes.git(folder, "commit", "-qam", name)
 
 
+def with_tests(world: World) -> None:
+    """Two checkouts of the release, with upstream's tests: two files in the first, one in the
+    second."""
+    for name in ("sglang", "second"):
+        folder = world.project.checkout(world.at / name) / "test/registered/unit"
+        folder.mkdir(parents=True)
+        for file in ("test_one.py", "test_two.py")[: 2 if name == "sglang" else 1]:
+            (folder / file).write_text("def test_it(): pass\n")
+
+
 def sites(world: World) -> None:
     fakes.install(world.at / "site")
     fakes.install(world.at / "second")
@@ -312,6 +322,24 @@ CASES: dict[str, Case] = {
     "test --tool": Case("test v9.9.1 --tool", "test v9.9.1", locked),
     "test -k": Case("test v9.9.1 -k scan", "test v9.9.1", locked),
     "test --plan": Case("test v9.9.1 --plan", "test v9.9.1", locked),
+    "upstream-tests --checkout": Case(
+        "upstream-tests --checkout {at}/second", "upstream-tests --checkout {at}/sglang", with_tests
+    ),
+    "upstream-tests --only": Case(
+        "upstream-tests --checkout {at}/sglang --only two",
+        "upstream-tests --checkout {at}/sglang",
+        with_tests,
+    ),
+    "upstream-tests --limit": Case(
+        "upstream-tests --checkout {at}/sglang --limit 7",
+        "upstream-tests --checkout {at}/sglang",
+        with_tests,
+    ),
+    "upstream-tests --out": Case(
+        "upstream-tests --checkout {at}/sglang --out {at}/found.json",
+        "upstream-tests --checkout {at}/sglang",
+        with_tests,
+    ),
     "refresh --all": Case("refresh --all", "refresh", two),
     "refresh --add": Case("refresh --add", "refresh", stray),
     "pin --from": Case("pin 9.9.2 --from {at}/kept", "pin 9.9.2", to_pin),
@@ -432,6 +460,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(testing, "spread", lambda *words: [])
     monkeypatch.setattr(testing_command, "matplotlib_folder", lambda root: None)
     monkeypatch.setattr(testing_command, "test_tool", lambda root: made.note("the tool") or 0)
+    monkeypatch.setattr(upstream_tests, "_ended", ended(made))
     monkeypatch.setattr(writing, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
     monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
@@ -446,6 +475,18 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ),
     )
     return made
+
+
+def ended(world: World) -> Callable[..., int]:
+    """A file of upstream's tests that ran well, within a noted limit."""
+
+    def run(command: list[str], side: upstream_tests.Side, run: upstream_tests.Run, _: int) -> int:
+        world.note(f"{run.limit} s")
+        passed = '<testsuites><testcase classname="test_one" name="test_it" /></testsuites>'
+        Path(command[-1].partition("=")[2]).write_text(passed)
+        return 0
+
+    return run
 
 
 def figure(tag: str, options: argparse.Namespace) -> measuring.Figure:

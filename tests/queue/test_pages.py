@@ -480,6 +480,9 @@ CHECKED: dict[str, Check] = {
     "scripts/nox gpu --take evidence.json": Check(
         "it takes what a GPU host wrote", 1, "evidence.json"
     ),
+    "scripts/nox upstream-tests v0.5.16 --checkout ~/sglang": Check(
+        "it needs a checkout of sglang and an environment of 5 GB", 1, "[no-checkout]"
+    ),
     "scripts/nox lock v0.5.24": Check(
         "it asks the index for 200 packages", 1, "'v0.5.24': is not pinned"
     ),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from ..hint import PACKAGED, in_wheel
-from . import checking, entry, handover, install, rebase, testing, trees, wheels, writing
+from . import checking, entry, handover, install, rebase, testing, trees, upstream, wheels, writing
 
 EXAMPLES = {  # by command: what a user types behind it
     "apply": "v0.5.12.post1",
@@ -24,10 +24,11 @@ EXAMPLES = {  # by command: what a user types behind it
     "test": "v0.5.9 -k scan",
     "unapply": "v0.5.9",
     "uninstall": "--site-packages /sgl-workspace/sglang/python",
+    "upstream-tests": "v0.5.16 --checkout ~/sglang",
 }
 
 # in the order of the help's list
-MODULES = (trees, checking, testing, writing, wheels, handover, install, rebase)
+MODULES = (trees, checking, testing, upstream, writing, wheels, handover, install, rebase)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
