@@ -254,7 +254,7 @@ def fill_in(world: World) -> None:
 
 
 NEW, SITE = "python/sglang/srt/runner.py", {"DIR": "~/site"}
-WHEEL = "dist/sglang-{}+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl"
+WHEEL = f"dist/sglang-{{}}+{fakes.LABEL}-cp312-cp312-manylinux_2_34_x86_64.whl"
 
 RUN: dict[str, list[Step | Deed]] = {
     "apply": [
@@ -351,14 +351,15 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step(
             f"pip install --no-deps {WHEEL.format('0.5.12.post1')}",
-            "Successfully installed sglang-0.5.12.post1+pcg.1",
+            f"Successfully installed sglang-0.5.12.post1+{fakes.LABEL}",
         ),
         Step(
             "python -m sglang.srt.prefill_graph --verify",
-            "sglang 0.5.12.post1, queue release 1, 2 patches",
+            f"sglang 0.5.12.post1, queue release {RELEASE}, 2 patches",
         ),
         Step(
-            "python -m sglang.srt.prefill_graph", "sglang 0.5.12.post1, queue release 1, 2 patches"
+            "python -m sglang.srt.prefill_graph",
+            f"sglang 0.5.12.post1, queue release {RELEASE}, 2 patches",
         ),
         Step(
             "pip install --force-reinstall --no-deps sglang==0.5.12.post1",
@@ -374,17 +375,17 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step(
             f"pip install --no-deps {WHEEL.format('0.5.11')}",
-            "Successfully installed sglang-0.5.11+pcg.1",
+            f"Successfully installed sglang-0.5.11+{fakes.LABEL}",
         ),
         lambda world: shutil.rmtree(world.site),
         Step(
             "uv pip install --exclude-newer 2026-05-09 --prerelease=allow"
             f" {WHEEL.format('0.5.11')}",
-            "+ sglang==0.5.11+pcg.1",
+            f"+ sglang==0.5.11+{fakes.LABEL}",
         ),
         Step(
             "scripts/nox build v0.5.9",
-            "dist/sglang-0.5.9+pcg.1-py3-none-any.whl: version 0.5.9+pcg.1",
+            f"dist/sglang-0.5.9+{fakes.LABEL}-py3-none-any.whl: version 0.5.9+{fakes.LABEL}",
         ),
     ],
     "in place": [
@@ -412,12 +413,12 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step(
             "python sglang/srt/prefill_graph --verify",
-            "sglang 0.5.9, queue release 1, 2 patches",
+            f"sglang 0.5.9, queue release {RELEASE}, 2 patches",
             "site",
         ),
         Step(
             "python -m sglang.srt.prefill_graph --verify",
-            "sglang 0.5.9, queue release 1, 2 patches",
+            f"sglang 0.5.9, queue release {RELEASE}, 2 patches",
         ),
         Step("scripts/nox uninstall --site-packages DIR", "2 files restored", put=SITE),
         Step(
@@ -518,7 +519,7 @@ FOREIGN = {
     ),
     "FROM python:3.12": "Docker",
     "FROM lmsysorg/sglang:v0.5.9": "Docker",
-    "COPY dist/sglang-0.5.11+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
+    f"COPY dist/sglang-0.5.11+{fakes.LABEL}-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
     "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": (  # noqa: E501
         "Docker"
     ),
@@ -612,6 +613,8 @@ NAMED = {
         "scripts/nox bench",
         "scripts/nox uninstall",
         "scripts/nox status",
+        "scripts/nox release",
+        "scripts/nox index",
         "git am",
         "git clean",
         "git diff upstream/placed.toml",
