@@ -211,6 +211,11 @@ def edit(name: str, old: str, new: str) -> Deed:
     return lambda world: world.project.edit(name, old, new)
 
 
+def changes(world: World) -> None:
+    """Say what is new in the next release of the queue."""
+    world.project.write("CHANGELOG.md", "## Next\n\n- More steps.\n")
+
+
 def resolve(world: World) -> None:
     """Solve the conflict: keep upstream's lines, and add the patch's behind them."""
     path = world.queue / "work/rebase-0.5.24/python/sglang/srt/runner.py"
@@ -388,6 +393,16 @@ RUN: dict[str, list[Step | Deed]] = {
             f"dist/sglang-0.5.9+{fakes.LABEL}-py3-none-any.whl: version 0.5.9+{fakes.LABEL}",
         ),
     ],
+    "an index": [
+        changes,
+        Step("scripts/nox release v0.5.9", f"dist/release-{RELEASE}: 1 wheel, 1 patch file"),
+        Step(f"scripts/nox index dist/release-{RELEASE}", f"links to 1 wheel: 0.5.9+{fakes.LABEL}"),
+        Step(
+            "scripts/nox release v0.5.9 --python 3.12 --machine x86_64",
+            f"dist/release-{RELEASE}: 1 wheel, 1 patch file",
+        ),
+        Step("scripts/nox release", f"dist/release-{RELEASE}: 4 wheels, 4 patch files"),
+    ],
     "in place": [
         Step("scripts/nox install --site-packages DIR", "2 patches, 2 files changed", put=SITE),
         Step("scripts/nox install --site-packages DIR --verify", "is patched", put=SITE),
@@ -495,6 +510,8 @@ CHECKED: dict[str, Check] = {
 }
 PARSED = {
     "scripts/nox bundle v0.5.9": "it fetches GBs",
+    "scripts/nox release --cut": "it commits; tests/queue/test_release.py runs it",
+    "scripts/nox release --next": "it writes the pages; tests/queue/test_release.py runs it",
     "scripts/nox figures": "it measures for minutes",
     "scripts/nox figures --out evidence/figures.json": "it measures for minutes",
     "scripts/nox figures --page": (
@@ -597,6 +614,10 @@ FOREIGN = {
     "uvx --from git+REPOSITORY patchqueue uninstall --site-packages DIR": (
         "where a user found this; test_packaged.py runs the command"
     ),
+    f"python -m http.server --directory dist/release-{RELEASE}": "it serves until it is stopped",
+    f"pip install --extra-index-url http://localhost:8000/simple/ sglang==0.5.9+{fakes.LABEL}": (
+        "nothing serves there; test_index_clients.py has a server"
+    ),
     "scripts/nox lint": "the package index, for its tools; `scripts/nox test` begins with it",
     "scripts/nox imports": "the package index, for its tools; `scripts/nox lint` compares",
     "scripts/nox coverage": "the package index, and minutes: it runs these tests",
@@ -613,7 +634,6 @@ NAMED = {
         "scripts/nox bench",
         "scripts/nox uninstall",
         "scripts/nox status",
-        "scripts/nox release",
         "scripts/nox index",
         "git am",
         "git clean",

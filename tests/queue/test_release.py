@@ -294,6 +294,18 @@ def test_the_entry_of_a_release():
 # The project's own.
 
 
+def test_the_workflow_names_what_the_tool_makes():
+    """The tag that `--cut` makes starts it, and its files are those of the command."""
+    text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    assert f'tags: ["{released.tag(2).replace("2", "*")}"]' in text
+    assert f"subject-checksums: files/{assets.SUMS}" in text
+    assert f"--notes-file files/{assets.CHANGES} files/*" in text
+    assert 'scripts/nox release --tag "$TAG"\n' in text and "mv dist/release-* files" in text
+    assert "run: scripts/nox index\n" in text and "path: dist/index\n" in text
+    for words in (["release", "--tag", "pcg-2"], ["index"]):
+        assert fakes.parser(words[0]).parse_args(words).run
+
+
 def test_what_was_released_is_what_is_there():
     """`check` says so too, on every run; this is for who runs the tests alone."""
     known = pins.load(ROOT)

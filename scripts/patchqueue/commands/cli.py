@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from .. import RELEASE
 from ..hint import PACKAGED, in_wheel
 from . import (
     checking,
@@ -25,7 +26,7 @@ EXAMPLES = {  # by command: what a user types behind it
     "build": "v0.5.12.post1 --python 3.12",
     "bundle": "v0.5.9",
     "check": "v0.5.9",
-    "index": "dist/release-2",
+    "index": f"dist/release-{RELEASE}",
     "install": "--site-packages /sgl-workspace/sglang/python",
     "lock": "v0.5.9",
     "new": "v0.5.9 nsa/skip-pointer-check",

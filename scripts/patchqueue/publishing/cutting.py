@@ -149,6 +149,7 @@ def _write(root: Path, files: Mapping[str, bytes]) -> None:
 def renumbered(page: str, number: int) -> str:
     """A page with the next number in the names of wheels, and in a server's first line."""
     page = re.sub(rf"\+{LABEL}\.{number}(?!\d)", f"+{LABEL}.{number + 1}", page)
+    page = re.sub(rf"\brelease-{number}(?!\d)", f"release-{number + 1}", page)
     return re.sub(rf"\bqueue release {number}(?=, )", f"queue release {number + 1}", page)
 
 
