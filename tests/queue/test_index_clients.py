@@ -243,6 +243,17 @@ def test_what_is_installed_verifies_itself(served):
     assert code == 0 and f"sglang {PURE}, queue release {fakes.QUEUE}, 2 patches" in said
 
 
+def test_the_patch_file_makes_what_verifies_itself(folders, tmp_path):
+    """On an installed release, as the file's first lines say."""
+    site = fakes.install(tmp_path / "site", fakes.release_of(PURE), PURE)
+    (patch,) = (folders / "queue").glob("*.patch")
+    subprocess.run(["patch", "-s", "-p2", "-i", str(patch)], cwd=site, check=True)
+    command = [sys.executable, "sglang/srt/prefill_graph", "--verify"]
+    done = subprocess.run(command, cwd=site, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"sglang {PURE}, queue release {fakes.QUEUE}, 2 patches" in done.stdout
+
+
 @pytest.mark.parametrize("client", [pip, uv])
 def test_a_wheel_that_is_not_the_indexs_is_refused(served, folders, client):
     (wheel,) = (folders / "queue").glob("*.whl")

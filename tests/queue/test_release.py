@@ -170,6 +170,23 @@ def today(project) -> list[released.Hashes]:
     return assets.today(project.root, pins.load(project.root))
 
 
+def test_another_file_under_the_same_name_is_refused(cut, run):
+    """What is laid is the same: only the wheel's bytes tell."""
+    found = released.read(cut.root, QUEUE)
+    cut.edit(RECORD, found.find(Version("9.9.1")).wheels[0].sha256, "0" * 64)
+    code, said = run(cut, "release")
+    assert code == 1 and f"{RECORD}: has {WHEEL} with sha256 000000000000…" in said
+    assert "[other-zlib]" in said and not (cut.root / FOLDER).exists()
+
+
+def test_headings_of_an_entry_are_in_the_tag(ready, run):
+    ready.edit("CHANGELOG.md", "- More steps.\n", "- More steps.\n\n### Fewer\n\n- Less.\n")
+    fakes.commit(ready)
+    assert run(ready, "release", "--cut")[0] == 0
+    told = fakes.git(ready.root, "cat-file", "tag", f"pcg-{QUEUE}")
+    assert told.endswith("\n\n- More steps.\n\n### Fewer\n\n- Less.\n")
+
+
 def test_a_new_pin_is_other_content_too(cut):
     cut.release("9.9.2")
     cut.edit("series", "==9.9.1", ">=9.9")

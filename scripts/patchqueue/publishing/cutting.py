@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ def rebuild(root: Path, choice: Choice) -> tuple[Made, Release | None]:
     made = assets.make(root, choice, changes)
     problems = released.mismatches(found, made.assets) if found else []
     if problems:
+        shutil.rmtree(made.folder)
         raise Refused(problems)
     return made, found
 
