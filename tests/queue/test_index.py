@@ -120,7 +120,7 @@ def test_all_releases_of_the_queue_are_in_one_index(folder, tmp_path):
         hashes = ["sha256:" + "0" * 64] * 2
         revision = released.Revision(Version("9.9.1"), *hashes, wheels=(described.wheel,))
         day = datetime.date(2030, 1, number)
-        cut.append(released.Release(number, day, (revision,)))
+        cut.append(released.Release(number, day, "1.3", (revision,)))
     linked = index.of_releases(cut, "https://example.org/queue/releases/download/")
     assert [each.url for each in linked] == [
         "https://example.org/queue/releases/download/pcg-7/sglang-9.9.1%2Bpcg.7-py3-none-any.whl",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,8 @@ def cut(root: Path, pins: Pins, choice: Choice, day: datetime.date) -> Cut:
     text = changelog.named(changelog.read(root), RELEASE, day)
     entry = changelog.entry(text, RELEASE, cut=True)
     made = assets.make(root, choice, entry)
-    release = Release(RELEASE, day, tuple(_revisions(root, pins, made)))
+    revisions = tuple(_revisions(root, pins, made))
+    release = Release(RELEASE, day, zlib.ZLIB_RUNTIME_VERSION, revisions)
     files = {
         str(changelog.FILE): text.encode(),
         str(released.file(RELEASE)): released.text(release, to_type("release", "--cut")),

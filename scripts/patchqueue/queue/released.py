@@ -8,6 +8,7 @@ the same; other content takes the next number.
 from __future__ import annotations
 
 import datetime
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,10 +67,11 @@ class Revision(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Release(Struct, frozen=True, forbid_unknown_fields=True):
-    """One release of the queue. day: when it was cut."""
+    """One release of the queue. day: when it was cut; zlib: the version that packed its wheels."""
 
     release: int
     day: datetime.date
+    zlib: str
     revision: tuple[Revision, ...]
 
     def find(self, version: Version) -> Revision | None:
@@ -150,6 +152,7 @@ def text(release: Release, written_by: str) -> bytes:
     document.add(tomlkit.comment(f"{written_by}; never changed again."))
     document.add("release", tomlkit.item(release.release))
     document.add("day", tomlkit.item(release.day))
+    document.add("zlib", tomlkit.item(release.zlib))
     revisions = tomlkit.aot()
     for each in release.revision:
         table = tomlkit.table()
@@ -225,14 +228,16 @@ def mismatches(cut: Release, made: Mapping[str, Asset]) -> list[Problem]:
             what, step = f"has no {name}", f"leave it out, or {_raise_to(cut.release + 1)}"
             problems.append(Problem("not-released", where, what, step))
         elif old.sha256 != asset.sha256:
-            problems.append(_other(where, name, old, asset))
+            problems.append(_other(where, cut.zlib, old, asset))
     return problems
 
 
-def _other(where: str, name: str, old: Asset, new: Asset) -> Problem:
+def _other(where: str, packed: str, old: Asset, new: Asset) -> Problem:
+    """Why a file is not the published one. packed: the zlib that packed that."""
     same = isinstance(old, Wheel) and isinstance(new, Wheel) and old.record == new.record
-    what = f"has {name} with sha256 {old.sha256[:12]}…, and {new.sha256[:12]}… was made"
+    what = f"has {old.file} with sha256 {old.sha256[:12]}…, and {new.sha256[:12]}… was made"
     if same:
-        step = "its files are the same, packed by another zlib: use the release's own Python"
+        here = zlib.ZLIB_RUNTIME_VERSION
+        step = f"its files are the same: take a Python with zlib {packed}, this one has {here}"
         return Problem("other-zlib", where, what, step)
     return Problem("frozen-release", where, what, "publish the file that was released")
