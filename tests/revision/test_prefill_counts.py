@@ -84,6 +84,7 @@ def batch_of(tokens=32, **fields):
         can_run_dp_prefill_cuda_graph=True,
         token_indices_to_pool=None,
         contains_mm_inputs=lambda: False,
+        moe_num_token_non_padded=None,
         mamba_track_mask=None,
     )
     return SimpleNamespace(**values | fields)
@@ -107,7 +108,7 @@ def graph_of(kind, **fields):
         _capture_chunked_prefix=False,
         _capture_lora=False,
         enable_lora=False,
-        model_runner=SimpleNamespace(is_multimodal=False),
+        model_runner=SimpleNamespace(is_multimodal=False, attn_backend=None),
         max_context_size=None,
         max_seq_len=None,
         dllm_attention=None,
@@ -441,10 +442,16 @@ def test_counts_reach_the_file(tmp_path, monkeypatch, build_model):
     monkeypatch.setattr(counts, "INTERVAL", 0.01)
     model, made = build_model("llama"), []
     if later():
-        prefill.capture(model, layers=4, sizes=[64, 128], then=made.append)
+        prefill.capture(
+            model,
+            layers=4,
+            sizes=[64, 128],
+            then=lambda runner: made.extend([runner, verdict.report_prefill_graph(runner)]),
+        )
     else:
         made.append(host.decide(model))
-    record = verdict.report_prefill_graph(made[0])
+        made.append(verdict.report_prefill_graph(made[0]))
+    record = made[1]
     assert record and (record.verdict, record.sizes) == ("on", (64, 128))
     counts.ran_on_graph(made[0])
     [path] = tmp_path.glob("sglang-prefill-graph-*/*.json")

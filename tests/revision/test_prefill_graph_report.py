@@ -196,31 +196,35 @@ def lines_of(caplog):
     ]
 
 
-def decided(model, tp_rank=0):
-    """A model runner as the release leaves it behind, with its graph."""
+def reported(model, tp_rank=0, draft=False):
+    """The record of a model runner as the release leaves it behind, with its graph."""
     from host import prefill
     from host import runner as host
+    from sglang.srt.prefill_graph.report import verdict
 
+    def report(runner):
+        runner.is_draft_worker = draft
+        found.append(verdict.report_prefill_graph(runner))
+
+    found = []
     if hasattr(importlib.import_module(MODEL_RUNNER).ModelRunner, "init_prefill_cuda_graph"):
-        made = []
-        prefill.capture(model, tp_rank=tp_rank, layers=4, sizes=[64, 128], then=made.append)
-        return made[0]
-    return host.decide(model, tp_rank=tp_rank)
+        prefill.capture(model, tp_rank=tp_rank, layers=4, sizes=[64, 128], then=report)
+    else:
+        report(host.decide(model, tp_rank=tp_rank))
+    return found[0]
 
 
 def test_one_line_from_the_first_rank_and_a_record_from_each(llama, caplog):
-    from sglang.srt.prefill_graph.report import provenance, records, verdict
+    from sglang.srt.prefill_graph.report import provenance, records
 
     with caplog.at_level(logging.INFO):
-        record = verdict.report_prefill_graph(decided(llama))
+        record = reported(llama)
         [line] = lines_of(caplog)
         assert records.read_all() == [record] and record.ranks["tp"] == 0
-        other = verdict.report_prefill_graph(decided(llama, tp_rank=1))
+        other = reported(llama, tp_rank=1)
         assert records.read_all() == [other] and other.ranks["tp"] == 1
         assert (other.sizes, other.tree) == ((64, 128), provenance.tree_hash())
-        draft = decided(llama)
-        draft.is_draft_worker = True
-        assert verdict.report_prefill_graph(draft) is None
+        assert reported(llama, draft=True) is None
     assert lines_of(caplog) == [line]
     assert line.startswith(
         f"Prefill graph on ({record.feature}): captured 2 sizes, 64 to 128 tokens. Tree: sglang "
@@ -283,20 +287,13 @@ def test_the_releases_own_rule_is_named_from_14(monkeypatch):
     from sglang.srt.model_executor import cuda_graph_config
     from sglang.srt.prefill_graph.compat import prefill_config
 
-    settled = SimpleNamespace(backend="disabled", bs=[64])
-    args = process.default_server_args(moe_a2a_backend="nixl")
-    monkeypatch.setattr(prefill_config, "prefill", lambda _: settled)
-    monkeypatch.setattr(
-        cuda_graph_config,
-        "default_cuda_graph_config",
-        lambda: SimpleNamespace(prefill=SimpleNamespace(backend=backend)),
-    )
-    backend = "tc_piecewise" if hasattr(args, "enable_torch_compile") else "breakable"
-    names = {}
+    args, names = process.default_server_args(moe_a2a_backend="nixl"), {}
     for backend in ("breakable", "tc_piecewise"):
+        made = SimpleNamespace(prefill=SimpleNamespace(backend=backend))
+        monkeypatch.setattr(cuda_graph_config, "default_cuda_graph_config", lambda made=made: made)
         names[backend] = prefill_config.rules_that_hold(args)
+        assert made.prefill.backend == backend
     assert any("a2a" in name.lower() for found in names.values() for name in found), names
-    assert settled.backend == "disabled"
 
 
 @NEW
@@ -331,7 +328,7 @@ def test_a_verdict_that_fails_still_tells_the_tree(llama, monkeypatch):
         raise ValueError("no idea")
 
     monkeypatch.setattr(verdict, "explain", fail)
-    record = verdict.report_prefill_graph(decided(llama))
+    record = reported(llama)
     assert (record.verdict, record.tree) == ("unknown", provenance.tree_hash())
     assert record.reason == "the report failed (ValueError: no idea)"
 
@@ -496,3 +493,23 @@ def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
             str(provenance.read())
             == "sglang unknown, queue release unknown (not built by the queue), 0 patches"
         )
+
+
+def test_a_scheduler_is_known_by_the_name_that_the_release_gives_it():
+    """As `--require` looks for it, on this host."""
+    from sglang.srt.prefill_graph.report import schedulers
+
+    source = inspect.getsource(importlib.import_module("sglang.srt.managers.scheduler"))
+    assert f'setproctitle.setproctitle(f"{schedulers.TITLE}' in source
+    code = "import setproctitle as s, sys; s.setproctitle('sglang::scheduler_TP1'); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not (found := schedulers.running(process.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.stdin.close()
+    [one] = found
+    assert (one.pid, one.title, one.uid) == (process.pid, "sglang::scheduler_TP1", os.getuid())
+    assert schedulers.running(process.pid) == []

@@ -1,8 +1,9 @@
 """Repack a release's official wheel with the queue on it: `sglang-0.5.9+pcg.1-….whl`.
 
-The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts and
-entry points included, comes byte for byte from the wheel that the pin names. The same input gives
-the same bytes.
+The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts
+included, comes byte for byte from the wheel that the pin names. Of the .dist-info, METADATA and
+RECORD are changed, and entry_points.txt from 0.5.11 on (plugin.py). The same input gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from ..outcome import Refused
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.pins import Pin, Wheel
+from . import plugin
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
@@ -203,6 +205,9 @@ def repack(
     made[f"{new}{PROVENANCE}"] = (
         json.dumps(record | {"release": RELEASE}, indent=1) + "\n"
     ).encode()
+    points = plugin.listed(made.get(f"{new}{plugin.FILE}"), made)
+    if points is not None:
+        made[f"{new}{plugin.FILE}"] = points
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))
     return made | {f"{new}RECORD": record_of(made, f"{new}RECORD")}

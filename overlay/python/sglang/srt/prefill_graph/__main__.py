@@ -15,6 +15,10 @@ if __package__:
 else:  # the folder itself is run
     from report import provenance, records, requirement
 
+DESCRIPTION = """What this tree was made of, and for each scheduler of a server here:
+why its prefill graph is on or off, and how many prefills ran on it.
+Run as `python DIR/sglang/srt/prefill_graph`, it needs no library of sglang's.
+"""
 CODES = """
 exit codes of --require:
   0  every scheduler runs TREE
@@ -50,7 +54,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sglang.srt.prefill_graph",
-        description=__doc__,
+        description=DESCRIPTION,
         epilog=CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -130,8 +130,9 @@ def _held_by_ranks(graph: Any, batch: Any) -> bool:
 def _has_adapters(graph: Any, batch: Any) -> bool:
     if not graph.enable_lora:
         return False
-    manager = graph.model_runner.lora_manager
-    return not (graph._capture_lora and manager.can_use_prefill_cuda_graph(batch))
+    return not (
+        graph._capture_lora and graph.model_runner.lora_manager.can_use_prefill_cuda_graph(batch)
+    )
 
 
 def _has_prefix(graph: Any, batch: Any) -> bool:

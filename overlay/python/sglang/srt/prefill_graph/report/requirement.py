@@ -67,16 +67,16 @@ def decide(wanted: str, running: list[Scheduler], told: dict[int, Record]) -> Fo
     for one in running:
         if one.pid in trees and not trees[one.pid].startswith(begin):
             runs = trees[one.pid] or "a tree without a listing"
-            what = f"{one} runs {runs}, not {begin}."
-            return Found(Answer.DIFFERS, what.capitalize(), count)
+            return Found(Answer.DIFFERS, f"{one} runs {runs}, not {begin}.", count)
     silent = [one for one in running if one.pid not in trees]
     if silent:
         what = (
             f"{silent[0]} left no record: it runs an unpatched sglang, or its graph is not decided"
             f" yet ({len(silent)} of {count} schedulers)."
         )
-        return Found(Answer.SILENT, what[0].upper() + what[1:], count)
+        return Found(Answer.SILENT, what, count)
     if len(set(trees.values())) > 1:
         what = f"Two trees begin with {begin}: give more of its digits."
         return Found(Answer.DIFFERS, what, count)
-    return Found(Answer.RUNS, f"All {count} schedulers run {next(iter(trees.values()))}.", count)
+    who = f"All {count} schedulers run" if count > 1 else f"{running[0]} runs"
+    return Found(Answer.RUNS, f"{who} {next(iter(trees.values()))}.", count)

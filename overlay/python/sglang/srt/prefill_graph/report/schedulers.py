@@ -23,7 +23,7 @@ class Scheduler:
     uid: int
 
     def __str__(self) -> str:
-        return f"process {self.pid} ({self.title})"
+        return f"Process {self.pid} ({self.title})"
 
 
 def running(below: int | None = None) -> list[Scheduler]:
