@@ -3,12 +3,14 @@ own runners of graphs."""
 
 import ast
 import contextlib
+import gc
 import importlib
 import importlib.util
 import inspect
 import json
 import textwrap
 import time
+import weakref
 from types import SimpleNamespace
 from unittest import mock
 
@@ -459,3 +461,29 @@ def test_counts_reach_the_file(tmp_path, monkeypatch, build_model):
     while json.loads(path.read_text())["on_graph"] != 1:
         assert time.perf_counter() < deadline
         time.sleep(0.01)
+
+
+def test_a_graph_that_was_captured_anew_is_told_and_the_old_one_let_go(tmp_path, monkeypatch):
+    """An update of the weights can capture other sizes, and must not keep two graphs in memory."""
+    from sglang.srt.prefill_graph.report import records, verdict
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    runner = runner_with(Graph())
+    runner.server_args, runner.tp_rank = SimpleNamespace(), 0
+    monkeypatch.setattr(verdict, "_feature", lambda _: "a graph")
+    explained, own = [], verdict.explain
+    monkeypatch.setattr(verdict, "explain", lambda runner: explained.append(1) or own(runner))
+    leave = verdict._Leaving(runner, verdict.make_record(runner))
+    leave(1, {})
+    leave(2, {"a reason": 1})
+    assert len(explained) == 1
+    name = next(name for name in vars(runner) if name.endswith("_graph_runner"))
+    old = weakref.ref(getattr(runner, name))
+    setattr(runner, name, Graph())
+    gc.collect()
+    assert old() is None
+    getattr(runner, name).capture_num_tokens = [16, 32]
+    leave(3, {"a reason": 1})
+    [found] = records.read_all()
+    assert (found.sizes, found.on_graph, found.eager) == ((16, 32), 3, {"a reason": 1})
+    assert len(explained) == 2

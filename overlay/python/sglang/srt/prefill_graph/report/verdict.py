@@ -9,11 +9,11 @@ server.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ def report_prefill_graph(runner: Any) -> Record | None:
         record = make_record(runner)
         sweep()
         write(record)
-        counts.keep(runner, counts.Counts(functools.partial(_leave, runner)))
+        counts.keep(runner, counts.Counts(_Leaving(runner, record)))
         if model_runner.is_first_rank(runner):
             logger.info("%s. Tree: %s", record, MADE_OF)
         return record
@@ -67,9 +67,24 @@ def report_prefill_graph(runner: Any) -> Record | None:
         return None
 
 
-def _leave(runner: Any, on_graph: int, eager: Mapping[str, int]) -> None:
-    """Write the record anew, with these counts: the graph may have been captured anew since."""
-    write(dataclasses.replace(make_record(runner), on_graph=on_graph, eager=dict(eager)))
+class _Leaving:
+    """Writes the record of a ModelRunner anew, with counts. The reason is looked for again only
+    where another graph was captured since; the one before is not kept alive."""
+
+    def __init__(self, runner: Any, record: Record) -> None:
+        self._runner, self._record = runner, record
+        self._graph = _weakly(model_runner.graph_runner(runner))
+
+    def __call__(self, on_graph: int, eager: Mapping[str, int]) -> None:
+        graph = model_runner.graph_runner(self._runner)
+        if graph is not self._graph():
+            self._graph, self._record = _weakly(graph), make_record(self._runner)
+        now = dict(on_graph=on_graph, eager=dict(eager), written=time.time())
+        write(dataclasses.replace(self._record, **now))
+
+
+def _weakly(thing: Any) -> Callable[[], Any]:
+    return (lambda: None) if thing is None else weakref.ref(thing)
 
 
 def make_record(runner: Any) -> Record:
