@@ -151,4 +151,4 @@ def test_an_assignment_to_server_args_is_seen():
     seen = {
         path.stem for path in FOLDER.rglob("*.py") if assigned(path.read_text(encoding="utf-8"))
     }
-    assert {"arguments", "runner", "nsa", "sparse"} <= seen
+    assert {"resolving", "runner", "nsa", "sparse"} <= seen

@@ -536,6 +536,9 @@ FOREIGN = {
     "python -m sglang.launch_server --model-path … --enable-breakable-cuda-graph": (
         "a server needs a GPU"
     ),
+    "python -m sglang.srt.prefill_graph --require TREE": (
+        "servers; tests/queue/test_requirement.py runs it beside schedulers"
+    ),
     "FROM python:3.12": "Docker",
     "FROM lmsysorg/sglang:v0.5.9": "Docker",
     f"COPY dist/sglang-0.5.11+{fakes.LABEL}-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",

@@ -2,17 +2,22 @@
 command."""
 
 import dataclasses
+import importlib
+import inspect
 import json
 import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
+OLD = pytest.mark.revision("<0.5.14")
+NEW = pytest.mark.revision(">=0.5.14")
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +34,22 @@ def explained():
     from sglang.srt.prefill_graph.report import verdict
 
     return lambda model, **changes: verdict.explain(runner.decide(model, **changes))
+
+
+@pytest.fixture
+def judged():
+    """judged(model, **as prefill.capture): the verdict after the release's own set-up, from
+    0.5.14 on."""
+    from host import prefill
+    from sglang.srt.prefill_graph.report import verdict
+
+    def judge(model, **changes):
+        found = []
+        given = {"layers": 4, "eager_runner": object(), **changes}
+        prefill.capture(model, **given, then=lambda runner: found.append(verdict.explain(runner)))
+        return found[0]
+
+    return judge
 
 
 @pytest.fixture
@@ -57,11 +78,13 @@ def resolved(**changes):
     return {**changes, "disable_piecewise_cuda_graph": args.disable_piecewise_cuda_graph}
 
 
+@OLD
 def test_captured(explained, llama):
     verdict = explained(llama)
     assert (verdict.verdict, verdict.reason) == ("on", "captured 2 sizes, 64 to 128 tokens")
 
 
+@OLD
 def test_the_flag(explained, llama):
     flag = (
         {"enable_piecewise_cuda_graph": False}
@@ -87,6 +110,7 @@ RULES = {
 }
 
 
+@OLD
 @pytest.mark.parametrize("rule", RULES)
 def test_the_releases_own_rule_is_named(rule, explained, llama, monkeypatch):
     """The rule that this release applied, not a list of what may have been."""
@@ -107,6 +131,7 @@ def test_the_releases_own_rule_is_named(rule, explained, llama, monkeypatch):
     assert condition in verdict.reason and verdict.reason.count(";") == 0, verdict.reason
 
 
+@OLD
 def test_no_capture_size(explained, llama):
     verdict = explained(llama, piecewise_cuda_graph_tokens=[])
     assert verdict.verdict == "off" or opt_in()
@@ -114,6 +139,7 @@ def test_no_capture_size(explained, llama):
         assert "no capture size fits" in verdict.reason
 
 
+@OLD
 def test_a_layer_without_attention_is_named(explained, llama):
     del llama.model.layers[2].self_attn
     verdict = explained(llama)
@@ -125,6 +151,7 @@ def test_a_layer_without_attention_is_named(explained, llama):
     }
 
 
+@OLD
 def test_an_unknown_layer_is_named(explained, llama):
     import torch
 
@@ -137,6 +164,7 @@ def test_an_unknown_layer_is_named(explained, llama):
     )
 
 
+@OLD
 @pytest.mark.revision(">=0.5.10")
 def test_no_layers_at_all(explained):
     verdict = explained(SimpleNamespace(model=SimpleNamespace()))
@@ -146,6 +174,7 @@ def test_no_layers_at_all(explained):
     )
 
 
+@OLD
 @pytest.mark.revision(">=0.5.12")
 def test_a_breakable_graph_that_never_runs_is_off():
     from sglang.srt.prefill_graph.report import verdict
@@ -156,6 +185,9 @@ def test_a_breakable_graph_that_never_runs_is_off():
     assert verdict.explain(runner).verdict == "off"
 
 
+MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+
+
 def lines_of(caplog):
     return [
         record.getMessage()
@@ -164,32 +196,119 @@ def lines_of(caplog):
     ]
 
 
-def test_one_line_from_the_first_rank(llama, caplog):
-    from host import runner
+def reported(model, tp_rank=0, draft=False):
+    """The record of a model runner as the release leaves it behind, with its graph."""
+    from host import prefill
+    from host import runner as host
     from sglang.srt.prefill_graph.report import verdict
 
+    def report(runner):
+        runner.is_draft_worker = draft
+        found.append(verdict.report_prefill_graph(runner))
+
+    found = []
+    if hasattr(importlib.import_module(MODEL_RUNNER).ModelRunner, "init_prefill_cuda_graph"):
+        prefill.capture(model, tp_rank=tp_rank, layers=4, sizes=[64, 128], then=report)
+    else:
+        report(host.decide(model, tp_rank=tp_rank))
+    return found[0]
+
+
+def test_one_line_from_the_first_rank_and_a_record_from_each(llama, caplog):
+    from sglang.srt.prefill_graph.report import provenance, records
+
     with caplog.at_level(logging.INFO):
-        record = verdict.report_prefill_graph(runner.decide(llama))
+        record = reported(llama)
         [line] = lines_of(caplog)
-        assert verdict.report_prefill_graph(runner.decide(llama, tp_rank=1)) is None
-        draft = runner.decide(llama)
-        draft.is_draft_worker = True
-        assert verdict.report_prefill_graph(draft) is None
+        assert records.read_all() == [record] and record.ranks["tp"] == 0
+        other = reported(llama, tp_rank=1)
+        assert records.read_all() == [other] and other.ranks["tp"] == 1
+        assert (other.sizes, other.tree) == ((64, 128), provenance.tree_hash())
+        assert reported(llama, draft=True) is None
     assert lines_of(caplog) == [line]
     assert line.startswith(
         f"Prefill graph on ({record.feature}): captured 2 sizes, 64 to 128 tokens. Tree: sglang "
     )
 
 
-def test_the_runner_reports_after_it_has_decided():
-    import inspect
-
-    from sglang.srt.model_executor.model_runner import ModelRunner
-
-    source = inspect.getsource(ModelRunner)
-    assert (
-        source.count("self.init_piecewise_cuda_graphs()\n        report_prefill_graph(self)\n") == 1
+@OLD
+def test_the_runner_reports_after_it_has_decided(llama, monkeypatch):
+    """In the release's own code: behind the statement that decides, and nowhere else."""
+    module = importlib.import_module(MODEL_RUNNER)
+    source = inspect.getsource(module.ModelRunner)
+    assert source.count("report_prefill_graph(self)") == 1
+    lines = [line.strip() for line in source.splitlines()]
+    before = lines[lines.index("report_prefill_graph(self)") - 1]
+    assert before in (
+        "self.init_piecewise_cuda_graphs()",
+        "self.piecewise_cuda_graph_runner = None",  # 0.5.5, whose __init__ decides
     )
+
+
+@NEW
+def test_the_worker_reports_after_it_has_captured(monkeypatch):
+    """The release's own worker, of one model runner and of a draft's."""
+    from sglang.srt.managers import tp_worker
+
+    called = []
+    monkeypatch.setattr(tp_worker, "report_prefill_graph", called.append)
+    captured = SimpleNamespace(init_cuda_graphs=lambda **_: called.append("captured"))
+    worker = SimpleNamespace(model_runner=captured, model_runner_list=[captured])
+    tp_worker.TpModelWorker.init_cuda_graphs(worker)
+    assert called == ["captured", captured]
+
+
+@NEW
+def test_captured_from_14(judged, llama):
+    verdict = judged(llama, sizes=[64, 128])
+    assert (verdict.verdict, verdict.reason) == ("on", "captured 2 sizes, 64 to 128 tokens")
+
+
+@NEW
+@pytest.mark.parametrize("locked", [False, True], ids=["by a rule", "by an argument"])
+def test_a_disabled_backend_is_told(judged, llama, locked):
+    marks = {("prefill", "backend")} if locked else set()
+    verdict = judged(
+        llama, backend="disabled", arguments={"_cuda_graph_config_locked": marks}.items()
+    )
+    assert verdict.verdict == "off"
+    wanted = (
+        "turned off by --cuda-graph-backend-prefill disabled, or by an argument that stands for it"
+        if locked
+        else "turned off by a rule of the release that cannot be checked from here"
+    )
+    assert verdict.reason.startswith(wanted), verdict.reason
+
+
+@NEW
+def test_the_releases_own_rule_is_named_from_14(monkeypatch):
+    """Its list is read, and what it does with it is not done: nothing is turned off again."""
+    from host import process
+    from sglang.srt.model_executor import cuda_graph_config
+    from sglang.srt.prefill_graph.compat import prefill_config
+
+    args, names = process.default_server_args(moe_a2a_backend="nixl"), {}
+    for backend in ("breakable", "tc_piecewise"):
+        made = SimpleNamespace(prefill=SimpleNamespace(backend=backend))
+        monkeypatch.setattr(cuda_graph_config, "default_cuda_graph_config", lambda made=made: made)
+        names[backend] = prefill_config.rules_that_hold(args)
+        assert made.prefill.backend == backend
+    assert any("a2a" in name.lower() for found in names.values() for name in found), names
+
+
+@NEW
+def test_a_setup_that_refuses_is_told(judged, llama):
+    verdict = judged(llama, sizes=[])
+    assert verdict.verdict == "off"
+    assert verdict.reason.startswith("turned off by the release's own rule: not "), verdict.reason
+    assert "prefill.bs" in verdict.reason and "is_draft_worker" not in verdict.reason
+
+
+@NEW
+def test_this_packages_refusal_is_told(judged):
+    verdict = judged(SimpleNamespace(model=SimpleNamespace()))
+    assert verdict.verdict == "off"
+    assert "no decoder layers in the model (SimpleNamespace)" in verdict.reason
 
 
 def test_a_report_that_fails_harms_nothing(caplog):
@@ -199,6 +318,19 @@ def test_a_report_that_fails_harms_nothing(caplog):
         assert verdict.report_prefill_graph(SimpleNamespace()) is None
     [line] = lines_of(caplog)
     assert "the report failed (AttributeError" in line
+
+
+def test_a_verdict_that_fails_still_tells_the_tree(llama, monkeypatch):
+    """A readiness probe waits for the record."""
+    from sglang.srt.prefill_graph.report import provenance, verdict
+
+    def fail(_):
+        raise ValueError("no idea")
+
+    monkeypatch.setattr(verdict, "explain", fail)
+    record = reported(llama)
+    assert (record.verdict, record.tree) == ("unknown", provenance.tree_hash())
+    assert record.reason == "the report failed (ValueError: no idea)"
 
 
 @pytest.fixture
@@ -221,6 +353,12 @@ def record():
         patches=("a/b",),
         pid=pid,
         started=records.started_at(pid),
+        ranks={"tp": 1, "pp": 0},
+        sizes=(64, 128),
+        on_graph=3,
+        eager={"few": 1, "many": 20},
+        written=time.time() - 2,
+        tree="sha256:abc",
     )
 
 
@@ -242,9 +380,25 @@ def test_records_of_gone_processes_are_ignored_and_removed(record):
     # this pid, but an earlier process
     reused = records.write(dataclasses.replace(record, started=1))
     assert records.read_all() == []
-    assert records.write(dataclasses.replace(record)) == reused and not left.exists()
+    records.sweep()
+    assert not left.exists() and not reused.exists()
+    records.write(record)
     (reused.parent / "1.json").write_text("not a record")
     assert records.read_all() == [record]
+
+
+def test_a_record_of_another_release_of_the_queue_is_read(record):
+    """It was no record to this one, and the next server that started removed it."""
+    from sglang.srt.prefill_graph.report import records
+
+    path = records.write(record)
+    values = json.loads(path.read_text())
+    del values["eager"], values["sizes"], values["tree"]
+    path.write_text(json.dumps({**values, "of_later": {"a": 1}}))
+    [found] = records.read_all()
+    assert found == dataclasses.replace(record, eager={}, sizes=(), tree="")
+    records.sweep()
+    assert path.exists()
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(record, runtime, tmp_path_factory):
@@ -284,11 +438,20 @@ def test_the_command_prints_the_tree_and_every_server(record, tree, revision, ru
     )
     assert "  prefill-graph/report-verdict" in "\n".join(text[1:])
     block = text[text.index(f"server process {record.pid}: a/model") :]
-    assert block[1:4] == [
+    written, tree_line = block[10:12]
+    assert block[1:10] == [
+        "  rank           tp 1, pp 0",
         "  prefill graph  off (a graph)",
         "  reason         a reason",
         "  first layer    3 (Layer)",
+        "  sizes          64 128",
+        "  on the graph   3 prefills",
+        "  eagerly        21 prefills",
+        "           20  many",
+        "            1  few",
     ]
+    assert written.startswith("  written        ") and written.endswith(" s ago")
+    assert tree_line.startswith("  tree           sglang 1") and tree_line.endswith(", sha256:abc")
     printed = json.loads(command(runtime, "--json"))
     assert printed["servers"] == [json.loads(json.dumps(dataclasses.asdict(record)))]
     assert printed["tree"]["queue"] == provenance["queue"]
@@ -310,7 +473,8 @@ print(json.dumps([name for name in set(sys.modules) - before if name.split(".")[
     heavy = subprocess.run(
         [sys.executable, "-c", code], text=True, capture_output=True, check=True
     ).stdout
-    names = ["__main__", "report", "report.provenance", "report.records"]
+    modules = ("provenance", "records", "requirement", "schedulers")
+    names = ["__main__", "report", *(f"report.{name}" for name in modules)]
     assert set(json.loads(heavy)) == {
         "sglang.srt.prefill_graph",
         *(f"sglang.srt.prefill_graph.{name}" for name in names),
@@ -329,3 +493,23 @@ def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
             str(provenance.read())
             == "sglang unknown, queue release unknown (not built by the queue), 0 patches"
         )
+
+
+def test_a_scheduler_is_known_by_the_name_that_the_release_gives_it():
+    """As `--require` looks for it, on this host."""
+    from sglang.srt.prefill_graph.report import schedulers
+
+    source = inspect.getsource(importlib.import_module("sglang.srt.managers.scheduler"))
+    assert f'setproctitle.setproctitle(f"{schedulers.TITLE}' in source
+    code = "import setproctitle as s, sys; s.setproctitle('sglang::scheduler_TP1'); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not (found := schedulers.running(process.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.stdin.close()
+    [one] = found
+    assert (one.pid, one.title, one.uid) == (process.pid, "sglang::scheduler_TP1", os.getuid())
+    assert schedulers.running(process.pid) == []

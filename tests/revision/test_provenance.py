@@ -145,3 +145,50 @@ def test_without_a_listing_nothing_is_claimed(copy, text):
         listing.write_text(text)
     done = verify(copy)
     assert done.returncode == 2 and "cannot be verified: tree.sha256 cannot be read" in done.stdout
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    """The release's own list of plugins, where the installed sglang names this one too."""
+    from sglang.srt import plugins
+
+    info = tmp_path / "sglang-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: sglang\nVersion: 0\n")
+    called = "sglang.srt.prefill_graph.report.provenance:log_plugin"
+    (info / "entry_points.txt").write_text(
+        f"[sglang.srt.plugins]\nprefill_graph_queue = {called}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "_plugins_loaded", False)
+    return plugins
+
+
+@pytest.mark.revision(">=0.5.11")
+def test_upstream_lists_and_calls_the_plugin(plugins, caplog):
+    from sglang.srt.prefill_graph.report import provenance
+
+    with caplog.at_level(logging.INFO):
+        plugins.load_plugins()
+    for line in (
+        "  - prefill_graph_queue -> sglang.srt.prefill_graph.report.provenance:log_plugin",
+        "Loaded plugin prefill_graph_queue from group sglang.srt.plugins",
+        "Executed general plugin: prefill_graph_queue",
+    ):
+        assert line in caplog.messages, caplog.messages
+    [own] = [line for line in caplog.messages if line.startswith("The prefill graph queue's")]
+    assert own.endswith(f" patches, tree {provenance.tree_hash()}")
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+@pytest.mark.revision(">=0.5.11")
+def test_the_plugin_changes_nothing(plugins, monkeypatch):
+    """It registers no hook; and users who name their plugins leave it out without harm."""
+    hooks = plugins.HookRegistry
+    before = {name: repr(value) for name, value in vars(hooks).items() if name.startswith("_")}
+    plugins.load_plugins()
+    after = {name: repr(value) for name, value in vars(hooks).items() if name.startswith("_")}
+    assert before == after
+    monkeypatch.setattr(plugins, "_plugins_loaded", False)
+    monkeypatch.setenv("SGLANG_PLUGINS", "another")
+    assert plugins.load_plugins_by_group("sglang.srt.plugins") == {}

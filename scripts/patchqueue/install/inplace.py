@@ -37,7 +37,7 @@ from ..laying.selection import Selection, select
 from ..outcome import Outcome, Problem, Refused
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
-from ..wheels import build
+from ..wheels import build, plugin
 from . import installed, journal
 from .installed import Identity, Installed
 from .journal import Journal, State
@@ -358,9 +358,18 @@ def _records(
         return {}
     file, name = here.info / "RECORD", here.info.name
     own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
+    own |= _entry_point(here, here.info, files)
     all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
     listed = journal.own_names(all_changes, here.site, {PRISTINE: b""})
     return own | {f"{name}/RECORD": updated_record(file.read_bytes(), {**files, **own}, listed)}
+
+
+def _entry_point(here: Installed, info: Path, files: dict[str, bytes]) -> dict[str, bytes]:
+    """entry_points.txt with the queue in upstream's list of plugins, where it is to change."""
+    file = info / plugin.FILE
+    there = {plugin.LIST} if (here.site / plugin.LIST).is_file() else set()
+    made = plugin.listed(file.read_bytes() if file.is_file() else None, there | files.keys())
+    return {} if made is None else {f"{info.name}/{plugin.FILE}": made}
 
 
 def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str]) -> bytes:

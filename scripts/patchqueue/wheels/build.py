@@ -1,8 +1,9 @@
 """Repack a release's official wheel with the queue on it: `sglang-0.5.9+pcg.2-….whl`.
 
-The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts and
-entry points included, comes byte for byte from the wheel that the pin names. The same input gives
-the same bytes.
+The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts
+included, comes byte for byte from the wheel that the pin names. Of the .dist-info, METADATA and
+RECORD are changed, and entry_points.txt from 0.5.11 on (plugin.py). The same input gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ..queue import released
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.pins import Pin, Wheel
-from . import notice
+from . import notice, plugin
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
@@ -209,6 +210,9 @@ def repack(
     )
     made[name] = stamp(made.get(name, b"").decode(), str(pin.version), local_version(pin)).encode()
     made |= listing_of(made)
+    points = plugin.listed(made.get(f"{new}{plugin.FILE}"), made)
+    if points is not None:
+        made[f"{new}{plugin.FILE}"] = points
     made |= _told(made, upstream, pin, record, address)
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))

@@ -114,13 +114,15 @@ def capture(
     draft=False,
     arguments=(),
     memory=(80.0, 80.0),
+    then=None,
 ):
     """What the release's set-up returns for `model`: from 0.5.17 a GraphCapture, before a runner.
 
     layers: how many the model is said to have; sizes: tokens to capture for; requests: what the
     pool has room for; draft: the model is a draft, and its head is there; arguments: further server
-    arguments; memory: GB that are free before the capture and after it. Ranks are given in every
-    way that a release looks them up.
+    arguments; memory: GB that are free before the capture and after it; then: called with the model
+    runner, as the release leaves it behind. Ranks are given in every way that a release looks them
+    up.
     """
     prefill = SimpleNamespace(bs=list(sizes), backend=backend, full_prefill_max_req=1)
     config = SimpleNamespace(prefill=prefill)
@@ -154,8 +156,10 @@ def capture(
             patches.enter_context(mock.patch.object(module, name, stand_ins[name]))
         if not _has(_SETUP):
             runner = module.ModelRunner.__new__(module.ModelRunner)
-            vars(runner).update(fields, **vars(ranks))
+            vars(runner).update(fields, **vars(ranks), eager_runner=eager_runner)
             runner.init_prefill_cuda_graph(force_for_draft_worker=draft)
+            if then:
+                then(runner)
             return runner.prefill_cuda_graph_runner
         from sglang.srt import runtime_context
         from sglang.srt.model_executor.model_runner_components import layer_setup
@@ -169,9 +173,14 @@ def capture(
         runner = SimpleNamespace(
             **fields, get_cuda_graph_layers=layer_setup.compute_attention_and_moe_layers
         )
-        return module.capture_prefill_graph(
+        found = module.capture_prefill_graph(
             model_runner=runner, eager_runner=eager_runner, force_for_draft_worker=draft
         )
+        if then:
+            runner.eager_runner = eager_runner
+            runner.prefill_cuda_graph_runner = getattr(found, "runner", found)
+            then(runner)
+        return found
 
 
 def _has(module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compat import arguments, features
+from ..compat import arguments, features, resolving
 from ..model import multimodal
 
 FLAG = "--enable-breakable-cuda-graph"
@@ -50,7 +50,7 @@ def check_breakable(args: Any) -> None:
     against = _against(args) or arguments.argument_rules(args, as_breakable(args))
     if against:
         raise ValueError(f"{FLAG} cannot be honoured: {'; '.join(against)}. Leave one of them out.")
-    arguments.switch_on(args)
+    resolving.switch_on(args)
 
 
 def as_breakable(args: Any) -> Any:
@@ -63,7 +63,7 @@ def as_breakable(args: Any) -> Any:
     if not getattr(args, "enable_breakable_cuda_graph", False):
         return args
     role = {"disaggregation_mode": "null"} if args.disaggregation_mode == "prefill" else {}
-    return arguments.Seen(
+    return resolving.Seen(
         args, get_model_config=lambda: _as_text(args.get_model_config()), **_TRACED, **role
     )
 
@@ -72,7 +72,7 @@ def _as_text(model_config: Any) -> Any:
     """The model as the rule about multimodal ones is to see it: as another, where text alone is
     captured."""
     known = multimodal.is_known(model_config.hf_config.architectures)
-    return arguments.Seen(model_config, is_multimodal=False) if known else model_config
+    return resolving.Seen(model_config, is_multimodal=False) if known else model_config
 
 
 def _against(args: Any) -> list[str]:

@@ -80,10 +80,13 @@ def _upstream() -> type | None:
         return own
 
     class Checked(own):
+        @property
+        def hidden_modes(self) -> tuple[Any, ...]:
+            return capture.hidden_modes(self.model_runner)
+
         def can_run(self, forward_batch: Any) -> bool:
-            return forward_batch.capture_hidden_mode in capture.hidden_modes(
-                self.model_runner
-            ) and super().can_run(forward_batch)
+            wanted = forward_batch.capture_hidden_mode
+            return wanted in self.hidden_modes and super().can_run(forward_batch)
 
     return Checked
 
@@ -224,10 +227,11 @@ class BreakableRunner:
         return self.why_not(forward_batch) is None
 
     def why_not(self, forward_batch: Any) -> str | None:
-        """Why a batch has to run eagerly, or None."""
+        """Why a batch has to run eagerly, or None. In few different words: the report counts
+        them."""
         tokens = len(forward_batch.input_ids)
         if not 0 < tokens <= self.capture_num_tokens[-1]:
-            return f"{tokens} tokens; sizes up to {self.capture_num_tokens[-1]} were captured"
+            return f"more tokens than the largest size, {self.capture_num_tokens[-1]}"
         if forward_batch.forward_mode.is_target_verify():
             return "drafts are being verified"
         if forward_batch.capture_hidden_mode not in self.hidden_modes:
@@ -243,10 +247,8 @@ class BreakableRunner:
         if EMBEDS in self.given and forward_batch.contains_mm_inputs():
             return "the batch has images"
         if self.captured and self._size_for(forward_batch) is None:
-            return (
-                f"{forward_batch.batch_size} requests; the tables of states have"
-                f" {self.tables[self.capture_num_tokens[-1]].requests} places"
-            )
+            places = self.tables[self.capture_num_tokens[-1]].requests
+            return f"more requests than the tables of states have places, {places}"
         return self.captured and captured_layers.why_not(forward_batch, self.captured)
 
     def _size_for(self, forward_batch: Any) -> int | None:

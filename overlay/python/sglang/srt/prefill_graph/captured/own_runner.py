@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..compat import model_runner
+from ..compat import eager, model_runner
 from ..kernels import tracked_states
 from . import layers, tables
 
@@ -102,14 +102,18 @@ def _settled(graph_runner: Any) -> States | None:
 
 
 def why_not(graph_runner: Any, forward_batch: Any) -> str | None:
-    """Why a batch that the runner would replay has to run eagerly, or None."""
+    """Why a batch that the runner would replay has to run eagerly, or None. The words stay with the
+    runner, for the report."""
     states = getattr(graph_runner, _KEPT, None)
     if states is None:
         return None
     if states.size_for(forward_batch) is None:
         places = max(made.requests for made in states.tables.values())
-        return f"{forward_batch.batch_size} requests; the tables of states have {places} places"
-    return layers.why_not(forward_batch, states.captured)
+        reason = f"more requests than the tables of states have places, {places}"
+    else:
+        reason = layers.why_not(forward_batch, states.captured)
+    setattr(graph_runner, eager.LEFT, reason)
+    return reason
 
 
 def padded(graph_runner: Any, forward_batch: Any, size: int) -> int:

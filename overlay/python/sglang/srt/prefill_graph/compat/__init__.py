@@ -3,11 +3,14 @@ Modules, low to high:
 
     features        parts that a release has
     model_runner    what its model runner collects of a model, and where it looks for that
+    eager           why the graph does not take a batch
     headroom        what a prefill graph leaves to prefills that run eagerly
     sizes           the capture sizes of 0.5.14 to 0.5.16 that the context has room for
     ops             the state that split ops ask for, and how the compiler learns of more of them
     delta_rule      the kernels of a gated delta rule's prefill, and where they look their chunks up
     arguments       its server arguments for the prefill graph, up to 0.5.13
+    prefill_config  its setting for the prefill graph, and its rules about it, from 0.5.14 on
+    resolving       what this package changes in its arguments, up to 0.5.14
     pausing         graphs whose memory a memory saver pauses with the rest
     recapture       graphs that are captured anew after an update of the weights
     capture         how it captures a graph with breaks

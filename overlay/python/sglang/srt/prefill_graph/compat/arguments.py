@@ -2,9 +2,8 @@
 it leaves the graph off.
 
 The switches are in server_args.py: enable_piecewise_cuda_graph up to 0.5.9, then disable_… Up to
-0.5.13 alone: from 0.5.14 on a release has other arguments, and from 0.5.16 on nobody may assign to
-them once they are resolved. Importing this module imports neither torch nor any other part of
-sglang; its functions do where they need them.
+0.5.13 alone: from 0.5.14 on a release has another setting (prefill_config.py). Importing this
+module imports neither torch nor any other part of sglang; its functions do where they need them.
 """
 
 from __future__ import annotations
@@ -70,11 +69,12 @@ def no_size_fits(runner: Any) -> str:
 @dataclass(frozen=True)
 class Rule:
     """A condition under which the release leaves the graph off. holds: None where it cannot be
-    evaluated from here."""
+    evaluated from here. own: the same of the condition alone, whatever the release asked before."""
 
     where: str
     condition: str
     holds: bool | None
+    own: bool | None = None
 
     def __str__(self) -> str:
         return f"{self.condition} ({self.where})"
@@ -98,21 +98,6 @@ def switch(server_args: Any) -> Switch | None:
     return None
 
 
-class Seen:
-    """Server arguments as a rule is to see them: some with another value. What it assigns goes to
-    the arguments themselves."""
-
-    def __init__(self, server_args: Any, **others: Any) -> None:
-        vars(self).update(_server_args=server_args, _others=others)
-
-    def __getattr__(self, name: str) -> Any:
-        others = vars(self)["_others"]
-        return others[name] if name in others else getattr(vars(self)["_server_args"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(vars(self)["_server_args"], name, value)
-
-
 def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
     """The release's own rules that turn its switch off, each evaluated on the arguments as they are
     now, or as they are `seen`.
@@ -131,7 +116,7 @@ def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
 
     methods = [value for value in vars(type(server_args)).values() if inspect.isfunction(value)]
     methods = [method for method in methods if set(method.__code__.co_names) & wanted.keys()]
-    return [rule for method in methods for rule in _rules(method, server_args, turns_off, seen)]
+    return [rule for method in methods for rule in rules_of(method, server_args, turns_off, seen)]
 
 
 def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
@@ -153,33 +138,6 @@ def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
             )
         ]
     return [str(rule) for rule in holding if "get_model_config" not in rule.condition]
-
-
-def switch_on(server_args: Any) -> None:
-    """Ask for the prefill graph where the release leaves it off otherwise (up to 0.5.9)."""
-    if hasattr(server_args, OPT_IN) and not hasattr(server_args, OPT_OUT):
-        setattr(server_args, OPT_IN, True)
-
-
-def piecewise_unasked(args: Any) -> bool:
-    """Whether the piecewise graph is on (0.5.13, 0.5.14), and by default: nobody asked for it, nor
-    for another one.
-
-    From 0.5.14 on one setting holds each phase's graph, and those that were typed are locked.
-    """
-    if not hasattr(args, "cuda_graph_config"):
-        asked = args.enforce_piecewise_cuda_graph or args.enable_breakable_cuda_graph
-        return not args.disable_piecewise_cuda_graph and not asked
-    locked = ("prefill", "backend") in args._cuda_graph_config_locked
-    return args.cuda_graph_config.prefill.backend == "tc_piecewise" and not locked
-
-
-def piecewise_off(args: Any) -> None:
-    """Leave the piecewise graph off, on the releases of `piecewise_unasked`."""
-    if hasattr(args, "cuda_graph_config"):
-        args.cuda_graph_config.prefill.backend = "disabled"
-    else:
-        args.disable_piecewise_cuda_graph = True
 
 
 def wants_graph(runner: Any) -> bool:
@@ -206,46 +164,57 @@ def runner_rules(runner: Any) -> list[Rule]:
             and statement.value.value is False
         )
 
-    return _rules(method, runner, says_no) if inspect.isfunction(method) else []
+    return rules_of(method, runner, says_no) if inspect.isfunction(method) else []
 
 
-def _rules(
+def rules_of(
     method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool], seen: Any = None
 ) -> list[Rule]:
+    """The conditions on each way through a function of the release to a statement that is_effect.
+
+    owner: its `self`, or its `model_runner`; conditions over other local names cannot be evaluated.
+    seen: see switch_rules. Empty where the source is not there.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
     except (OSError, SyntaxError, IndexError):
         return []
-    names = {**method.__globals__, "self": owner if seen is None else seen}
+    subject = owner if seen is None else seen
+    names = {**method.__globals__, "self": subject, "model_runner": subject}
     found = []
-    for conditions in _paths(tree.body, (), is_effect):
-        text = " and ".join(ast.unparse(condition) for condition in conditions)
+    for passed, around in _paths(tree.body, (), (), is_effect):
+        text = " and ".join(ast.unparse(condition) for condition in around)
         found.append(
             Rule(
                 f"{type(owner).__name__}.{method.__name__}",
                 text or "always",
-                _all_hold(conditions, names),
+                _all_hold((*passed, *around), names),
+                _all_hold(around, names),
             )
         )
     return found
 
 
 def _paths(
-    body: list[ast.stmt], conditions: tuple, is_effect: Callable[[ast.stmt], bool]
-) -> Iterator[tuple]:
-    """The conditions on each way through `body` to a statement that is_effect."""
+    body: list[ast.stmt],
+    passed: tuple[ast.expr, ...],
+    around: tuple[ast.expr, ...],
+    is_effect: Callable[[ast.stmt], bool],
+) -> Iterator[tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]]:
+    """The conditions on each way through `body` to a statement that is_effect: those of what
+    returned before it, and those around it."""
     for statement in body:
         if is_effect(statement):
-            yield conditions
+            yield passed, around
         elif isinstance(statement, ast.If):
             otherwise = ast.UnaryOp(ast.Not(), statement.test)
-            yield from _paths(statement.body, (*conditions, statement.test), is_effect)
-            yield from _paths(statement.orelse, (*conditions, otherwise), is_effect)
+            yield from _paths(statement.body, passed, (*around, statement.test), is_effect)
+            yield from _paths(statement.orelse, passed, (*around, otherwise), is_effect)
             if isinstance(statement.body[-1], (ast.Return, ast.Raise)):
-                conditions = (*conditions, otherwise)
+                passed = (*passed, otherwise)
 
 
-def _all_hold(conditions: tuple, names: dict[str, Any]) -> bool | None:
+def _all_hold(conditions: tuple[ast.expr, ...], names: dict[str, Any]) -> bool | None:
     verdicts = [_holds(condition, names) for condition in conditions]
     if False in verdicts:
         return False

@@ -7,6 +7,7 @@ they need them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import Any
@@ -43,6 +44,14 @@ def is_first_rank(runner: Any) -> bool:
     """Whether this process is the one that logs for its server."""
     ranks = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
     return not any(getattr(_ranks(runner), rank, None) for rank in ranks)
+
+
+def ranks(runner: Any) -> dict[str, int]:
+    """A ModelRunner's place among those of its server, by the kind of parallelism: "tp", "pp",
+    "dp" and "moe_ep", as far as the release says."""
+    names = ("tp", "pp", "dp", "moe_ep")
+    found = {name: getattr(_ranks(runner), f"{name}_rank", None) for name in names}
+    return {name: rank for name, rank in found.items() if isinstance(rank, int)}
 
 
 def leads_its_layers(runner: Any) -> bool:
@@ -109,8 +118,25 @@ def free_memory(runner: Any) -> float:
 
 
 def graph_runner(runner: Any) -> Any:
-    """The prefill graph's runner, or None where the release left the graph off."""
-    return getattr(runner, "piecewise_cuda_graph_runner", None)
+    """The prefill graph's runner, or None where the release left the graph off.
+
+    From 0.5.14 on it has another name; one that runs every batch eagerly stands for none then.
+    """
+    if not has_eager_runner():
+        return getattr(runner, "piecewise_cuda_graph_runner", None)
+    found = getattr(runner, "prefill_cuda_graph_runner", None)
+    return None if found is getattr(runner, "eager_runner", None) else found
+
+
+@functools.lru_cache(maxsize=1)
+def has_eager_runner() -> bool:
+    """Whether one runner of the release runs what no graph takes (from 0.5.14)."""
+    return has("sglang.srt.model_executor.runner.eager_runner")
+
+
+def refused(runner: Any, reason: str) -> None:
+    """Leave with a ModelRunner why this package has it prefill eagerly."""
+    runner.prefill_graph_refusal = reason
 
 
 def capture_sizes(graph: Any) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .model_runner import is_first_rank
+from .model_runner import is_first_rank, refused
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +24,13 @@ def some_size_fits(runner: Any) -> bool:
     """
     prefill, context = runner.server_args.cuda_graph_config.prefill, runner.model_config.context_len
     fitting = [size for size in prefill.bs if size <= context]
-    if not fitting and is_first_rank(runner):
-        asked = sorted(prefill.bs)
-        logger.warning(
-            "Prefill runs without a CUDA graph: no capture size fits: asked for were %s, the"
-            " context has %d tokens",
-            asked,
-            context,
+    if not fitting:
+        reason = (
+            f"no capture size fits: asked for were {sorted(prefill.bs)}, the context has"
+            f" {context} tokens"
         )
+        refused(runner, reason)
+        if is_first_rank(runner):
+            logger.warning("Prefill runs without a CUDA graph: %s", reason)
     prefill.bs = fitting
     return bool(fitting)

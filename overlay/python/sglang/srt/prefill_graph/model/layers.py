@@ -375,18 +375,16 @@ def captures_mixer(runner: Any, owner: Any) -> bool:
     """
     layers = owner.layers.values() if hasattr(owner.layers, "values") else owner.layers
     found = _first_uncovered(enumerate(layers), model_runner.attention_layers(runner, owner))
-    if found and model_runner.is_first_rank(runner):
-        why = (
-            "runs a Mamba2 mixer outside of every graph break: captured, it would go on with the"
-            " state slots of the batch that was captured"
-        )
-        logger.warning(
-            "Disable prefill CUDA graph because decoder layer %d (%s) %s.",
-            found[0],
-            _name(found[1]),
-            why,
-        )
-    return found is not None
+    if found is None:
+        return False
+    reason = (
+        f"decoder layer {found[0]} ({_name(found[1])}) runs a Mamba2 mixer outside of every graph"
+        " break: captured, it would go on with the state slots of the batch that was captured"
+    )
+    model_runner.refused(runner, reason)
+    if model_runner.is_first_rank(runner):
+        logger.warning("Disable prefill CUDA graph because %s.", reason)
+    return True
 
 
 def lacks_break(runner: Any, owner: Any, backend: str) -> bool:
@@ -406,13 +404,13 @@ def lacks_break(runner: Any, owner: Any, backend: str) -> bool:
         mixer = getattr(known.get(index), "mixer", None)
         if backend != "breakable" or not (hasattr(mixer, "experts") or hasattr(mixer, "down_proj")):
             kind = _name(known[index]) if index in known else "missing"
+            reason = (
+                f"decoder layer {index} ({kind}) has no attention to break at and is no MLP or MoE"
+                " block"
+            )
+            model_runner.refused(runner, reason)
             if model_runner.leads_its_layers(runner):
-                logger.warning(
-                    "Disable prefill CUDA graph because decoder layer %d (%s) has no attention to"
-                    " break at and is no MLP or MoE block.",
-                    index,
-                    kind,
-                )
+                logger.warning("Disable prefill CUDA graph because %s.", reason)
             return True
     return False
 

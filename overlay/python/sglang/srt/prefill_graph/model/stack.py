@@ -116,6 +116,7 @@ def find_layer_stack(runner: Any) -> Any | None:
         owner, reason = None, str(error)
     if reason is None:
         return owner
+    model_runner.refused(runner, reason)
     if model_runner.is_first_rank(runner):
         logger.warning(
             "Prefill runs eagerly, without a CUDA graph: %s: %s",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..compat import arguments
+from ..compat import resolving
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ def keep_bypassed_topk_eager(args: Any) -> None:
     GptOss's, which wraps its whole MoE block in an op of its own. The reason stays with the
     arguments as `prefill_graph_refusal`, for the report.
     """
-    if args.moe_runner_backend not in BYPASSING or not arguments.piecewise_unasked(args):
+    if args.moe_runner_backend not in BYPASSING or not resolving.piecewise_unasked(args):
         return
     if args.get_model_config().hf_config.architectures[0] == "GptOssForCausalLM":
         return
@@ -29,4 +29,4 @@ def keep_bypassed_topk_eager(args: Any) -> None:
         " bypasses top-k)"
     )
     logger.warning("Prefill runs without a CUDA graph: %s", args.prefill_graph_refusal)
-    arguments.piecewise_off(args)
+    resolving.piecewise_off(args)

@@ -24,6 +24,7 @@ RECORD, LISTING = HERE / "provenance.json", HERE / "tree.sha256"
 ROOT = Path(__file__).parents[4]
 PREFIX, PACKAGE = "python/", "sglang"
 GENERATED = "sglang/_version.py"  # written when a wheel is built
+ALGORITHM, SHOWN = "sha256:", 12  # how a tree's hash begins, and how many of its digits are logged
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,23 @@ def log_tree() -> None:
     up. Never raises."""
     tree = tree_hash()
     logger.info(
-        "Patched by the prefill graph queue: %s%s", read(), f", tree {tree[:19]}" if tree else ""
+        "Patched by the prefill graph queue: %s%s",
+        read(),
+        f", tree {tree[: len(ALGORITHM) + SHOWN]}" if tree else "",
     )
+
+
+def log_plugin() -> None:
+    """The entry point `prefill_graph_queue` of the group sglang.srt.plugins, from 0.5.11 on, where
+    the release has such a list (srt/plugins/__init__.py, load_plugins). Every process of a server
+    calls it first. It logs one line at INFO, and changes nothing. Never raises."""
+    logger.info("The prefill graph queue's plugin only reports: %s, tree %s", read(), tree_hash())
 
 
 def tree_hash() -> str:
     """The hash of the tree as it was made, "sha256:<hex>"; "" where no listing of it is there."""
     try:
-        return "sha256:" + hashlib.sha256(LISTING.read_bytes()).hexdigest()
+        return ALGORITHM + hashlib.sha256(LISTING.read_bytes()).hexdigest()
     except OSError:
         return ""
 

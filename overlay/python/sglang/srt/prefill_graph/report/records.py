@@ -1,9 +1,10 @@
-"""The records that this user's servers left on this host: why the prefill graph of each is on or
-off.
+"""The records that the schedulers of servers left on this host: which tree each runs, why its
+prefill graph is on or off, and how many prefills ran on it.
 
 The file: <XDG_RUNTIME_DIR, or the temporary folder>/sglang-prefill-graph-<uid>/<pid>.json, the
 folder readable by its owner only. Records of processes that are gone are ignored, and removed by
-the next server that writes.
+the next server that writes. A record of another release of the queue can have more fields, or
+fewer: these are left out, or have their defaults.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +25,72 @@ from .provenance import Provenance
 
 @dataclass(frozen=True)
 class Record:
-    """One server's prefill graph. started: the process's start in clock ticks since boot, to tell
-    it from a later one with the same pid; None where the host does not say."""
+    """One scheduler's prefill graph.
 
-    feature: str
-    verdict: str
-    reason: str
-    offender: dict[str, Any] | None
-    model: str
-    version: str
-    release: str
-    queue: str
-    patches: tuple[str, ...]
+    started: the process's start in clock ticks since boot, to tell it from a later one with the
+    same pid; None where the host does not say. tree: "sha256:<hex>" of the listing, as it was when
+    the process began. ranks: its place in the server, such as {"tp": 1}. sizes: the token counts
+    that were captured. on_graph, eager: prefills since the start, the server's own warm-up
+    included; eager ones by reason. written: seconds since the epoch.
+    """
+
     pid: int
     started: int | None
+    feature: str = "unknown"
+    verdict: str = "unknown"
+    reason: str = "unknown"
+    offender: dict[str, Any] | None = None
+    model: str = "unknown"
+    version: str = "unknown"
+    release: str = "unknown"
+    queue: str = "unknown"
+    patches: tuple[str, ...] = ()
+    tree: str = ""
+    ranks: dict[str, int] = field(default_factory=dict)
+    port: int | None = None
+    sizes: tuple[int, ...] = ()
+    on_graph: int = 0
+    eager: dict[str, int] = field(default_factory=dict)
+    written: float = 0.0
 
     def __str__(self) -> str:
         return f"Prefill graph {self.verdict} ({self.feature}): {self.reason}"
 
+    @property
+    def rank(self) -> str:
+        """Its place in the server, in words."""
+        return ", ".join(f"{name} {rank}" for name, rank in self.ranks.items()) or "unknown"
+
 
 def folder() -> Path:
-    """Where records lie. It need not exist."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(base) / f"sglang-prefill-graph-{os.getuid()}"
+    """Where this process's record lies. It need not exist."""
+    return _folder(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), os.getuid())
+
+
+def folders(uid: int) -> list[Path]:
+    """Where records of a user's servers may lie: the server can have had other variables than this
+    process."""
+    bases = (
+        os.environ.get("XDG_RUNTIME_DIR"),
+        tempfile.gettempdir(),
+        f"/run/user/{uid}",
+        "/tmp",  # noqa: S108: the folder in it must be the user's own
+    )
+    return list(dict.fromkeys(_folder(base, uid) for base in bases if base))
+
+
+def _folder(base: str, uid: int) -> Path:
+    return Path(base) / f"sglang-prefill-graph-{uid}"
 
 
 def write(record: Record) -> Path | None:
-    """Leave `record` for other processes of this user; None where the host does not allow it."""
+    """Leave `record` for other processes of this user, whole or not at all; None where the host
+    does not allow it."""
     place = folder()
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(place):
+        if not _is_of(place, os.getuid()):
             return None
-        for path in place.glob("*.json"):
-            if _alive(path) is None:
-                path.unlink(missing_ok=True)
         path, aside = place / f"{record.pid}.json", place / f"{record.pid}.tmp"
         aside.write_text(json.dumps(dataclasses.asdict(record)) + "\n", encoding="utf-8")
         os.replace(aside, path)
@@ -66,36 +99,55 @@ def write(record: Record) -> Path | None:
         return None
 
 
-def read_all() -> list[Record]:
-    """The records of this user's servers that run now, by pid."""
+def sweep() -> None:
+    """Remove what processes of this user left that are gone."""
     place = folder()
-    found = [_alive(path) for path in place.glob("*.json")] if _is_ours(place) else []
-    return sorted((record for record in found if record), key=lambda record: record.pid)
+    if _is_of(place, os.getuid()):
+        for path in place.glob("*.json"):
+            if _alive(path) is None:
+                path.unlink(missing_ok=True)
 
 
-def _is_ours(place: Path) -> bool:
+def read_all(uid: int | None = None) -> list[Record]:
+    """The records of a user's servers that run now, by pid. uid: of this process's user where it is
+    not given."""
+    owner = os.getuid() if uid is None else uid
+    files = [
+        path for place in folders(owner) if _is_of(place, owner) for path in place.glob("*.json")
+    ]
+    found = {record.pid: record for path in files if (record := _alive(path))}
+    return [found[pid] for pid in sorted(found)]
+
+
+def _is_of(place: Path, uid: int) -> bool:
     """In a shared temporary folder anybody can make a folder of this name first, or a link."""
     try:
         found = place.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o077
 
 
 def _alive(path: Path) -> Record | None:
     """The record in `path` if it is one and its process still runs."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        record = Record(**{**values, "patches": tuple(values["patches"])})
-        os.kill(record.pid, 0)
-    except PermissionError:
-        return None  # the pid is another user's now
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        record = _read(json.loads(path.read_text(encoding="utf-8")))
+        runs = Path(f"/proc/{record.pid}").exists()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return record if started_at(record.pid) == record.started else None
+    return record if runs and started_at(record.pid) == record.started else None
+
+
+def _read(values: dict[str, Any]) -> Record:
+    """Raises TypeError, KeyError or AttributeError where it is no record."""
+    known = {one.name for one in dataclasses.fields(Record)}
+    kept = {name: value for name, value in values.items() if name in known}
+    kept |= {name: tuple(kept.get(name) or ()) for name in ("patches", "sizes")}
+    return Record(**kept | {"pid": int(values["pid"]), "started": values["started"]})
 
 
 def started_at(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None where the host does not say."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         # field 22 of proc(5), counted from behind the name, which may hold blanks
@@ -105,17 +157,29 @@ def started_at(pid: int) -> int | None:
 
 
 def lines(made_of: Provenance, records: list[Record]) -> Iterator[str]:
-    """The printed report: this tree, then a block per server."""
+    """The printed report: this tree, then a block for each scheduler."""
     yield f"this tree: {made_of}"
     yield from (f"  {name}" for name in made_of.patches)
     for record in records:
         yield ""
-        yield f"server process {record.pid}: {record.model}"
-        yield f"  prefill graph  {record.verdict} ({record.feature})"
-        yield f"  reason         {record.reason}"
-        if record.offender:
-            yield f"  first layer    {record.offender['index']} ({record.offender['class']})"
-        tree = Provenance(record.version, record.release, record.queue, record.patches)
-        yield f"  tree           {tree}"
+        yield from _block(record)
     if not records:
         yield "no server of this user reports from this host"
+
+
+def _block(record: Record) -> Iterator[str]:
+    tree = Provenance(record.version, record.release, record.queue, record.patches)
+    yield f"server process {record.pid}: {record.model}"
+    yield f"  rank           {record.rank}"
+    yield f"  prefill graph  {record.verdict} ({record.feature})"
+    yield f"  reason         {record.reason}"
+    if record.offender:
+        yield f"  first layer    {record.offender['index']} ({record.offender['class']})"
+    if record.sizes:
+        yield f"  sizes          {' '.join(map(str, record.sizes))}"
+    yield f"  on the graph   {record.on_graph} prefills"
+    yield f"  eagerly        {sum(record.eager.values())} prefills"
+    for reason, count in sorted(record.eager.items(), key=lambda item: -item[1]):
+        yield f"    {count:>9}  {reason}"
+    yield f"  written        {max(0.0, time.time() - record.written):.0f} s ago"
+    yield f"  tree           {tree}{f', {record.tree}' if record.tree else ''}"

@@ -1,8 +1,9 @@
-"""Why the prefill graph of this server is on or off, as one record.
+"""Why the prefill graph of this scheduler is on or off, as one record.
 
-`report_prefill_graph` is called by a model runner after its graph was captured, or was not. It logs
-one line and leaves the record in a file, which `python -m sglang.srt.prefill_graph` prints. Nothing
-that fails here harms the server.
+`report_prefill_graph` is called by a model runner after its graph was captured, or was not. It
+leaves the record in a file, which `python -m sglang.srt.prefill_graph` prints, and the first rank
+logs one line. From then on prefills are counted (counts.py). Nothing that fails here harms the
+server.
 """
 
 from __future__ import annotations
@@ -10,17 +11,25 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import time
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..compat import arguments, model_runner
+from ..compat import arguments, model_runner, prefill_config
 from ..model import layers, stack
+from . import counts
 from .provenance import read as provenance
-from .records import Record, started_at, write
+from .provenance import tree_hash
+from .records import Record, started_at, sweep, write
 
 logger = logging.getLogger(__name__)
 
-ON, OFF = "on", "off"
+ON, OFF, UNKNOWN = "on", "off", "unknown"
+RULE = "turned off by the release's own rule: "
+# read when the process begins: an install in place can replace the files behind it
+TREE, MADE_OF = tree_hash(), provenance()
 
 
 @dataclass(frozen=True)
@@ -34,17 +43,20 @@ class Verdict:
 
 
 def report_prefill_graph(runner: Any) -> Record | None:
-    """Log why `runner` (a ModelRunner whose graph was decided) has its prefill graph or not, and
-    leave the record.
+    """Leave the record of `runner`, a ModelRunner whose graph was decided, and count its prefills.
 
-    One line at INFO from the first rank of the target model; None from others. Never raises.
+    One line at INFO from the first rank of the target model. None for drafts, and where it failed:
+    never raises.
     """
-    if getattr(runner, "is_draft_worker", False) or not model_runner.is_first_rank(runner):
+    if getattr(runner, "is_draft_worker", False):
         return None
     try:
         record = make_record(runner)
-        logger.info("%s. Tree: %s", record, provenance())
+        sweep()
         write(record)
+        counts.keep(runner, counts.Counts(_Leaving(runner, record)))
+        if model_runner.is_first_rank(runner):
+            logger.info("%s. Tree: %s", record, MADE_OF)
         return record
     except Exception as error:
         logger.info(
@@ -55,19 +67,54 @@ def report_prefill_graph(runner: Any) -> Record | None:
         return None
 
 
+class _Leaving:
+    """Writes the record of a ModelRunner anew, with counts. The reason is looked for again only
+    where another graph was captured since; the one before is not kept alive."""
+
+    def __init__(self, runner: Any, record: Record) -> None:
+        self._runner, self._record = runner, record
+        self._graph = _weakly(model_runner.graph_runner(runner))
+
+    def __call__(self, on_graph: int, eager: Mapping[str, int]) -> None:
+        graph = model_runner.graph_runner(self._runner)
+        if graph is not self._graph():
+            self._graph, self._record = _weakly(graph), make_record(self._runner)
+        now = dict(on_graph=on_graph, eager=dict(eager), written=time.time())
+        write(dataclasses.replace(self._record, **now))
+
+
+def _weakly(thing: Any) -> Callable[[], Any]:
+    return (lambda: None) if thing is None else weakref.ref(thing)
+
+
 def make_record(runner: Any) -> Record:
-    """The record of this process."""
-    args, made_of, verdict = runner.server_args, provenance(), explain(runner)
+    """The record of this process, without counts. A verdict that cannot be reached is "unknown":
+    the tree is told all the same."""
+    try:
+        verdict, feature = explain(runner), _feature(runner.server_args)
+    except Exception as error:
+        reason = f"the report failed ({type(error).__name__}: {error})"
+        verdict, feature = Verdict(UNKNOWN, reason), UNKNOWN
+    graph = model_runner.graph_runner(runner)
     return Record(
-        feature=arguments.feature(args),
+        feature=feature,
         verdict=verdict.verdict,
         reason=verdict.reason,
         offender=verdict.offender,
-        model=str(getattr(args, "model_path", "unknown")),
+        model=str(getattr(runner.server_args, "model_path", UNKNOWN)),
         pid=os.getpid(),
         started=started_at(os.getpid()),
-        **dataclasses.asdict(made_of),
+        tree=TREE,
+        ranks=model_runner.ranks(runner),
+        port=getattr(runner.server_args, "port", None),
+        sizes=model_runner.capture_sizes(graph) if verdict.verdict == ON else (),
+        written=time.time(),
+        **dataclasses.asdict(MADE_OF),
     )
+
+
+def _feature(args: Any) -> str:
+    return (prefill_config if prefill_config.applies() else arguments).feature(args)
 
 
 def explain(runner: Any) -> Verdict:
@@ -77,7 +124,10 @@ def explain(runner: Any) -> Verdict:
         return _of_graph(graph)
     refusal = getattr(runner, "prefill_graph_refusal", None)
     if refusal:
-        return Verdict(OFF, refusal.reason, _offender(refusal.offender))
+        offender = _offender(getattr(refusal, "offender", None))
+        return Verdict(OFF, getattr(refusal, "reason", refusal), offender)
+    if prefill_config.applies():
+        return _of_config(runner) or _of_layers(runner)
     return (
         _of_arguments(runner.server_args)
         or _of_switch(runner.server_args)
@@ -104,6 +154,15 @@ def _of_graph(graph: Any) -> Verdict:
     )
 
 
+def _of_config(runner: Any) -> Verdict | None:
+    """From 0.5.14 on."""
+    disabled = prefill_config.why_disabled(runner.server_args)
+    if disabled:
+        return Verdict(OFF, disabled)
+    holding = prefill_config.refusals(runner)
+    return Verdict(OFF, RULE + "; ".join(map(str, holding))) if holding else None
+
+
 def _of_arguments(args: Any) -> Verdict | None:
     # left by piecewise/sparse.py or bypassed_topk.py
     refusal = getattr(args, "prefill_graph_refusal", None)
@@ -117,7 +176,7 @@ def _of_switch(args: Any) -> Verdict | None:
     rules = arguments.switch_rules(args)
     holding = [rule for rule in rules if rule.holds]
     if holding:
-        return Verdict(OFF, f"turned off by the release's own rule: {'; '.join(map(str, holding))}")
+        return Verdict(OFF, RULE + "; ".join(map(str, holding)))
     if switch.opt_in:
         return Verdict(OFF, f"{switch.flag} is not given")
     open_ = [rule for rule in rules if rule.holds is None]
@@ -131,11 +190,7 @@ def _of_switch(args: Any) -> Verdict | None:
 
 def _of_rules(runner: Any) -> Verdict | None:
     holding = [rule for rule in arguments.runner_rules(runner) if rule.holds]
-    return (
-        Verdict(OFF, f"turned off by the release's own rule: {'; '.join(map(str, holding))}")
-        if holding
-        else None
-    )
+    return Verdict(OFF, RULE + "; ".join(map(str, holding))) if holding else None
 
 
 def _of_sizes(args: Any) -> Verdict | None:

@@ -1,0 +1,140 @@
+"""A release's setting for the prefill graph from 0.5.14 on, and the rules by which it turns the
+graph off.
+
+The setting is one object for both phases, resolved from all arguments before the server starts
+(CudaGraphConfig of model_executor/cuda_graph_config.py). Importing this module imports neither
+torch nor any other part of sglang; its functions do where they need them.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .arguments import Rule, rules_of
+from .features import defines, has
+
+_CONFIG = "sglang.srt.model_executor.cuda_graph_config"
+_CONTEXT = "sglang.srt.runtime_context"
+_SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
+# where the rules are from 0.5.19 on; before, they are methods of ServerArgs
+_RULES = "sglang.srt.arg_groups.cuda_graph_hook"
+# what turns each backend off: disable_<kind>_cudagraph_if_incompatible
+_KINDS = {"breakable": "breakable", "tc_piecewise": "tc_piecewise", "full": "full_prefill"}
+DISABLED = "disabled"
+
+
+def applies() -> bool:
+    """Whether the release has this setting."""
+    return has(_CONFIG)
+
+
+def prefill(server_args: Any) -> Any:
+    """The setting for prefill: its backend and its sizes (bs), as they are resolved.
+
+    From 0.5.17 on only the process's own context has them (get_exec of runtime_context.py).
+    """
+    if defines(_CONTEXT, "get_exec"):
+        try:
+            found = importlib.import_module(_CONTEXT).get_exec().graph.cuda_graph_config
+        except (AttributeError, ValueError):  # not published, or not its place yet
+            found = None
+        if found is not None:
+            return found.prefill
+    return server_args.cuda_graph_config.prefill
+
+
+def feature(server_args: Any) -> str:
+    """Which prefill graph it is about."""
+    settled = prefill(server_args)
+    if settled.backend == "tc_piecewise":
+        return f"piecewise CUDA graph, {getattr(settled, 'tc_compiler', 'eager')} compiler"
+    return "backend disabled" if settled.backend == DISABLED else f"{settled.backend} CUDA graph"
+
+
+def why_disabled(server_args: Any) -> str | None:
+    """Why the backend is `disabled`; None where it is another."""
+    if prefill(server_args).backend != DISABLED:
+        return None
+    if ("prefill", "backend") in getattr(server_args, "_cuda_graph_config_locked", ()):
+        return (
+            "turned off by --cuda-graph-backend-prefill disabled, or by an argument that stands"
+            " for it"
+        )
+    holding = rules_that_hold(server_args)
+    if holding:
+        return f"turned off by the release's own rule: {'; '.join(holding)}"
+    return (
+        "turned off by a rule of the release that cannot be checked from here: the log of the"
+        " server's start names it"
+    )
+
+
+def rules_that_hold(server_args: Any) -> list[str]:
+    """The release's own rules about arguments and models that turn its default backend off, by the
+    names that the release gives them, as far as they can be asked now."""
+    config = importlib.import_module(_CONFIG)
+    kind = _KINDS.get(config.default_cuda_graph_config().prefill.backend)
+    name = f"disable_{kind}_cudagraph_if_incompatible"
+    if has(_RULES):
+        found = getattr(importlib.import_module(_RULES), name, None)
+    else:
+        found = getattr(type(server_args), f"_{name}", None)
+    return list(_holding(found, server_args)) if inspect.isfunction(found) else []
+
+
+def refusals(runner: Any) -> list[Rule]:
+    """The ways in which the release leaves a ModelRunner without its graph that hold now, in the
+    function that captures it: capture_prefill_graph of cuda_graph_setup.py from 0.5.16 on."""
+    place = sys.modules.get(_SETUP)
+    function = getattr(place, "capture_prefill_graph", None) or getattr(
+        type(runner), "init_prefill_cuda_graph", None
+    )
+    if not inspect.isfunction(function):
+        return []
+    rules = rules_of(function, runner, lambda statement: isinstance(statement, ast.Return))
+    return [rule for rule in rules if rule.own and rule.condition != "always"]
+
+
+def _holding(function: Callable[..., Any], server_args: Any) -> Iterator[str]:
+    for name, predicate in _rules(function, server_args):
+        try:
+            holds = predicate()
+        except Exception:  # noqa: S112: what it asks is no longer there
+            continue
+        if holds:
+            yield str(name or "an unnamed one")
+
+
+def _rules(function: Callable[..., Any], server_args: Any) -> list[tuple[str, Callable[[], Any]]]:
+    """The list `rules` of the release's function, made by the function's own statements up to it.
+
+    What comes behind would turn the backend off.
+    """
+    try:
+        whole = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):
+        return []
+    made = whole.body[0]
+    assert isinstance(made, ast.FunctionDef)
+    places = [place for place, one in enumerate(made.body) if _makes_rules(one)]
+    if not places:
+        return []
+    made.body = [*made.body[: places[0] + 1], *ast.parse("return rules").body]
+    names = dict(function.__globals__)
+    exec(compile(ast.fix_missing_locations(whole), "<rules>", "exec"), names)
+    try:
+        return names[made.name](server_args) or []
+    except Exception:  # a statement before them needs the moment it was made for
+        return []
+
+
+def _makes_rules(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == "rules" for target in statement.targets
+    )

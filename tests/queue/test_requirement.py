@@ -1,0 +1,190 @@
+"""`python -m sglang.srt.prefill_graph --require TREE`, of the overlay, with the standard library
+alone: what runs here, and what each of it said that it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "overlay/python/sglang/srt/prefill_graph"
+TREE, OTHER = "sha256:" + "0123456789ab" + "c" * 52, "sha256:" + "f" * 64
+SLEEP = "/bin/sleep"
+
+Start = Callable[..., int]
+Ask = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(title, tree): a process of that name, which left a record of that tree, or none; its
+    pid."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def begin(title: str, tree: str | None = None, started: int | None = None) -> int:
+        running.append(subprocess.Popen([title, "600"], executable=SLEEP))
+        pid = running[-1].pid
+        if tree is not None:
+            place = tmp_path / f"sglang-prefill-graph-{os.getuid()}"
+            place.mkdir(mode=0o700, exist_ok=True)
+            values = {"pid": pid, "started": started or started_at(pid), "tree": tree}
+            (place / f"{pid}.json").write_text(json.dumps(values), encoding="utf-8")
+        return pid
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def started_at(pid: int) -> int:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """ask(*words): the command's answer about the processes that this test started."""
+
+    def run(
+        *words: str, below: int | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        # -I and -S leave an interpreter with the standard library alone
+        command = [sys.executable, "-I", "-S", str(FOLDER), "--require", *words]
+        only = ["--pid", str(below or os.getpid())]
+        return subprocess.run(
+            [*command, *only],
+            env={"XDG_RUNTIME_DIR": str(tmp_path), **variables},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
+    assert not done.stderr, done.stderr
+    [sentence] = done.stdout.splitlines()
+    return done.returncode, sentence
+
+
+@pytest.mark.parametrize("word", [TREE, TREE[7:], TREE[:19], TREE[:19] + "…", TREE[7:19].upper()])
+def test_every_scheduler_runs_it(start: Start, ask: Ask, word: str) -> None:
+    """In each form in which a log or --verify prints a tree."""
+    start("sglang::scheduler_TP0", TREE)
+    start("sglang::scheduler_TP1", TREE)
+    start("sglang::detokenizer")
+    assert answer(ask(word)) == (0, f"All 2 schedulers run {TREE}.")
+
+
+def test_one_rank_runs_another_tree(start: Start, ask: Ask) -> None:
+    start("sglang::scheduler_TP0", TREE)
+    pid = start("sglang::scheduler_TP1", OTHER)
+    start("sglang::scheduler_TP2")
+    code, sentence = answer(ask(TREE[:19]))
+    assert (code, sentence) == (
+        1,
+        f"Process {pid} (sglang::scheduler_TP1) runs {OTHER}, not {TREE[:19]}.",
+    )
+
+
+def test_one_left_no_record(start: Start, ask: Ask) -> None:
+    """An unpatched release writes none."""
+    start("sglang::scheduler_TP0", TREE)
+    pid = start("sglang::scheduler_TP1")
+    assert answer(ask(TREE)) == (
+        3,
+        f"Process {pid} (sglang::scheduler_TP1) left no record: it runs an unpatched sglang, or its"
+        " graph is not decided yet (1 of 2 schedulers).",
+    )
+
+
+def test_a_record_of_an_earlier_process_is_none(start: Start, ask: Ask) -> None:
+    """Of the same pid: a server that was started anew, unpatched."""
+    start("sglang::scheduler", TREE, started=1)
+    assert answer(ask(TREE))[0] == 3
+
+
+def test_no_server(start: Start, ask: Ask) -> None:
+    start("sglang::detokenizer")
+    assert answer(ask(TREE)) == (4, "No scheduler of an sglang server runs here.")
+
+
+def test_only_what_descends_from_a_process_is_asked(start: Start, ask: Ask) -> None:
+    good, bad = start("sglang::scheduler", TREE), start("sglang::scheduler", OTHER)
+    assert answer(ask(TREE, below=good))[0] == 0
+    assert answer(ask(TREE, below=bad))[0] == 1
+
+
+def test_two_trees_of_one_beginning_are_told_apart(start: Start, ask: Ask) -> None:
+    start("sglang::scheduler_TP0", TREE)
+    start("sglang::scheduler_TP1", TREE[:19] + "d" * 52)
+    assert answer(ask(TREE[:19])) == (
+        1,
+        f"Two trees begin with {TREE[:19]}: give more of its digits.",
+    )
+
+
+@pytest.mark.parametrize("word", ["abc", "sha256:0123", "v0.5.9", TREE + "0", ""])
+def test_a_word_that_is_no_tree_is_refused(ask: Ask, word: str) -> None:
+    done = ask(word)
+    assert done.returncode == 2
+    assert (
+        f"argument --require: {word!r} is not a tree: give sha256: and 12 to 64" in done.stderr
+    ), done.stderr
+
+
+def test_without_a_folder_of_records_nobody_answers(start: Start, ask: Ask, tmp_path: Path) -> None:
+    """Others may write to a shared folder: what lies in one that is not this user's is no
+    answer."""
+    start("sglang::scheduler", TREE)
+    (tmp_path / f"sglang-prefill-graph-{os.getuid()}").chmod(0o777)
+    assert answer(ask(TREE))[0] == 3
+
+
+def test_the_record_is_found_without_the_servers_variables(
+    start: Start, ask: Ask, tmp_path: Path
+) -> None:
+    """A probe's TMPDIR is looked at too, where it has no XDG_RUNTIME_DIR."""
+    start("sglang::scheduler", TREE)
+    done = ask(TREE, XDG_RUNTIME_DIR="", TMPDIR=str(tmp_path))
+    assert answer(done)[0] == 0
+
+
+def test_json_holds_the_same(start: Start, ask: Ask) -> None:
+    pid = start("sglang::scheduler", TREE)
+    assert json.loads(ask(TREE, "--json").stdout) == {
+        "answer": "runs",
+        "sentence": f"Process {pid} (sglang::scheduler) runs {TREE}.",
+        "compared": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--pid", "1"], "--pid goes with --require"),
+        (["--require", TREE, "--verify"], "not allowed with argument"),
+    ],
+)
+def test_words_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(FOLDER), *words], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and told in done.stderr
+
+
+def test_the_codes_are_in_the_help() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(FOLDER), "--help"],
+        env={"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+    )
+    assert "exit codes of --require:" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80

@@ -1,0 +1,489 @@
+"""Prefills counted where the release decides: on its graph, or eagerly and why, in each release's
+own runners of graphs."""
+
+import ast
+import contextlib
+import gc
+import importlib
+import importlib.util
+import inspect
+import json
+import textwrap
+import time
+import weakref
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+OWN = {  # the releases' own runners of prefill graphs
+    "piecewise": (
+        "sglang.srt.model_executor.piecewise_cuda_graph_runner",
+        "PiecewiseCudaGraphRunner",
+    ),
+    "breakable": (
+        "sglang.srt.model_executor.breakable_cuda_graph_runner",
+        "BreakableCudaGraphRunner",
+    ),
+    "prefill": (
+        "sglang.srt.model_executor.runner.prefill_cuda_graph_runner",
+        "PrefillCudaGraphRunner",
+    ),
+}
+DECIDE = ("can_run", "can_run_graph", "can_replay_locally")
+
+
+def has(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def later():
+    """Whether one runner serves every kind of prefill graph (from 0.5.14)."""
+    return has(OWN["prefill"][0])
+
+
+class Mode:
+    """A ForwardMode of a prefill, or of another kind of batch."""
+
+    def __init__(self, extend=True, verify=False, mixed=False):
+        self.is_extend = lambda *_, **__: extend
+        self.is_target_verify = lambda: verify
+        self.is_mixed = lambda: mixed
+        self.is_cuda_graph = self.is_cpu_graph = lambda: not extend
+        self.is_decode = lambda: not extend
+        self.is_split_prefill = lambda: False
+
+
+def hidden(name):
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    return CaptureHiddenMode[name]
+
+
+def batch_of(tokens=32, **fields):
+    """A batch as far as the decision looks at it: one prompt without anything special."""
+    values = dict(
+        forward_mode=Mode(),
+        batch_size=1,
+        input_ids=torch.zeros(tokens, dtype=torch.int64),
+        positions=torch.arange(tokens),
+        input_embeds=None,
+        replace_embeds=None,
+        replace_positions=None,
+        return_logprob=False,
+        extend_logprob_start_lens_cpu=[tokens],
+        extend_seq_lens_cpu=[tokens],
+        extend_prefix_lens_cpu=[0],
+        seq_lens_cpu=torch.tensor([tokens]),
+        capture_hidden_mode=hidden("NULL"),
+        global_num_tokens_cpu=None,
+        can_run_dp_breakable_cuda_graph=True,
+        can_run_dp_prefill_cuda_graph=True,
+        token_indices_to_pool=None,
+        contains_mm_inputs=lambda: False,
+        moe_num_token_non_padded=None,
+        mamba_track_mask=None,
+    )
+    return SimpleNamespace(**values | fields)
+
+
+def graph_of(kind, **fields):
+    """The release's own runner of `kind`, its capture stood in for: 64 and 128 tokens."""
+    module, name = OWN[kind]
+    own = getattr(importlib.import_module(module), name)
+    values = dict(
+        capture_num_tokens=[64, 128],
+        max_num_tokens=128,
+        max_bs=8,
+        capture_hidden_mode=hidden("NULL"),
+        layer_model=object(),
+        prefill_backend_name="breakable",
+        _is_full_backend=False,
+        _capture_req_slots=1,
+        _captured_attn_metadata_max_bs=None,
+        has_mha_companion_layers=False,
+        _capture_chunked_prefix=False,
+        _capture_lora=False,
+        enable_lora=False,
+        model_runner=SimpleNamespace(is_multimodal=False, attn_backend=None),
+        max_context_size=None,
+        max_seq_len=None,
+        dllm_attention=None,
+        _fa4_prefill=False,
+        _qwen_bcg_hc_sidechannel=False,
+        _qwen_bcg_mtp_draft=False,
+        _backend_can_run_prefill_cuda_graph=None,
+        _uses_eager_prefill_tail=lambda: True,
+    )
+    graph = object.__new__(own)
+    for field, value in (values | fields).items():
+        with contextlib.suppress(AttributeError):  # a property of this release
+            setattr(graph, field, value)
+    return graph
+
+
+KINDS = [kind for kind in OWN if has(OWN[kind][0])]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+def asks(graph, forward_batch):
+    return getattr(graph, "can_run_graph", None) or graph.can_run
+
+
+def runner_with(graph):
+    """A model runner that has this graph."""
+    name = "prefill_cuda_graph_runner" if later() else "piecewise_cuda_graph_runner"
+    return SimpleNamespace(**{name: graph})
+
+
+CAUSES = {
+    "more tokens than the largest size": dict(tokens=129),
+    "log-probabilities of the prompt are wanted": dict(
+        return_logprob=True, extend_logprob_start_lens_cpu=[0]
+    ),
+    "hidden states are wanted that were not captured": dict(capture="FULL"),
+    "the request brings embeddings": dict(input_embeds=torch.zeros(1)),
+    "another rank cannot replay this step": dict(
+        global_num_tokens_cpu=[32, 0],
+        can_run_dp_breakable_cuda_graph=False,
+        can_run_dp_prefill_cuda_graph=False,
+    ),
+    "fewer tokens than half of the next size": dict(tokens=3),
+    "a cached prefix that was not captured": dict(extend_prefix_lens_cpu=[16]),
+    "more requests than the graph has places for": dict(batch_size=3),
+    "adapters are in use that were not captured": dict(),
+}
+GRAPHS = {  # what the runner of the graph is like, for some of them
+    "log-probabilities of the prompt are wanted": dict(_uses_eager_prefill_tail=lambda: False),
+    "a cached prefix that was not captured": dict(has_mha_companion_layers=True),
+    "more requests than the graph has places for": dict(
+        _is_full_backend=True, _captured_attn_metadata_max_bs=2
+    ),
+    "adapters are in use that were not captured": dict(enable_lora=True),
+}
+
+
+def refused(kind, words):
+    """The graph, and a batch that this cause keeps from it; None where the release has no such
+    rule."""
+    changes = dict(CAUSES[words])
+    if "capture" in changes:
+        changes["capture_hidden_mode"] = hidden(changes.pop("capture"))
+    graph, batch = graph_of(kind, **GRAPHS.get(words, {})), batch_of(**changes)
+    with mock.patch.dict(vars(importlib.import_module(OWN[kind][0]))) as names:
+        names["is_cuda"] = lambda: False
+        return None if asks(graph, batch)(batch) else (graph, batch)
+
+
+def test_a_plain_prompt_is_taken(kind):
+    graph, batch = graph_of(kind), batch_of(tokens=64)
+    assert asks(graph, batch)(batch)
+
+
+@pytest.mark.parametrize("words", CAUSES)
+def test_the_cause_of_a_refusal_is_named(kind, words):
+    """What the release itself refuses, it refuses for this."""
+    from sglang.srt.prefill_graph.compat import eager
+
+    found = refused(kind, words)
+    if found is None:
+        pytest.skip("no rule of this release")
+    graph, batch = found
+    assert eager.why(runner_with(graph), batch) == words
+
+
+def test_every_release_refuses_some(kind):
+    """So that no cause is skipped everywhere."""
+    names = [words for words in CAUSES if refused(kind, words)]
+    wanted = ["more tokens than the largest size", "log-probabilities of the prompt are wanted"]
+    assert names[:2] == wanted
+    if later():
+        assert len(names) >= 4
+
+
+def refusing(function):
+    """The names in each condition of the release's own function that makes it say no."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    for statement in ast.walk(tree):
+        if not isinstance(statement, ast.If):
+            continue
+        if any(ast.unparse(inner) == "return False" for inner in statement.body):
+            parts = ast.walk(statement.test)
+            yield {getattr(part, "attr", getattr(part, "id", None)) for part in parts} - {None} | {
+                part.value for part in ast.walk(statement.test) if isinstance(part, ast.Constant)
+            }
+
+
+def test_every_rule_of_the_release_is_known(kind):
+    """A rule that a release adds has no words, until somebody looks: it would be counted as
+    "another rule of the release"."""
+    from sglang.srt.prefill_graph.compat import eager
+
+    own = getattr(importlib.import_module(OWN[kind][0]), OWN[kind][1])
+    known = {name for cause in eager.CAUSES for name in cause.asks}
+    known |= {  # other names of the same, and what is asked on the way
+        "start_len",
+        "is_target_verify",
+        "layer_model",
+        "can_run_dp_breakable_cuda_graph",
+        "can_run_dp_prefill_cuda_graph",
+        "can_replay_locally",
+        "context_limit",
+        "batch_size",
+        "padded_num_tokens",
+        "why_not",
+        "is_cp_active",
+        "select_replay_bucket_for_batch",
+        "backend_can_run",
+    }
+    functions = [getattr(own, name) for name in DECIDE if hasattr(own, name)]
+    rules = [names for function in functions for names in refusing(function)]
+    assert len(rules) >= 1 and [names for names in rules if names.isdisjoint(known)] == []
+
+
+def test_a_cause_that_cannot_be_asked_harms_nothing():
+    from sglang.srt.prefill_graph.compat import eager
+
+    graph = graph_of(KINDS[0])
+    broken = SimpleNamespace(input_ids=None)
+    assert eager.why(runner_with(graph), broken) == "another rule of the release (TypeError)"
+
+
+def test_without_a_graph_that_is_the_reason():
+    from sglang.srt.prefill_graph.compat import eager
+
+    assert eager.why(runner_with(None), batch_of()) == "the graph is off"
+    if later():
+        runner = runner_with(object())
+        runner.eager_runner = runner.prefill_cuda_graph_runner
+        assert eager.why(runner, batch_of()) == "the graph is off"
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """counted(graph): a ModelRunner of the release whose prefills are counted, and what calls its
+    own decision."""
+    from sglang.srt.prefill_graph.report import counts
+
+    module = importlib.import_module(MODEL_RUNNER)
+
+    def make(graph, kept=True):
+        runner = object.__new__(module.ModelRunner)
+        model = mock.MagicMock()
+        model.forward.return_value = "eager"
+        vars(runner).update(
+            model=model,
+            device="cpu",
+            is_generation=True,
+            support_pp=False,
+            device_timer=None,
+            attn_backend=mock.MagicMock(),
+            server_args=SimpleNamespace(enable_pdmux=True),
+            piecewise_cuda_graph_runner=graph,
+            prefill_cuda_graph_runner=graph,
+            decode_cuda_graph_runner=None,
+            eager_runner=SimpleNamespace(execute=lambda *_, **__: "eager"),
+            hisparse_coordinator=None,
+            pp_group=SimpleNamespace(is_last_rank=True),
+            _prepare_eager_forward_batch=lambda _: None,
+            _maybe_execute_deferred_mamba_cow_and_clear=lambda _: None,
+            _extend_forward_kwargs=lambda *_: {},
+        )
+        found = counts.Counts(lambda *_: None)
+        if kept:
+            counts.keep(runner, found)
+        return runner, found
+
+    return make
+
+
+def forward(runner, batch):
+    """What the release's own code makes of a batch: "graph" or "eager"."""
+    if not later():
+        found = runner.forward_extend(batch, **skipping(runner))
+        return found[0] if isinstance(found, tuple) else found
+    module = importlib.import_module(MODEL_RUNNER)
+    stand_ins = dict(
+        get_model=mock.MagicMock(),
+        get_cp_strategy=lambda: None,
+        get_global_dwdp_manager=lambda: None,
+        _prefill_cuda_graph_allows_context_parallel=lambda *_: True,
+    )
+    with mock.patch.dict(
+        vars(module), {name: stand_ins[name] for name in stand_ins if name in vars(module)}
+    ):
+        return runner._forward_raw(batch, None).logits_output
+
+
+def skipping(runner):
+    name = "skip_attn_backend_init"
+    return {name: True} if name in inspect.signature(runner.forward_extend).parameters else {}
+
+
+class Graph:
+    """A runner of graphs that takes batches of up to 128 tokens."""
+
+    max_num_tokens, capture_num_tokens = 128, [128]
+
+    def can_run(self, forward_batch):
+        return len(forward_batch.input_ids) <= self.max_num_tokens
+
+    can_run_graph = can_run
+
+    def replay(self, forward_batch, **_):
+        return "graph"
+
+    execute = replay
+
+
+def test_the_releases_own_decision_is_counted(counted):
+    runner, counts = counted(Graph())
+    took = [forward(runner, batch_of(tokens)) for tokens in (32, 128, 200, 64, 300)]
+    assert took == ["graph", "graph", "eager", "graph", "eager"]
+    assert (counts.on_graph, counts.eager) == (3, {"more tokens than the largest size": 2})
+
+
+def test_what_is_no_prefill_is_not_counted(counted):
+    runner, counts = counted(Graph())
+    forward(runner, batch_of(300, forward_mode=Mode(verify=True)))
+    if later():
+        forward(runner, batch_of(300, forward_mode=Mode(extend=False)))
+    assert (counts.on_graph, counts.eager) == (0, {})
+
+
+def test_without_a_graph_every_prefill_is_eager(counted):
+    runner, counts = counted(None)
+    assert forward(runner, batch_of()) == "eager"
+    assert (counts.on_graph, counts.eager) == (0, {"the graph is off": 1})
+
+
+def test_a_runner_that_does_not_report_runs_as_before(counted):
+    """A draft's."""
+    runner, _ = counted(Graph(), kept=False)
+    assert [forward(runner, batch_of(tokens)) for tokens in (32, 300)] == ["graph", "eager"]
+
+
+def test_counting_asks_nothing_of_the_device():
+    """Not one operation of torch, however cheap: it could wait for the GPU."""
+    from sglang.srt.prefill_graph.report import counts
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Refuses(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(f"{function} was run")
+
+    for kind in KINDS:
+        for words in CAUSES:
+            found = refused(kind, words)
+            if found is None:
+                continue
+            graph, batch = found
+            runner = runner_with(graph)
+            counts.keep(runner, counts.Counts(lambda *_: None))
+            with Refuses():
+                assert counts.ran_on_graph(runner) is True
+                assert counts.ran_eagerly(runner, batch) is False
+
+
+def test_counting_takes_microseconds():
+    from sglang.srt.prefill_graph.report import counts
+
+    graph = graph_of(KINDS[0])
+    runner, batch = runner_with(graph), batch_of(129)
+    counts.keep(runner, counts.Counts(lambda *_: None))
+
+    def fastest(count):
+        took = []
+        for _ in range(200):
+            begun = time.perf_counter()
+            count()
+            took.append(time.perf_counter() - begun)
+        return min(took)
+
+    assert fastest(lambda: counts.ran_on_graph(runner)) < 20e-6
+    assert fastest(lambda: counts.ran_eagerly(runner, batch)) < 200e-6
+
+
+def test_the_record_is_written_at_most_once_in_an_interval(monkeypatch):
+    from sglang.srt.prefill_graph.report import counts
+
+    monkeypatch.setattr(counts, "INTERVAL", 0.3)
+    written = []
+    found = counts.Counts(lambda on_graph, eager: written.append((on_graph, dict(eager))))
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < 0.5:
+        found.add(None)
+        found.add("a reason")
+        time.sleep(0.001)
+    deadline = time.perf_counter() + 10
+    while not written or written[-1][0] != found.on_graph:
+        assert time.perf_counter() < deadline, written
+        time.sleep(0.01)
+    assert len(written) <= 4 and written[-1] == (found.on_graph, {"a reason": found.on_graph})
+    quiet = len(written)
+    time.sleep(0.7)
+    assert len(written) == quiet  # nothing new, nothing written
+
+
+def test_counts_reach_the_file(tmp_path, monkeypatch, build_model):
+    """From a model runner that the release decided for, by way of the hooks."""
+    from host import prefill
+    from host import runner as host
+    from sglang.srt.prefill_graph.report import counts, verdict
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(counts, "INTERVAL", 0.01)
+    model, made = build_model("llama"), []
+    if later():
+        prefill.capture(
+            model,
+            layers=4,
+            sizes=[64, 128],
+            then=lambda runner: made.extend([runner, verdict.report_prefill_graph(runner)]),
+        )
+    else:
+        made.append(host.decide(model))
+        made.append(verdict.report_prefill_graph(made[0]))
+    record = made[1]
+    assert record and (record.verdict, record.sizes) == ("on", (64, 128))
+    counts.ran_on_graph(made[0])
+    [path] = tmp_path.glob("sglang-prefill-graph-*/*.json")
+    deadline = time.perf_counter() + 10
+    while json.loads(path.read_text())["on_graph"] != 1:
+        assert time.perf_counter() < deadline
+        time.sleep(0.01)
+
+
+def test_a_graph_that_was_captured_anew_is_told_and_the_old_one_let_go(tmp_path, monkeypatch):
+    """An update of the weights can capture other sizes, and must not keep two graphs in memory."""
+    from sglang.srt.prefill_graph.report import records, verdict
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    runner = runner_with(Graph())
+    runner.server_args, runner.tp_rank = SimpleNamespace(), 0
+    monkeypatch.setattr(verdict, "_feature", lambda _: "a graph")
+    explained, own = [], verdict.explain
+    monkeypatch.setattr(verdict, "explain", lambda runner: explained.append(1) or own(runner))
+    leave = verdict._Leaving(runner, verdict.make_record(runner))
+    leave(1, {})
+    leave(2, {"a reason": 1})
+    assert len(explained) == 1
+    name = next(name for name in vars(runner) if name.endswith("_graph_runner"))
+    old = weakref.ref(getattr(runner, name))
+    setattr(runner, name, Graph())
+    gc.collect()
+    assert old() is None
+    getattr(runner, name).capture_num_tokens = [16, 32]
+    leave(3, {"a reason": 1})
+    [found] = records.read_all()
+    assert (found.sizes, found.on_graph, found.eager) == ((16, 32), 3, {"a reason": 1})
+    assert len(explained) == 2
