@@ -1,9 +1,11 @@
 """Patch an installed sglang where it lies, reversibly: the bytes that work/<tag>/ would have, by
 way of a journal.
 
-The installed files themselves are the pristine release: they must be that of a pin in every byte,
-so that neither its wheel nor quilt is needed. The result is that of the strict replay, which apply
-holds against quilt's on every pin.
+The installed files themselves are the pristine release, so that neither its wheel nor quilt is
+needed. The result is that of the strict replay, which apply holds against quilt's on every pin.
+
+They may carry edits of others, who pin a release and patch it. The queue's hunks then stand where
+their exact text is, and what is taken back is what was found.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from .. import RELEASE
 from ..files import disk
 from ..files.locking import locked_folder
 from ..files.tree import (
+    LAID,
     LISTING,
     differing,
     hash_listing,
@@ -32,20 +36,26 @@ from ..files.tree import (
     sha256,
 )
 from ..hint import some, to_type
+from ..laying import laid as laying
 from ..laying.apply import load_queue
+from ..laying.place import Read
 from ..laying.selection import Selection, select
+from ..laying.settled import settle
 from ..outcome import Outcome, Problem, Refused
+from ..queue import series
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
 from ..wheels import build
-from . import installed, journal
+from . import installed, journal, ownership
 from .installed import Identity, Installed
 from .journal import Journal, State
+from .ownership import Differing, resolve
 
 LOG = logging.getLogger(__name__)
 
 PREFIX = "python/"  # a wheel's sglang/ lies under it in git
-PRISTINE = "before.sha256"  # in the journal's folder: the listing of the release, as it was found
+# in the journal's folder: the listing of what was found; the patches as they were laid; where
+PRISTINE, TEXTS, ABOUT = "before.sha256", "patches.json", "laid.json"
 # where a server says that it is patched: so it says it with every other file in place
 LAST = "sglang/srt/entrypoints/engine.py"
 
@@ -55,8 +65,9 @@ class Report:
     """What became of an installed sglang. record: its provenance; changed, added: the number of
     files; notes: what to know.
 
-    faults: files that are neither the release's nor the queue's, by their names below the folder.
-    next_step: what puts them right.
+    faults: files of the queue that are not as it made them, by their names below the folder.
+    others: files that others edited since, where every change of the queue is still in place;
+    before: files that others had edited before. next_step: what puts faults right.
     """
 
     site: Path
@@ -66,36 +77,102 @@ class Report:
     added: int = 0
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     next_step: str = ""
 
 
-def install(root: Path, site: Path, discard: bool = False) -> Report:
+@dataclass(frozen=True)
+class Wanted:
+    """How an install is meant. discard: edits of files that an earlier install made may go;
+    release: what the files are made of, where they do not say; pristine: they may carry no edits
+    of others."""
+
+    discard: bool = False
+    release: str = ""
+    pristine: bool = False
+
+
+def install(
+    root: Path, site: Path, discard: bool = False, release: str = "", pristine: bool = False
+) -> Report:
     """Lay the queue on the sglang in `site`; what an earlier, killed call began is finished first.
 
-    discard: edits of files that an earlier install made may go. Raises Refused, with nothing
-    changed, where the files are not those of a pinned release, where no patch is for it, where it
-    cannot be written, or where it is patched by other means.
+    discard, release, pristine: see Wanted. Raises Refused, with nothing changed, where the files
+    are not those of a pinned release with or without edits of others, where a hunk does not fit
+    them, where no patch is for it, where it cannot be written, or where it is patched by other
+    means.
     """
     queue, pins = load_queue(root), pinning.load(root)
+    wanted = Wanted(discard, release, pristine)
     with _opened(site) as place:
         found = _recovered(place, pins)
         if found:
-            pin = pins.find(found.record["version"])
-            faults = _faults(found)
-            if found.record["queue"] == select(queue, pin).stack_sha256 and not faults:
-                return Report(place, Outcome.ALREADY_APPLIED, found.record, *_counts(found))
-            _refuse_edits(found, faults, discard)
-            LOG.info(f"queue release {found.record['release']} is taken off first")
-            journal.back(found, discard)
+            done = _in_place(found, select(queue, pins.find(found.record["version"])), wanted)
+            if done:
+                return done
         here = installed.find(place)
         other = _by_wheel(here)
         if other:
             return _wheel_report(here, other, queue, pins)
-        known = installed.identify(here, pins)
+        known = _known(here, queue, pins, wanted)
         if known.pin.no_patches:
             what = f"no patch is for it: {known.pin.no_patches}"
             raise Refused.of("nothing-to-install", known.pin.tag, what, "use the release as it is")
         return _lay(select(queue, known.pin), here, known)
+
+
+def _known(here: Installed, queue: Queue, pins: pinning.Pins, wanted: Wanted) -> Identity:
+    known = installed.recognise(
+        here, pins, lambda pin: Selection(queue, pin).touched, wanted.release
+    )
+    if wanted.pristine and known.edits.paths:
+        what = f"carries edits of others: {some(_names(known.edits.paths))}"
+        step = f"{to_type('install', '--site-packages', here.site)} lays the queue beside them"
+        raise Refused.of("edited-release", str(here), what, step)
+    return known
+
+
+def _in_place(found: Journal, selection: Selection, wanted: Wanted) -> Report | None:
+    """An earlier install: it is reported where it is of this queue and whole, else taken off.
+
+    What others edited since stays. Raises Refused, with nothing changed, where their edits would
+    be lost, or where the queue would not fit what is left.
+    """
+    differ = _differing(found)
+    if found.record["queue"] == selection.stack_sha256 and not differ.ours:
+        return _report(found, Outcome.ALREADY_APPLIED, differ)
+    _refuse_edits(found, differ.ours, wanted.discard)
+    left = _taken_off(found, differ)
+    if differ.others or differ.both or found.record.get("edits"):
+        settle(selection, _left(found, left), str(found.site), resolve(selection.pin.tag))
+    LOG.info(f"queue release {found.record['release']} is taken off first")
+    journal.back(journal.adopt(found, left) if left else found, wanted.discard)
+    return None
+
+
+def _left(found: Journal, left: Mapping[str, bytes]) -> Read:
+    """The tree as it will be when the queue is taken off. left: files that others edited since."""
+    changed = {PREFIX + change.path: change for change in found.changes}
+
+    def read(path: str) -> bytes | None:
+        name = path.removeprefix(PREFIX)
+        if name in left:
+            return left[name]
+        return journal.kept(found, name) if path in changed else _read(found.site, path)
+
+    return read
+
+
+def _taken_off(found: Journal, differ: Differing) -> dict[str, bytes]:
+    """The files that others edited since, without the queue's changes. Raises Refused."""
+    file = found.path / TEXTS
+    if not differ.both:
+        return {}
+    if not file.is_file():
+        _refuse_edits(found, differ.both, False)
+    read = partial(_read, found.site)
+    return ownership.taken_off(file.read_bytes(), differ.both, read, str(found.site))
 
 
 def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
@@ -119,51 +196,77 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
             return Report(
                 place, Outcome.ALREADY_APPLIED, {}, notes=("nothing is installed in place here",)
             )
-        before = _pristine(found)
+        before, left = _pristine(found), dict[str, bytes]()
+        if found.state is State.INSTALLED and not discard:
+            left = _taken_off(found, _differing(found))
+            found = journal.adopt(found, left) if left else found
+            before |= {PREFIX + name: sha256(content) for name, content in left.items()}
         journal.back(found, discard)
-        after = list_package(place)
-        if hash_listing(after) != found.record["tree"]["before"]:
-            notes = ("these files are not the release's, and were left alone",)
-            faults = _names(differing(before, after))
-            return Report(place, Outcome.APPLIED, found.record, *_counts(found), notes, faults)
-        return Report(place, Outcome.APPLIED, found.record, *_counts(found))
+        others = _names(differing(before, list_package(place)))
+        kept = tuple(sorted({*others, *left}))
+        return Report(place, Outcome.APPLIED, found.record, *_counts(found), others=kept)
 
 
-def verify(root: Path, site: Path) -> Report:
+def verify(root: Path, site: Path, release: str = "") -> Report:
     """Finish what a killed call began, then hold every file against the release or the patched
     tree.
 
-    The outcome is APPLIED where it is patched, EMPTY where it is the pristine release,
-    TREE_MISMATCH with the faults else.
+    The outcome is APPLIED where every change of the queue is in place, EMPTY where none is,
+    TREE_MISMATCH with the faults else. Edits of others are told apart.
     """
     with _opened(site) as place:
         pins = pinning.load(root)
         found = _recovered(place, pins)
         if found is None:
-            return _verify_without_journal(installed.find(place), pins)
-        faults = _faults(found)
+            return _verify_without_journal(root, installed.find(place), pins, release)
+        differ = _differing(found)
         step = (
             f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's files"
-            " anew; put others back"
+            " anew, from those that it found; keep a copy of edits of yours in them"
         )
-        state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
-        return Report(place, state, found.record, *_counts(found), faults=faults, next_step=step)
+        state = Outcome.TREE_MISMATCH if differ.ours else Outcome.APPLIED
+        return replace(_report(found, state, differ), next_step=step)
 
 
-def _verify_without_journal(here: Installed, pins: pinning.Pins) -> Report:
+def _report(found: Journal, outcome: Outcome, differ: Differing) -> Report:
+    others = tuple(sorted((*differ.others, *differ.both)))
+    return Report(
+        found.site,
+        outcome,
+        found.record,
+        *_counts(found),
+        faults=differ.ours,
+        others=others,
+        before=_before(found.record),
+    )
+
+
+def _before(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files that others had edited before the install."""
+    return tuple(sorted(name for names in record.get("edits", {}).values() for name in names))
+
+
+def _verify_without_journal(
+    root: Path, here: Installed, pins: pinning.Pins, release: str
+) -> Report:
     """Of a patched wheel, which RECORD tells, or of the release itself."""
     record = _by_wheel(here)
     if record:
-        faults, tag = installed.unlike_record(here), f"v{record['version']}"
+        names, tag = installed.unlike_record(here), f"v{record['version']}"
+        own = {each["path"].removeprefix(PREFIX) for each in record["overlay"]}
+        own |= {name for name in names if ".dist-info/" in name}
+        differ = ownership.split(here.site, names, own, ownership.laid_in(here.site))
         step = (
             f"{to_type('build', tag)}, then `pip install --force-reinstall --no-deps` with that"
-            " wheel"
+            " wheel; keep a copy of edits of yours"
         )
-        state = Outcome.TREE_MISMATCH if faults else Outcome.APPLIED
-        return Report(here.site, state, record, faults=faults, next_step=step)
-    known = installed.identify(here, pins)
+        state = Outcome.TREE_MISMATCH if differ.ours else Outcome.APPLIED
+        others = tuple(sorted((*differ.others, *differ.both)))
+        return Report(here.site, state, record, faults=differ.ours, others=others, next_step=step)
+    queue, _ = series.read(root)
+    known = _known(here, queue, pins, Wanted(release=release))
     record = {"version": str(known.pin.version), "tree": {"before": hash_listing(here.listing)}}
-    return Report(here.site, Outcome.EMPTY, record)
+    return Report(here.site, Outcome.EMPTY, record, before=_names(known.edits.paths))
 
 
 @contextmanager
@@ -205,6 +308,8 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     found = journal.read(place)
     if found is None or not found.faults():
         return found
+    if found.state is State.INSTALLED and not _any_in_place(found):
+        return _dropped(found)
     try:
         here = installed.find(place)
         installed.identify(here, pins)
@@ -215,11 +320,22 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
         and hash_listing(here.listing) == found.record["tree"]["before"]
     ):
         return found  # cut short before the first file, or behind the last
+    return _dropped(found)
+
+
+def _any_in_place(found: Journal) -> bool:
+    """Whether a file of the package is as the install made it."""
+    own = (change for change in found.changes if change.path.startswith("sglang/"))
+    return any(
+        change.after and journal.digest(found.site / change.path) == change.after for change in own
+    )
+
+
+def _dropped(found: Journal) -> None:
     LOG.info(
         "the sglang that was patched here has been replaced since; the journal of it is dropped"
     )
     journal.forget(found)
-    return None
 
 
 def _recovered(place: Path, pins: pinning.Pins) -> Journal | None:
@@ -236,17 +352,13 @@ def _recovered(place: Path, pins: pinning.Pins) -> Journal | None:
     return journal.finish(found) if found else None
 
 
-def _refuse_edits(found: Journal, faults: tuple[str, ...], discard: bool) -> None:
-    """What is laid anew must be taken off first: that may lose edits of its own files when told so,
-    and needs all others as they were."""
-    own = {change.path for change in found.changes}
-    elsewhere = [name for name in faults if name not in own]
-    named = elsewhere or ([] if discard else faults)
-    again = to_type("install", "--site-packages", found.site, "--discard")
-    keep = f"keep a copy of them; {again} makes the patched files anew"
-    hint = "put them back as they were" if elsewhere else keep
-    if named:
-        what = f"is patched, but has edits: {some(named)}"
+def _refuse_edits(found: Journal, edited: tuple[str, ...], discard: bool) -> None:
+    """What is laid anew must be taken off first: that may lose edits of its own files when told
+    so."""
+    if edited and not discard:
+        again = to_type("install", "--site-packages", found.site, "--discard")
+        what = f"is patched, but has edits of the queue's own lines: {some(edited)}"
+        hint = f"keep a copy of them; {again} makes the patched files anew"
         raise Refused.of("edited-install", str(found.site), what, hint)
 
 
@@ -279,12 +391,10 @@ def _wheel_report(
 
 
 def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
-    changes, record = plan(selection, here, known)
+    changes, record, notes = plan(selection, here, known)
     _refuse_unwritable(here.site, changes)
     try:
-        made = journal.prepare(
-            here.site, changes, record, {PRISTINE: listing_text(here.listing).encode()}
-        )
+        made = journal.prepare(here.site, changes, record, notes)
     except BaseException:
         journal.sweep(here.site)
         raise
@@ -298,36 +408,67 @@ def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
     except BaseException:  # an interrupt too: only a kill leaves the rest to the next call
         journal.back(made)
         raise
-    return Report(here.site, Outcome.APPLIED, record, *_counts(made), known.notes)
+    before = _names(known.edits.paths)
+    return Report(here.site, Outcome.APPLIED, record, *_counts(made), known.notes, before=before)
 
 
 def plan(
     selection: Selection, here: Installed, known: Identity
-) -> tuple[dict[str, bytes | None], dict[str, Any]]:
-    """What to change, in order, and the provenance to keep. Raises Refused where a patch does not
-    fit.
-
-    Order: byte code goes, the overlay comes (nothing imports it yet), then the patched files, pip's
-    own records, and last the file with which a server says that it is patched.
-    """
-    laid = selection.replay(lambda path: _read(here.site, path))
+) -> tuple[dict[str, bytes | None], dict[str, Any], dict[str, bytes]]:
+    """What to change, in order; the provenance to keep; and the journal's notes. Raises Refused
+    where a patch does not fit."""
+    read = partial(_read, here.site)
+    if known.edits.paths:
+        selection = settle(selection, read, str(here), resolve(known.pin.tag))
+    laid = selection.replay(read)
     if laid.problems:
         raise Refused(laid.problems)
     files = {
         path: content for path, content in laid.files.items() if path.startswith("python/sglang/")
     }
     after = here.listing | {path: sha256(content) for path, content in files.items()}
+    record = _record(selection, here, known, after, selection.stack(laid))
+    about = laying.record(files, read, known.edits)
+    if PROVENANCE in after:
+        files[LISTING] = listing_text(own_listing(after)).encode()
+        files[LAID] = about
+    by_place = {path.removeprefix(PREFIX): content for path, content in files.items()}
+    notes = {
+        PRISTINE: listing_text(here.listing).encode(),
+        TEXTS: ownership.texts(selection, selection.stack(laid)),
+        ABOUT: about,
+    }
+    return _ordered(here, by_place, record, notes), record, notes
+
+
+def _record(
+    selection: Selection,
+    here: Installed,
+    known: Identity,
+    after: dict[str, str],
+    stack: dict[str, bytes],
+) -> dict[str, Any]:
+    """The provenance of what is laid on an installed sglang."""
     origin = {
         "kind": "installed",
         "name": f"sglang {here.version or known.pin.version}",
         "sha256": hash_listing(here.listing).removeprefix("sha256:"),
     }
-    record = selection.record(origin, here.listing, after, selection.stack(laid)) | {
-        "release": RELEASE
-    }
-    if PROVENANCE in after:
-        files[LISTING] = listing_text(own_listing(after)).encode()
-    by_place = {path.removeprefix(PREFIX): content for path, content in files.items()}
+    record = selection.record(origin, here.listing, after, stack) | {"release": RELEASE}
+    if known.edits.paths:
+        record["edits"] = known.edits.as_record()
+        record["moved"], record["there"] = selection.moved, selection.there
+    return record
+
+
+def _ordered(
+    here: Installed,
+    by_place: dict[str, bytes],
+    record: dict[str, Any],
+    notes: Mapping[str, bytes],
+) -> dict[str, bytes | None]:
+    """The changes: byte code goes, the overlay comes (nothing imports it yet), then the patched
+    files, pip's own records, and last the file with which a server says that it is patched."""
     byte_code = [path for name in by_place for path in journal.byte_code(here.site / name)]
     changes: dict[str, bytes | None] = {
         path.relative_to(here.site).as_posix(): None for path in byte_code
@@ -337,8 +478,8 @@ def plan(
         for name in sorted(by_place, key=lambda name: ((here.site / name).exists(), name))
         if name != LAST
     }
-    changes |= _records(here, by_place, record, changes)
-    return changes | ({LAST: by_place[LAST]} if LAST in by_place else {}), record
+    changes |= _records(here, by_place, record, changes, notes)
+    return changes | ({LAST: by_place[LAST]} if LAST in by_place else {})
 
 
 def _records(
@@ -346,6 +487,7 @@ def _records(
     files: dict[str, bytes],
     record: dict[str, Any],
     changes: dict[str, bytes | None],
+    notes: Mapping[str, bytes],
 ) -> dict[str, bytes]:
     """What pip knows of the package: RECORD with the files as they are now, and the queue's
     provenance beside it.
@@ -359,7 +501,7 @@ def _records(
     file, name = here.info / "RECORD", here.info.name
     own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
     all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
-    listed = journal.own_names(all_changes, here.site, {PRISTINE: b""})
+    listed = journal.own_names(all_changes, here.site, notes)
     return own | {f"{name}/RECORD": updated_record(file.read_bytes(), {**files, **own}, listed)}
 
 
@@ -420,19 +562,23 @@ def _pristine(found: Journal) -> dict[str, str]:
     return {path: digest for digest, path in (line.split("  ", 1) for line in lines)}
 
 
-def _faults(found: Journal) -> tuple[str, ...]:
-    """The files that are not those of the patched tree, or not as RECORD was left."""
+def _differing(found: Journal) -> Differing:
+    """The files that are not those of the patched tree, or not as RECORD was left, and whose change
+    that is."""
     wanted = _pristine(found) | {
         PREFIX + change.path: change.after
         for change in found.changes
         if change.path.startswith("sglang/") and not change.is_byte_code
     }
     now = list_package(found.site)
-    wanted.pop(LISTING, None)  # a tree does not list it, the journal does
-    return tuple(sorted({*_names(differing(wanted, now)), *found.faults()}))
+    for path in (LISTING, LAID):  # a tree does not list them, the journal does
+        wanted.pop(path, None)
+    names = {*_names(differing(wanted, now)), *found.faults()}
+    own, about = {change.path for change in found.changes}, found.path / ABOUT
+    return ownership.split(found.site, names, own, about.read_bytes() if about.is_file() else b"")
 
 
-def _names(paths: list[str]) -> tuple[str, ...]:
+def _names(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(path.removeprefix(PREFIX) for path in paths)
 
 
