@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..hint import counted, some, to_type
 from ..install import inplace
-from ..install.inplace import Report
+from ..install.report import Report
 from ..outcome import Outcome
 from . import idle, paths
 

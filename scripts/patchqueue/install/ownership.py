@@ -55,6 +55,15 @@ def laid_in(site: Path) -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
+def edited_before(site: Path) -> tuple[str, ...]:
+    """The files that others had edited before the queue was laid, as the tree itself says."""
+    try:
+        edits = json.loads(laid_in(site))["edits"]
+        return tuple(sorted(name for names in edits.values() for name in names))
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
 def texts(selection: Selection, stack: Mapping[str, bytes]) -> bytes:
     """The patches as they were laid, for a journal: each with its own context, and with three lines
     of the tree's."""

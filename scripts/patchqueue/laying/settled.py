@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 
 from ..hint import some
 from ..outcome import Outcome, Problem, Refused
@@ -17,6 +18,7 @@ from ..queue.series import PROVENANCE
 from .place import Read, Spot, in_front, lay, lay_patch, split_lines
 from .selection import Selection
 
+AROUND = 8  # lines beside a hunk among which the rest of it is looked for
 KINDS = {"+": "-", "-": "+", " ": " "}
 
 
@@ -97,12 +99,14 @@ def _both_sides(lines: Sequence[str], spot: Spot) -> str:
         shown = ", ".join(map(str, spot.lines[:5]))
         return f"the lines that it changes stand at {len(spot.lines)} places: lines {shown}"
     ours = spot.hunk.old
-    start = nearest(lines, ours)
-    for at, wanted in enumerate(ours, start):
-        found = lines[at] if at < len(lines) else ""
-        if found != wanted:
+    first = max(nearest(lines, ours) - AROUND, 0)
+    region = lines[first : first + len(ours) + 2 * AROUND]
+    for kind, at, _, there, _ in SequenceMatcher(None, ours, region).get_opcodes():
+        if kind != "equal" and at < len(ours) and (at or kind != "insert"):
+            found = region[there] if there < len(region) else ""
             theirs = repr(found.rstrip("\n")) if found else "the end of the file"
-            return f"line {at + 1} reads {theirs}; the queue's patch needs {wanted.rstrip()!r}"
+            needs = repr(ours[at].rstrip("\n"))
+            return f"line {first + there + 1} reads {theirs}; the queue's patch needs {needs}"
     return "its lines stand before those of the hunk that comes first"
 
 
