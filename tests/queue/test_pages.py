@@ -333,7 +333,16 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step("cd ~/sglang && git switch release/0.5.11-graphs", "Switched to branch"),
         is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
-        lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.9"),
+        lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.11"),
+        Step(
+            "scripts/nox patches v0.5.11 --out dist/graphs-0.5.11.patch",
+            "dist/graphs-0.5.11.patch: 2 patches for v0.5.11",
+        ),
+        Step("cd ~/sglang && git apply --check ~/queue/dist/graphs-0.5.11.patch", ""),
+        Step("cd ~/sglang && git apply ~/queue/dist/graphs-0.5.11.patch", ""),
+        is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
+        lambda world: fakes.git(world.sglang, "clean", "-fdq"),
+        lambda world: fakes.git(world.sglang, "switch", "-fq", "--detach", "v0.5.9"),
         Step(
             "cd ~/sglang && ~/queue/scripts/nox backport --onto . …",
             "mine made",

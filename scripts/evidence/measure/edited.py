@@ -82,7 +82,7 @@ class Site:
 
 
 def target(selection: Selection, site: Path) -> Target:
-    """The first hunk that has room around it: 30 lines above, and 12 to the next one."""
+    """The first hunk that is far enough from others: 30 lines above, and 12 to the next one."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for patch in selection.patches:
         for file in patch.files:
@@ -95,7 +95,7 @@ def target(selection: Selection, site: Path) -> Target:
         others = [begin for begin, _ in found if (begin, _) != (first, end)]
         if first > 30 and all(begin > end + 12 for begin in others) and len(lines) > end + 12:
             return Target(path.removeprefix(PREFIX), first, end)
-    raise RuntimeError(f"{selection.pin.tag}: no hunk has room around it")
+    raise RuntimeError(f"{selection.pin.tag}: no hunk is far enough from others")
 
 
 def _lines(name: str, change: Callable[[list[str]], list[str]]) -> Edit:
