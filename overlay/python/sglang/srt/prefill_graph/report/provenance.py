@@ -220,8 +220,8 @@ def lines(found: Verification) -> Iterator[str]:
         yield f"{len(found.faults)} files are not as the queue made them ({found.files} compared):"
         yield from (f"  {fault!s:8} {name}" for name, fault in found.faults)
     if found.before:
-        yield f"edits of others, from before the queue was laid: {len(found.before)} files"
+        yield f"edits of others from before ({len(found.before)}):"
         yield from (f"           {name}" for name in found.before)
     if found.others:
-        yield f"edits of others, since then: {len(found.others)} files"
+        yield f"edits of others since then ({len(found.others)}):"
         yield from (f"  {fault!s:8} {name}" for name, fault in found.others)
