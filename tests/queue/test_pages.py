@@ -515,6 +515,17 @@ PARSED = {
     "RUN --mount=type=bind,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
         "it needs Docker"
     ),
+    "RUN --mount=type=bind,from=queue,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
+        "it needs Docker"
+    ),
+    "RUN --mount=type=bind,from=queue,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python --pristine": (  # noqa: E501
+        "it needs Docker"
+    ),
+    "scripts/nox figures edited": "it measures for minutes",
+    "scripts/nox patches v0.5.15.post1": (
+        "it needs that release; tests/queue/test_edited.py lays what it writes"
+    ),
+    "scripts/nox patches v0.5.9": "tests/queue/test_edited.py lays what it writes",
 }
 # Other programs' commands that a test cannot run; the wheels, days and releases that they name are
 # looked up all the same.
@@ -527,6 +538,25 @@ FOREIGN = {
     ),
     "FROM python:3.12": "Docker",
     "FROM lmsysorg/sglang:v0.5.9": "Docker",
+    **dict.fromkeys(
+        (
+            "FROM slimerl/sglang:v0.5.15.post1-cu129",
+            "COPY docker/patch/v0.5.15.post1/ /patch/",
+            'RUN cd /sgl-workspace/sglang && for file in /patch/sglang*.patch; do git apply --check "$file" && git apply "$file" || exit 1; done',  # noqa: E501
+            "RUN pip install verl",
+            "RUN python /sgl-workspace/sglang/python/sglang/srt/prefill_graph --verify",
+        ),
+        "Docker; tests/queue/test_edited.py lays both orders, and asks the folder",
+    ),
+    **dict.fromkeys(
+        (
+            "uv pip install sglang==0.5.9",
+            "uv sync",
+            "uv run",
+            "uv sync --reinstall-package sglang",
+        ),
+        "what uv does to a project with gigabytes of dependencies",
+    ),
     "COPY dist/sglang-0.5.11+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
     "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": (  # noqa: E501
         "Docker"
@@ -622,6 +652,9 @@ NAMED = {
         "scripts/nox uninstall",
         "scripts/nox status",
         "git am",
+        "git apply",
+        "git apply --3way",
+        "git apply --reverse",
         "git clean",
         "git diff upstream/placed.toml",
         "pre-commit run",
