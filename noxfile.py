@@ -53,6 +53,7 @@ USERS = {
     "install": ("patchqueue", "Patch an installed sglang, in place."),
     "uninstall": ("patchqueue", "Take that back, to the last byte."),
     "backport": ("patchqueue", "Make a release branch in a checkout of sglang."),
+    "patches": ("patchqueue", "Write it all as one file, for `git apply`."),
     "gpu": ("evidence", "Prove a release on this host's GPU."),
 }
 MAINTAINERS = {

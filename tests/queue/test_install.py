@@ -26,7 +26,7 @@ from fakes import RUNNER
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.files.locking import locked_folder
-from patchqueue.install import inplace, installed, journal
+from patchqueue.install import changes, inplace, installed, journal
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
@@ -131,11 +131,8 @@ def test_verify_tells_the_three_states_apart(site, do):
     (site / STEPS).write_text("mine\n")
     (site / "sglang/mine.py").write_text("mine\n")
     report = do["verify"]()
-    assert report.outcome is Outcome.TREE_MISMATCH and report.faults == (
-        "sglang/mine.py",
-        "sglang/srt/page.py",
-        STEPS,
-    )
+    assert report.outcome is Outcome.TREE_MISMATCH and report.faults == (STEPS,)
+    assert report.others == ("sglang/mine.py", "sglang/srt/page.py")
 
 
 def test_a_tree_that_is_not_the_planned_one_is_taken_back(site, do, monkeypatch):
@@ -358,8 +355,8 @@ def test_another_version_file_is_the_installers_own(site, do):
     "version, step",
     [
         ("9.9.2", "scripts/nox pin 9.9.2`, then `scripts/nox rebase 9.9.2"),
-        ("0.0.0.dev1+gdce8b0606", "use an image or wheel of a pinned release"),
-        ("", "use an image"),
+        ("0.0.0.dev1+gdce8b0606", "say which release it is made of, as in `scripts/nox install"),
+        ("", "--release v0.5.9`"),
     ],
 )
 def test_an_unknown_release_is_refused(site, do, version, step):
@@ -430,25 +427,17 @@ def two(site):
     shutil.copytree(site / INFO, site / "sglang-9.8.dist-info")
 
 
-def binary_data(site):
-    """Another file that is no module: the hash of the Python files alone would not see it."""
-    (site / "sglang/srt/table.json").write_text("{}")
-
-
 BAD = {
     "an edited file": (
         edit(PATCHED),
-        "tree mismatch",
-        f"is not the release v9.9.1: {PATCHED.removeprefix('python/')} differs",
+        "conflict",
+        f"{RUNNER}: hunk 1: line 1 reads 'edited = 1'; the queue's patch needs 'step_18 = 18'",
     ),
-    "an edited file that no patch touches": (
-        edit("sglang/srt/page.py"),
-        "tree mismatch",
-        "sglang/srt/page.py differs",
+    "a missing file": (
+        gone("sglang/srt/cut.py"),
+        "conflict",
+        "sglang/srt/cut.py: the queue changes this file, and the tree has it no more",
     ),
-    "a file too many": (edit("sglang/srt/mine.py"), "tree mismatch", "sglang/srt/mine.py differs"),
-    "a file of data too many": (binary_data, "tree mismatch", "sglang/srt/table.json differs"),
-    "a missing file": (gone("sglang/srt/page.py"), "tree mismatch", "sglang/srt/page.py differs"),
     "a link for a file": (
         link_file,
         "linked-install",
@@ -518,29 +507,6 @@ def test_edits_are_named_and_kept(site, do):
     assert exactly(site) == before
     do["install"](discard=True)
     assert do["verify"]().outcome is Outcome.APPLIED
-
-
-def test_what_is_laid_anew_needs_the_rest_of_the_release(project, site, do):
-    """Else it would be taken off, and then refused."""
-    do["install"]()
-    (site / "sglang/srt/page.py").write_text("mine\n")
-    before = exactly(site)
-    for discard in (True, False):
-        name, text = refused(do["install"], discard=discard)
-        assert name == "edited-install" and "sglang/srt/page.py" in text
-    project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
-    assert refused(do["install"])[0] == "edited-install" and exactly(site) == before
-
-
-def test_edits_elsewhere_are_left_alone_and_named(site, do):
-    do["install"]()
-    (site / "sglang/srt/page.py").write_text("mine\n")
-    report = do["uninstall"]()
-    assert (
-        report.faults == ("sglang/srt/page.py",)
-        and (site / "sglang/srt/page.py").read_text() == "mine\n"
-    )
-    assert "added_step" not in (site / PATCHED).read_text() and not (site / journal.FOLDER).exists()
 
 
 def test_strangers_in_the_queues_own_folder_are_not_removed(site, do):
@@ -725,12 +691,13 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
     (here / "sglang/srt/page.py").write_text("mine\n")
     (here / "sglang/srt/mine.py").write_text("mine\n")
     words = ["--root", str(project.root), "install", "--verify", "--site-packages", str(here)]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    assert "since then (2 files):\n  sglang/srt/mine.py\n  sglang/srt/page.py\ntree sha" in said
+    (here / STEPS).write_text("mine\n")
     assert cli.main(words) == 1
     said = capsys.readouterr().out
-    assert (
-        "  sglang/srt/mine.py\n  sglang/srt/page.py\nnext: `scripts/nox build v9.9.1`" in said
-        and "not the release" not in said
-    )
+    assert f"made them (1 file):\n  {STEPS}\nnext: `scripts/nox build v9.9.1`" in said
     (here / made.version.join(["sglang-", ".dist-info"]) / "RECORD").unlink()
     assert inplace.verify(project.root, here).faults == (
         f"sglang-9.9.1+{fakes.LABEL}.dist-info/RECORD",
@@ -738,8 +705,8 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
 
 
 def test_a_folder_that_root_cannot_write_is_called_read_only(site, do, monkeypatch):
-    monkeypatch.setattr(inplace.os, "access", lambda *_: False)
-    monkeypatch.setattr(inplace.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     name, text = refused(do["install"])
     assert name == "not-writable" and "is read-only" in text and "as root" not in text
 
@@ -778,13 +745,6 @@ def test_a_checkout_that_is_installed_editable(project, site, do, tmp_path):
     assert inplace.verify(project.root, checkout / "python").outcome is Outcome.APPLIED
     inplace.uninstall(project.root, checkout / "python")
     assert exactly(checkout / "python") == before
-
-
-def test_an_edited_checkout_is_refused_by_file(project, tmp_path):
-    checkout = project.checkout(tmp_path / "checkout")
-    (checkout / "python" / PATCHED).write_text("edited = 1\n")
-    name, text = refused(inplace.install, project.root, checkout / "python")
-    assert name == "tree mismatch" and "runner.py" in text and "git restore" in text
 
 
 # --- kills
@@ -872,7 +832,7 @@ def states(site, do) -> tuple[dict, dict, dict]:
 def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
     """The next call, whichever it is, makes good what a kill has left; and no file is ever torn."""
     pristine, before, after = states
-    monkeypatch.setattr(inplace, "LAST", PATCHED)
+    monkeypatch.setattr(changes, "LAST", PATCHED)
     number = mixed = 0
     while True:
         (do["install"] if verb == "uninstall" else lambda: None)()
@@ -1025,7 +985,7 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
     assert trees.sha256(
         (site / trees.LISTING.removeprefix("python/")).read_bytes()
     ) == report.record["tree"]["listing"].removeprefix("sha256:")
-    assert journal.read(site).changes[-1].path == inplace.LAST, (
+    assert journal.read(site).changes[-1].path == changes.LAST, (
         "a server would call itself patched before it is"
     )
     found = _provenance(site, monkeypatch)
@@ -1072,23 +1032,18 @@ def test_the_command_line(project, site, capsys):
         "is patched, every file as the queue made it" in said
         and last(said) == "next: start the server; its first lines name the queue"
     )
+    (site / STEPS).write_text("mine\n")
     (site / "sglang/srt/page.py").write_text("mine\n")
     code, said = run("install", "--verify")
-    assert (
-        code == 1
-        and f"  sglang/srt/page.py\nnext: `scripts/nox install --site-packages {site} --discard`"
-        in said
-    )
+    again = f"next: `scripts/nox install --site-packages {site} --discard`"
+    assert code == 1 and f"not as the queue made them (1 file):\n  {STEPS}\n{again}" in said
     code, said = run("uninstall")
-    assert (
-        code == 0
-        and "is as it was" not in said
-        and "2 files restored, 1 removed" in said
-        and "left alone:\n  sglang/srt/page.py" in said
-    )
-    assert last(said).startswith("next: `pip install --force-reinstall --no-deps sglang==9.9.1`")
-    code, said = run("install")
-    assert code == 1 and "sglang/srt/page.py differs" in said
+    assert code == 1 and "edited-install" in said
+    code, said = run("uninstall", "--discard")
+    assert code == 0 and "has its own files again: 2 files restored, 1 removed" in said
+    assert "made since the install, were kept:\n  sglang/srt/page.py\n" in said
+    code, said = run("install", "--pristine")
+    assert code == 1 and "carries edits of others: sglang/srt/page.py [edited-release]" in said
     assert installed.find(site).version == "9.9.1"
     (site / "sglang/srt/page.py").write_text(fakes.RELEASE["sglang/srt/page.py"])
     again = f"`scripts/nox install --site-packages {site}` patches it"

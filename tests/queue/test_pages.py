@@ -272,7 +272,7 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("scripts/nox -l", "apply [users]"),
         Step(
             "cd work/v0.5.9 && find python -type f ! -name '*.so' ! -name '*.pyc' ! -name"
-            " tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum",
+            " tree.sha256 ! -name laid.json | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum",
             " -",
         ),
         Step("quilt pop -a", "No patches applied", "queue/work/v0.5.9"),
@@ -337,7 +337,16 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step("cd ~/sglang && git switch release/0.5.11-graphs", "Switched to branch"),
         is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
-        lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.9"),
+        lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.11"),
+        Step(
+            "scripts/nox patches v0.5.11 --out dist/graphs-0.5.11.patch",
+            "dist/graphs-0.5.11.patch: 2 patches for v0.5.11",
+        ),
+        Step("cd ~/sglang && git apply --check ~/queue/dist/graphs-0.5.11.patch", ""),
+        Step("cd ~/sglang && git apply ~/queue/dist/graphs-0.5.11.patch", ""),
+        is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
+        lambda world: fakes.git(world.sglang, "clean", "-fdq"),
+        lambda world: fakes.git(world.sglang, "switch", "-fq", "--detach", "v0.5.9"),
         Step(
             "cd ~/sglang && ~/queue/scripts/nox backport --onto . …",
             "mine made",
@@ -526,6 +535,17 @@ PARSED = {
     "RUN --mount=type=bind,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
         "it needs Docker"
     ),
+    "RUN --mount=type=bind,from=queue,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
+        "it needs Docker"
+    ),
+    "RUN --mount=type=bind,from=queue,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python --pristine": (  # noqa: E501
+        "it needs Docker"
+    ),
+    "scripts/nox figures edited": "it measures for minutes",
+    "scripts/nox patches v0.5.15.post1": (
+        "it needs that release; tests/queue/test_edited.py lays what it writes"
+    ),
+    "scripts/nox patches v0.5.9": "tests/queue/test_edited.py lays what it writes",
 }
 # Other programs' commands that a test cannot run; the wheels, days and releases that they name are
 # looked up all the same.
@@ -541,6 +561,25 @@ FOREIGN = {
     ),
     "FROM python:3.12": "Docker",
     "FROM lmsysorg/sglang:v0.5.9": "Docker",
+    **dict.fromkeys(
+        (
+            "FROM slimerl/sglang:v0.5.15.post1-cu129",
+            "COPY docker/patch/v0.5.15.post1/ /patch/",
+            'RUN cd /sgl-workspace/sglang && for file in /patch/sglang*.patch; do git apply --check "$file" && git apply "$file" || exit 1; done',  # noqa: E501
+            "RUN pip install verl",
+            "RUN python /sgl-workspace/sglang/python/sglang/srt/prefill_graph --verify",
+        ),
+        "Docker; tests/queue/test_edited.py lays both orders, and asks the folder",
+    ),
+    **dict.fromkeys(
+        (
+            "uv pip install sglang==0.5.9",
+            "uv sync",
+            "uv run",
+            "uv sync --reinstall-package sglang",
+        ),
+        "what uv does to a project with gigabytes of dependencies",
+    ),
     f"COPY dist/sglang-0.5.11+{fakes.LABEL}-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
     "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": (  # noqa: E501
         "Docker"
@@ -641,6 +680,9 @@ NAMED = {
         "scripts/nox status",
         "scripts/nox index",
         "git am",
+        "git apply",
+        "git apply --3way",
+        "git apply --reverse",
         "git clean",
         "git diff upstream/placed.toml",
         "pre-commit run",

@@ -116,11 +116,41 @@ def test_every_file_that_differs_is_named(copy):
     (copy / "sglang/srt/prefill_graph/model/stack.py").unlink()
     done = verify(copy)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-3:] == [
+    assert done.stdout.splitlines()[-4:] == [
         "  changed  sglang/srt/entrypoints/engine.py",
         "  missing  sglang/srt/prefill_graph/model/stack.py",
+        "edits of others since then (1):",
         "  added    sglang/srt/utils/left_behind.py",
     ]
+
+
+def test_edits_of_others_are_told_apart_from_the_queues(copy):
+    """A fork's line in a file that the queue changes is no fault; the queue's line gone is."""
+    engine = copy / "sglang/srt/entrypoints/engine.py"
+    text = engine.read_text()
+    write(engine, "# theirs\n" + text + "\n# theirs\n")
+    (copy / "sglang/srt/models/llama.py").unlink()
+    done = verify(copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-3:] == [
+        "edits of others since then (2):",
+        "  changed  sglang/srt/entrypoints/engine.py",
+        "  missing  sglang/srt/models/llama.py",
+    ]
+    own = next(line for line in text.splitlines(keepends=True) if "log_tree()" in line)
+    write(engine, text.replace(own, ""))
+    done = verify(copy, "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["verification"]
+    assert found["faults"] == [["sglang/srt/entrypoints/engine.py", "changed"]]
+    assert found["others"] == [["sglang/srt/models/llama.py", "missing"]]
+
+
+def test_without_what_was_laid_every_difference_is_a_fault(copy):
+    (copy / "sglang/srt/prefill_graph/laid.json").unlink()
+    (copy / "sglang/srt/models/llama.py").unlink()
+    done = verify(copy)
+    assert done.returncode == 1 and done.stdout.endswith("  missing  sglang/srt/models/llama.py\n")
 
 
 def test_the_folder_verifies_where_the_libraries_are_missing(copy):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from patchqueue.files.tree import hash_listing, list_package
-from patchqueue.install import inplace, journal
+from patchqueue.install import changes, journal
 from patchqueue.laying.worktree import State
 from patchqueue.upstream import source
 
@@ -170,7 +170,7 @@ class Site:
         patched, pristine = (
             sum(now.get(name) == files.get(name) for name in touched) for files in states
         )
-        last, new, old = (files.get(inplace.LAST) for files in (now, *states))
+        last, new, old = (files.get(changes.LAST) for files in (now, *states))
         return {
             "patched files": patched,
             "pristine files": pristine,

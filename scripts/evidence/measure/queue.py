@@ -33,7 +33,7 @@ from patchqueue.upstream import pins, source
 from ..figures import load_tool
 from ..records import Figure, Figures, Machine
 from ..store import put
-from . import handover, kills, newcomer, wheels
+from . import edited, handover, kills, newcomer, wheels
 from .copies import REPEATS, ROOT, Copy, counted_right
 
 FIRST_MINUTES = 300  # seconds that a new user may need, with everything fetched and made anew
@@ -162,6 +162,23 @@ def newcomer_time(copy: Copy, options: argparse.Namespace) -> Figure:
     return Figure("new user: clone to a verified install", shown, limit, met, found)
 
 
+def edited_trees(copy: Copy, options: argparse.Namespace) -> Figure:
+    """A tree with edits of others on every pin: patched, verified, upgraded, killed, given back."""
+    known = pins.load(ROOT).all
+    copy.change_queue("An older content of the queue.")
+    with (copy.root / "overlay/python/sglang/srt/prefill_graph/__init__.py").open("a") as file:
+        file.write("# An older content of the queue.\n")
+    newer = dict(zip(known, [*known[1:], known[-2]]))
+
+    def measured(pin: pins.Pin, space: Path) -> dict[str, object]:
+        found = edited.measure(pin, newer[pin], copy, options.kills, space)
+        print(edited.row(pin, found), flush=True)
+        return found
+
+    print(edited.HEAD, flush=True)
+    return _each("edited trees given back", known, measured)
+
+
 FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "apply": apply_time,
     "nox": nox_time,
@@ -172,6 +189,7 @@ FIGURES: dict[str, Callable[[Copy, argparse.Namespace], Figure]] = {
     "two-at-once": kills.two_at_once,
     "install": install_time,
     "install-kills": kills.of_install,
+    "edited": edited_trees,
     "bad-input": bad_input,
     "rebase": rebase_time,
     "branches": branches,

@@ -31,6 +31,7 @@ EXAMPLES = {  # by command: what a user types behind it
     "install": "--site-packages /sgl-workspace/sglang/python",
     "lock": "v0.5.9",
     "new": "v0.5.9 nsa/skip-pointer-check",
+    "patches": "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
     "pin": "0.5.24",
     "quilt": "v0.5.9 add python/sglang/srt/server_args.py",
     "rebase": "0.5.24",

@@ -9,16 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..handover import backport, export, prbody, prtest
+from ..handover import backport, export, onefile, prbody, prtest
 from ..handover.repository import open_repository
 from ..hint import counted
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import pins as pinning
-from . import paths
+from ..wheels.build import local_version
+from . import idle, paths
 from .entry import OUT
 
-OUTPUT = Path("dist/pull-requests")
+DIST = Path("dist")
+OUTPUT = DIST / "pull-requests"
 
 
 def add(commands: Any) -> None:
@@ -27,8 +29,25 @@ def add(commands: Any) -> None:
     made = _command(commands, "backport", _backport, text)
     text = "the new branch's name, as release/0.5.9-graphs; an existing branch is never moved"
     made.add_argument("branch", metavar="BRANCH", help=text)
+    text = "the release that a fork is made of, where its tags do not say"
+    made.add_argument("--release", default="", metavar="VERSION", help=text)
     text = "write the commits as mails for `git am` as well"
     made.add_argument("--mails", type=paths.path, metavar="DIR", help=text)
+    text = "write overlay and patches as one file, for `git apply` and `patch -p1`"
+    one: argparse.ArgumentParser = commands.add_parser("patches", help=text)
+    one.set_defaults(run=_patches)
+    one.add_argument(
+        "revision",
+        nargs="?",
+        default="",
+        metavar="VERSION",
+        help=f"v0.5.9 or 0.5.9 (default: {paths.DEFAULT})",
+    )
+    text = f"the file to write (default: {DIST}/sglang-VERSION.patch)"
+    one.add_argument("--out", type=paths.path, metavar="FILE", help=text)
+    text = "write it for this tree: a checkout or folder with the release and edits of others"
+    one.add_argument("--base", type=paths.path, metavar="PATH", help=text)
+    paths.add_origin(one)
 
 
 def add_export(commands: Any, on_gpus: Callable[[Path, Sequence[str]], str]) -> None:
@@ -80,14 +99,39 @@ def _backport(options: argparse.Namespace) -> int:
         options.branch,
         options.base,
         options.mails,
+        options.release,
     )
-    OUT.print(f"{options.base} is {made.pin.tag}, at {made.base[:12]}")
+    edited = made.edits.paths
+    fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
+    OUT.print(f"{options.base} is {made.pin.tag}{fork}, at {made.base[:12]}")
     for commit, subject in zip(made.commits, made.subjects):
         OUT.print(f"  {commit[:12]} {subject}")
     OUT.print(f"{options.onto}: {made.name} {_done(made.outcome)}, at {made.commits[-1]}")
     if made.mails:
         OUT.print(f"{options.mails}: {counted(len(made.mails), 'mail')} for `git am`")
     OUT.print(f"next: `git -C {shlex.quote(options.onto)} switch {made.name}`")
+    return 0
+
+
+def _patches(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    pin = pins.find(options.revision) if options.revision else pins.default
+    if options.base:
+        idle.refuse(options, "with --base, which is the tree", "--from")
+    out = options.out or DIST / f"sglang-{local_version(pin)}.patch"
+    made = onefile.write(options.root, pin, options.origin, options.base, out)
+    OUT.print(
+        f"{paths.shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
+        f" {counted(made.changed, 'file')} changed, {made.added} added"
+    )
+    if made.edited:
+        OUT.print(
+            f"it is for {options.base}, where others edited {counted(made.edited, 'file')};"
+            f" {counted(made.moved, 'hunk')} stand at other lines"
+        )
+    OUT.print(f"sha256 {made.sha256}")
+    file = shlex.quote(str(made.path.absolute()))
+    OUT.print(f"next: `git apply {file}` in the root of a checkout, or `patch -p1 < {file}`")
     return 0
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
-from ..hint import counted, to_type
+from ..hint import counted, some, to_type
 from ..install import inplace
-from ..install.inplace import Report
+from ..install.report import Report
 from ..outcome import Outcome
 from . import idle, paths
 
@@ -23,12 +24,23 @@ def add(commands: Any) -> None:
         commands,
         "install",
         _install,
-        "patch an installed sglang in place; it must be a pinned release, unchanged",
+        "patch an installed sglang in place: a pinned release, with or without edits of others",
     )
     made.add_argument(
         "--verify",
         action="store_true",
         help="install nothing; finish what a killed call began, then compare every file",
+    )
+    made.add_argument(
+        "--pristine",
+        action="store_true",
+        help="refuse an sglang that carries edits of others",
+    )
+    made.add_argument(
+        "--release",
+        default="",
+        metavar="VERSION",
+        help="the release that it is made of, where its files do not say",
     )
     _command(commands, "uninstall", _uninstall, "take the patches off again: every file as it was")
 
@@ -55,9 +67,12 @@ def _command(commands: Any, name: str, run: Any, text: str) -> argparse.Argument
 def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
-        idle.refuse(options, "with --verify, which writes no file of yours", "--discard")
+        beside = "with --verify, which writes no file of yours"
+        idle.refuse(options, beside, "--discard", "--pristine")
         return _verify(options)
-    report = inplace.install(options.root, options.site, options.discard)
+    report = inplace.install(
+        options.root, options.site, options.discard, options.release, options.pristine
+    )
     for note in report.notes:
         OUT.print(f"note: {note}")
     record = report.record
@@ -70,12 +85,30 @@ def _install(options: argparse.Namespace) -> int:
             f" {counted(report.changed, 'file')} changed, {report.added} added,"
             f" {time.monotonic() - started:.1f} s"
         )
+    _show_edits(report)
     _show_trees(record)
     OUT.print(
         "next: start the server anew;"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
     )
     return 0
+
+
+def _show_edits(report: Report) -> None:
+    """What others edited, before the install and since; and what the queue did about it."""
+    record = report.record
+    if report.before:
+        OUT.print(f"edits of others, from before: {_shown(report.before)}; they stay")
+    if record.get("moved"):
+        OUT.print(f"  {counted(record['moved'], 'hunk')} of the queue stand at other lines")
+    for name in record.get("there", ()):
+        OUT.print(f"  {name.removesuffix('.patch')}: these files have that change already")
+    if report.others:
+        OUT.print(f"edits of others, since then: {_shown(report.others)}")
+
+
+def _shown(names: Sequence[str]) -> str:
+    return f"{counted(len(names), 'file')}: {some(names)}"
 
 
 def _uninstall(options: argparse.Namespace) -> int:
@@ -85,21 +118,18 @@ def _uninstall(options: argparse.Namespace) -> int:
         OUT.print(f"{report.site}: {' '.join(report.notes)}")
         _show_next_install(report)
         return 0
-    state = "has its own files again, but not all" if report.faults else "is as it was"
+    found = "as it was found" if report.record.get("edits") else "as it was"
+    state = "has its own files again" if report.others else f"is {found}"
     OUT.print(
         f"sglang {report.record['version']} in {report.site} {state}:"
         f" {counted(report.changed, 'file')} restored, {report.added} removed,"
         f" {time.monotonic() - started:.1f} s"
     )
-    _show_faults(report)
-    if report.faults:
-        release = f"sglang=={report.record['version']}"
-        OUT.print(
-            f"next: `pip install --force-reinstall --no-deps {release}`, where the release's own"
-            " are wanted"
-        )
-        return 0
-    OUT.print(f"tree {report.record['tree']['before']}")
+    if report.others:
+        OUT.print("edits of others, made since the install, were kept:")
+        _show_files(report.others)
+    else:
+        OUT.print(f"tree {report.record['tree']['before']}")
     _show_next_install(report)
     return 0
 
@@ -112,14 +142,15 @@ def _show_next_install(report: Report) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    report = inplace.verify(options.root, options.site)
-    state = {
-        Outcome.EMPTY: "is the pristine release",
-        Outcome.APPLIED: "is patched, every file as the queue made it",
-    }.get(report.outcome, "is patched, but not as the queue left it")
-    OUT.print(f"sglang {report.record['version']} in {report.site} {state}")
-    _show_faults(report)
+    report = inplace.verify(options.root, options.site, options.release)
+    OUT.print(f"sglang {report.record['version']} in {report.site} {_state(report)}")
+    for said, names in (("before", report.before), ("since then", report.others)):
+        if names:
+            OUT.print(f"edits of others, {said} ({counted(len(names), 'file')}):")
+            _show_files(names)
     if report.faults:
+        OUT.print(f"not as the queue made them ({counted(len(report.faults), 'file')}):")
+        _show_files(report.faults)
         OUT.print(f"next: {report.next_step}")
         return 1
     pristine = report.outcome is Outcome.EMPTY
@@ -129,12 +160,20 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
+def _state(report: Report) -> str:
+    if report.outcome is Outcome.EMPTY:
+        return "is the release with edits of others" if report.before else "is the pristine release"
+    if report.faults:
+        return "is patched, but not as the queue left it"
+    if report.before or report.others:
+        return "is patched, every change of the queue in place"
+    return "is patched, every file as the queue made it"
+
+
 def _show_trees(record: dict[str, Any]) -> None:
     OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after")
 
 
-def _show_faults(report: Report) -> None:
-    for note in report.notes if report.faults else ():
-        OUT.print(f"note: {note}:")
-    for name in report.faults:
+def _show_files(names: Sequence[str]) -> None:
+    for name in names:
         OUT.print(f"  {name}")

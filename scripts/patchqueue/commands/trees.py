@@ -18,13 +18,13 @@ from ..laying.worktree import State, WorkTree
 from ..outcome import Outcome
 from ..upstream import pins as pinning
 from ..upstream.source import cache_folder
-from . import paths, releases
+from . import idle, paths, releases
 from .releases import COLOURS, OUT, relative, tell
 
 
 def add(commands: Any) -> None:
     """Add this module's commands to the parser's."""
-    releases.command(
+    made = releases.command(
         commands,
         "apply",
         _apply,
@@ -34,6 +34,8 @@ def add(commands: Any) -> None:
         discard="throw away edits of the work tree that no patch holds",
         verbose="list all patches of the queue, and say why one is not for the release",
     )
+    text = "lay it on this tree: a checkout or folder with the release and edits of others"
+    made.add_argument("--base", type=paths.path, metavar="PATH", help=text)
     text = "take every patch off work/TAG/ again, back to the pristine release"
     releases.command(commands, "unapply", _unapply, text, paths.DEFAULT, "--all")
     text = "run quilt in work/TAG/, with the quilt that apply uses"
@@ -51,9 +53,11 @@ def add(commands: Any) -> None:
 def _apply(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     chosen = releases.chosen(options, pins, [pins.default])
+    if options.base:
+        idle.refuse(options, "with --base, which is one tree", "--all", "--from")
     for pin in chosen:
         started = time.monotonic()
-        report = apply(options.root, pin, options.origin, options.discard)
+        report = apply(options.root, pin, options.origin, options.discard, options.base)
         seconds = time.monotonic() - started
         if options.verbose:
             _show_rows(report)
@@ -135,6 +139,18 @@ def _show_apply(report: Report, root: Path, seconds: float) -> None:
     record = report.record
     tell(f"from {record['source']['name']}")
     tell(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after")
+    if "edits" in record:
+        edited = sum(map(len, record["edits"].values()))
+        tell(
+            f"edits of others in {counted(edited, 'file')};"
+            f" {counted(record['moved'], 'hunk')} of the queue stand at other lines"
+        )
+        for name in record["there"]:
+            tell(f"{name.removesuffix('.patch')}: that tree has the change already")
+        OUT.print(
+            f"next: {to_type('patches', report.pin.tag, '--base PATH')} writes it as one file"
+        )
+        return
     OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
 
 

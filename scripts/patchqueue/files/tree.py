@@ -4,7 +4,7 @@ A *listing* maps a path in upstream's git layout ("python/sglang/version.py") to
 file's bytes, in hex. The tree hash is the sha256 of `sha256sum`'s own output over the sorted paths,
 so anyone can check it without this tool:
 
-    find python -type f ! -name '*.so' ! -name '*.pyc' ! -name tree.sha256 | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
+    find python -type f ! -name '*.so' ! -name '*.pyc' ! -name tree.sha256 ! -name laid.json | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
 """  # noqa: E501
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ ROOTS = ("python", "test")
 GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git checkout has none
 # the tree's own listing, for `--verify` in place: no tree can list it
 LISTING = "python/sglang/srt/prefill_graph/tree.sha256"
+# beside it: what the queue changed in upstream's files, and what others had edited there
+LAID = "python/sglang/srt/prefill_graph/laid.json"
 
 
 def sha256(content: bytes) -> str:
@@ -26,8 +28,9 @@ def sha256(content: bytes) -> str:
 
 def is_part_of_tree(path: str) -> bool:
     """Compiled extensions differ per platform and byte code per run: neither is part of a tree's
-    identity, nor is its listing."""
-    return not path.endswith((".so", ".pyc")) and "/__pycache__/" not in path and path != LISTING
+    identity, nor are its own records."""
+    compiled = path.endswith((".so", ".pyc")) or "/__pycache__/" in path
+    return not compiled and path not in (LISTING, LAID)
 
 
 def hash_listing(listing: Mapping[str, str]) -> str:

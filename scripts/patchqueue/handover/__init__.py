@@ -1,5 +1,5 @@
 """The queue handed on as commits: a release branch, and pull requests with their tests and texts.
 
 Modules, low to high; none imports from its own floor or a higher one:
-formatting repository · backport · export · prtest · prbody
+formatting repository · backport onefile · export · prtest · prbody
 """

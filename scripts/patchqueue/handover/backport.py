@@ -8,32 +8,38 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..files import disk
 from ..files.run import Failed
 from ..files.tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
-from ..hint import some
+from ..hint import some, to_type
 from ..laying.apply import load_queue
+from ..laying.laid import in_tree
 from ..laying.place import in_front
 from ..laying.replay import replay
 from ..laying.selection import Selection, select
+from ..laying.settled import settle
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
+from ..upstream import source
+from ..upstream.edits import Edits, between, refuse_other
 from ..upstream.pins import Pin, Pins
 from ..wheels.build import local_version
 from .repository import Commit, Repository, open_repository
 
 Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
+NO_EDITS = Edits()
 WIDTH = 72
 
 
 @dataclass(frozen=True)
 class Branch:
     """A branch that was made, or was there. base, commits: full hashes; subjects: one for each
-    commit."""
+    commit; edits: what the base has besides the release."""
 
     name: str
     outcome: Outcome
@@ -42,24 +48,32 @@ class Branch:
     commits: tuple[str, ...]
     subjects: tuple[str, ...]
     mails: tuple[Path, ...] = ()
+    edits: Edits = NO_EDITS
 
 
 def backport(
-    root: Path, pins: Pins, onto: str, name: str, base: str, mails: Path | None = None
+    root: Path,
+    pins: Pins,
+    onto: str,
+    name: str,
+    base: str,
+    mails: Path | None = None,
+    release: str = "",
 ) -> Branch:
-    """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release, with
-    the queue on it.
+    """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release or a
+    fork of one, with the queue on it.
 
-    A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
-    Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
-    edits where `base` is HEAD, no author, patches that do not fit.
+    release: which one a fork is made of, where its tags do not say. A branch of that name is left
+    alone: it is ALREADY_APPLIED where it is this very one, else Refused. Refused too, with no
+    branch made, for a tree that is no pinned release, uncommitted edits where `base` is HEAD, no
+    author, patches that do not fit.
     """
     queue = load_queue(root)
     repository = open_repository(onto)
     before = repository.branch(name)
     repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
-    pin = release_of(repository, start, pins)
+    pin = release_of(repository, start, pins) or _forked(repository, start, pins, release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
     selection = select(queue, pin)
@@ -67,7 +81,12 @@ def backport(
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
     listing = repository.listing(start, PACKAGE)
-    wanted = list(commits(selection, listing, lambda path: repository.read(start, path)))
+    where = f"{repository.shown}: {base}"
+    edits = _edits(repository, selection, listing, where)
+    if edits.paths:
+        read = partial(repository.read, start)
+        selection = settle(selection, read, where, resolve(repository, pin))
+    wanted = list(commits(selection, listing, partial(repository.read, start), edits))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     if before not in (None, made[-1]):
         raise Refused(_taken(repository, name, before, made[-1]))
@@ -75,7 +94,53 @@ def backport(
     written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()
     outcome = put(repository, name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
-    return Branch(name, outcome, pin, start, tuple(made), subjects, written)
+    return Branch(name, outcome, pin, start, tuple(made), subjects, written, edits)
+
+
+def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pin | None:
+    """The release that a commit is a fork of: the one that is named, else the newest pinned tag
+    that it comes from."""
+    if release:
+        return pins.find(release)
+    return next(
+        (
+            pin
+            for pin in reversed(pins.all)
+            if _has_tag(repository, pin.tag) and _is_ancestor(repository, pin.tag, commit)
+        ),
+        None,
+    )
+
+
+def _edits(
+    repository: Repository, selection: Selection, listing: Mapping[str, str], where: str
+) -> Edits:
+    """What a commit has besides its release. Raises Refused where that is another release."""
+    pin = selection.pin
+    if hash_listing(python_part(listing)) == pin.python:
+        return NO_EDITS
+    tag = f"refs/tags/{pin.tag}"
+    whole = _has_tag(repository, pin.tag) and pin == release_of(
+        repository, tag, Pins((pin,), pin, ())
+    )
+    release = (
+        repository.listing(tag, PACKAGE)
+        if whole
+        else {
+            path: each
+            for path, each in source.fetch(pin, None).listing().items()
+            if path.startswith(f"{PACKAGE}/")
+        }
+    )
+    edits = between(release, listing, whole)
+    refuse_other(where, pin, release, edits, selection.touched)
+    return edits
+
+
+def resolve(repository: Repository, pin: Pin) -> str:
+    """What to do about a conflict with the edits of a fork: both are kept."""
+    branch = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
+    return f"{branch} begins at the release; `git merge BRANCH` into the fork lays both sides out"
 
 
 def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
@@ -85,13 +150,15 @@ def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
     return next((pin for pin in pins.all if pin.python == found), None)
 
 
-def commits(selection: Selection, before: Mapping[str, str], read: Read) -> Iterator[Commit]:
+def commits(
+    selection: Selection, before: Mapping[str, str], read: Read, edits: Edits = NO_EDITS
+) -> Iterator[Commit]:
     """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
     does not fit.
 
-    before: the listing of the release's package. An overlay file comes with the first patch that
-    needs it. The record of what the tree was made of, and its listing, come with the last: only
-    there are they true.
+    before: the listing of the release's package; edits: what others made of it. An overlay file
+    comes with the first patch that needs it. The record of what the tree was made of, and its
+    listing, come with the last: only there are they true.
     """
     laid: dict[str, bytes] = {}
     queue, pin, patches = selection.queue, selection.pin, selection.patches
@@ -109,7 +176,7 @@ def commits(selection: Selection, before: Mapping[str, str], read: Read) -> Iter
         laid.update(done.files)
         after = {**before, **{path: sha256(content) for path, content in laid.items()}}
         listing = (
-            {LISTING: listing_text(own_listing(after)).encode()}
+            {LISTING: listing_text(own_listing(after)).encode(), **in_tree(laid, read, edits)}
             if record and patch is patches[-1]
             else {}
         )

@@ -7,6 +7,7 @@ import base64
 import csv
 import json
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from email import message_from_string
 from pathlib import Path
@@ -16,10 +17,14 @@ from packaging.version import InvalidVersion, Version
 
 from ..files import disk
 from ..files.tree import differing, hash_listing, is_part_of_tree, list_package, python_part
-from ..hint import some, to_type
-from ..outcome import Outcome, Problem, Refused
-from ..upstream import source
+from ..hint import to_type
+from ..outcome import Problem, Refused
+from ..upstream.edits import PACKAGE, Edits, between, pristine, refuse_other
 from ..upstream.pins import Pin, Pins
+from ..upstream.release import described
+
+UNKNOWN = "unknown-release"
+NO_EDITS = Edits()
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,12 @@ class Installed:
 class Identity:
     """Which pinned release the files are. exact: all of them, as in its wheel; else its Python
     files are, which is what a git tag and wheels for other platforms have in common with it. notes:
-    what a reader should know about that."""
+    what a reader should know about that. edits: what others edited."""
 
     pin: Pin
     exact: bool
     notes: tuple[str, ...] = ()
+    edits: Edits = NO_EDITS
 
 
 def find(named: Path) -> Installed:
@@ -145,31 +151,67 @@ def _version(info: Path | None) -> str:
 
 
 def identify(found: Installed, pins: Pins) -> Identity:
-    """The pinned release that these files are. Raises Refused where they are none, naming the files
-    that were edited, or that the release is not pinned, or that version and files contradict each
-    other."""
+    """The pinned release that these files are, without an edit of a Python file. Raises Refused
+    where they are none, or where version and files contradict each other."""
     named = _named(found.version, pins)
     whole, python = hash_listing(found.listing), hash_listing(python_part(found.listing))
     pin = next((pin for pin in pins.all if pin.tree == whole), None) or next(
         (pin for pin in pins.all if pin.python == python), None
     )
     if pin is None:
-        raise Refused(_unknown(found, named or _self_named(found, pins), pins))
+        raise Refused(_unknown(found, pins))
     if named and named != pin:
         what = f"says {found.version}, but the files are those of {pin.tag}"
         step = f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"
         raise Refused.of("bad-metadata", str(found.info), what, step)
-    called = f"calls itself {found.version}" if found.version else "has no .dist-info"
-    notes = () if named else (f"it {called}; its files are those of {pin.tag}",)
+    notes = _notes(found, pin, named)
     if pin.tree == whole:
         return Identity(pin, True, notes)
     listed = _recorded(found)
-    edited = differing(listed, found.listing) if listed else []
-    if edited:
-        raise Refused(_edited(found, pin, edited))
+    if listed and differing(listed, found.listing):
+        return Identity(pin, False, notes, between(listed, found.listing, whole=True))
     others = "as its RECORD lists them" if listed else "taken as they are"
     note = f"its Python files are those of {pin.tag}; the other files are {others}"
     return Identity(pin, False, (*notes, note))
+
+
+def recognise(
+    found: Installed, pins: Pins, ours: Callable[[Pin], Collection[str]], release: str = ""
+) -> Identity:
+    """The pinned release that these files are, or are with edits of others.
+
+    It is told by what it calls itself, or by the nearest tag of a checkout, or by `release`; and
+    the files that the queue does not touch must be that release's, but for a few. What it looked
+    like its RECORD says, else the release's own archive. ours: the files that the queue touches.
+    Raises Refused where that is no pinned release, or cannot be told.
+    """
+    try:
+        return identify(found, pins)
+    except Refused as refusal:
+        if refusal.problems[0].name != UNKNOWN:
+            raise
+        named = _named(found.version, pins)
+        pin = pins.find(release) if release else named or _told(found, pins)
+        if pin is None:
+            raise
+    listed = _recorded(found)
+    whole = hash_listing(python_part(listed)) == pin.python
+    if not whole:
+        archive = pristine(pin, found.site.parent).listing()
+        listed = {path: each for path, each in archive.items() if path.startswith(PACKAGE)}
+    edits = between(listed, found.listing, whole)
+    refuse_other(str(found), pin, listed, edits, ours(pin))
+    return Identity(pin, False, _notes(found, pin, named), edits)
+
+
+def _notes(found: Installed, pin: Pin, named: Pin | None) -> tuple[str, ...]:
+    called = f"calls itself {found.version}" if found.version else "has no .dist-info"
+    return () if named else (f"it {called}; its files are those of {pin.tag}",)
+
+
+def _told(found: Installed, pins: Pins) -> Pin | None:
+    """What the package's own source says, else the nearest tag of the checkout it lies in."""
+    return _self_named(found, pins) or _named(described(found.site.parent)[0], pins)
 
 
 def _named(version: str, pins: Pins) -> Pin | None:
@@ -196,16 +238,13 @@ def _self_named(found: Installed, pins: Pins) -> Pin | None:
     return None
 
 
-def _unknown(found: Installed, named: Pin | None, pins: Pins) -> Problem:
-    if named:
-        listed = _recorded(found) or _released(named)
-        return _edited(found, named, differing(listed, found.listing) if listed else [])
+def _unknown(found: Installed, pins: Pins) -> Problem:
     known = " ".join(pin.tag for pin in pins.all)
     what = (
         f"is {found.version or 'of no stated version'}, and its files are those of no pinned"
         f" release; pinned are {known}"
     )
-    return Problem("unknown-release", str(found.site), what, _next_step(found.version, found.site))
+    return Problem(UNKNOWN, str(found.site), what, _next_step(found.version, found.site))
 
 
 def _next_step(version: str, site: Path) -> str:
@@ -221,25 +260,11 @@ def _next_step(version: str, site: Path) -> str:
             )
     except InvalidVersion:
         pass
+    again = to_type("install", "--site-packages", site, "--release v0.5.9")
     return (
-        "use an image or wheel of a pinned release; for a checkout of another commit, a branch:"
-        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
+        f"say which release it is made of, as in {again}; what fits a checkout of another commit,"
+        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says"
     )
-
-
-def _edited(found: Installed, pin: Pin, names: list[str]) -> Problem:
-    where = f"sglang {found.version or pin.version} in {found.site}"
-    shown = some([name.removeprefix("python/") for name in names])
-    what = (
-        f"is not the release {pin.tag}: {shown} differ{'s' if len(names) == 1 else ''}"
-        if names
-        else f"is not the release {pin.tag}, though it says so"
-    )
-    step = (
-        f"`pip install --force-reinstall --no-deps sglang=={pin.version}`, or `git restore` in a"
-        " checkout; then again"
-    )
-    return Problem(str(Outcome.TREE_MISMATCH), where, what, step)
 
 
 def unlike_record(found: Installed) -> tuple[str, ...]:
@@ -267,11 +292,3 @@ def _recorded(found: Installed) -> dict[str, str]:
         for name, digest in digests.items()
     }
     return {name: digest for name, digest in listed.items() if is_part_of_tree(name)}
-
-
-def _released(pin: Pin) -> dict[str, str]:
-    """The release's own listing, from its wheel, where that can be had."""
-    try:
-        return source.fetch(pin, None).listing()
-    except Refused:
-        return {}

@@ -33,16 +33,18 @@ from ..outcome import Refused
 # beside sglang/; the dot keeps Python from importing it, and a person finds it
 FOLDER = "sglang.patch-queue"
 _PREPARING = f".{FOLDER}.preparing"
-RECORD, STATE, README, BEFORE, LINKS, AFTER = (
+RECORD, STATE, README, BEFORE, LINKS, AFTER, MERGED = (
     "journal.json",
     "state",
     "README",
     "before",
     "links",
     "after",
+    "merged",
 )
 ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back.
 before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256). state says how far it got.
+merged/, where it is there, holds files that somebody edited since, with that edit and without the patches.
     {uninstall}
 Deleting this folder makes the patches permanent; reinstalling sglang also removes them.
 """  # noqa: E501
@@ -225,6 +227,40 @@ def finish(journal: Journal) -> Journal:
     return journal
 
 
+def adopt(journal: Journal, contents: Mapping[str, bytes]) -> Journal:
+    """Take files that were edited since as what the changes made of them.
+
+    contents: by path, the same file with those edits alone; it is what `back` then restores.
+    Killed before its last act, a rename, the journal is as it was.
+    """
+    merged = tuple(
+        replace(
+            change,
+            before=sha256(contents[change.path]),
+            after=digest(journal.site / change.path),
+        )
+        if change.path in contents
+        else change
+        for change in journal.changes
+    )
+    for path, content in contents.items():
+        _stage(journal.path / MERGED / path, content, journal.site / path, journal.site)
+    made = replace(journal, changes=merged)
+    aside = journal.path / f"{RECORD}.new"
+    atomic.put(aside, _own_files(made)[RECORD])
+    shutil.copystat(journal.path / RECORD, aside)
+    os.replace(aside, journal.path / RECORD)
+    atomic.sync(journal.path)
+    return made
+
+
+def kept(journal: Journal, path: str) -> bytes | None:
+    """A file as it was before the changes; None where there was none, or what was kept is lost."""
+    change = next(change for change in journal.changes if change.path == path)
+    file = _kept(journal, change)
+    return file.read_bytes() if file else None
+
+
 def back(journal: Journal, discard: bool = False) -> None:
     """Take every change back, and the journal away.
 
@@ -239,8 +275,8 @@ def back(journal: Journal, discard: bool = False) -> None:
         if digest(target) == change.before:
             continue
         drop_byte_code(target)
-        if kept := _kept(journal, change):
-            os.replace(kept, target)
+        if found := _kept(journal, change):
+            os.replace(found, target)
         else:
             target.unlink()
     for folder in reversed(journal.folders):
@@ -379,7 +415,7 @@ def _keep(aside: Path, site: Path, change: Change) -> None:
 def _kept(journal: Journal, change: Change) -> Path | None:
     """Where the file is as it was: the file itself, unless somebody has written to it since, else
     the copy."""
-    kept = (journal.path / folder / change.path for folder in (LINKS, BEFORE))
+    kept = (journal.path / folder / change.path for folder in (LINKS, BEFORE, MERGED))
     return next((path for path in kept if change.before and digest(path) == change.before), None)
 
 

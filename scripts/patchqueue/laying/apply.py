@@ -13,6 +13,7 @@ from typing import Any
 from ..files import atomic
 from ..files.locking import locked
 from ..files.tree import (
+    LAID,
     LISTING,
     ROOTS,
     differing,
@@ -28,12 +29,15 @@ from ..queue import series
 from ..queue.lint import lint
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
+from ..upstream.edits import Edited, open_tree
 from ..upstream.pins import Pin
 from ..upstream.source import Source
+from . import laid
 from . import quilt as quilts
 from .probe import probe
 from .replay import Replay
 from .selection import Selection, select
+from .settled import settle
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 # held by whoever writes patches/, series and what goes with them
@@ -82,16 +86,23 @@ def finish_writing(root: Path) -> list[str]:
         return atomic.recover(root, root / atomic.JOURNAL)
 
 
-def apply(root: Path, pin: Pin, origin: str | None, discard: bool = False) -> Report:
+def apply(
+    root: Path,
+    pin: Pin,
+    origin: str | None,
+    discard: bool = False,
+    base: Path | None = None,
+) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it.
 
-    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed,
-    when anything at all is wrong: a broken queue, a source that is not the pinned one, a hunk that
-    does not fit, edits that would be lost.
+    discard: throw away edits in the tree that no patch holds. base: a folder with this release and
+    edits of others, in place of the release. Raises Refused, with nothing changed, when anything
+    at all is wrong: a broken queue, a source that is not the pinned one, a hunk that does not fit,
+    edits that would be lost.
     """
     queue = load_queue(root)
     selection = select(queue, pin)
-    pristine = source.fetch(pin, origin)
+    pristine, selection = begin(selection, origin, base)
     planned = selection.replay(pristine.read)
     if planned.problems:
         raise Refused(planned.problems)
@@ -113,6 +124,21 @@ def apply(root: Path, pin: Pin, origin: str | None, discard: bool = False) -> Re
     return _report(selection, pristine, tree, outcome, record)
 
 
+def begin(
+    selection: Selection, origin: str | None, base: Path | None
+) -> tuple[Source | Edited, Selection]:
+    """What the queue is laid on, and the queue as it stands there. Raises Refused where a hunk does
+    not fit what others edited."""
+    if base is None:
+        return source.fetch(selection.pin, origin), selection
+    tree = open_tree(selection.pin, base, selection.touched)
+    step = (
+        "nothing was written; change one of the two so that both fit, or lay both sides out with"
+        f" {to_type('backport', f'--onto {base} BRANCH')} and `git merge`"
+    )
+    return tree, settle(selection, tree.read, str(base), step)
+
+
 def unapply(root: Path, pin: Pin) -> Report:
     """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the
     pristine tree is back."""
@@ -126,7 +152,8 @@ def unapply(root: Path, pin: Pin) -> Report:
             return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
         refuse_to_lose(tree, found, discard=False)
         aside = tree.start(copy=True)
-        (aside / LISTING).unlink(missing_ok=True)
+        for name in (LISTING, LAID):
+            (aside / name).unlink(missing_ok=True)
         quilt.run(aside, "pop", "-a", lock=lock)
         _remove_empty_folders(aside)
         listing = list_folder(aside)
@@ -180,7 +207,7 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
 def _build(
     tree: WorkTree,
     selection: Selection,
-    pristine: Source,
+    pristine: Source | Edited,
     planned: Replay,
     quilt: quilts.Quilt,
     lock: int,
@@ -202,15 +229,21 @@ def _build(
         raise Refused.of("engines-disagree", tree.tag, what, "report this")
     origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
     record = selection.record(origin, before, after, pushed)
+    edits = pristine.edits if isinstance(pristine, Edited) else laid.NONE
+    if edits.paths:
+        record["edits"] = edits.as_record()
+        record["moved"], record["there"] = selection.moved, selection.there
     write_record(aside, record)
     if PROVENANCE in after:
         (aside / LISTING).write_text(listing_text(own_listing(after)))
+    for path, content in laid.in_tree(planned.files, pristine.read, edits).items():
+        (aside / path).write_bytes(content)
     return record, after
 
 
 def _report(
     selection: Selection,
-    pristine: Source,
+    pristine: Source | Edited,
     tree: WorkTree,
     outcome: Outcome,
     record: dict[str, Any],

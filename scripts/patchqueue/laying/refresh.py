@@ -107,6 +107,10 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
 def _made_of(root: Path, pin: Pin) -> Source:
     """The release as work/<tag>/ was made of it: a wheel has files that a checkout has not."""
     record = read_record(WorkTree(root, pin.tag).path)
+    if record and record["source"].get("kind") == "edited":
+        what = "carries edits of others, and a patch is written for the release"
+        step = f"{to_type('apply', pin.tag, '--discard')} lays it on the release"
+        raise Refused.of("edited-base", f"work/{pin.tag}", what, step)
     kept = source.kept(pin, record["source"]["sha256"]) if record else None
     return kept or source.fetch(pin, None)
 

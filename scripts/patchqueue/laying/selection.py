@@ -12,6 +12,7 @@ from .. import RELEASE
 from ..files.tree import hash_listing, own_listing, sha256
 from ..hint import to_type
 from ..outcome import Outcome, Refused
+from ..queue import placed
 from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from ..upstream.pins import Pin
@@ -22,18 +23,55 @@ from .replay import Replay, replay
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The patches and overlay files of one release, and the hashes that records name them by."""
+    """The patches and overlay files of one release, and the hashes that records name them by.
+
+    lines: for a tree that carries edits of others, where each patch's hunks stand there; a patch
+    that is not in it is there already. None on the release itself. The hashes do not depend on it.
+    """
 
     queue: Queue
     pin: Pin
+    lines: Mapping[str, tuple[int, ...]] | None = None
 
     @cached_property
-    def patches(self) -> list[Patch]:
+    def _released(self) -> list[Patch]:
+        """Every patch for the release, at the release's own lines."""
         return self.queue.select(self.pin.version)
 
     @cached_property
+    def patches(self) -> list[Patch]:
+        """The patches to lay, in order, at the lines where they are laid."""
+        if self.lines is None:
+            return self._released
+        laid = [patch for patch in self._released if patch.name in self.lines]
+        return [placed.at(patch, self.lines[patch.name]) for patch in laid]
+
+    @cached_property
+    def there(self) -> list[str]:
+        """The patches whose change the tree had already."""
+        return [patch.name for patch in self._released if patch.name not in self.lines_of]
+
+    @property
+    def lines_of(self) -> Mapping[str, tuple[int, ...]]:
+        """Where each patch's hunks stand."""
+        own = {patch.name: placed.own_lines(patch) for patch in self._released}
+        return own if self.lines is None else self.lines
+
+    @property
+    def moved(self) -> int:
+        """How many hunks do not stand at the release's own lines."""
+        own = {patch.name: placed.own_lines(patch) for patch in self._released}
+        pairs = ((own[name], lines) for name, lines in self.lines_of.items())
+        return sum(here != line for old, new in pairs for line, here in zip(old, new))
+
+    @property
+    def touched(self) -> set[str]:
+        """The files that the queue changes or adds."""
+        return {file.path for patch in self._released for file in patch.files} | set(self.overlay)
+
+    @cached_property
     def _own(self) -> dict[str, bytes]:
-        return self.queue.overlay_for(self.patches)
+        return self.queue.overlay_for(self._released)
 
     @cached_property
     def overlay(self) -> dict[str, bytes]:
@@ -56,7 +94,7 @@ class Selection:
                     "sha256": sha256(patch.content),
                     "subject": self.queue.header(patch.name).get("Subject"),
                 }
-                for patch in self.patches
+                for patch in self._released
             ],
             "overlay": _digests(self._own),
         }
@@ -67,7 +105,7 @@ class Selection:
 
     @property
     def _texts(self) -> dict[str, bytes]:
-        return {patch.name: patch.content for patch in self.patches}
+        return {patch.name: patch.content for patch in self._released}
 
     @cached_property
     def stack_sha256(self) -> str:
@@ -91,7 +129,7 @@ class Selection:
         described better or shared with another release, and what was measured stays true.
         """
         files = [f"{path} {sha256(content)}" for path, content in sorted(self._own.items())]
-        lines = [sha256(edits(patch).encode()) for patch in self.patches]
+        lines = [sha256(edits(patch).encode()) for patch in self._released]
         return "sha256:" + sha256("\n".join([self.pin.tree, *files, *lines]).encode())
 
     def replay(self, read: Read) -> Replay:

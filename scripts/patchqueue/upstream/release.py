@@ -156,7 +156,7 @@ def version_of(path: Path, pins: Pins) -> Version:
         except (InvalidWheelFilename, InvalidVersion):
             raise _nameless(path.name, "is not named as a wheel is") from None
     _holds_sglang(path)
-    tag, behind = _described(path)
+    tag, behind = described(path)
     files = [path / GENERATED, path / "python/sglang/version.py"]
     texts = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
     written = [match[1] for match in map(WRITTEN.search, texts) if match]
@@ -178,7 +178,7 @@ def _nameless(where: str, what: str) -> Refused:
     return Refused.of("unknown-revision", where, what, step)
 
 
-def _described(path: Path) -> tuple[str, int]:
+def described(path: Path) -> tuple[str, int]:
     """(the release of the nearest tag, how many commits lie on top of it); ("", 0) without one."""
     if not (path / ".git").exists():
         return "", 0
@@ -207,7 +207,7 @@ def _holds_sglang(folder: Path) -> None:
 
 def _of_folder(version: Version, folder: Path) -> Release:
     _holds_sglang(folder)
-    tag, behind = _described(folder)
+    tag, behind = described(folder)
     where = f" (v{tag} and {counted(behind, 'commit')})" if behind else ""
     LOG.info(f"sglang {version} from {folder}{where}: its files as they stand")
     files = (

@@ -30,6 +30,7 @@ from .. import RELEASE
 from ..files import atomic
 from ..files.tree import (
     GENERATED,
+    LAID,
     LISTING,
     hash_listing,
     is_part_of_tree,
@@ -173,7 +174,8 @@ def name_of(wheel: Wheel, pin: Pin) -> str:
 def patched_files(tree: Path) -> dict[str, bytes]:
     """The work tree's files under their names in a wheel ("sglang/…"); what belongs to no wheel
     (test/) is left out."""
-    names = (name for name in list_folder(tree) if name.startswith("python/sglang/"))
+    names = [name for name in list_folder(tree) if name.startswith("python/sglang/")]
+    names += [LAID] if (tree / LAID).is_file() else []
     return {name.removeprefix("python/"): (tree / name).read_bytes() for name in names}
 
 
@@ -189,7 +191,11 @@ def repack(
 
     Raises Refused where the patched files are not the tree that the record names.
     """
-    listing = {f"python/{name}": sha256(content) for name, content in patched.items()}
+    listing = {
+        f"python/{name}": sha256(content)
+        for name, content in patched.items()
+        if is_part_of_tree(f"python/{name}")
+    }
     if hash_listing(listing) != record["tree"]["after"]:
         what, step = "is not the tree that its record names", f"{pin.tag} --discard"
         raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))

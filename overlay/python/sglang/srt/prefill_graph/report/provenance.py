@@ -1,9 +1,12 @@
-"""What this tree was made of, and whether it still is that: from two files that the queue's tool
+"""What this tree was made of, and whether it still is that: from three files that the queue's tool
 left beside this folder.
 
 provenance.json: the release, the queue, and every patch and overlay file with its sha256.
 tree.sha256: the sha256 of every file of the tree, as sha256sum prints it, by its name in upstream's
 repository; `sha256sum tree.sha256` is the tree's hash.
+laid.json: each change of the queue in upstream's files, by the sha256 of its lines with one line of
+context on both sides ("whole") and without ("bare", which stand in the file so many "times"); and
+the files that others had edited before. By it edits of others are told from the queue's changes.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).parents[1]
-RECORD, LISTING = HERE / "provenance.json", HERE / "tree.sha256"
+RECORD, LISTING, LAID = HERE / "provenance.json", HERE / "tree.sha256", HERE / "laid.json"
 # the folder that holds sglang/: python/ of a checkout, or site-packages
 ROOT = Path(__file__).parents[4]
 PREFIX, PACKAGE = "python/", "sglang"
@@ -56,12 +60,18 @@ class Fault(str, enum.Enum):
 class Verification:
     """Whether the files are those that the queue made. files: how many were compared; faults: by
     name below the folder that holds sglang/; tree: the hash of the listing, "sha256:<hex>"; reason:
-    why nothing could be compared, else empty."""
+    why nothing could be compared, else empty.
+
+    others: what others edited since, in files that hold no change of the queue, or where all of
+    them are in place; before: the files that others had edited before. Neither is a fault.
+    """
 
     files: int = 0
     faults: tuple[tuple[str, Fault], ...] = ()
     tree: str = ""
     reason: str = ""
+    others: tuple[tuple[str, Fault], ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def intact(self) -> bool:
@@ -122,11 +132,70 @@ def verify() -> Verification:
         for path in (ROOT / PACKAGE).rglob("*.py")
         if path.is_file()
     } - {GENERATED}
-    faults = [
+    found = [
         (name, fault) for name, digest in wanted.items() if (fault := _fault(ROOT / name, digest))
     ]
-    faults += [(name, Fault.ADDED) for name in here - wanted.keys()]
-    return Verification(len(wanted), tuple(sorted(faults)), tree_hash())
+    found += [(name, Fault.ADDED) for name in here - wanted.keys()]
+    changes, before = _laid()
+    others = {name for name, fault in found if _of_others(name, fault, changes)}
+    return Verification(
+        len(wanted),
+        tuple(sorted(each for each in found if each[0] not in others)),
+        tree_hash(),
+        others=tuple(sorted(each for each in found if each[0] in others)),
+        before=before,
+    )
+
+
+def _laid() -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """(the queue's changes by file, the files that others had edited before); (None, none) where
+    that is not known: then everything that differs is a fault."""
+    try:
+        found = json.loads(LAID.read_text(encoding="utf-8"))
+        edits = [name for names in found["edits"].values() for name in names]
+        return dict(found["files"]), tuple(sorted(edits))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None, ()
+
+
+def _of_others(name: str, fault: Fault, changes: dict[str, Any] | None) -> bool:
+    """Whether a difference leaves everything of the queue in place."""
+    if changes is None or (ROOT / name).is_relative_to(HERE):
+        return False
+    if name not in changes:
+        return not _is_overlaid(name)
+    return fault is Fault.CHANGED and _stand(ROOT / name, changes[name])
+
+
+def _is_overlaid(name: str) -> bool:
+    """Whether the queue added the file, outside of its own package."""
+    try:
+        found = json.loads(RECORD.read_text(encoding="utf-8"))["overlay"]
+        return PREFIX + name in {file["path"] for file in found}
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+
+
+def _stand(path: Path, changes: list[dict[str, Any]]) -> bool:
+    """Whether every change of the queue is in place in a file."""
+    text = path.read_bytes().decode("utf-8", "surrogateescape")
+    lines = [line + "\n" for line in text.split("\n")]
+    lines[-1:] = [lines[-1][:-1]] if lines[-1] != "\n" else []
+    return all(
+        _times(lines, *change["whole"]) or _times(lines, *change["bare"]) >= max(change["times"], 1)
+        for change in changes
+    )
+
+
+def _times(lines: list[str], count: int, digest: str) -> int:
+    """How often so many lines with this sha256 stand there; 0 for no lines."""
+    blocks = (
+        "".join(lines[at : at + count]) for at in range(len(lines) - count + 1 if count else 0)
+    )
+    return sum(
+        hashlib.sha256(block.encode("utf-8", "surrogateescape")).hexdigest() == digest
+        for block in blocks
+    )
 
 
 def _listed(text: str) -> Iterator[tuple[str, str]]:
@@ -155,7 +224,14 @@ def lines(found: Verification) -> Iterator[str]:
         return
     yield f"tree: {found.tree}"
     if found.intact:
-        yield f"{found.files} files are as the queue made them"
-        return
-    yield f"{len(found.faults)} files are not as the queue made them ({found.files} compared):"
-    yield from (f"  {fault!s:8} {name}" for name, fault in found.faults)
+        kept = found.files - sum(fault is not Fault.ADDED for _, fault in found.others)
+        yield f"{kept} files are as the queue made them"
+    else:
+        yield f"{len(found.faults)} files are not as the queue made them ({found.files} compared):"
+        yield from (f"  {fault!s:8} {name}" for name, fault in found.faults)
+    if found.before:
+        yield f"edits of others from before ({len(found.before)}):"
+        yield from (f"           {name}" for name in found.before)
+    if found.others:
+        yield f"edits of others since then ({len(found.others)}):"
+        yield from (f"  {fault!s:8} {name}" for name, fault in found.others)

@@ -1,0 +1,530 @@
+"""Trees that carry edits of others: each kind is laid, or refused by both sides; what was found
+comes back byte for byte; and a tree tells whose edits are whose."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import fakes
+import pytest
+from fakes import RUNNER
+from test_install import exactly, in_child, killed_at, refused
+
+from patchqueue.commands import cli
+from patchqueue.files import tree as trees
+from patchqueue.handover import backport, onefile
+from patchqueue.install import inplace, journal
+from patchqueue.laying import laid
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
+from patchqueue.laying.settled import nearest
+from patchqueue.outcome import Outcome, Refused
+from patchqueue.queue import series
+from patchqueue.upstream import edits, pins
+from patchqueue.wheels import build
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHED, CUT, PAGE = (f"sglang/srt/{name}.py" for name in ("runner", "cut", "page"))
+OWN = series.PACKAGE.removeprefix("python/")
+MODULE = "report/provenance.py"
+
+
+@pytest.fixture
+def edited(project) -> fakes.Project:
+    """A project whose overlay has the real package's module that verifies a tree."""
+    own = ROOT / "overlay" / series.PACKAGE
+    for name in ("__init__.py", "report/__init__.py"):
+        project.write(f"overlay/{series.PACKAGE}{name}", '"""A package."""\n')
+    project.write(f"overlay/{series.PACKAGE}{MODULE}", (own / MODULE).read_bytes())
+    project.edit(
+        "patches/steps/count-once-more.patch",
+        "sglang/srt/steps/",
+        "sglang/srt/steps/, python/sglang/srt/prefill_graph/",
+    )
+    return project
+
+
+@pytest.fixture
+def site(tmp_path) -> Path:
+    return fakes.install(tmp_path / "site-packages")
+
+
+def verified(folder: Path) -> dict:
+    """What the tree's own module says, with the standard library alone."""
+    file = folder / OWN / MODULE
+    code = (
+        "import dataclasses, importlib.util, json, sys\n"
+        "spec = importlib.util.spec_from_file_location('provenance', sys.argv[1])\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['provenance'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "found = module.verify()\n"
+        "print(json.dumps({**dataclasses.asdict(found), 'intact': found.intact,"
+        " 'said': list(module.lines(found))}))"
+    )
+    words = [sys.executable, "-I", "-S", "-B", "-c", code, str(file)]
+    return json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A foreign edit. said: a part of the refusal, "" where it is laid; moved: hunks elsewhere;
+    since: what comes of it where the queue was there first ("" taken off, else the problem)."""
+
+    make: Callable[[Path], None]
+    said: str = ""
+    moved: int = 0
+    since: str = ""
+
+
+def replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def make(site: Path) -> None:
+        text = (site / name).read_text()
+        assert old in text
+        (site / name).write_text(text.replace(old, new, 1))
+
+    return make
+
+
+def written(name: str, text: str) -> Callable[[Path], None]:
+    return lambda site: (site / name).write_text(text)
+
+
+def copied(site: Path) -> None:
+    """A second function with the lines that the queue changes."""
+    text = (site / PATCHED).read_text()
+    (site / PATCHED).write_text(text + text)
+
+
+def moved_block(site: Path) -> None:
+    """The lines that the queue changes go to the end of the file, as they are."""
+    text = (site / PATCHED).read_text()
+    begin, end = text.index("step_15 = "), text.index("step_28 = ")
+    (site / PATCHED).write_text(text[:begin] + text[end:] + text[begin:end])
+
+
+KINDS = {
+    "before our hunks": Kind(replaced(PATCHED, "step_3 = 3\n", "step_3 = 33\nmine = 1\n"), moved=1),
+    "behind our hunks": Kind(replaced(PATCHED, "step_30 = 30\n", "mine = 1\n")),
+    "inside our hunks": Kind(
+        replaced(PATCHED, "step_20 = 20\n", "step_20 = 20 + mine\n"),
+        "hunk 1: line 20 reads 'step_20 = 20 + mine'; the queue's patch needs 'step_20 = 20'",
+        since="edits were made",
+    ),
+    "right beside our hunks": Kind(replaced(PATCHED, "step_17 = 17\n", "mine = 1\n")),
+    "a line between ours": Kind(
+        replaced(PATCHED, "step_19 = 19\n", "step_19 = 19\nmine = 1\n"),
+        "hunk 1: line 20 reads 'mine = 1'; the queue's patch needs 'step_20 = 20'",
+        since="edits were made",
+    ),
+    "a file of ours gone": Kind(
+        lambda site: (site / CUT).unlink(), "cut.py: the queue changes this file, and the tree has"
+    ),
+    "moved lines": Kind(moved_block, moved=1),
+    "lines twice": Kind(copied, "stand at 2 places: lines 18, 58", since="edits were made"),
+    "a new file": Kind(written("sglang/srt/mine.py", "mine = 1\n")),
+    "a new file with a name of ours": Kind(
+        lambda site: (
+            ((site / "sglang/srt/steps").mkdir(exist_ok=True), None)[1]
+            or (site / "sglang/srt/steps/__init__.py").write_text("mine = 1\n")
+        ),
+        "the queue adds python/sglang/srt/steps/__init__.py, and this tree has a file of that name",
+    ),
+    "a file that we do not touch": Kind(written(PAGE, "mine = 1\n")),
+    "a file that we do not touch gone": Kind(lambda site: (site / PAGE).unlink()),
+    "a file of data": Kind(written("sglang/srt/table.json", "{}")),
+    "line ends": Kind(
+        lambda site: (site / PATCHED).write_bytes(
+            (site / PATCHED).read_bytes().replace(b"\n", b"\r\n")
+        ),
+        r"hunk 1: line 1 reads 'step_1 = 1\r'",
+    ),
+}
+LAID = {name: kind for name, kind in KINDS.items() if not kind.said}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_each_kind_is_laid_or_refused_by_name(edited, site, kind):
+    kind.make(site)
+    before = exactly(site)
+    if kind.said:
+        name, text = refused(inplace.install, edited.root, site)
+        assert name == "conflict" and kind.said in text and "next: " in text, text
+        assert not re.search(r"reinstall|restore|discard", text), "theirs are not to go"
+        assert exactly(site) == before
+        return
+    report = inplace.install(edited.root, site)
+    assert report.outcome is Outcome.APPLIED and report.record["moved"] == kind.moved
+    assert len(report.before) == 1 and "added_step" in (site / PATCHED).read_text()
+    checked = inplace.verify(edited.root, site)
+    assert (checked.outcome, checked.faults, checked.others) == (Outcome.APPLIED, (), ())
+    assert checked.before == report.before
+    found = verified(site)
+    assert found["intact"] and found["before"] == list(report.before) and not found["others"]
+    inplace.uninstall(edited.root, site)
+    assert exactly(site) == before
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_the_queue_first_then_theirs(edited, site, tmp_path, kind):
+    """Then the tree has the release with their edit, as if the queue had never been there."""
+    if kind is KINDS["line ends"]:
+        pytest.skip("nobody's lines are left to compare")
+    alone = fakes.install(tmp_path / "alone")
+    kind.make(alone)
+    inplace.install(edited.root, site)
+    try:
+        kind.make(site)
+    except AssertionError:
+        pytest.skip("the queue has changed that line")
+    checked, found = inplace.verify(edited.root, site), verified(site)
+    assert checked.faults == tuple(name for name, _ in found["faults"])
+    modules = tuple(name for name in checked.others if name.endswith(".py"))
+    assert modules == tuple(name for name, _ in found["others"])
+    assert checked.faults or checked.others
+    assert found["intact"] is (checked.outcome is Outcome.APPLIED)
+    if checked.faults:
+        before = exactly(site)
+        assert refused(inplace.uninstall, edited.root, site)[0] == "edited-install"
+        assert exactly(site) == before
+        return
+    try:
+        done = inplace.uninstall(edited.root, site)
+    except Refused as refusal:
+        assert kind.since, refusal
+        assert "what was laid last comes off first" in str(refusal)
+        return
+    assert done.others == checked.others
+    assert trees.list_package(site) == trees.list_package(alone)
+
+
+def test_the_queue_is_laid_anew_below_their_later_edits(edited, site, tmp_path):
+    """An upgrade: their edits of before and since stay, and the first ones come back as found."""
+    alone = fakes.install(tmp_path / "alone")
+    KINDS["before our hunks"].make(site)
+    inplace.install(edited.root, site)
+    for place in (alone, site):
+        KINDS["behind our hunks"].make(place)
+    KINDS["before our hunks"].make(alone)
+    edited.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
+    report = inplace.install(edited.root, site)
+    assert report.outcome is Outcome.APPLIED and report.before == (PATCHED,)
+    text = (site / PATCHED).read_text()
+    assert "added_step = 21" in text and "step_3 = 33" in text and "step_30 = 30" not in text
+    inplace.uninstall(edited.root, site)
+    assert trees.list_package(site) == trees.list_package(alone)
+
+
+def test_an_upgrade_that_does_not_fit_leaves_the_older_queue(edited, site):
+    inplace.install(edited.root, site)
+    KINDS["before our hunks"].make(site)
+    before = exactly(site)
+    text = (edited.root / "patches/steps/count-once-more.patch").read_text()
+    moved = text.replace("step_18 = 18", "step_19 = 18")
+    (edited.root / "patches/steps/count-once-more.patch").write_text(moved)
+    name, said = refused(inplace.install, edited.root, site)
+    assert name == "conflict" and "the queue's patch needs 'step_19 = 18'" in said
+    assert exactly(site) == before
+
+
+def test_a_change_that_the_tree_has_already_is_left_out(edited, site, capsys):
+    replaced(PATCHED, "step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")(site)
+    before = exactly(site)
+    words = ["--root", str(edited.root), "install", "--site-packages", str(site)]
+    assert cli.main(words) == 0
+    assert "steps/count-once-more: these files have that change already" in capsys.readouterr().out
+    assert (site / PATCHED).read_text().count("added_step") == 1
+    assert inplace.verify(edited.root, site).outcome is Outcome.APPLIED
+    inplace.uninstall(edited.root, site)
+    assert exactly(site) == before
+
+
+def test_another_release_is_not_taken_for_edits(edited, site, monkeypatch):
+    """So many files differ that the rest says nothing."""
+    monkeypatch.setattr(edits, "FEW", 0)
+    written(PAGE, "mine = 1\n")(site)
+    name, text = refused(inplace.install, edited.root, site)
+    assert name == "unlike-release" and "1 of the 4 Python files" in text and PAGE in text
+
+
+def test_the_release_is_named_where_nothing_names_it(edited, site):
+    shutil.rmtree(site / f"sglang-{fakes.VERSION}.dist-info")
+    for name in ("_version.py", "version.py"):
+        (site / "sglang" / name).write_text("")
+    written(PAGE, "mine = 1\n")(site)
+    assert refused(inplace.install, edited.root, site)[0] == "unknown-release"
+    report = inplace.install(edited.root, site, release=fakes.TAG)
+    assert report.before == (PAGE, "sglang/version.py")
+
+
+def test_edits_that_come_back_over_the_queue_drop_its_journal(edited, site, said):
+    """As where the fork's own files are laid out anew."""
+    KINDS["before our hunks"].make(site)
+    inplace.install(edited.root, site)
+    shutil.rmtree(site / "sglang")
+    shutil.rmtree(site / f"sglang-{fakes.VERSION}.dist-info")
+    fakes.install(site)
+    KINDS["before our hunks"].make(site)
+    report = inplace.install(edited.root, site)
+    assert report.before == (PATCHED,) and any("has been replaced since" in text for text in said)
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+def test_killed_at_every_step(edited, site, verb):
+    """The next call makes good what is left, and their tree comes back."""
+    KINDS["before our hunks"].make(site)
+    written("sglang/srt/mine.py", "mine = 1\n")(site)
+    pristine, number = exactly(site), 0
+    while True:
+        if verb == "uninstall":
+            inplace.install(edited.root, site)
+        if not killed_at(number, site, lambda: getattr(inplace, verb)(edited.root, site)):
+            break
+        report = inplace.verify(edited.root, site)
+        assert report.outcome in (Outcome.APPLIED, Outcome.EMPTY) and len(report.before) == 2
+        inplace.uninstall(edited.root, site)
+        assert exactly(site) == pristine, f"step {number}"
+        number += 7
+    assert number > 40
+
+
+def test_killed_while_later_edits_are_taken_over(edited, site, tmp_path):
+    """At every rename of an uninstall of files that others edited since."""
+    alone = fakes.install(tmp_path / "alone")
+    KINDS["behind our hunks"].make(alone)
+    number, done = 0, False
+    while not done:
+        here = fakes.install(tmp_path / f"site-{number}")
+        inplace.install(edited.root, here)
+        KINDS["behind our hunks"].make(here)
+        done = not killed_at(number, here, lambda: inplace.uninstall(edited.root, here))
+        assert inplace.verify(edited.root, here).faults == ()
+        inplace.uninstall(edited.root, here)
+        assert trees.list_package(here) == trees.list_package(alone), f"step {number}"
+        assert not (here / journal.FOLDER).exists()
+        shutil.rmtree(here)
+        number += 5
+    assert number > 40
+
+
+# --- by git
+
+
+@pytest.fixture
+def checkout(edited, tmp_path) -> Path:
+    """A fork: the release's tag, and a commit of others on top."""
+    folder = edited.checkout(tmp_path / "sglang")
+    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = a\n\temail = a@example.org\n")
+    return folder
+
+
+def forked(checkout: Path, kind: str) -> None:
+    KINDS[kind].make(checkout / "python")
+    fakes.git(checkout, "add", "-A")
+    fakes.git(checkout, "commit", "-q", "-m", "ours")
+
+
+@pytest.mark.parametrize("name", [name for name in LAID if name != "a file of data"])
+def test_a_branch_begins_at_a_fork(edited, checkout, name):
+    forked(checkout, name)
+    made = backport.backport(edited.root, pins.load(edited.root), str(checkout), "graphs", "HEAD")
+    assert made.pin.tag == fakes.TAG and len(made.edits.paths) == 1
+    fakes.git(checkout, "switch", "-q", "graphs")
+    found = verified(checkout / "python")
+    assert found["intact"] and not found["others"] and len(found["before"]) == 1
+    checked = inplace.verify(edited.root, checkout / "python")
+    assert (checked.outcome, checked.others) == (Outcome.APPLIED, ())
+    assert checked.before == tuple(found["before"])
+    again = inplace.install(edited.root, checkout / "python")
+    assert again.notes == ("it was patched by git",)
+    assert refused(inplace.uninstall, edited.root, checkout / "python")[0] == "patched-by-git"
+
+
+def test_a_fork_that_conflicts_makes_no_branch(edited, checkout):
+    forked(checkout, "inside our hunks")
+    refs = fakes.git(checkout, "for-each-ref")
+    every = pins.load(edited.root)
+    name, text = refused(backport.backport, edited.root, every, str(checkout), "graphs", "HEAD")
+    assert name == "conflict" and KINDS["inside our hunks"].said in text
+    assert f"--base {fakes.TAG} BRANCH` begins at the release; `git merge BRANCH`" in text
+    assert fakes.git(checkout, "for-each-ref") == refs
+
+
+def test_a_fork_without_tags_says_its_release(edited, checkout):
+    forked(checkout, "before our hunks")
+    fakes.git(checkout, "tag", "-d", fakes.TAG)
+    every = pins.load(edited.root)
+    with pytest.raises(Refused):
+        backport.backport(edited.root, every, str(checkout), "graphs", "HEAD")
+    made = backport.backport(edited.root, every, str(checkout), "graphs", "HEAD", release=fakes.TAG)
+    assert made.edits.paths == (RUNNER,)
+
+
+def test_apply_takes_a_fork(edited, checkout, capsys):
+    KINDS["before our hunks"].make(checkout / "python")
+    words = ["--root", str(edited.root), "apply", fakes.TAG, "--base", str(checkout)]
+    assert cli.main(words) == 0
+    assert "edits of others in 1 file; 1 hunk of the queue stand" in capsys.readouterr().out
+    text = (edited.tree / RUNNER).read_text()
+    assert "step_3 = 33" in text and "added_step" in text
+    assert verified(edited.tree / "python")["before"] == [PATCHED]
+    assert cli.main(words) == 0 and "already applied" in capsys.readouterr().out
+    assert cli.main([*words[:2], "refresh", fakes.TAG]) == 1
+    assert "edited-base" in capsys.readouterr().err
+    assert edited.unapply().outcome is Outcome.APPLIED
+    assert (edited.tree / RUNNER).read_text() == (checkout / RUNNER).read_text()
+    assert cli.main([*words, "--all"]) == 1
+    KINDS["inside our hunks"].make(checkout / "python")
+    before = fakes.snapshot(edited.tree)
+    assert cli.main(words) == 1
+    assert "line 21 reads 'step_20 = 20 + mine'; the queue's" in capsys.readouterr().err
+    assert fakes.snapshot(edited.tree) == before
+
+
+def test_a_work_tree_of_a_fork_is_never_built_into_a_wheel(edited, checkout):
+    KINDS["before our hunks"].make(checkout / "python")
+    edited.apply(base=checkout)
+    target = build.Target("3.12", "x86_64")
+    made = build.build(edited.root, edited.pin, target, None, edited.root / "dist")
+    with zipfile.ZipFile(made.path) as wheel:
+        assert "step_3 = 33" not in wheel.read(PATCHED).decode()
+        assert json.loads(wheel.read(trees.LAID.removeprefix("python/")))["edits"]["changed"] == []
+
+
+# --- one file
+
+
+def one_file(project: fakes.Project, out: Path, **options) -> onefile.Written:
+    return onefile.write(project.root, project.pin, None, options.get("base"), out)
+
+
+def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
+    """By git, and by patch, which takes it off again too."""
+    made = one_file(edited, tmp_path / "queue.patch")
+    assert (made.patches, made.changed, made.added) == (2, 2, 7)
+    edited.apply()
+    fakes.git(checkout, "apply", "--check", str(made.path))
+    fakes.git(checkout, "apply", str(made.path))
+    wanted = {
+        path: (edited.tree / path).read_bytes()
+        for path in [*trees.list_folder(edited.tree), trees.LISTING, trees.LAID]
+        if path != trees.GENERATED
+    }
+    assert {path: (checkout / path).read_bytes() for path in wanted} == wanted
+    assert verified(checkout / "python")["intact"]
+    fakes.git(checkout, "apply", "--reverse", str(made.path))
+    assert fakes.git(checkout, "status", "--porcelain") == ""
+    with made.path.open() as text:
+        subprocess.run(["patch", "-p1", "-s"], stdin=text, cwd=checkout, check=True)
+    assert {path: (checkout / path).read_bytes() for path in wanted} == wanted
+
+
+def test_one_file_and_a_forks_patch_go_in_either_order(edited, checkout, tmp_path):
+    """As an image lays one patch file after the other, by `git apply`."""
+    KINDS["before our hunks"].make(checkout / "python")
+    (tmp_path / "theirs.patch").write_text(fakes.git(checkout, "diff"))
+    fakes.git(checkout, "checkout", "-q", ".")
+    ours, found = one_file(edited, tmp_path / "queue.patch").path, []
+    for order in ((ours, tmp_path / "theirs.patch"), (tmp_path / "theirs.patch", ours)):
+        for file in order:
+            fakes.git(checkout, "apply", "--check", str(file))
+            fakes.git(checkout, "apply", str(file))
+        found.append(trees.list_package(checkout / "python"))
+        said = verified(checkout / "python")
+        assert said["intact"] and said["others"] == [[PATCHED, "changed"]]
+        fakes.git(checkout, "checkout", "-q", ".")
+        fakes.git(checkout, "clean", "-fdq")
+    assert found[0] == found[1]
+
+
+def test_one_file_lays_a_conflict_out(edited, checkout, tmp_path):
+    """By the hashes of the release's files, which a checkout has: both sides, to be solved."""
+    forked(checkout, "inside our hunks")
+    made = one_file(edited, tmp_path / "queue.patch")
+    done = subprocess.run(
+        ["git", "apply", "--3way", str(made.path)], cwd=checkout, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "with conflicts" in done.stderr
+    text = (checkout / RUNNER).read_text()
+    assert "<<<<<<<" in text and "step_20 = 20 + mine" in text and "added_step" in text
+
+
+def test_one_file_is_written_for_a_fork(edited, checkout, tmp_path, capsys):
+    KINDS["before our hunks"].make(checkout / "python")
+    out = tmp_path / "queue.patch"
+    words = ["--root", str(edited.root), "patches", fakes.TAG, "--base", str(checkout)]
+    assert cli.main([*words, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "where others edited 1 file; 1 hunk stand" in said
+    assert f"next: `git apply {out}` in the root of a checkout" in said
+    fakes.git(checkout, "apply", str(out))
+    assert verified(checkout / "python")["before"] == [PATCHED]
+    assert cli.main([*words, "--from", str(checkout)]) == 1
+
+
+def test_a_line_without_an_end_is_written_as_git_has_it():
+    text = onefile.diff({"a.py": b"a = 1\nb = 2"}, {"a.py": b"a = 1"}.get)
+    end = "\\ No newline at end of file\n"
+    assert text.endswith(f"@@ -1 +1,2 @@\n-a = 1\n{end}+a = 1\n+b = 2\n{end}")
+
+
+# --- parts
+
+
+def test_a_change_counts_as_often_as_it_was_laid():
+    """A line that stands elsewhere too does not stand for one that was taken away."""
+    before, after = b"a\nx\nb\n", b"a\nx\nb\nx\n"
+    rows = laid.rows_in(laid.record({"python/f.py": after}, {"python/f.py": before}.get, laid.NONE))
+    assert rows["f.py"][0]["times"] == 2
+    assert laid.undone(after, rows["f.py"]) == []
+    assert laid.undone(b"a\nx\nmine\nx\n", rows["f.py"]) == []
+    assert laid.undone(b"a\nx\nb\n", rows["f.py"]) == [4]
+
+
+def test_lines_that_were_removed_come_back_seen():
+    before, after = b"a\ngone\nb\n", b"a\nb\n"
+    read = {"python/f.py": before}.get
+    rows = laid.rows_in(laid.record({"python/f.py": after}, read, laid.NONE))["f.py"]
+    assert laid.undone(after, rows) == [] and laid.undone(before, rows) == [2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "at"), [("abcdef", 2), ("abXdef", 2), ("cYdeab", 1), ("", 0), ("zz", 0)]
+)
+def test_where_most_of_the_lines_stand(lines, at):
+    assert nearest(list(lines), list("cde")) == at
+
+
+def test_the_hashes_of_a_queue_do_not_depend_on_the_tree(edited, site):
+    """Else an upgrade would be seen in every tree."""
+    KINDS["before our hunks"].make(site)
+    record = inplace.install(edited.root, site).record
+    selection = select(load_queue(edited.root), edited.pin)
+    assert record["queue"] == selection.stack_sha256
+    assert record["changes"] == selection.effect_sha256
+
+
+def test_edits_are_of_others_by_both_readers(edited, site):
+    """The tree's own module and the tool agree, file by file."""
+    inplace.install(edited.root, site)
+    replaced(PATCHED, "added_step = 20\n", "added_step = 21\n")(site)
+    KINDS["a file that we do not touch"].make(site)
+    (site / OWN / "mine.py").write_text("")
+    checked, found = inplace.verify(edited.root, site), verified(site)
+    assert checked.faults == (f"{OWN}mine.py", PATCHED)
+    assert [name for name, _ in found["faults"]] == list(checked.faults)
+    assert [name for name, _ in found["others"]] == list(checked.others) == [PAGE]
+    assert f"  changed  {PATCHED}" in found["said"] and f"  changed  {PAGE}" in found["said"]
+
+
+def test_in_child_is_what_it_says():
+    assert in_child(lambda: None) == 0 and in_child(lambda: os._exit(3)) == 3
