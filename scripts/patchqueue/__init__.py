@@ -2,7 +2,7 @@
 done.
 
 Packages, low to high; no module imports from a higher one: files · queue · upstream · laying ·
-rebasing · environments · wheels · publishing · install · handover · commands
+rebasing · environments · wheels · install · handover · publishing · commands
 
 Each package's own docstring says what it is for and lists its modules, low to high too. Below them
 all lie outcome.py, what can become of a patch, a tree or an input, and hint.py, how a command is

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BOTH = {plugin.LIST, plugin.MODULE}
 SCRIPTS = "[console_scripts]\nsglang = sglang.cli.main:main\n"
 LINE = f"{plugin.NAME} = {plugin.CALLED}\n"
-INFO = "sglang-9.9.1+pcg.1.dist-info/"
+INFO = f"sglang-9.9.1+{fakes.LABEL}.dist-info/"
 
 
 def named(folder: Path) -> list[str]:

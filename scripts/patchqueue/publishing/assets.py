@@ -17,7 +17,7 @@ from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
 from ..files.locking import locked
-from ..files.tree import sha256
+from ..handover import onefile
 from ..hint import counted, to_type
 from ..laying.apply import load_queue
 from ..laying.selection import select
@@ -28,7 +28,6 @@ from ..queue.series import Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins, Wheel
 from ..wheels import build
-from .onepatch import one_patch
 from .wheelfile import BESIDE, describe
 
 LOG = logging.getLogger(__name__)
@@ -127,15 +126,14 @@ def _one(root: Path, queue: Queue, pin: Pin, choice: Choice, aside: Path) -> Rev
     """One release's patch file and wheels, and what is recorded of them."""
     selection = select(queue, pin)
     name = f"sglang-{build.local_version(pin)}.patch"
-    text = one_patch(selection, source.fetch(pin, None), build.local_version(pin))
-    (aside / name).write_bytes(text)
+    patch = onefile.write(root, pin, None, None, aside / name)
     wheels = tuple(_wheels(root, pin, choice.wheels(pin), aside))
     LOG.info(f"{pin.tag}: {counted(len(wheels), 'wheel')} and {name}")
     return Revision(
         pin.version,
         selection.stack_sha256,
         selection.effect_sha256,
-        Asset(name, sha256(text)),
+        Asset(name, patch.sha256),
         wheels,
     )
 
