@@ -2,12 +2,13 @@
 done.
 
 Packages, low to high; no module imports from a higher one: files · queue · upstream · laying ·
-rebasing · environments · wheels · install · handover · commands
+rebasing · environments · wheels · publishing · install · handover · commands
 
 Each package's own docstring says what it is for and lists its modules, low to high too. Below them
 all lie outcome.py, what can become of a patch, a tree or an input, and hint.py, how a command is
 written for a user.
 """
 
-# the queue's own release: `sglang-0.5.9+pcg.1`; one more with every release of the queue
-RELEASE = 1
+# The queue's own release, as in `sglang-0.5.9+pcg.2`: of the work in progress, until
+# releases/N.toml is written. `release --next` then makes it one more.
+RELEASE = 2

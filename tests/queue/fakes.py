@@ -24,6 +24,7 @@ import pytest
 from evidence import harness as rules
 from evidence.commands import cli as proving
 from evidence.records import Record
+from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
 from patchqueue.files.record import value
 from patchqueue.laying import apply, pinned
@@ -32,6 +33,7 @@ from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
+LABEL = f"pcg.{QUEUE}"  # behind the + of a patched version
 R = TypeVar("R", bound=Record)
 RUNNER = "python/sglang/srt/runner.py"
 
@@ -306,7 +308,26 @@ def sessions() -> set[str]:
     """The names of noxfile.py's sessions: of its functions, and of the commands it lists."""
     text = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     made = re.findall(r"(?m)^def (\w+)\(session: nox\.Session\)", text)
-    return {*made, *re.findall(r'(?m)^    "(\w+)": \("', text)}
+    return {*made, *re.findall(r'(?m)^    "([\w-]+)": \("', text)}
+
+
+def to_release(project: Project, home: Path) -> None:
+    """Make the project a git repository that a release of the queue can be cut in."""
+    wheel = f"sglang-{VERSION}+{LABEL}-py3-none-any.whl"
+    project.write("CHANGELOG.md", "# Changes\n\n## Next\n\n- More steps.\n\n## 1\n\n- Steps.\n")
+    project.write("releases/about.toml", 'repository = "https://example.org/queue"\n')
+    project.write(".gitignore", "/work/\n/dist/\n")
+    project.write("README.md", f"Take {wheel}: queue release {QUEUE}, all of it.\n")
+    project.write("scripts/patchqueue/__init__.py", f"RELEASE = {QUEUE}\n")
+    home.mkdir(exist_ok=True)
+    (home / ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+    git(project.root, "init", "-q")
+    commit(project)
+
+
+def commit(project: Project) -> None:
+    git(project.root, "add", "-A")
+    git(project.root, "commit", "-q", "-m", "state")
 
 
 def as_clone(root: Path) -> None:

@@ -168,7 +168,10 @@ def test_message_and_trailers(project, checkout):
         "Origin",
         "Upstream-Status",
     }
-    assert trailers["Queue-Release"] == "9.9.1+pcg.1" and trailers["Upstream-Status"] == "Pending"
+    assert (
+        trailers["Queue-Release"] == f"9.9.1+{fakes.LABEL}"
+        and trailers["Upstream-Status"] == "Pending"
+    )
 
 
 def test_the_same_hashes_again_whatever_the_users_settings(

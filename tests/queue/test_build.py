@@ -21,8 +21,9 @@ from patchqueue.upstream import pins, source
 from patchqueue.wheels import build
 
 ANY = build.Target("3.12", "x86_64")
-NAME = "sglang-9.9.1+pcg.1-py3-none-any.whl"
-INFO = "sglang-9.9.1+pcg.1.dist-info/"
+LOCAL = f"9.9.1+{fakes.LABEL}"
+NAME = f"sglang-{LOCAL}-py3-none-any.whl"
+INFO = f"sglang-{LOCAL}.dist-info/"
 
 
 def make(project, out="dist", target=ANY, origin=None):
@@ -39,7 +40,7 @@ def test_the_wheel_holds_the_patched_tree_and_upstreams_rest(project):
     made = make(project)
     assert (made.path.name, made.version, made.origin) == (
         NAME,
-        "9.9.1+pcg.1",
+        LOCAL,
         "sglang-9.9.1-py3-none-any.whl",
     )
     found = members(made.path)
@@ -48,11 +49,11 @@ def test_the_wheel_holds_the_patched_tree_and_upstreams_rest(project):
     assert b"added_step = 20" in found["sglang/srt/runner.py"]
     assert found["sglang/srt/kernels.so"] == fakes.RELEASE["sglang/srt/kernels.so"].encode()
     assert (
-        found["sglang/_version.py"]
-        == b"__version__ = version = '9.9.1+pcg.1'\n__version_tuple__ = version_tuple = (9, 9, 1,"
-        b" 'pcg.1')\n"
+        found["sglang/_version.py"].decode()
+        == f"__version__ = version = '{LOCAL}'\n__version_tuple__ = version_tuple = (9, 9, 1,"
+        f" '{fakes.LABEL}')\n"
     )
-    assert b"\nVersion: 9.9.1+pcg.1\n" in found[f"{INFO}METADATA"]
+    assert f"\nVersion: {LOCAL}\n" in found[f"{INFO}METADATA"].decode()
     assert not any(name.startswith("sglang-9.9.1.dist-info/") for name in found)
     assert json.loads(found[f"{INFO}{build.PROVENANCE}"])["tree"] == made.record["tree"]
 
@@ -76,7 +77,11 @@ def test_the_difference_to_upstream_is_what_the_queue_did(project):
     upstream = {name: content.encode() for name, content in fakes.RELEASE.items() if name != record}
     upstream[record] = build.record_of(upstream, record)
     added, changed, removed = build.difference(upstream, members(make(project).path))
-    assert added == (".dist-info/patch_queue.json", "sglang/srt/steps/__init__.py")
+    assert added == (
+        ".dist-info/NOTICE.patch-queue.txt",
+        ".dist-info/patch_queue.json",
+        "sglang/srt/steps/__init__.py",
+    )
     assert changed == (
         ".dist-info/METADATA",
         "sglang/_version.py",
@@ -160,7 +165,7 @@ def test_pip_installs_it_and_it_shows_its_local_version(project, tmp_path):
         text=True,
         check=True,
     ).stdout
-    assert said.split("\n")[0] == "9.9.1+pcg.1 9.9.1+pcg.1 (9, 9, 1, 'pcg.1')"
+    assert said.split("\n")[0] == f"{LOCAL} {LOCAL} (9, 9, 1, '{fakes.LABEL}')"
 
 
 def test_a_release_without_a_wheel_for_the_target_is_refused(project):
@@ -211,7 +216,7 @@ def test_which_wheels_a_target_takes(file, target, fits):
 )
 def test_metadata_without_one_right_version_is_refused(text):
     with pytest.raises(Refused, match="bad-metadata"):
-        build.stamp_metadata(text, "9.9.1", "9.9.1+pcg.1")
+        build.stamp_metadata(text, "9.9.1", LOCAL)
 
 
 def test_a_release_without_a_generated_version_file_says_its_local_version_too(project):
@@ -227,15 +232,17 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
     project.edit("series", "==9.9.1", ">=9.9")
     pin = pins.load(project.root).find("9.9.2")
     made = build.build(project.root, pin, ANY, str(project.wheels), project.root / "dist")
-    assert members(made.path)["sglang/version.py"] == b'__version__ = "9.9.2+pcg.1"\n'
+    assert members(made.path)["sglang/version.py"].decode() == (
+        f'__version__ = "9.9.2+{fakes.LABEL}"\n'
+    )
 
 
 @pytest.mark.parametrize("text", ["", '__version__ = "9.9.2"\n', 'version = "9.9.1"\n'])
 def test_a_plain_version_file_of_another_form_is_refused(text):
     with pytest.raises(Refused, match="bad-version-file"):
-        build.stamp_plain_module(text, "9.9.1", "9.9.1+pcg.1")
+        build.stamp_plain_module(text, "9.9.1", LOCAL)
 
 
 def test_a_version_file_of_another_form_is_refused():
     with pytest.raises(Refused, match="bad-version-file"):
-        build.stamp_module("__version__ = '9.9.1'\n", "9.9.1", "9.9.1+pcg.1")
+        build.stamp_module("__version__ = '9.9.1'\n", "9.9.1", LOCAL)

@@ -35,6 +35,8 @@ COMMANDS = [
     "fields",
     "build",
     "bundle",
+    "release",
+    "index",
     "gpu",
     "sweep",
     "bench",
@@ -116,6 +118,8 @@ def test_a_misspelt_option_is_named(run, words, says):
         ("unapply", "--from", "x"),
         ("build", "--python", "312"),
         ("bundle", "--part-size", "0"),
+        ("release", "--all"),
+        ("release", "--python", "312"),
         ("bundle", "--part-size", "x"),
     ],
 )
@@ -254,7 +258,7 @@ def test_the_real_queues_apply_is_one_screen():
         (
             ("build",),
             (
-                "`pip install --no-deps dist/sglang-9.9.1+pcg.1-py3-none-any.whl`, over an"
+                f"`pip install --no-deps dist/sglang-9.9.1+{fakes.LABEL}-py3-none-any.whl`, over an"
                 " installed sglang 9.9.1"
             ),
         ),
@@ -267,7 +271,7 @@ def test_success_ends_with_the_next_command(run, words, following):
 
 
 def test_build_lists_its_files_where_asked(run):
-    files = ["  added: .dist-info/patch_queue.json", "  added: sglang/srt/steps/__init__.py"]
+    files = ["  added: .dist-info/NOTICE.patch-queue.txt", "  added: sglang/srt/steps/__init__.py"]
     assert not set(files) & set(run("build")[1].splitlines())
     assert set(files) <= set(run("build", "--verbose")[1].splitlines())
 

@@ -538,3 +538,38 @@ def test_an_answer_is_put_together_of_its_parts(gpu, whole):
     seen, ids = asyncio.run(module._streamed(Engine(), [1, 2, 3], 4))
     assert ids == [5, 6, 7, 8] and (seen.prompt, seen.cached, seen.answer) == (3, 2, 4)
     assert 0 <= seen.first_s <= seen.whole_s
+
+
+def seen(tokens, replayed, captured=()):
+    """A line of an engine's watch."""
+    return {
+        "tokens": tokens,
+        "runner": "Runner" if replayed else None,
+        "launches": 3 if replayed else 0,
+    } | ({"captured": list(captured)} if captured else {})
+
+
+@pytest.mark.parametrize(
+    ("eager", "good"),
+    [
+        ([], True),
+        ([2048] * 30, True),  # longer than what was captured
+        ([256] * 30, False),
+        ([2048] * 30 + [256] * 30, False),
+    ],
+)
+def test_a_prefill_beyond_the_captured_sizes_may_run_eagerly(gpu, eager, good):
+    """A load of long prompts failed, because default sizes end where eager prefill is as fast."""
+    module = importlib.import_module("gain")
+    ran = [seen(64, True, (64, 1024))] + [seen(512, True)] * 50
+    ran += [seen(tokens, False) for tokens in eager]
+    entry = {"mode": "breakable", "tree": "patched", "prefills": module.counted(ran)}
+    assert module._as_meant(entry) is good
+    assert entry["prefills"]["too_long"] == eager.count(2048)
+
+
+def test_a_server_that_replays_nothing_is_not_as_meant(gpu):
+    module = importlib.import_module("gain")
+    for ran in ([], [seen(2048, False, (64, 1024))], [seen(64, False)]):
+        entry = {"mode": "breakable", "tree": "patched", "prefills": module.counted(ran)}
+        assert not module._as_meant(entry)

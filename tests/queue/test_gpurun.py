@@ -54,7 +54,7 @@ def test_it_runs_on_the_built_wheels_files(host):
     tree = host.root / "dist/gpu/v9.9.1/tree"
     assert (
         "added_step" in (tree / "sglang/srt/runner.py").read_text()
-        and (tree / "sglang-9.9.1+pcg.1.dist-info/patch_queue.json").is_file()
+        and (tree / f"sglang-9.9.1+{fakes.LABEL}.dist-info/patch_queue.json").is_file()
     )
 
 

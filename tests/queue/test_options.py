@@ -33,7 +33,7 @@ from evidence.pages import bench as benchpage
 from evidence.pages import status
 from patchqueue.commands import testing as testing_command
 from patchqueue.commands import writing
-from patchqueue.environments import testing
+from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
 from patchqueue.handover import prtest
 from patchqueue.upstream import pins
@@ -169,6 +169,20 @@ def compiled(world: World) -> None:
     world.project.place()
 
 
+def to_release(world: World) -> None:
+    fakes.to_release(world.project, world.at / "home")
+
+
+def released(world: World) -> None:
+    to_release(world)
+    assert world.run("release --cut") == 0
+
+
+def compiled_to_release(world: World) -> None:
+    compiled(world)
+    to_release(world)
+
+
 def gpu(world: World) -> None:
     """Scripts that write down how they were called, and a second interpreter."""
     for script, name in gpurun.RESULTS.items():
@@ -251,6 +265,16 @@ def checkouts(world: World) -> None:
         fakes.git(folder, "commit", "-qam", name)
 
 
+def with_tests(world: World) -> None:
+    """Two checkouts of the release, with upstream's tests: two files in the first, one in the
+    second."""
+    for name in ("sglang", "second"):
+        folder = world.project.checkout(world.at / name) / "test/registered/unit"
+        folder.mkdir(parents=True)
+        for file in ("test_one.py", "test_two.py")[: 2 if name == "sglang" else 1]:
+            (folder / file).write_text("def test_it(): pass\n")
+
+
 def sites(world: World) -> None:
     fakes.install(world.at / "site")
     fakes.install(world.at / "second")
@@ -312,6 +336,24 @@ CASES: dict[str, Case] = {
     "test --tool": Case("test v9.9.1 --tool", "test v9.9.1", locked),
     "test -k": Case("test v9.9.1 -k scan", "test v9.9.1", locked),
     "test --plan": Case("test v9.9.1 --plan", "test v9.9.1", locked),
+    "upstream-tests --checkout": Case(
+        "upstream-tests --checkout {at}/second", "upstream-tests --checkout {at}/sglang", with_tests
+    ),
+    "upstream-tests --only": Case(
+        "upstream-tests --checkout {at}/sglang --only two",
+        "upstream-tests --checkout {at}/sglang",
+        with_tests,
+    ),
+    "upstream-tests --limit": Case(
+        "upstream-tests --checkout {at}/sglang --limit 7",
+        "upstream-tests --checkout {at}/sglang",
+        with_tests,
+    ),
+    "upstream-tests --out": Case(
+        "upstream-tests --checkout {at}/sglang --out {at}/found.json",
+        "upstream-tests --checkout {at}/sglang",
+        with_tests,
+    ),
     "refresh --all": Case("refresh --all", "refresh", two),
     "refresh --add": Case("refresh --add", "refresh", stray),
     "pin --from": Case("pin 9.9.2 --from {at}/kept", "pin 9.9.2", to_pin),
@@ -324,6 +366,17 @@ CASES: dict[str, Case] = {
     "bundle --host": Case("bundle --host {at}/other-host.toml", "bundle", to_pack),
     "bundle --sm": Case("bundle --sm 80", "bundle", to_pack),
     "bundle --part-size": Case("bundle --part-size 0.001", "bundle", to_pack),
+    "release --cut": Case("release --cut", "release", to_release),
+    "release --next": Case("release --next", "release", released),
+    "release --tag": Case(f"release --tag pcg-{fakes.QUEUE}", "release", released),
+    "release --python": Case(
+        f"release 9.9.2 --python {OTHER}", "release 9.9.2", compiled_to_release
+    ),
+    "release --machine": Case(
+        f"release 9.9.2 --machine {OTHER_MACHINE}", "release 9.9.2", compiled_to_release
+    ),
+    "index --out": Case("index {at}/wheels --out {at}/out", "index {at}/wheels", plain),
+    "index --url": Case("index {at}/wheels --url https://x.org", "index {at}/wheels", plain),
     **gpu_cases("sweep"),
     **gpu_cases("gpu"),
     **gpu_cases("bench"),
@@ -432,6 +485,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(testing, "spread", lambda *words: [])
     monkeypatch.setattr(testing_command, "matplotlib_folder", lambda root: None)
     monkeypatch.setattr(testing_command, "test_tool", lambda root: made.note("the tool") or 0)
+    monkeypatch.setattr(upstream_tests, "_ended", ended(made))
     monkeypatch.setattr(writing, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
     monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
@@ -446,6 +500,18 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ),
     )
     return made
+
+
+def ended(world: World) -> Callable[..., int]:
+    """A file of upstream's tests that ran well, within a noted limit."""
+
+    def run(command: list[str], side: upstream_tests.Side, run: upstream_tests.Run, _: int) -> int:
+        world.note(f"{run.limit} s")
+        passed = '<testsuites><testcase classname="test_one" name="test_it" /></testsuites>'
+        Path(command[-1].partition("=")[2]).write_text(passed)
+        return 0
+
+    return run
 
 
 def figure(tag: str, options: argparse.Namespace) -> measuring.Figure:
@@ -495,6 +561,9 @@ def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, ca
         ("bench --page --from x", "--from"),
         ("matrix --cpu --gpu H100", "--gpu"),
         ("install --site-packages x --verify --discard", "--discard"),
+        ("release --next --cut", "--cut"),
+        ("release --next --python 3.12", "--python"),
+        ("release --cut --tag x", "--tag"),
         ("rebase 9.9.2 --abort --from x", "--from"),
         ("rebase 9.9.2 --continue --from x", "--from"),
     ],

@@ -211,6 +211,11 @@ def edit(name: str, old: str, new: str) -> Deed:
     return lambda world: world.project.edit(name, old, new)
 
 
+def changes(world: World) -> None:
+    """Say what is new in the next release of the queue."""
+    world.project.write("CHANGELOG.md", "## Next\n\n- More steps.\n")
+
+
 def resolve(world: World) -> None:
     """Solve the conflict: keep upstream's lines, and add the patch's behind them."""
     path = world.queue / "work/rebase-0.5.24/python/sglang/srt/runner.py"
@@ -254,7 +259,7 @@ def fill_in(world: World) -> None:
 
 
 NEW, SITE = "python/sglang/srt/runner.py", {"DIR": "~/site"}
-WHEEL = "dist/sglang-{}+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl"
+WHEEL = f"dist/sglang-{{}}+{fakes.LABEL}-cp312-cp312-manylinux_2_34_x86_64.whl"
 
 RUN: dict[str, list[Step | Deed]] = {
     "apply": [
@@ -350,14 +355,15 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step(
             f"pip install --no-deps {WHEEL.format('0.5.12.post1')}",
-            "Successfully installed sglang-0.5.12.post1+pcg.1",
+            f"Successfully installed sglang-0.5.12.post1+{fakes.LABEL}",
         ),
         Step(
             "python -m sglang.srt.prefill_graph --verify",
-            "sglang 0.5.12.post1, queue release 1, 2 patches",
+            f"sglang 0.5.12.post1, queue release {RELEASE}, 2 patches",
         ),
         Step(
-            "python -m sglang.srt.prefill_graph", "sglang 0.5.12.post1, queue release 1, 2 patches"
+            "python -m sglang.srt.prefill_graph",
+            f"sglang 0.5.12.post1, queue release {RELEASE}, 2 patches",
         ),
         Step(
             "pip install --force-reinstall --no-deps sglang==0.5.12.post1",
@@ -373,18 +379,28 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step(
             f"pip install --no-deps {WHEEL.format('0.5.11')}",
-            "Successfully installed sglang-0.5.11+pcg.1",
+            f"Successfully installed sglang-0.5.11+{fakes.LABEL}",
         ),
         lambda world: shutil.rmtree(world.site),
         Step(
             "uv pip install --exclude-newer 2026-05-09 --prerelease=allow"
             f" {WHEEL.format('0.5.11')}",
-            "+ sglang==0.5.11+pcg.1",
+            f"+ sglang==0.5.11+{fakes.LABEL}",
         ),
         Step(
             "scripts/nox build v0.5.9",
-            "dist/sglang-0.5.9+pcg.1-py3-none-any.whl: version 0.5.9+pcg.1",
+            f"dist/sglang-0.5.9+{fakes.LABEL}-py3-none-any.whl: version 0.5.9+{fakes.LABEL}",
         ),
+    ],
+    "an index": [
+        changes,
+        Step("scripts/nox release v0.5.9", f"dist/release-{RELEASE}: 1 wheel, 1 patch file"),
+        Step(f"scripts/nox index dist/release-{RELEASE}", f"links to 1 wheel: 0.5.9+{fakes.LABEL}"),
+        Step(
+            "scripts/nox release v0.5.9 --python 3.12 --machine x86_64",
+            f"dist/release-{RELEASE}: 1 wheel, 1 patch file",
+        ),
+        Step("scripts/nox release", f"dist/release-{RELEASE}: 4 wheels, 4 patch files"),
     ],
     "in place": [
         Step("scripts/nox install --site-packages DIR", "2 patches, 2 files changed", put=SITE),
@@ -411,12 +427,12 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step(
             "python sglang/srt/prefill_graph --verify",
-            "sglang 0.5.9, queue release 1, 2 patches",
+            f"sglang 0.5.9, queue release {RELEASE}, 2 patches",
             "site",
         ),
         Step(
             "python -m sglang.srt.prefill_graph --verify",
-            "sglang 0.5.9, queue release 1, 2 patches",
+            f"sglang 0.5.9, queue release {RELEASE}, 2 patches",
         ),
         Step("scripts/nox uninstall --site-packages DIR", "2 files restored", put=SITE),
         Step(
@@ -480,6 +496,9 @@ CHECKED: dict[str, Check] = {
     "scripts/nox gpu --take evidence.json": Check(
         "it takes what a GPU host wrote", 1, "evidence.json"
     ),
+    "scripts/nox upstream-tests v0.5.16 --checkout ~/sglang": Check(
+        "it needs a checkout of sglang and an environment of 5 GB", 1, "[no-checkout]"
+    ),
     "scripts/nox lock v0.5.24": Check(
         "it asks the index for 200 packages", 1, "'v0.5.24': is not pinned"
     ),
@@ -493,6 +512,8 @@ CHECKED: dict[str, Check] = {
 }
 PARSED = {
     "scripts/nox bundle v0.5.9": "it fetches GBs",
+    "scripts/nox release --cut": "it commits; tests/queue/test_release.py runs it",
+    "scripts/nox release --next": "it writes the pages; tests/queue/test_release.py runs it",
     "scripts/nox figures": "it measures for minutes",
     "scripts/nox figures --out evidence/figures.json": "it measures for minutes",
     "scripts/nox figures --page": (
@@ -517,7 +538,7 @@ FOREIGN = {
     ),
     "FROM python:3.12": "Docker",
     "FROM lmsysorg/sglang:v0.5.9": "Docker",
-    "COPY dist/sglang-0.5.11+pcg.1-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
+    f"COPY dist/sglang-0.5.11+{fakes.LABEL}-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
     "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": (  # noqa: E501
         "Docker"
     ),
@@ -595,6 +616,10 @@ FOREIGN = {
     "uvx --from git+REPOSITORY patchqueue uninstall --site-packages DIR": (
         "where a user found this; test_packaged.py runs the command"
     ),
+    f"python -m http.server --directory dist/release-{RELEASE}": "it serves until it is stopped",
+    f"pip install --extra-index-url http://localhost:8000/simple/ sglang==0.5.9+{fakes.LABEL}": (
+        "nothing serves there; test_index_clients.py has a server"
+    ),
     "scripts/nox lint": "the package index, for its tools; `scripts/nox test` begins with it",
     "scripts/nox imports": "the package index, for its tools; `scripts/nox lint` compares",
     "scripts/nox coverage": "the package index, and minutes: it runs these tests",
@@ -611,6 +636,7 @@ NAMED = {
         "scripts/nox bench",
         "scripts/nox uninstall",
         "scripts/nox status",
+        "scripts/nox index",
         "git am",
         "git clean",
         "git diff upstream/placed.toml",

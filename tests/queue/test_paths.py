@@ -166,4 +166,4 @@ def test_the_packages_beside_the_user_are_patched(nox, project, tmp_path):
 
 def test_a_wheel_is_taken_from_beside_the_user_and_named_where_it_lies(nox, project, tmp_path):
     said = nox(tmp_path / "wheels", "build", "--from", ".")
-    assert f"pip install --no-deps {project.root}/dist/sglang-9.9.1+pcg.1" in said
+    assert f"pip install --no-deps {project.root}/dist/sglang-9.9.1+{fakes.LABEL}" in said

@@ -20,7 +20,9 @@ SESSIONS = sorted(
     {
         name
         for page in PAGES
-        for name in re.findall(r"(?:scripts/nox|nox -s) ([a-z]+)", page.read_text(encoding="utf-8"))
+        for name in re.findall(
+            r"(?:scripts/nox|nox -s) ([a-z][a-z-]*)", page.read_text(encoding="utf-8")
+        )
     }
 )
 

@@ -39,7 +39,7 @@ def test_the_release_comes_back_byte_for_byte(project, patched, maker, tmp_path)
     (tree / "sglang/__pycache__").mkdir()
     (tree / "sglang/__pycache__/runner.pyc").write_bytes(b"x")
     (tree / "another_package").mkdir()  # an environment's own folder of packages
-    (tree / "sglang-9.9.1+pcg.1.dist-info/INSTALLER").write_text("uv")
+    (tree / f"sglang-9.9.1+{fakes.LABEL}.dist-info/INSTALLER").write_text("uv")
     found = maker.make(tree, laid, tmp_path / "out")
     files = {
         path.relative_to(tmp_path / "out").as_posix(): path.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from .. import RELEASE
 from ..hint import counted, to_type
 from ..laying import pinned
 from ..laying.check import CheckReport, check
 from ..laying.probe import Finding
-from ..outcome import Outcome
+from ..outcome import Outcome, Problem, Refused
+from ..publishing import assets
+from ..queue import released
 from ..queue.header import NOT_NEEDED
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
@@ -57,9 +61,20 @@ def show(root: Path, chosen: Sequence[Pin], origin: str | None, pins: Pins, gaps
     """Check these releases, and print what was found; whether all is well."""
     started = time.monotonic()
     report = check(root, chosen, origin, pins.all)
+    report = replace(report, problems=(*report.problems, *_not_as_cut(root, pins)))
     _show_check(report, time.monotonic() - started, gaps)
     show_problems(report.all_problems)
     return not report.all_problems
+
+
+def _not_as_cut(root: Path, pins: Pins) -> list[Problem]:
+    """How the queue differs from the release of its number, where that was cut."""
+    if not released.every(root):
+        return []
+    try:
+        return released.differences(root, RELEASE, assets.today(root, pins))
+    except Refused:  # a broken queue: the report has it
+        return []
 
 
 def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> None:

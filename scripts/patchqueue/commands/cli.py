@@ -5,8 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from .. import RELEASE
 from ..hint import PACKAGED, in_wheel
-from . import checking, entry, handover, install, rebase, testing, trees, wheels, writing
+from . import (
+    checking,
+    entry,
+    handover,
+    install,
+    publishing,
+    rebase,
+    testing,
+    trees,
+    upstream,
+    wheels,
+    writing,
+)
 
 EXAMPLES = {  # by command: what a user types behind it
     "apply": "v0.5.12.post1",
@@ -14,6 +27,7 @@ EXAMPLES = {  # by command: what a user types behind it
     "build": "v0.5.12.post1 --python 3.12",
     "bundle": "v0.5.9",
     "check": "v0.5.9",
+    "index": f"dist/release-{RELEASE}",
     "install": "--site-packages /sgl-workspace/sglang/python",
     "lock": "v0.5.9",
     "new": "v0.5.9 nsa/skip-pointer-check",
@@ -21,13 +35,18 @@ EXAMPLES = {  # by command: what a user types behind it
     "quilt": "v0.5.9 add python/sglang/srt/server_args.py",
     "rebase": "0.5.24",
     "refresh": "v0.5.9",
+    "release": "v0.5.9 v0.5.10.post1",
     "test": "v0.5.9 -k scan",
     "unapply": "v0.5.9",
     "uninstall": "--site-packages /sgl-workspace/sglang/python",
+    "upstream-tests": "v0.5.16 --checkout ~/sglang",
 }
 
 # in the order of the help's list
-MODULES = (trees, checking, testing, writing, wheels, handover, install, rebase)
+MODULES = (
+    *(trees, checking, testing, upstream, writing),
+    *(wheels, publishing, handover, install, rebase),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

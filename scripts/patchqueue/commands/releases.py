@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,18 @@ def chosen(options: argparse.Namespace, pins: Pins, default: Sequence[Pin]) -> l
     if every:
         return list(pins.all)
     return [pins.find(name) for name in options.words] or list(default)
+
+
+def python(text: str) -> str:
+    """A version of Python, as an argparse type."""
+    if not re.fullmatch(r"3\.\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no version of Python such as 3.12")
+    return text
+
+
+def machine(text: str) -> str:
+    """As platform.machine() names it on Linux, whatever others call it."""
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(text.lower(), text)
 
 
 def relative(path: Path, root: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import re
 import shlex
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 from ..hint import counted
 from ..upstream import pins as pinning
 from ..wheels import build, bundle, host
-from . import paths
+from . import paths, releases
 from .entry import OUT
 
 MIB = 2**20
@@ -28,13 +27,13 @@ def add(commands: Any) -> None:
     )
     made.add_argument(
         "--python",
-        type=_python,
+        type=releases.python,
         default=f"{sys.version_info.major}.{sys.version_info.minor}",
         help="for this Python, as 3.12 (default: the one that runs this)",
     )
     made.add_argument(
         "--machine",
-        type=_machine,
+        type=releases.machine,
         default=platform.machine(),
         help="for this machine, x86_64 or aarch64 (default: this host's)",
     )
@@ -62,12 +61,6 @@ def add(commands: Any) -> None:
     )
 
 
-def _python(text: str) -> str:
-    if not re.fullmatch(r"3\.\d+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no version of Python such as 3.12")
-    return text
-
-
 def _size(text: str) -> float:
     try:
         size = float(text)
@@ -76,11 +69,6 @@ def _size(text: str) -> float:
     if size <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no size in MiB such as 60")
     return size
-
-
-def _machine(text: str) -> str:
-    """As platform.machine() names it on Linux, whatever others call it."""
-    return {"arm64": "aarch64", "amd64": "x86_64"}.get(text.lower(), text)
 
 
 def command(

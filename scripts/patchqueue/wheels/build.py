@@ -1,4 +1,4 @@
-"""Repack a release's official wheel with the queue on it: `sglang-0.5.9+pcg.1-….whl`.
+"""Repack a release's official wheel with the queue on it: `sglang-0.5.9+pcg.2-….whl`.
 
 The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts and
 entry points included, comes byte for byte from the wheel that the pin names. The same input gives
@@ -40,9 +40,11 @@ from ..files.tree import (
 from ..hint import to_type
 from ..laying.apply import apply
 from ..outcome import Refused
+from ..queue import released
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.pins import Pin, Wheel
+from . import notice
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
@@ -100,7 +102,7 @@ class Built:
 
 
 def local_version(pin: Pin) -> str:
-    """The version that a patched release shows: "0.5.9+pcg.1"."""
+    """The version that a patched release shows: "0.5.9+pcg.2"."""
     return f"{pin.version}+{LABEL}.{RELEASE}"
 
 
@@ -109,18 +111,23 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path) -
     not at all.
 
     origin: as for apply; a wheel or a folder of wheels (a git checkout has no wheel to repack).
-    Raises Refused where no patch is for this release, where it has no wheel for `target`, or where
-    apply refuses.
+    Raises Refused where no patch is for this release, where it has no wheel for `target`, where
+    apply refuses, or where a release of the queue with this number was cut with another content.
     """
     if pin.no_patches:
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-build", pin.tag, what, "install upstream's own wheel")
-    wheel = _wheel_for(pin, target)
+    return build_wheel(root, pin, _wheel_for(pin, target), origin, out)
+
+
+def build_wheel(root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Path) -> Built:
+    """The same of one of the pin's wheels."""
     archive = source.fetch(replace(pin, wheels=(wheel,)), origin, wheel_only=True)
     if archive.kind != "wheel":
         step = "give a wheel or a folder of wheels, or leave --from out"
         raise Refused.of("no-wheel", pin.tag, f"{origin} has no wheel to repack", step)
     report = apply(root, pin, None if origin is None else str(archive.archive))
+    released.refuse_other(root, RELEASE, pin.version, report.record["queue"])
     with zipfile.ZipFile(archive.archive) as upstream:
         files = [member for member in upstream.infolist() if not member.is_dir()]
         members = {member.filename: upstream.read(member) for member in files}
@@ -128,7 +135,8 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path) -
     record = report.record | {
         "source": {"kind": archive.kind, "name": archive.name, "sha256": archive.sha256}
     }
-    made = repack(members, patched_files(report.path), pin, record)
+    address = released.repository(root)
+    made = repack(members, patched_files(report.path), pin, record, address)
     path = out / name_of(wheel, pin)
     atomic.write(path, _zip(made, _epoch(pin)))
     return Built(
@@ -169,10 +177,14 @@ def patched_files(tree: Path) -> dict[str, bytes]:
 
 
 def repack(
-    upstream: Mapping[str, bytes], patched: Mapping[str, bytes], pin: Pin, record: dict[str, Any]
+    upstream: Mapping[str, bytes],
+    patched: Mapping[str, bytes],
+    pin: Pin,
+    record: dict[str, Any],
+    address: str = "",
 ) -> dict[str, bytes]:
     """The members of the new wheel, RECORD last. `record`, the tree's provenance, goes into its
-    .dist-info/.
+    .dist-info/. address: the queue's repository, for who has a question; "" where it has none.
 
     Raises Refused where the patched files are not the tree that the record names.
     """
@@ -197,15 +209,35 @@ def repack(
     )
     made[name] = stamp(made.get(name, b"").decode(), str(pin.version), local_version(pin)).encode()
     made |= listing_of(made)
-    made[f"{new}METADATA"] = stamp_metadata(
-        made[f"{new}METADATA"].decode(), str(pin.version), local_version(pin)
-    ).encode()
-    made[f"{new}{PROVENANCE}"] = (
-        json.dumps(record | {"release": RELEASE}, indent=1) + "\n"
-    ).encode()
+    made |= _told(made, upstream, pin, record, address)
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))
     return made | {f"{new}RECORD": record_of(made, f"{new}RECORD")}
+
+
+def _told(
+    made: Mapping[str, bytes],
+    upstream: Mapping[str, bytes],
+    pin: Pin,
+    record: dict[str, Any],
+    address: str,
+) -> dict[str, bytes]:
+    """What the new wheel's .dist-info/ says of the change: METADATA, the notice and the record."""
+    info = f"sglang-{local_version(pin)}.dist-info/"
+    metadata = made[f"{info}METADATA"].decode()
+    stamped = stamp_metadata(metadata, str(pin.version), local_version(pin))
+    changed = notice.changes(upstream, made)
+    text = notice.text(local_version(pin), record["source"]["name"], changed, address)
+    folder = (
+        f"{info}licenses/" if any(name.startswith(f"{info}licenses/") for name in made) else info
+    )
+    return {
+        f"{info}METADATA": notice.metadata(stamped, RELEASE, address).encode(),
+        f"{folder}{notice.FILE}": text.encode(),
+        f"{info}{PROVENANCE}": (
+            json.dumps(record | {"release": RELEASE}, indent=1) + "\n"
+        ).encode(),
+    }
 
 
 def listing_of(members: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -1,0 +1,103 @@
+"""What a patched wheel says of itself to people: that it is changed, where, and who answers for it.
+
+The Apache License 2.0 asks for it in section 4(b): modified files carry prominent notices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FILE = "NOTICE.patch-queue.txt"  # upstream's wheels have no NOTICE; one that comes is kept as it is
+QUEUE = "the sglang patch queue"
+# labels of Project-URL that ask for reports: a patched wheel's are none of upstream's business
+REPORTS = ("bugtracker", "bugs", "bugreports", "issues", "issuetracker", "tracker", "support")
+LABEL = re.compile(r"[^a-z0-9]")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Names of sglang's files in a patched wheel that differ from the upstream wheel's; each
+    sorted."""
+
+    changed: tuple[str, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Changes:
+    """The difference of two wheels' sglang/, each by member name."""
+    old, new = (
+        {name for name in wheel if name.startswith("sglang/")} for wheel in (upstream, made)
+    )
+    changed = sorted(name for name in old & new if upstream[name] != made[name])
+    return Changes(tuple(changed), tuple(sorted(new - old)), tuple(sorted(old - new)))
+
+
+def text(version: str, wheel: str, found: Changes, address: str) -> str:
+    """The notice of the wheel `version`, which was made of upstream's file `wheel`.
+
+    address: the queue's repository; "" where it has none.
+    """
+    public, _, local = version.partition("+")
+    where = f" ({address})" if address else ""
+    head = f"""\
+This is a changed sglang: version {version}, not the sglang project's own {public}.
+
+{QUEUE[0].upper()}{QUEUE[1:]}{where} made it of upstream's wheel
+{wheel}. It is release {local.rpartition(".")[2]} of the queue.
+The sglang project neither made nor checked it. Report what goes wrong to the queue{where}.
+
+Both are under the Apache License 2.0. As its section 4(b) asks, the files that
+were changed are listed here. patch_queue.json names every patch.
+"""
+    parts = (
+        ("Changed", found.changed),
+        ("Added", found.added),
+        ("Removed", found.removed),
+    )
+    lists = (
+        f"\n{what}:\n" + "".join(f"  {name}\n" for name in names) for what, names in parts if names
+    )
+    return head + "".join(lists)
+
+
+def metadata(content: str, release: int, address: str) -> str:
+    """METADATA whose Summary says that the wheel is patched, and whose URLs send reports to the
+    queue.
+
+    Upstream's other URLs are kept and labelled as upstream's; the notice is listed as a licence
+    file where upstream lists its own.
+    """
+    head, blank, body = content.partition("\n\n")
+    lines = [kept for line in head.split("\n") for kept in _line(line, release)]
+    if not any(line.startswith("Summary: ") for line in lines):
+        at = next(n for n, line in enumerate(lines) if line.startswith("Version: ")) + 1
+        lines.insert(at, f"Summary: {_summary(release)}")
+    if address:
+        at = next(n for n, line in enumerate(lines) if line.startswith("Summary: ")) + 1
+        own = {"Homepage": address, "Bug Tracker": f"{address}/issues"}
+        lines[at:at] = [f"Project-URL: {label}, {url}" for label, url in own.items()]
+    files = [n for n, line in enumerate(lines) if line.startswith("License-File: ")]
+    if files:
+        lines.insert(files[-1] + 1, f"License-File: {FILE}")
+    return "\n".join(lines) + blank + body
+
+
+def _line(line: str, release: int) -> list[str]:
+    """What becomes of one line of the head: itself, another, or nothing."""
+    name, _, value = line.partition(": ")
+    if name == "Summary":
+        return [f"Summary: {_summary(release)}: {value}"]
+    if name == "Home-page":
+        return [f"Project-URL: Upstream Homepage, {value}"]
+    if name != "Project-URL":
+        return [line]
+    label, _, url = value.partition(", ")
+    reports = LABEL.sub("", label.lower()) in REPORTS
+    return [] if reports else [f"Project-URL: Upstream {label}, {url}"]
+
+
+def _summary(release: int) -> str:
+    return f"Patched by {QUEUE}, release {release}"

@@ -1,0 +1,104 @@
+"""What a patched wheel says of itself: the notice, the summary, and where its users write to."""
+
+from __future__ import annotations
+
+import email
+import zipfile
+
+import fakes
+import pytest
+from test_build import INFO, LOCAL, make, members
+
+from patchqueue.outcome import Refused
+from patchqueue.wheels import notice
+
+OURS = "https://example.org/queue"
+HEAD = """\
+Metadata-Version: 2.4
+Name: sglang
+Version: 9.9.1+pcg.7
+Summary: Serves models.
+Project-URL: Homepage, https://example.org/sglang
+Project-URL: Bug Tracker, https://example.org/sglang/issues
+Project-URL: Issues, https://example.org/sglang/issues
+License-File: LICENSE
+Requires-Dist: torch
+
+Project-URL: Bug Tracker, of the text below
+"""
+
+
+def fields(address: str = "") -> email.message.Message:
+    return email.message_from_string(notice.metadata(HEAD, 7, address))
+
+
+def test_the_summary_says_that_it_is_patched():
+    assert fields()["Summary"] == "Patched by the sglang patch queue, release 7: Serves models."
+    bare = "Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.1\n"
+    added = email.message_from_string(notice.metadata(bare, 7, ""))
+    assert added["Summary"] == "Patched by the sglang patch queue, release 7"
+
+
+@pytest.mark.parametrize("address", ["", OURS])
+def test_reports_do_not_go_to_upstream(address):
+    urls = dict(url.split(", ") for url in fields(address).get_all("Project-URL"))
+    own = {"Homepage": OURS, "Bug Tracker": f"{OURS}/issues"} if address else {}
+    assert urls == {**own, "Upstream Homepage": "https://example.org/sglang"}
+
+
+def test_all_else_stays_as_it_is():
+    told = notice.metadata(HEAD, 7, OURS)
+    assert told.partition("\n\n")[2] == HEAD.partition("\n\n")[2]
+    assert fields(OURS).get_all("Requires-Dist") == ["torch"]
+    assert fields(OURS).get_all("License-File") == ["LICENSE", notice.FILE]
+
+
+def test_the_notice_names_every_changed_file(project):
+    found = members(make(project).path)
+    told = found[f"{INFO}{notice.FILE}"].decode()
+    assert f"version {LOCAL}, not the sglang project's own 9.9.1" in told
+    changed, added = told.partition("\nChanged:\n")[2].split("\nAdded:\n")
+    assert changed.split() == ["sglang/_version.py", "sglang/srt/cut.py", "sglang/srt/runner.py"]
+    assert added.split() == ["sglang/srt/steps/__init__.py"] and "Removed" not in told
+    assert "section 4(b)" in told and "http" not in told
+
+
+def test_the_notice_lies_beside_upstreams_licence(project):
+    """Where METADATA names it: both are read from there."""
+    name = "sglang-9.9.1.dist-info/licenses/LICENSE"
+    files = fakes.RELEASE | {name: "Apache", "sglang-9.9.1.dist-info/METADATA": HEAD}
+    wheel = project.wheels / "sglang-9.9.1-py3-none-any.whl"
+    fakes.write_wheel(
+        wheel, files | {"sglang-9.9.1.dist-info/METADATA": HEAD.replace("+pcg.7", "")}
+    )
+    pins = project.root / "upstream/pins.toml"
+    pins.unlink()
+    fakes.pin.add(project.root, "9.9.1", str(project.wheels))
+    project.write("releases/about.toml", f'repository = "{OURS}"\n')
+    found = members(make(project).path)
+    assert f"{INFO}licenses/{notice.FILE}" in found and f"{INFO}{notice.FILE}" not in found
+    metadata = email.message_from_bytes(found[f"{INFO}METADATA"])
+    assert metadata.get_all("License-File") == ["LICENSE", notice.FILE]
+    assert f"Bug Tracker, {OURS}/issues" in metadata.get_all("Project-URL")
+    assert (
+        f"Report what goes wrong to the queue ({OURS})"
+        in found[f"{INFO}licenses/{notice.FILE}"].decode()
+    )
+
+
+def test_changes_of_two_wheels():
+    old = {"sglang/a": b"1", "sglang/b": b"1", "sglang/c": b"1", "other": b"1"}
+    new = {"sglang/a": b"2", "sglang/b": b"1", "sglang/d": b"1", "else": b"1"}
+    assert notice.changes(old, new) == notice.Changes(("sglang/a",), ("sglang/d",), ("sglang/c",))
+
+
+@pytest.mark.parametrize("address", ["example.org/queue", "https://example.org/queue/"])
+def test_an_address_that_is_none_is_refused(project, address):
+    project.write("releases/about.toml", f'repository = "{address}"\n')
+    with pytest.raises(Refused, match=r"releases/about.toml: .*repository.*bad-releases"):
+        make(project)
+
+
+def test_the_wheel_is_whole(project):
+    with zipfile.ZipFile(make(project).path) as wheel:
+        assert wheel.testzip() is None and wheel.namelist()[-1] == f"{INFO}RECORD"

@@ -1,0 +1,402 @@
+"""upstream-tests on a made-up checkout: real pytest processes on a pristine and on a patched
+tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import fakes
+import pytest
+from fakes import TAG
+
+from patchqueue.commands import cli
+from patchqueue.environments import suite, testing, upstream_tests, verdicts
+from patchqueue.environments.environment import Environment
+from patchqueue.environments.verdicts import Case, State
+
+UNIT = "test/registered/unit"
+MARK = "def register_cpu_ci(**_): pass\n\n\nregister_cpu_ci(est_time=1, suite='cpu')\n"
+# what both trees have, and what the queue adds to one
+STEPS = f"""import os, time
+from pathlib import Path
+
+import pytest
+
+from sglang.srt import runner
+
+{MARK}
+PATCHED = hasattr(runner, "added_step")
+
+
+def test_steps_count():
+    assert runner.step_40 == 40
+
+
+"""
+BROKEN = "class TestSteps:\n    def test_there_are_forty(self):\n        assert not PATCHED\n"
+FLAKY = """
+def test_fails_the_first_time():
+    ran = Path(__file__).with_name("ran")
+    first = not ran.exists()
+    ran.touch()
+    assert not (PATCHED and first)
+"""
+NEITHER = """
+def test_writes_beside_itself():
+    Path(__file__).with_name("written").touch()
+
+
+def test_on_a_gpu():
+    raise RuntimeError("No CUDA GPUs are available")
+
+
+def test_by_word():
+    pytest.skip("no such word")
+
+
+def test_of_the_queue():
+    assert PATCHED
+"""
+
+
+@pytest.fixture
+def ran(project, tmp_path, monkeypatch, capsys):
+    """Run upstream-tests on a checkout that holds these files of tests: exit code and output."""
+    here = Environment(Path(sys.executable), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    monkeypatch.setattr(testing, "build_environment", lambda *_: here)
+    checkout = project.checkout(tmp_path / "checkout")
+
+    def call(files: dict[str, str], *words: str) -> tuple[int, str]:
+        for name, text in files.items():
+            path = checkout / (name if "/" in name else f"{UNIT}/{name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        options = ["--checkout", str(checkout), *words]
+        code = cli.main(["--root", str(project.root), "upstream-tests", TAG, *options])
+        out = capsys.readouterr()
+        return code, out.out + out.err
+
+    call.checkout, call.monkeypatch = checkout, monkeypatch
+    return call
+
+
+def count(said: str, what: str) -> int:
+    """A row of the table."""
+    return int(next(line.split()[-1] for line in said.splitlines() if line.startswith(what)))
+
+
+def test_a_test_that_the_patch_breaks_is_listed(ran):
+    code, said = ran({"test_steps.py": STEPS + BROKEN})
+    assert code == 1, said
+    listed = said[said.index("Passed on the pristine tree alone:") :]
+    name = f"{UNIT}/test_steps.py::TestSteps::test_there_are_forty"
+    assert f"  {name}\n      failed: AssertionError" in listed or f"  {name}\n" in listed
+    assert count(said, "passed on the pristine tree alone") == 1, said
+    assert count(said, "passed on both") == 1
+
+
+def test_all_is_well_where_none_is(ran, tmp_path):
+    before = fakes.snapshot(ran.checkout)
+    code, said = ran({"test_steps.py": STEPS + NEITHER}, "--out", str(tmp_path / "found.json"))
+    assert code == 0, said
+    rows = ("passed on both", "passed on the pristine", "passed on the patched", "flaky")
+    assert [count(said, row) for row in rows] == [2, 0, 1, 0]
+    assert [count(said, row) for row in ("skipped on both", "passed on neither")] == [1, 1]
+    assert "      1  needs a GPU" in said
+    assert max(map(len, said[said.index("\nPassed on neither") :].splitlines())) <= 80
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["passed on neither"] == {
+        f"{UNIT}/test_steps.py::test_on_a_gpu": {
+            "state": "failed",
+            "reason": "RuntimeError: No CUDA GPUs are available",
+        }
+    }
+    assert list(found["passed on the patched tree alone"]) == [
+        f"{UNIT}/test_steps.py::test_of_the_queue"
+    ]
+    after = fakes.snapshot(ran.checkout)
+    changed = {name for name in after if after[name] != before.get(name)}
+    written = {str(ran.checkout / UNIT / "test_steps.py")}
+    folders = {str(path) for path in (ran.checkout / UNIT).parents} | {str(ran.checkout / UNIT)}
+    assert changed - folders == written, "the tool writes nothing into the checkout"
+
+
+def test_flaky_ones_are_told_apart(ran):
+    code, said = ran({"test_steps.py": STEPS + FLAKY})
+    assert code == 0, said
+    assert "once more, alone: " in said
+    assert count(said, "flaky") == 1 and count(said, "passed on the pristine tree alone") == 0
+    assert f"{UNIT}/test_steps.py::test_fails_the_first_time" in said[said.index("Flaky:") :]
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("if PATCHED:\n    import gone", "error: ModuleNotFoundError: No module named 'gone'"),
+        ("if PATCHED:\n    os.kill(os.getpid(), 11)", "error: killed by SIGSEGV"),
+        ("if PATCHED:\n    time.sleep(60)", "timed out: timed out after 10 s"),
+        ("if PATCHED:\n    pytest.skip('as yet', allow_module_level=True)", "skipped: as yet"),
+    ],
+)
+def test_a_file_that_ends_early_breaks_all_its_tests(ran, broken, why):
+    code, said = ran({"test_steps.py": STEPS + broken}, "--limit", "10")
+    assert code == 1
+    assert f"{UNIT}/test_steps.py::test_steps_count\n      not run: {why}" in said
+    assert count(said, "passed on the pristine tree alone") == 1, said
+
+
+def test_what_a_file_leaves_running_is_ended(ran, tmp_path):
+    left = tmp_path / "left"
+    child = f"""
+def test_leaves_a_child():
+    import subprocess
+    child = subprocess.Popen(["sleep", "60"])
+    Path({str(left)!r}).write_text(str(child.pid))
+"""
+    code, _ = ran({"test_steps.py": STEPS + child})
+    assert code == 0
+    status = Path("/proc", left.read_text(), "stat")
+    for _ in range(50):
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.1)
+    raise AssertionError("the child of a test still runs")
+
+
+def test_an_interrupted_run_ends_what_it_has_started(ran):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    ran.monkeypatch.setattr(upstream_tests, "_compared", interrupted)
+    started = time.monotonic()
+    files = {"test_a.py": STEPS, "test_b.py": STEPS + "time.sleep(300)\n"}
+    code, said = ran(files, "--limit", "300")
+    assert code == 130 and "interrupted" in said
+    assert time.monotonic() - started < 120
+
+
+def test_tests_get_their_own_tree_and_none_of_the_callers_settings(ran):
+    ran.monkeypatch.setenv("SGLANG_IS_IN_CI", "true")
+    ran.monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    beside = """
+def test_works_without_data_sets():
+    from datasets import load_dataset
+
+
+def test_needs_data_sets():
+    from datasets import load_dataset
+    load_dataset("gsm8k")
+
+
+def test_finds_its_release():
+    here = Path(__file__).parents[3] / "python/sglang/srt/runner.py"
+    assert here.resolve() == Path(runner.__file__).resolve()
+    assert "SGLANG_IS_IN_CI" not in os.environ
+    assert 30000 + int(os.environ["CUDA_VISIBLE_DEVICES"][0]) == 30009
+"""
+    code, said = ran({"test_steps.py": STEPS + beside})
+    assert code == 0 and count(said, "passed on both") == 3, said
+    assert "      1  needs a package that is not installed" in said
+
+
+def test_only_some_files(ran):
+    files = {"mem_cache/test_one.py": STEPS, "test_other.py": STEPS + BROKEN}
+    code, said = ran({f"{UNIT}/{name}": text for name, text in files.items()}, "--only", "mem_")
+    assert code == 0 and "1 file of upstream's unit tests" in said
+    code, said = ran({}, "--only", "nothing")
+    assert code == 1
+    assert "'nothing': is in none of the paths of 2 files of tests [no-tests]" in said
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder.rename(folder.with_name("gone")), "is no folder [no-checkout]"),
+        (
+            lambda folder: (folder / "python").rename(folder / "other"),
+            "is no checkout of sglang: it has no python/sglang [no-checkout]",
+        ),
+        (
+            lambda folder: (folder / "python/sglang/srt/page.py").write_text("other = 1\n"),
+            f"is not {TAG}: 1 of its files differ, as python/sglang/srt/page.py [tree mismatch]",
+        ),
+        (
+            lambda folder: (folder / UNIT / "test_steps.py").unlink(),
+            "holds no unit tests for CPUs in test/registered or test/srt [no-tests]",
+        ),
+        (
+            lambda folder: (folder / UNIT / "test_steps.py").write_text(MARK + "import gone\n"),
+            "no test passed on the pristine tree, so that nothing is compared [nothing-passed]",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_a_sentence(ran, make, words):
+    path = ran.checkout / UNIT / "test_steps.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(STEPS)
+    make(ran.checkout)
+    code, said = ran({})
+    assert code == 1 and words in said
+    assert "Traceback" not in said and said.count("\n    next: ") == 1
+
+
+def test_a_release_is_not_fetched_for_no_checkout(project, tmp_path, capsys):
+    (tmp_path / "cache/archives").rename(tmp_path / "elsewhere")
+    words = ["upstream-tests", TAG, "--checkout", str(tmp_path / "gone")]
+    assert cli.main(["--root", str(project.root), *words]) == 1
+    said = capsys.readouterr().err
+    assert "is no folder [no-checkout]" in said and "fetching" not in said
+
+
+def test_one_release_at_a_time(project, capsys):
+    project.release("9.9.2", fakes.release_of("9.9.2"))
+    words = ["upstream-tests", TAG, "v9.9.2", "--checkout", "."]
+    assert cli.main(["--root", str(project.root), *words]) == 1
+    assert "names several releases; a checkout is at the tag of one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "inf", "soon"])
+def test_a_limit_is_a_number_of_seconds(project, capsys, limit):
+    words = ["upstream-tests", TAG, "--checkout", ".", f"--limit={limit}"]
+    with pytest.raises(SystemExit):
+        cli.main(["--root", str(project.root), *words])
+    assert "argument --limit: " in capsys.readouterr().err
+
+
+def test_an_edited_pristine_tree_is_made_anew(ran, project):
+    assert ran({"test_steps.py": STEPS})[0] == 0
+    kept = project.root / f"work/.patchqueue/{TAG}.pristine/python/sglang/srt/runner.py"
+    first = os.stat(kept).st_mtime_ns
+    assert ran({})[0] == 0 and os.stat(kept).st_mtime_ns == first
+    kept.write_text("step_40 = 41\n")
+    assert ran({})[0] == 0 and "step_39 = 39" in kept.read_text()
+
+
+def placed(folder: Path, files: dict[str, str]) -> suite.Suite:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return suite.find(folder)
+
+
+def test_upstreams_marks_select(tmp_path):
+    gpu, test = "register_cuda_ci(est_time=1, suite='gpu')\n", "def test_one(): pass\n"
+    disabled = "register_cpu_ci(est_time=1, suite='cpu', disabled='see #1')\n"
+    found = placed(
+        tmp_path,
+        {
+            f"{UNIT}/test_marked.py": MARK + test,
+            f"{UNIT}/test_of_a_gpu.py": gpu + test,
+            f"{UNIT}/test_off.py": disabled + test,
+            f"{UNIT}/test_off_by_place.py": "register_cuda_ci(1, 'gpu', False, 'off')\n" + test,
+            f"{UNIT}/test_server.py": gpu + test + "popen_launch_server()\n",
+            f"{UNIT}/test_broken.py": MARK + "def (\n",
+            f"{UNIT}/helper.py": "x = 1\n",
+            f"{UNIT}/conftest.py": test,
+            "test/registered/models/test_model.py": gpu + test,
+            "test/registered/models/test_marked_too.py": MARK + "def helper(): pass\n",
+            "test/manual/test_by_hand.py": MARK + test,
+        },
+    )
+    assert found.chosen == (
+        "test/registered/models/test_marked_too.py",
+        f"{UNIT}/test_broken.py",
+        f"{UNIT}/test_marked.py",
+        f"{UNIT}/test_of_a_gpu.py",
+    )
+    assert dict(found.left_out) == {
+        "test/registered/models/test_model.py": (
+            "is no unit test, and upstream does not mark it for CPUs"
+        ),
+        f"{UNIT}/helper.py": "holds no test",
+        f"{UNIT}/test_off.py": "disabled by upstream: see #1",
+        f"{UNIT}/test_off_by_place.py": "disabled by upstream: off",
+        f"{UNIT}/test_server.py": "starts a server or loads a model",
+    }
+
+
+def test_before_there_were_folders_of_unit_tests_all_are_looked_at(tmp_path):
+    test = "def test_one(self): pass\n"
+    found = placed(
+        tmp_path,
+        {
+            "test/registered/radix_cache/test_cache.py": f"class Test:\n    {test}",
+            "test/srt/test_engine.py": f"e = sgl.Engine()\nclass Test:\n    {test}",
+            "test/srt/test_mixed.py": f"class Test(EvalMixin, CustomTestCase):\n    {test}",
+            "test/srt/test_old.py": test,
+        },
+    )
+    assert found.chosen == ("test/registered/radix_cache/test_cache.py", "test/srt/test_old.py")
+
+
+XML = b"""<testsuites><testsuite>
+<testcase classname="test.registered.unit.a.test_x.TestOne" name="test_b[1-2]" />
+<testcase classname="registered.unit.a.test_x" name="test_plain">
+<failure message="boom">x = 1
+E       assert 1 == 2
+E       ValueError: at 0x7f00deadbeef</failure>
+</testcase>
+<testcase classname="test_x" name="test_twice" />
+<testcase classname="test_x" name="test_twice"><error message="at teardown">lost</error></testcase>
+<testcase classname="" name="test.registered.unit.a.test_x"><error message="collection failure"
+>E   ModuleNotFoundError: No module named 'y'</error></testcase>
+<testcase classname="test_x" name="test_off"><skipped message="later">no</skipped></testcase>
+</testsuite></testsuites>"""
+
+
+def test_junit_files_are_read_by_test():
+    file = f"{UNIT}/a/test_x.py"
+    assert verdicts.read(XML, file) == {
+        f"{file}::TestOne::test_b[1-2]": Case(State.PASSED),
+        f"{file}::test_plain": Case(State.FAILED, "ValueError: at 0x…"),
+        f"{file}::test_twice": Case(State.ERROR, "at teardown"),
+        file: Case(State.ERROR, "ModuleNotFoundError: No module named 'y'"),
+        f"{file}::test_off": Case(State.SKIPPED, "later"),
+    }
+    with pytest.raises(ValueError):
+        verdicts.read(XML[:100], file)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("AssertionError: Torch not compiled with CUDA enabled", "needs a GPU"),
+        ("ImportError: cannot import name 'a' from 'b'", "needs a package that is not installed"),
+        ("OSError: We couldn't connect to 'https://hf'", "needs a model or the network"),
+        ("FileNotFoundError: [Errno 2] docs/a.md", "needs a file that the checkout lacks"),
+        ("timed out after 300 s", "took too long"),
+        ("AssertionError: 1 != 2", "AssertionError"),
+        ("msgspec.ValidationError: x", "ValidationError"),
+        ("assert 1 == 2", "another reason"),
+    ],
+)
+def test_reasons_are_counted_by_kind(reason, kind):
+    assert verdicts.kind(reason) == kind
+
+
+def test_both_trees_are_compared_by_test():
+    good, bad = Case(State.PASSED), Case(State.FAILED, "no")
+    off, lost = Case(State.SKIPPED, "off"), Case(State.TIMED_OUT, "late")
+    found = verdicts.compare(
+        {"f::a": good, "f::b": good, "f::c": bad, "f::d": off, "f::e": bad},
+        {"f::a": good, "f::b": off, "f::c": good, "f::d": off, "f::e": off},
+        "f",
+    )
+    assert found.both == 1 and found.tests == 5
+    assert (found.pristine_only, found.patched_only) == ({"f::b": off}, {"f::c": bad})
+    assert (found.skipped, found.failed) == ({"f::d": off}, {"f::e": bad})
+    assert verdicts.compare({"f::a": good}, {"f": lost}, "f").pristine_only == {
+        "f::a": Case(State.NOT_RUN, "timed out: late")
+    }
+    assert verdicts.compare({"f": lost}, {"f": lost}, "f").failed == {"f": lost}
+    again = verdicts.compare({"f::a": good, "f::c": good}, {"f::c": bad}, "f")
+    assert verdicts.settle(found, again) == verdicts.Verdict(
+        1, {}, found.patched_only, found.pristine_only, found.skipped, found.failed
+    ), "what only the second run finds is no finding, and what it does not find is flaky"
+    gone = verdicts.compare({"f::a": good}, {"f::b": good}, "f")
+    assert list(gone.pristine_only) == ["f::a"] and list(gone.patched_only) == ["f::b"]
