@@ -318,6 +318,25 @@ def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, change, tags)
     assert check(two.root, every(two).all, None).all_problems == ()
 
 
+def test_a_pin_that_the_queue_is_not_carried_to_is_one_problem(two):
+    """A release just pinned had one for each hunk, and was to be refreshed, not rebased."""
+    text = (two.root / placed.FILE).read_text()
+    two.write(str(placed.FILE), text.partition(f'["{SHORT}"]')[0])
+    assert [
+        (problem.name, problem.where, problem.what, problem.hint)
+        for problem in (check(two.root, every(two).all, None).all_problems)
+    ] == [
+        (
+            "not-carried",
+            f"v{SHORT}",
+            "is pinned, and the queue is not carried to it: 1 of 1 patch to refresh or to solve",
+            f"`scripts/nox rebase {SHORT}` sorts them",
+        )
+    ]
+    two.place()
+    assert check(two.root, every(two).all, None).all_problems == ()
+
+
 def test_the_pinned_tree_is_that_of_the_files_that_are_laid(two):
     apply(two.root, two.pin, None)
     names = [RUNNER, "python/sglang/srt/cut.py", "python/sglang/srt/steps/__init__.py"]

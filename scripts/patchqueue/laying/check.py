@@ -4,14 +4,14 @@ what upstream has merged."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from ..hint import counted
+from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
 from ..queue.lint import lint
@@ -111,5 +111,21 @@ def _one(queue: Queue, pristine: Source) -> PinReport:
         if replayed.problems
         else {patch.name: widened(patch, below[patch.name]) for patch in selection.patches}
     )
-    every = (*replayed.problems, *([other] if other else []), *problems)
+    laid = _not_carried(queue, pin, replayed.steps) or replayed.problems
+    every = (*laid, *([other] if other else []), *problems)
     return PinReport(pin, replayed.steps, findings, every, texts)
+
+
+def _not_carried(queue: Queue, pin: Pin, steps: Sequence[Step]) -> tuple[Problem, ...]:
+    """One problem in place of one for each hunk, for a pin that no rebase has been to yet: others
+    have a tree of the queue, and it has none."""
+    trees = {version for version, placed in queue.placed.items() if placed.tree}
+    bad = sum(not step.outcome.good for step in steps)
+    if not bad or not trees or pin.version in trees:
+        return ()
+    what = (
+        "is pinned, and the queue is not carried to it:"
+        f" {bad} of {counted(len(steps), 'patch', 'patches')} to refresh or to solve"
+    )
+    step = f"{to_type('rebase', pin.version)} sorts them"
+    return (Problem("not-carried", pin.tag, what, step),)
