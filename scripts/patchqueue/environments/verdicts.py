@@ -216,7 +216,8 @@ def _of(name: str, cases: Cases, file: str) -> Case:
 
 def settle(first: Verdict, again: Verdict) -> Verdict:
     """The first verdict, less those that the second run does not find again: they are flaky."""
-    lists, gone = {}, dict(first.flaky)
+    lists: dict[str, dict[str, Case]] = {}
+    gone = dict(first.flaky)
     for name in ALONE:
         before, after = getattr(first, name), getattr(again, name)
         lists[name] = {test: case for test, case in after.items() if test in before}
