@@ -216,13 +216,14 @@ def _of(name: str, cases: Cases, file: str) -> Case:
 
 def settle(first: Verdict, again: Verdict) -> Verdict:
     """The first verdict, less those that the second run does not find again: they are flaky."""
-    lists: dict[str, dict[str, Case]] = {}
     gone = dict(first.flaky)
+    stays: list[dict[str, Case]] = []
     for name in ALONE:
         before, after = getattr(first, name), getattr(again, name)
-        lists[name] = {test: case for test, case in after.items() if test in before}
+        stays.append({test: case for test, case in after.items() if test in before})
         gone |= {test: case for test, case in before.items() if test not in after}
-    return replace(first, flaky=gone, **lists)
+    pristine_only, patched_only = stays
+    return replace(first, pristine_only=pristine_only, patched_only=patched_only, flaky=gone)
 
 
 def joined(verdicts: Iterable[Verdict]) -> Verdict:
