@@ -40,11 +40,12 @@ def test_steps_count():
 BROKEN = "class TestSteps:\n    def test_there_are_forty(self):\n        assert not PATCHED\n"
 FLAKY = """
 def test_fails_the_first_time():
-    ran = Path(__file__).with_name("ran")
+    ran = Path(__file__).with_suffix(".ran")
     first = not ran.exists()
     ran.touch()
     assert not (PATCHED and first)
 """
+LUCKY = FLAKY.replace("fails", "passes").replace("not (PATCHED and", "(PATCHED or not")
 NEITHER = """
 def test_writes_beside_itself():
     Path(__file__).with_name("written").touch()
@@ -126,11 +127,14 @@ def test_all_is_well_where_none_is(ran, tmp_path):
 
 
 def test_flaky_ones_are_told_apart(ran):
-    code, said = ran({"test_steps.py": STEPS + FLAKY})
+    code, said = ran({"test_steps.py": STEPS + FLAKY, "test_lucky.py": STEPS + LUCKY})
     assert code == 0, said
-    assert "once more, alone: " in said
-    assert count(said, "flaky") == 1 and count(said, "passed on the pristine tree alone") == 0
-    assert f"{UNIT}/test_steps.py::test_fails_the_first_time" in said[said.index("Flaky:") :]
+    assert said.count("once more, alone: ") == 2
+    rows = ("flaky", "passed on the pristine tree alone", "passed on the patched tree alone")
+    assert [count(said, row) for row in rows] == [2, 0, 0]
+    listed = said[said.index("Flaky:") :]
+    assert f"{UNIT}/test_steps.py::test_fails_the_first_time" in listed
+    assert f"{UNIT}/test_lucky.py::test_passes_the_first_time" in listed
 
 
 @pytest.mark.parametrize(
@@ -343,6 +347,9 @@ E       ValueError: at 0x7f00deadbeef</failure>
 </testcase>
 <testcase classname="test_x" name="test_twice" />
 <testcase classname="test_x" name="test_twice"><error message="at teardown">lost</error></testcase>
+<testcase classname="test_x" name="test_retried"><failure message="Exception: retry()">
+E   KeyError: 'a'
+E   Exception: retry() exceed maximum number of retries.</failure></testcase>
 <testcase classname="" name="test.registered.unit.a.test_x"><error message="collection failure"
 >E   ModuleNotFoundError: No module named 'y'</error></testcase>
 <testcase classname="test_x" name="test_off"><skipped message="later">no</skipped></testcase>
@@ -355,6 +362,7 @@ def test_junit_files_are_read_by_test():
         f"{file}::TestOne::test_b[1-2]": Case(State.PASSED),
         f"{file}::test_plain": Case(State.FAILED, "ValueError: at 0x…"),
         f"{file}::test_twice": Case(State.ERROR, "at teardown"),
+        f"{file}::test_retried": Case(State.FAILED, "KeyError: 'a'"),
         file: Case(State.ERROR, "ModuleNotFoundError: No module named 'y'"),
         f"{file}::test_off": Case(State.SKIPPED, "later"),
     }
@@ -396,7 +404,7 @@ def test_both_trees_are_compared_by_test():
     assert verdicts.compare({"f": lost}, {"f": lost}, "f").failed == {"f": lost}
     again = verdicts.compare({"f::a": good, "f::c": good}, {"f::c": bad}, "f")
     assert verdicts.settle(found, again) == verdicts.Verdict(
-        1, {}, found.patched_only, found.pristine_only, found.skipped, found.failed
+        1, {}, {}, {**found.pristine_only, **found.patched_only}, found.skipped, found.failed
     ), "what only the second run finds is no finding, and what it does not find is flaky"
     gone = verdicts.compare({"f::a": good}, {"f::b": good}, "f")
     assert list(gone.pristine_only) == ["f::a"] and list(gone.patched_only) == ["f::b"]

@@ -168,8 +168,8 @@ def release_of(root: Path, pin: Pin, checkout: Path) -> tuple[Suite, Path]:
 def run_all(run: Run, files: Sequence[str], processors: int) -> Iterator[Compared]:
     """Every file on both trees, several at once; a file as soon as it and all before it are done.
 
-    Where a test passes on the pristine tree alone, its file is run again on both trees when the
-    others are done, with nothing beside it: what does not come again is flaky.
+    Where a test passes on one tree alone, its file is run again on both trees when the others are
+    done, with nothing beside it: what does not come again is flaky.
     """
     doubtful: list[Compared] = []
     with ThreadPoolExecutor(max(1, min(processors, PROCESSES))) as pool:
@@ -179,7 +179,7 @@ def run_all(run: Run, files: Sequence[str], processors: int) -> Iterator[Compare
             ]
             for file, job in zip(files, jobs):
                 compared = _compared(file, *(one.result() for one in job))
-                if compared.verdict.pristine_only:
+                if compared.verdict.doubtful:
                     doubtful.append(compared)
                 else:
                     yield compared

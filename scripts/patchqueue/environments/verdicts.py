@@ -43,6 +43,7 @@ class Case:
         return f"{self.state}: {self.reason}" if self.reason else str(self.state)
 
 
+RETRIED = "retry() exceed maximum number of retries"  # python/sglang/test/test_utils.py
 LONGEST = 200  # characters of a reason
 # By test id: `FILE::CLASS::NAME`, or the file itself for what became of it as a whole.
 Cases = Mapping[str, Case]
@@ -131,12 +132,14 @@ def _case(element: ElementTree.Element) -> Case:
 def _reason(element: ElementTree.Element) -> str:
     """The exception's own line: the last that pytest marks with E, else the message's first.
 
-    A file that skips itself has its reason in the text, as `('FILE', LINE, 'Skipped: REASON')`.
+    sglang's CustomTestCase raises one of its own behind a test's. A file that skips itself has its
+    reason in the text, as `('FILE', LINE, 'Skipped: REASON')`.
     """
     itself = re.search(r"'Skipped: (.*)'\)$", element.text or "")
     if itself:
         return itself[1][:LONGEST]
     marked = re.findall(r"(?m)^E {2,}(\S.*)$", element.text or "")
+    marked = [line for line in marked if RETRIED not in line] or marked
     named = [line for line in marked if re.match(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)\b", line)]
     message = (element.get("message") or "").strip().splitlines()
     text = (named or marked or message or [""])[-1 if named or marked else 0]
@@ -150,6 +153,7 @@ def worse(one: Case, other: Case) -> Case:
 
 
 LISTS = ("pristine_only", "patched_only", "flaky", "skipped", "failed")
+ALONE = LISTS[:2]  # what may be chance, and is run again
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,8 @@ class Verdict:
     """Both trees' results, by id: how many tests passed on both, and the others.
 
     pristine_only: what became of it on the patched tree; patched_only: on the pristine tree;
-    flaky: passed on the pristine tree alone, but not when it was run again; skipped, failed: on
-    both trees, with the pristine tree's result.
+    flaky: passed on one tree alone, but not when it was run again; skipped, failed: on both trees,
+    with the pristine tree's result.
     """
 
     both: int = 0
@@ -167,6 +171,10 @@ class Verdict:
     flaky: Cases = field(default_factory=dict)
     skipped: Cases = field(default_factory=dict)
     failed: Cases = field(default_factory=dict)
+
+    @property
+    def doubtful(self) -> bool:
+        return any(getattr(self, name) for name in ALONE)
 
     @property
     def tests(self) -> int:
@@ -208,11 +216,14 @@ def _of(name: str, cases: Cases, file: str) -> Case:
 
 def settle(first: Verdict, again: Verdict) -> Verdict:
     """The first verdict, less those that the second run does not find again: they are flaky."""
-    stays = {
-        name: case for name, case in again.pristine_only.items() if name in first.pristine_only
-    }
-    gone = {name: case for name, case in first.pristine_only.items() if name not in stays}
-    return replace(first, pristine_only=stays, flaky={**first.flaky, **gone})
+    gone = dict(first.flaky)
+    stays: list[dict[str, Case]] = []
+    for name in ALONE:
+        before, after = getattr(first, name), getattr(again, name)
+        stays.append({test: case for test, case in after.items() if test in before})
+        gone |= {test: case for test, case in before.items() if test not in after}
+    pristine_only, patched_only = stays
+    return replace(first, pristine_only=pristine_only, patched_only=patched_only, flaky=gone)
 
 
 def joined(verdicts: Iterable[Verdict]) -> Verdict:
