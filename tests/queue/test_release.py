@@ -188,6 +188,26 @@ def test_headings_of_an_entry_are_in_the_tag(ready, run):
     assert told.endswith("\n\n- More steps.\n\n### Fewer\n\n- Less.\n")
 
 
+def test_what_was_not_cut_is_not_made(ready, run):
+    """Where some wheels alone were cut, as the workflow does it."""
+    ready.release("9.9.2")
+    ready.edit("series", "==9.9.1", ">=9.9")
+    ready.place()
+    fakes.commit(ready)
+    assert run(ready, "release", "--cut", "v9.9.1")[0] == 0
+    assert [each.patch is None for each in released.read(ready.root, QUEUE).revision] == [
+        False,
+        True,
+    ]
+    first = files(ready.root / FOLDER)
+    code, said = run(ready, "release", "--tag", f"pcg-{QUEUE}")
+    assert code == 0 and files(ready.root / FOLDER) == first, said
+    code, said = run(ready, "release", "v9.9.2")
+    assert code == 1 and "no wheel is for these words in what was cut" in said
+    assert run(ready, "check")[0] == 0
+    assert run(ready, "build", "v9.9.2")[0] == 0, "its content was cut with the others"
+
+
 def test_a_new_pin_is_other_content_too(cut):
     cut.release("9.9.2")
     cut.edit("series", "==9.9.1", ">=9.9")

@@ -38,15 +38,23 @@ CHANGES, SUMS = "CHANGES.md", "SHA256SUMS"
 @dataclass(frozen=True)
 class Choice:
     """Which wheels are made. pins: the releases; pythons, machines: as build.Target has them, none
-    for all."""
+    for all; among: names of files that a cut release has, None where it is not cut."""
 
     pins: Sequence[Pin]
     pythons: Sequence[str] = ()
     machines: Sequence[str] = ()
+    among: frozenset[str] | None = None
 
     def wheels(self, pin: Pin) -> list[Wheel]:
-        """The pin's wheels that are meant."""
-        return [wheel for wheel in pin.wheels if self._takes(wheel)]
+        """The pin's wheels that are meant; none where no patch is for it."""
+        if pin.no_patches:
+            return []
+        meant = [wheel for wheel in pin.wheels if self._takes(wheel)]
+        return [
+            wheel
+            for wheel in meant
+            if self.among is None or build.name_of(wheel, pin) in self.among
+        ]
 
     def _takes(self, wheel: Wheel) -> bool:
         tags = parse_wheel_filename(wheel.file)[3]
@@ -102,9 +110,9 @@ def make(root: Path, choice: Choice, changes: str) -> Made:
     changes: what CHANGES.md says. Raises Refused where nothing is chosen, or where build or replay
     refuse.
     """
-    pins = [pin for pin in choice.pins if not pin.no_patches]
-    if not any(choice.wheels(pin) for pin in pins):
-        what = "no wheel is for these words"
+    pins = [pin for pin in choice.pins if choice.wheels(pin)]
+    if not pins:
+        what = "no wheel is for these words" + (" in what was cut" if choice.among else "")
         step = f"{to_type('release', '--help')} says what they mean"
         raise Refused.of("nothing-to-build", "release", what, step)
     folder = root / "dist" / f"release-{RELEASE}"

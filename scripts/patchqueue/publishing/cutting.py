@@ -8,7 +8,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import RELEASE
@@ -40,9 +40,11 @@ class Cut:
 def rebuild(root: Path, choice: Choice) -> tuple[Made, Release | None]:
     """Build what is chosen, and compare it with the release where that was cut.
 
-    Raises Refused where a file is not the one that was published; dist/release-N/ is then removed.
+    Of a release that was cut with some wheels alone, no others are made. Raises Refused where a
+    file is not the one that was published; dist/release-N/ is then removed.
     """
     found = released.read(root, RELEASE)
+    choice = replace(choice, among=frozenset(found.assets)) if found else choice
     changes = changelog.entry(changelog.read(root), RELEASE, cut=found is not None)
     made = assets.make(root, choice, changes)
     problems = released.mismatches(found, made.assets) if found else []
