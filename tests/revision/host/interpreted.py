@@ -9,6 +9,7 @@ use the one that the first has started.
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import importlib
 import json
@@ -160,6 +161,62 @@ def start():
     interpreter._convert_float = functools.partial(_convert_float, interpreter._convert_float)
     # kernels enter the device of their tensors
     torch.cuda.device = torch.cpu.device = lambda *_: contextlib.nullcontext()
+    _spare(interpreter)
+
+
+def _spare(interpreter):
+    """Leave out what the interpreter does again and again to no effect: half of its time."""
+    # each sum of integers once more in 64 bits, for an assertion that it drops unless it debugs
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    # a table of all types for each look into it
+    look_up, found = interpreter._get_np_dtype, {}
+
+    def numpy_type(kind):
+        name = kind.scalar.name
+        if name not in found:
+            found[name] = look_up(kind)
+        return found[name]
+
+    interpreter._get_np_dtype = numpy_type
+    # the language patched at each call of a function, not once in a launch
+    launch, patch, patched = interpreter.GridExecutor.__call__, interpreter._patch_lang, set()
+
+    def launched(executor, *arguments, **words):
+        patched.clear()
+        return launch(executor, *arguments, **words)
+
+    def patch_once(function):
+        seen = id(function.__globals__)
+        if seen not in patched:
+            patched.add(seen)
+            return patch(function)
+
+    interpreter.GridExecutor.__call__, interpreter._patch_lang = launched, patch_once
+    _keep_shapes()
+
+
+def _keep_shapes():
+    """Blocks of one type share what says their shape, which each result of an op would make
+    anew."""
+    from triton.language import core
+
+    change_type, make, types = core.block_type.with_element_ty, core.tensor.__init__, {}
+
+    def with_element_ty(block, scalar):
+        names = block.name, scalar.name
+        if names not in types:
+            types[names] = change_type(block, scalar)
+        return types[names]
+
+    def made(tensor, handle, kind):
+        if not hasattr(kind, "kept_shape"):
+            make(tensor, handle, kind)
+            kind.kept_shape = tensor.shape, tensor.numel
+        tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
+        tensor.shape, tensor.numel = kind.kept_shape
+
+    core.block_type.with_element_ty, core.tensor.__init__ = with_element_ty, made
 
 
 def _convert_float(convert, values, source, target, rounding_mode):
