@@ -250,6 +250,21 @@ def test_every_rule_of_the_release_is_known(kind):
     assert len(rules) >= 1 and [names for names in rules if names.isdisjoint(known)] == []
 
 
+def test_what_the_release_does_not_ask_for_is_no_cause():
+    """Up to 0.5.9 embeddings run on the graph: a batch that has them is refused for another
+    reason."""
+    from sglang.srt.prefill_graph.compat import eager
+
+    class Asks(Graph):
+        def can_run(self, forward_batch):
+            return not forward_batch.contains_mm_inputs()
+
+        can_run_graph = can_run
+
+    batch = batch_of(input_embeds=torch.zeros(1), contains_mm_inputs=lambda: True)
+    assert eager.why(runner_with(Asks()), batch) == "the batch has images"
+
+
 def test_a_cause_that_cannot_be_asked_harms_nothing():
     from sglang.srt.prefill_graph.compat import eager
 

@@ -84,7 +84,11 @@ class _Leaving:
 
 
 def _weakly(thing: Any) -> Callable[[], Any]:
-    return (lambda: None) if thing is None else weakref.ref(thing)
+    """What gives `thing` while it is alive; nothing for one that cannot be referred to weakly."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # None is one
+        return lambda: None
 
 
 def make_record(runner: Any) -> Record:
