@@ -343,15 +343,12 @@ def test_nobodys_commits_are_not_made(project, checkout, tmp_path, missing):
     assert problem.name == "no-identity" and f"git config --global user.{missing}" in problem.hint
 
 
-def test_a_tree_that_is_no_release_is_refused_with_what_differs(project, checkout):
+def test_a_fork_whose_lines_do_not_fit_is_refused_by_them(project, checkout):
     (checkout / RUNNER).write_text("step = 2\n")
     git(checkout, "-c", "commit.gpgSign=false", "commit", "-qam", "ours")
     problem = refusal(project, checkout)
-    assert (
-        problem.name == "no-pinned-release"
-        and f"differs from {fakes.TAG} in {RUNNER}" in problem.what
-    )
-    assert problem.hint == f"name the release itself: --base {fakes.TAG}"
+    assert problem.name == "conflict" and "line 1 reads 'step = 2'" in problem.what
+    assert problem.hint.startswith(f"`scripts/nox backport --onto {checkout} --base {fakes.TAG}")
     assert make(project, checkout, base=fakes.TAG).outcome is Outcome.APPLIED
 
 
@@ -363,11 +360,11 @@ def test_without_tags_the_release_is_still_known_by_its_tree(project, checkout):
     assert "fetch --tags" in refusal(project, checkout, "other").hint
 
 
-def test_a_file_that_no_release_has_is_another_tree(project, checkout):
+def test_a_file_that_no_release_has_is_an_edit_of_others(project, checkout):
     (checkout / "python/sglang/more.py").write_text("")
     git(checkout, "add", "-A")
     git(checkout, "-c", "commit.gpgSign=false", "commit", "-qm", "ours")
-    assert "python/sglang/more.py" in refusal(project, checkout).what
+    assert make(project, checkout).edits.added == ("python/sglang/more.py",)
 
 
 @pytest.mark.parametrize(

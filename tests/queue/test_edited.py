@@ -266,6 +266,14 @@ def test_the_release_is_named_where_nothing_names_it(edited, site):
     assert report.before == (PAGE, "sglang/version.py")
 
 
+def test_a_release_that_it_is_not_is_refused(edited, site):
+    edited.release("9.9.3", fakes.release_of("9.9.3") | {"sglang/srt/new.py": "new = 1\n"})
+    before = exactly(site)
+    name, text = refused(inplace.install, edited.root, site, release="9.9.3")
+    assert name == "other-release" and "is v9.9.1, by its files, and not 9.9.3" in text
+    assert exactly(site) == before
+
+
 def test_edits_that_come_back_over_the_queue_drop_its_journal(edited, site, said):
     """As where the fork's own files are laid out anew."""
     KINDS["before our hunks"].make(site)

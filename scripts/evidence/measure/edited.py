@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from patchqueue.files.tree import list_package
-from patchqueue.install import inplace, journal
+from patchqueue.install import changes, inplace, installed, journal
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.selection import Selection, select
 from patchqueue.outcome import Outcome, Refused
@@ -177,22 +177,20 @@ def exactly(folder: Path) -> dict[str, object]:
 
 
 def kinds(site: Site) -> dict[str, str]:
-    """What became of each kind alone: "laid", "refused", or what was wrong."""
-    found = {}
+    """What an install would do about each kind alone: "laid", "refused", or what was wrong."""
+    found, known = {}, pins.load(ROOT)
     every = {**{name: (edit, "") for name, edit in laid(site).items()}, **refused(site)}
+    before = {path: (site.path / path).read_bytes() for path in _names(site.path)}
     for name, (edit, said) in every.items():
-        before = {path: (site.path / path).read_bytes() for path in _names(site.path)}
         edit(site.path)
-        edited = list_package(site.path)
         try:
-            inplace.install(ROOT, site.path)
-            inplace.uninstall(ROOT, site.path)
-            state = "refused, but not so" if said else "laid"
+            here = installed.find(site.path)
+            told = installed.recognise(here, known, lambda _: site.selection.touched)
+            changes.plan(site.selection, here, told)
+            found[name] = "laid, and should be refused" if said else "laid"
         except Refused as refusal:
-            state = "refused" if said and said in str(refusal) else str(refusal.problems[0])
-        if list_package(site.path) != edited:
-            state = "not given back"
-        found[name] = state
+            right = said and said in str(refusal)
+            found[name] = "refused" if right else str(refusal.problems[0])
         _restore(site.path, before)
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..files import disk
 from ..files.run import Failed
 from ..files.tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
-from ..hint import some, to_type
+from ..hint import to_type
 from ..laying.apply import load_queue
 from ..laying.laid import in_tree
 from ..laying.place import in_front
@@ -269,26 +269,16 @@ def refuse_folder(folder: Path, mails: Mapping[str, bytes]) -> None:
 
 
 def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:
-    """Why a commit is no base: how it differs from the release that it comes from, where its tags
-    say which."""
-    where = f"{repository.shown}: {base}"
+    """Why a commit is no base: it has no release's files, and comes from no release's tag."""
     tags = [pin.tag for pin in reversed(pins.all) if _has_tag(repository, pin.tag)]
     here = [
         tag for tag in tags if release_of(repository, repository.commit(f"refs/tags/{tag}"), pins)
     ]
     fetch = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
     hint = f"name a release: --base {here[0]}" if here else f"{fetch} {pins.default.tag}"
-    nearest = next((tag for tag in tags if _is_ancestor(repository, tag, commit)), None)
-    if nearest is None:
-        what = f"{commit[:12]} has the {PACKAGE} of no pinned release"
-        return Problem("no-pinned-release", where, what, hint)
-    words = ["diff-tree", "-r", "-z", "--name-only", "--no-renames"]
-    said = repository.git(*words, f"refs/tags/{nearest}^{{commit}}", commit, "--", PACKAGE)
-    changed = said.decode("utf-8", "replace").split("\0")[:-1]
-    hint = f"name the release itself: --base {nearest}" if nearest in here else hint
-    differs = some(changed) or "no file: the tag is no pinned release"
-    what = f"{commit[:12]} differs from {nearest} in {differs}"
-    return Problem("no-pinned-release", where, what, hint)
+    what = f"{commit[:12]} has the {PACKAGE} of no pinned release, and comes from no tag of one"
+    step = f"{hint}; or the one that it is made of: --release VERSION"
+    return Problem("no-pinned-release", f"{repository.shown}: {base}", what, step)
 
 
 def _has_tag(repository: Repository, tag: str) -> bool:

@@ -83,6 +83,9 @@ def _known(here: Installed, queue: Queue, pins: pinning.Pins, wanted: Wanted) ->
     known = installed.recognise(
         here, pins, lambda pin: Selection(queue, pin).touched, wanted.release
     )
+    if wanted.release and pins.find(wanted.release) != known.pin:
+        what = f"is {known.pin.tag}, by its files, and not {wanted.release}"
+        raise Refused.of("other-release", str(here), what, "leave --release out")
     if wanted.pristine and known.edits.paths:
         what = f"carries edits of others: {some(names(known.edits.paths))}"
         step = f"{to_type('install', '--site-packages', here.site)} lays the queue beside them"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.tree import LAID
-from ..hint import to_type
+from ..hint import in_wheel
 from ..laying import laid
 from ..laying.place import Read, lay
 from ..laying.selection import Selection
@@ -119,8 +119,9 @@ def _without(content: bytes, forms: Sequence[FileDiff]) -> Iterator[bytes]:
 
 def resolve(tag: str) -> str:
     """What to do about a conflict with the edits of others: both are kept."""
-    branch = to_type("backport", f"--onto CHECKOUT --base {tag} BRANCH")
+    branch = f"`scripts/nox backport --onto CHECKOUT --base {tag} BRANCH`"
+    clone = "in a clone of the queue " if in_wheel() else ""
     return (
-        f"nothing was written; {branch} and `git merge BRANCH` into yours lay both sides out, to be"
-        " solved by hand"
+        f"change one side so that both fit; or {clone}{branch}, and `git merge BRANCH` lays both"
+        " sides out"
     )

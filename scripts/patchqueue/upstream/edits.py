@@ -79,7 +79,10 @@ def refuse_other(
             f"is too unlike {pin.tag}: {differ} of the {free} Python files that the queue does not"
             f" touch differ, as {some([path.removeprefix(PREFIX) for path in edits.paths])}"
         )
-        step = "name the release that it is made of; a fork of a later commit is none of these"
+        step = (
+            "name the release that it is made of: --release VERSION; of a commit that is no"
+            f" release, {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
+        )
         raise Refused(Problem("unlike-release", where, what, step))
 
 
