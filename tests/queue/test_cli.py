@@ -379,6 +379,7 @@ def test_check_goes_on_after_a_problem(run):
     run.project.release("9.9.2")
     run.project.warm()
     run.project.edit("series", "==9.9.1", ">=9.9")
+    run.project.place()
     run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
     code, out, err = run("check")
     assert code == 1 and err.count("[conflict]") == 2 and "v9.9.1" in out and "v9.9.2" in out

@@ -55,9 +55,9 @@ def extended(guard: str, version: Version, pinned: Iterable[Version]) -> str | N
     """
     pinned = tuple(pinned)
     holes = {f"!={version}", f"!={release_of(version)}.*"}
-    parts = [part for part in re.split(r"\s*,\s*", guard.strip()) if part not in holes]
-    rest = ",".join(parts)
-    if SpecifierSet(rest).contains(version, prereleases=True):
+    parts = re.split(r"\s*,\s*", guard.strip())
+    rest = ",".join(part for part in parts if part not in holes)
+    if holes & {*parts} and SpecifierSet(rest).contains(version, prereleases=True):
         return rest
     plain = re.fullmatch(r">=\s*([^,*]+),\s*<\s*([^,=*]+)|==\s*([^,*]+?)(?:\.\*)?", rest)
     if not plain:
