@@ -87,6 +87,7 @@ def batch_of(tokens=32, **fields):
         token_indices_to_pool=None,
         contains_mm_inputs=lambda: False,
         moe_num_token_non_padded=None,
+        needs_forward_metadata_init=lambda: False,
         mamba_track_mask=None,
     )
     return SimpleNamespace(**values | fields)
