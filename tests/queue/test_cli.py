@@ -41,6 +41,7 @@ COMMANDS = [
     "status",
     "figures",
     "backport",
+    "patches",
     "export",
     "install",
     "uninstall",
