@@ -43,6 +43,7 @@ COMMANDS = [
     "status",
     "figures",
     "backport",
+    "patches",
     "export",
     "install",
     "uninstall",

@@ -286,6 +286,26 @@ def installed(world: World) -> None:
     assert world.run("install --site-packages {at}/second") == 0
 
 
+def forked(world: World) -> None:
+    """A checkout of the release with an edit of others."""
+    folder = world.project.checkout(world.at / "fork")
+    (folder / "python/sglang/srt/page.py").write_text("mine = 3\n")
+
+
+def untagged(world: World) -> None:
+    """The checkouts, without the tag that names the release."""
+    checkouts(world)
+    fakes.git(world.at / "sglang", "tag", "-d", TAG)
+
+
+def nameless(world: World) -> None:
+    """An edited site that does not say its version."""
+    sites(world)
+    shutil.rmtree(world.at / f"site/sglang-{fakes.VERSION}.dist-info")
+    for name in ("_version.py", "version.py", "srt/page.py"):
+        (world.at / "site/sglang" / name).write_text("")
+
+
 def edited_site(world: World) -> None:
     installed(world)
     (world.at / "site/sglang/srt/runner.py").write_text("mine\n")
@@ -325,6 +345,7 @@ def gpu_cases(command: str) -> dict[str, Case]:
 CASES: dict[str, Case] = {
     "apply --all": Case("apply --all", "apply", two),
     "apply --from": Case("apply --from {at}/kept", "apply", lonely),
+    "apply --base": Case("apply --base {at}/fork", "apply", forked),
     "apply --discard": Case("apply --discard", "apply", edited),
     "apply --verbose": Case("apply --verbose", "apply"),
     "unapply --all": Case("unapply --all", "unapply", two_applied),
@@ -423,6 +444,14 @@ CASES: dict[str, Case] = {
         "backport --onto {at}/sglang --base first b",
         checkouts,
     ),
+    "backport --release": Case(
+        f"backport --onto {{at}}/sglang --release {TAG} b",
+        "backport --onto {at}/sglang b",
+        untagged,
+    ),
+    "patches --base": Case("patches --base {at}/fork --out {at}/f", "patches --out {at}/f", forked),
+    "patches --from": Case("patches --from {at}/kept", "patches", lonely),
+    "patches --out": Case("patches --out {at}/f", "patches"),
     "export --onto": Case("export --onto {at}/second", "export --onto {at}/sglang", checkouts),
     "export --base": Case(
         "export --onto {at}/sglang --base first", "export --onto {at}/sglang", checkouts
@@ -438,6 +467,14 @@ CASES: dict[str, Case] = {
     ),
     "install --verify": Case(
         "install --site-packages {at}/site --verify", "install --site-packages {at}/site", sites
+    ),
+    "install --pristine": Case(
+        "install --site-packages {at}/site --pristine", "install --site-packages {at}/site", sites
+    ),
+    "install --release": Case(
+        f"install --site-packages {{at}}/site --release {TAG}",
+        "install --site-packages {at}/site",
+        nameless,
     ),
     "install --discard": Case(
         "install --site-packages {at}/site --discard",
@@ -564,6 +601,9 @@ def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, ca
         ("release --next --cut", "--cut"),
         ("release --next --python 3.12", "--python"),
         ("release --cut --tag x", "--tag"),
+        ("install --site-packages x --verify --pristine", "--pristine"),
+        ("apply --base x --from y", "--from"),
+        ("patches --base x --from y", "--from"),
         ("rebase 9.9.2 --abort --from x", "--from"),
         ("rebase 9.9.2 --continue --from x", "--from"),
     ],

@@ -86,6 +86,8 @@ def _install(options: argparse.Namespace) -> int:
             f" {time.monotonic() - started:.1f} s"
         )
     _show_edits(report)
+    if options.pristine and not report.before:
+        OUT.print("without the queue every file is the release's own")
     _show_trees(record)
     OUT.print(
         "next: start the server anew;"
