@@ -166,4 +166,4 @@ def test_a_refused_prefill_has_the_runners_own_reason(monkeypatch):
                 seen[name] = watch.state["why"]
     assert seen
     for name, why in seen.items():
-        assert "512 were captured" in why or "max_num_tokens" in why, (name, why)
+        assert "the largest size, 512" in why or "max_num_tokens" in why, (name, why)
