@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.tree import LAID
-from ..hint import in_wheel
+from ..hint import in_clone
 from ..laying import laid
 from ..laying.place import Read, lay
 from ..laying.selection import Selection
@@ -119,9 +119,5 @@ def _without(content: bytes, forms: Sequence[FileDiff]) -> Iterator[bytes]:
 
 def resolve(tag: str) -> str:
     """What to do about a conflict with the edits of others: both are kept."""
-    branch = f"`scripts/nox backport --onto CHECKOUT --base {tag} BRANCH`"
-    clone = "in a clone of the queue " if in_wheel() else ""
-    return (
-        f"change one side so that both fit; or {clone}{branch}, and `git merge BRANCH` lays both"
-        " sides out"
-    )
+    branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
+    return f"change one side so that both fit; or {branch}, and `git merge BRANCH` lays both out"
