@@ -244,6 +244,10 @@ def wheel_beside(world: World) -> None:
     shutil.copy(world.at / "kept/sglang-9.9.1-py3-none-any.whl", world.at / "wheels")
 
 
+def newer(world: World) -> None:
+    fakes.write_wheel(world.at / "wheels/sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
+
+
 def conflict(world: World) -> None:
     rival = fakes.numbered(40).replace("step_20 = 20", "step_20 = 200")
     files = fakes.release_of("9.9.2") | {"sglang/srt/runner.py": rival}
@@ -427,6 +431,7 @@ CASES: dict[str, Case] = {
         "matrix v0.5.9 --host {at}/other-host.toml", "matrix v0.5.9", real, root="real"
     ),
     "matrix --cpu": Case("matrix v0.5.9 --cpu", "matrix v0.5.9", real, root="real"),
+    "watch --out": Case("watch --out {at}/reports", "watch", newer),
     "rebase --from": Case("rebase 9.9.2 --from {at}/kept", "rebase 9.9.2", wheel_beside),
     "rebase --continue": Case("rebase 9.9.2 --continue", "rebase 9.9.2", conflict),
     "rebase --skip": Case("rebase 9.9.2 --skip 'nobody counts there'", "rebase 9.9.2", conflict),

@@ -114,6 +114,7 @@ def test_check_names_what_is_wrong_on_one_pin_and_goes_on(project):
     assert names == {
         ("v9.8.0", "unexplained-gap"),
         ("v9.8.0", "empty"),
+        ("v9.9.2", "not-carried"),
         ("v9.9.2", "merged upstream"),
         ("v9.9.2", "unexplained-gap"),
     }

@@ -214,7 +214,7 @@ def test_text_that_moved_on_another_release_gets_its_line_there(applied):
     refuses it, refresh mends it."""
     all_pins = two_releases(applied, "new_a = 1\nnew_b = 2\n" + numbered(40))
     report = check(applied.root, all_pins.all, None)
-    assert [problem.name for problem in report.all_problems] == ["needs refresh"]
+    assert [problem.name for problem in report.all_problems] == ["not-carried"]
     before = fakes.snapshot(applied.root / "patches", applied.root / "series")
     written, laid = run(applied, tag="v9.9.3")
     assert [file.path for file in written] == [PLACED] and laid.outcome is Outcome.APPLIED
