@@ -108,6 +108,7 @@ def graph_of(kind, **fields):
         _capture_req_slots=1,
         _captured_attn_metadata_max_bs=None,
         has_mha_companion_layers=False,
+        mla_pinned_under_bcg=False,
         _capture_chunked_prefix=False,
         _capture_lora=False,
         enable_lora=False,
