@@ -51,6 +51,15 @@ class Branch:
     edits: Edits = NO_EDITS
 
 
+def _chosen(queue: Queue, pin: Pin) -> Selection:
+    """Raises Refused where no patch is for the release."""
+    selection = select(queue, pin)
+    if not selection.patches:
+        what = f"no patch is for it: {pin.no_patches}"
+        raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
+    return selection
+
+
 def backport(
     root: Path,
     pins: Pins,
@@ -76,10 +85,7 @@ def backport(
     pin = release_of(repository, start, pins) or _forked(repository, start, pins, release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    selection = select(queue, pin)
-    if not selection.patches:
-        what = f"no patch is for it: {pin.no_patches}"
-        raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
+    selection = _chosen(queue, pin)
     listing = repository.listing(start, PACKAGE)
     where = f"{repository.shown}: {base}"
     edits = _edits(repository, selection, listing, where)

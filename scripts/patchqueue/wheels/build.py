@@ -179,6 +179,17 @@ def patched_files(tree: Path) -> dict[str, bytes]:
     return {name.removeprefix("python/"): (tree / name).read_bytes() for name in names}
 
 
+def _refuse_another_tree(patched: Mapping[str, bytes], pin: Pin, record: dict[str, Any]) -> None:
+    listing = {
+        f"python/{name}": sha256(content)
+        for name, content in patched.items()
+        if is_part_of_tree(f"python/{name}")
+    }
+    if hash_listing(listing) != record["tree"]["after"]:
+        what, step = "is not the tree that its record names", f"{pin.tag} --discard"
+        raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
+
+
 def repack(
     upstream: Mapping[str, bytes],
     patched: Mapping[str, bytes],
@@ -191,14 +202,7 @@ def repack(
 
     Raises Refused where the patched files are not the tree that the record names.
     """
-    listing = {
-        f"python/{name}": sha256(content)
-        for name, content in patched.items()
-        if is_part_of_tree(f"python/{name}")
-    }
-    if hash_listing(listing) != record["tree"]["after"]:
-        what, step = "is not the tree that its record names", f"{pin.tag} --discard"
-        raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
+    _refuse_another_tree(patched, pin, record)
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{local_version(pin)}.dist-info/"
     made = {
         name: content
