@@ -123,24 +123,31 @@ NEMOTRON_3_NANO = models.nemotron_h(
     norm_topk_prob=True,
     moe_latent_size=None,
 )
-# The published sizes of Qwen3-Next-80B-A3B, but for the number of layers: 9 GDN and 3 attention
-# layers, all 512 experts in each.
-QWEN3_NEXT = models.QWEN3_NEXT | dict(
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=5120,
-    num_hidden_layers=12,
-    num_attention_heads=16,
-    num_key_value_heads=2,
-    head_dim=256,
-    linear_num_key_heads=16,
-    linear_num_value_heads=32,
-    num_experts=512,
-    num_experts_per_tok=10,
-    moe_intermediate_size=512,
-    shared_expert_intermediate_size=512,
-    max_position_embeddings=262144,
-)
+
+
+def qwen3_next(layers: int) -> dict:
+    """The published sizes of Qwen3-Next-80B-A3B, but for the number of layers: one in four has
+    attention, the others a gated delta net, and each all 512 experts."""
+    return models.QWEN3_NEXT | dict(
+        vocab_size=151936,
+        hidden_size=2048,
+        intermediate_size=5120,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        num_experts=512,
+        num_experts_per_tok=10,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        max_position_embeddings=262144,
+    )
+
+
+QWEN3_NEXT = qwen3_next(12)
+QWEN3_NEXT_32 = qwen3_next(32)  # 101.5 GiB of weights: as much as one H200 serves with room
 
 
 def qwen3_5(kind: str, hidden: int, **text: object) -> dict:
@@ -292,6 +299,18 @@ SUBJECTS = {
         (modes.EAGER, modes.BREAKABLE),
         _hybrid,
         share=0.85,
+        enforce=True,
+    ),
+    "qwen3-next-32": Subject(
+        "Qwen3-Next-80B-A3B, 32 of its 48 layers",
+        QWEN3_NEXT_32,
+        101.5,
+        5.0,
+        STATES * _STATE_GDN * 24 / 9 + TOKENS * _TOKEN_NEXT * 8 / 3,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.BREAKABLE),
+        _hybrid,
+        share=0.9,
         enforce=True,
     ),
     "qwen3.5": Subject(
