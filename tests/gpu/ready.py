@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""Ask `--require` beside real servers, as a start script does: `python ready.py --out RESULTS`, in
+an unpacked bundle.
+
+A patched server starts, and is asked for until it is ready. It answers prompts, and its counts must
+name them. Then a server of the release's own tree joins it, and in the end both are gone. Writes
+RESULTS/ready.json. Exit code 0: every exit code was the one that docs/install.md names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cases
+import compare
+import kernels
+import launch
+import modes
+import run
+import settings
+
+HERE = Path(__file__).resolve().parent
+RESULT, MODEL = "ready.json", "nemotron-h"
+POLL_S, COUNTS_S, KERNELS_S = 2.0, 7.0, 150
+RUNS, OTHER, UNREADY, NONE = 0, 1, 3, 4  # exit codes of --require, as docs/install.md lists them
+PROMPTS, TOKENS = 6, 40  # prompts of 40, 80, … tokens, one after the other
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question: when, in seconds of the run, the exit code, and what was printed."""
+
+    at: float
+    code: int
+    said: str
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    place, began = run.place_of(options), time.time()
+    facts = run.describe(place, options)
+    subprocess.run(
+        [place.python, str(HERE / "models.py"), str(place.out / "models"), MODEL],
+        env=place.environment(),
+        check=True,
+    )
+    kernels.make(place, run.visible()[0].use, KERNELS_S)
+    seen = _seen(place, options, facts["tree"], began)
+    checks = judged(seen)
+    facts |= {"seen": seen, "checks": [check.as_json() for check in checks]}
+    (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
+    for check in checks:
+        print(f"{'ok  ' if check.good else 'FAIL'} {check.what}: {check.why}")
+    return 0 if all(check.good for check in checks) else 1
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    run.add_place(parser)
+    parser.add_argument(
+        "--untouched",
+        type=Path,
+        metavar="FOLDER",
+        help="what makes the release's own tree (default: the bundle's untouched/)",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=240, help="seconds that a server may start (default 240)"
+    )
+    parser.add_argument(
+        "--port-base", type=int, default=30500, help="first of the servers' ports (default 30500)"
+    )
+    return parser.parse_args(words)
+
+
+def _seen(place: launch.Place, options: argparse.Namespace, tree: str, began: float) -> dict:
+    """What was asked at each stage, in the order of `judged`."""
+
+    def ask(wanted: str = tree, *more: str) -> dict:
+        return vars(_require(place, wanted, more, began))
+
+    own = settings._untouched(place, options)
+    seen: dict = {"before": ask()}
+    with _server(place, options, "patched", options.port_base) as patched:
+        seen["starting"] = _until_ready(patched, options, options.port_base, ask)
+        seen["ready"], seen["another tree"] = ask(), ask("sha256:" + "0" * 64)
+        for prompt in prompts():
+            _generate(options.port_base, prompt)
+        time.sleep(COUNTS_S)  # counts are written each 5 s
+        seen["counts"] = json.loads(_module(place, "--json").stdout)["servers"]
+        with _server(own, options, "untouched", options.port_base + 100) as untouched:
+            _until_ready(untouched, options, options.port_base + 100, ask)
+            seen["beside an unpatched one"] = ask()
+            seen["of one server"] = ask(tree, "--pid", str(patched.pid))
+            seen["of the other"] = ask(tree, "--pid", str(untouched.pid))
+    time.sleep(POLL_S)
+    return seen | {"after": ask()}
+
+
+def prompts(seed: int = 41) -> list[list[int]]:
+    """Token ids, each prompt longer than the one before."""
+    source = random.Random(seed)
+    return [
+        [source.randrange(cases.SMALLEST, cases.LARGEST) for _ in range(TOKENS * (number + 1))]
+        for number in range(PROMPTS)
+    ]
+
+
+@contextlib.contextmanager
+def _server(
+    place: launch.Place, options: argparse.Namespace, name: str, port: int
+) -> Iterator[subprocess.Popen]:
+    """`python -m sglang.launch_server` with a small model; ended with all that it started."""
+    chosen = modes.flags(modes.BREAKABLE, run.fields(options), list(cases.CAPTURE), True)
+    if isinstance(chosen, modes.Unavailable):
+        sys.exit(f"not applicable: {chosen.reason}")
+    words = [place.python, "-m", "sglang.launch_server", "--port", str(port)]
+    words += ["--model-path", str(place.out / "models" / MODEL), "--skip-tokenizer-init"]
+    words += ["--max-total-tokens", "16384", "--mem-fraction-static", "0.3"]
+    words += ["--max-running-requests", "8", "--disable-radix-cache", "--cuda-graph-max-bs", "8"]
+    for key, value in chosen.items():
+        flag = "--" + key.replace("_", "-")
+        many = value if isinstance(value, list) else [value]
+        words += [flag] if value is True else [flag, *map(str, many)]
+    with (place.out / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            words,
+            env=place.environment(),
+            cwd=place.out,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        launch.kill(process)
+
+
+def _until_ready(process: subprocess.Popen, options: argparse.Namespace, port: int, ask) -> list:
+    """Every answer of --require until the server serves; SystemExit where it ends or is late."""
+    asked, end = [], time.time() + options.limit
+    while not _healthy(port):
+        asked.append(ask())
+        if process.poll() is not None or time.time() > end:
+            sys.exit(f"the server on port {port} did not start; its log is in --out")
+        time.sleep(POLL_S)
+    return asked
+
+
+def _healthy(port: int) -> bool:
+    with contextlib.suppress(OSError, urllib.error.URLError):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+            return answer.status == 200
+    return False
+
+
+def _generate(port: int, ids: list[int]) -> None:
+    asked = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/generate",
+        json.dumps(asked).encode(),
+        {"Content-Type": "application/json"},
+    )
+    urllib.request.urlopen(request, timeout=120).read()
+
+
+def _module(place: launch.Place, *words: str) -> subprocess.CompletedProcess:
+    folder = next(f for f in place.path if (f / "sglang/srt/prefill_graph").is_dir())
+    return subprocess.run(
+        [place.python, str(folder / "sglang/srt/prefill_graph"), *words],
+        env=place.environment(),
+        cwd=place.out,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def _require(place: launch.Place, tree: str, more: Sequence[str], began: float) -> Asked:
+    done = _module(place, "--require", tree, *more)
+    return Asked(round(time.time() - began, 1), done.returncode, (done.stdout + done.stderr)[-400:])
+
+
+def judged(seen: dict) -> list[compare.Verdict]:
+    """Each stage's exit code is the one that is promised, and the counts name every prompt."""
+    wanted = {
+        "before": NONE,
+        "ready": RUNS,
+        "another tree": OTHER,
+        "beside an unpatched one": UNREADY,
+        "of one server": RUNS,
+        "of the other": UNREADY,
+        "after": NONE,
+    }
+    checks = [
+        compare.Verdict(stage, seen[stage]["code"] == code, f"exit code {seen[stage]['code']}")
+        for stage, code in wanted.items()
+    ]
+    codes = [asked["code"] for asked in seen["starting"]]
+    early = set(codes) <= {NONE, UNREADY, RUNS} and UNREADY in codes
+    checks.append(compare.Verdict("while it started", early, f"exit codes {codes}"))
+    return [*checks, _counted(seen["counts"])]
+
+
+def _counted(servers: list[dict]) -> compare.Verdict:
+    """The server's own warm-up is counted too."""
+    on_graph = sum(server["on_graph"] for server in servers)
+    eager = {why: count for server in servers for why, count in server["eager"].items()}
+    return compare.Verdict(
+        "every prompt ran on the graph", on_graph >= PROMPTS, f"{on_graph}, and eagerly {eager}"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
