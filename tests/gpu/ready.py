@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Ask `--require` beside real servers, as a start script does: `python ready.py --out RESULTS`, in
+"""Ask `--require` beside real engines, as a start script does: `python ready.py --out RESULTS`, in
 an unpacked bundle.
 
-A patched server starts, and is asked for until it is ready. It answers prompts, and its counts must
-name them. Then a server of the release's own tree joins it, and in the end both are gone. Writes
+A patched engine starts, and is asked for until it has answered prompts; its counts must name them.
+Then an engine of the release's own tree joins it, and in the end both are gone. Writes
 RESULTS/ready.json. Exit code 0: every exit code was the one that docs/install.md names.
 """
 
@@ -13,13 +13,10 @@ import argparse
 import contextlib
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +33,8 @@ HERE = Path(__file__).resolve().parent
 RESULT, MODEL = "ready.json", "nemotron-h"
 POLL_S, COUNTS_S, KERNELS_S = 2.0, 7.0, 150
 RUNS, OTHER, UNREADY, NONE = 0, 1, 3, 4  # exit codes of --require, as docs/install.md lists them
+# beside another engine, and without a prefix cache: a cached prompt is prefilled for its last token
+ENGINE = dict(mem_fraction_static=0.3, max_total_tokens=16384, disable_radix_cache=True)
 PROMPTS, TOKENS = 6, 40  # prompts of 40, 80, … tokens, one after the other
 
 
@@ -79,10 +78,13 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         help="what makes the release's own tree (default: the bundle's untouched/)",
     )
     parser.add_argument(
-        "--limit", type=float, default=240, help="seconds that a server may start (default 240)"
+        "--limit",
+        type=float,
+        default=240,
+        help="seconds that an engine may take to answer (default 240)",
     )
     parser.add_argument(
-        "--port-base", type=int, default=30500, help="first of the servers' ports (default 30500)"
+        "--port-base", type=int, default=30500, help="first of the engines' ports (default 30500)"
     )
     return parser.parse_args(words)
 
@@ -96,14 +98,12 @@ def _seen(place: launch.Place, options: argparse.Namespace, tree: str, began: fl
     own = settings._untouched(place, options)
     seen: dict = {"before": ask()}
     with _server(place, options, "patched", options.port_base) as patched:
-        seen["starting"] = _until_ready(patched, options, options.port_base, ask)
+        seen["starting"] = _until_answered(patched, place.out / "patched.json", options.limit, ask)
         seen["ready"], seen["another tree"] = ask(), ask("sha256:" + "0" * 64)
-        for prompt in prompts():
-            _generate(options.port_base, prompt)
         time.sleep(COUNTS_S)  # counts are written each 5 s
         seen["counts"] = json.loads(_module(place, "--json").stdout)["servers"]
         with _server(own, options, "untouched", options.port_base + 100) as untouched:
-            _until_ready(untouched, options, options.port_base + 100, ask)
+            _until_answered(untouched, place.out / "untouched.json", options.limit, ask)
             seen["beside an unpatched one"] = ask()
             seen["of one server"] = ask(tree, "--pid", str(patched.pid))
             seen["of the other"] = ask(tree, "--pid", str(untouched.pid))
@@ -124,21 +124,15 @@ def prompts(seed: int = 41) -> list[list[int]]:
 def _server(
     place: launch.Place, options: argparse.Namespace, name: str, port: int
 ) -> Iterator[subprocess.Popen]:
-    """`python -m sglang.launch_server` with a small model; ended with all that it started."""
-    chosen = modes.flags(modes.BREAKABLE, run.fields(options), list(cases.CAPTURE), True)
-    if isinstance(chosen, modes.Unavailable):
-        sys.exit(f"not applicable: {chosen.reason}")
-    words = [place.python, "-m", "sglang.launch_server", "--port", str(port)]
-    words += ["--model-path", str(place.out / "models" / MODEL), "--skip-tokenizer-init"]
-    words += ["--max-total-tokens", "16384", "--mem-fraction-static", "0.3"]
-    words += ["--max-running-requests", "8", "--disable-radix-cache", "--cuda-graph-max-bs", "8"]
-    for key, value in chosen.items():
-        flag = "--" + key.replace("_", "-")
-        many = value if isinstance(value, list) else [value]
-        words += [flag] if value is True else [flag, *map(str, many)]
+    """An engine as a trainer starts it, with a small model; ended with all that it started."""
+    out, plan = place.out / f"{name}.json", place.out / f"{name}.plan.json"
+    out.unlink(missing_ok=True)
+    words = {"model": str(place.out / "models" / MODEL), "mode": modes.BREAKABLE}
+    words |= {"port": port, "out": str(out), "engine": ENGINE}
+    plan.write_text(json.dumps(words))
     with (place.out / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            words,
+            [place.python, str(HERE / "ready_engine.py"), str(plan)],
             env=place.environment(),
             cwd=place.out,
             stdout=log,
@@ -148,38 +142,21 @@ def _server(
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
         launch.kill(process)
 
 
-def _until_ready(process: subprocess.Popen, options: argparse.Namespace, port: int, ask) -> list:
-    """Every answer of --require until the server serves; SystemExit where it ends or is late."""
-    asked, end = [], time.time() + options.limit
-    while not _healthy(port):
+def _until_answered(
+    process: subprocess.Popen, out: Path, limit_s: float, ask: Callable[[], dict]
+) -> list[dict]:
+    """Every answer of --require until the engine has answered its prompts; SystemExit where it ends
+    or is late."""
+    asked, end = [], time.time() + limit_s
+    while not out.exists():
         asked.append(ask())
         if process.poll() is not None or time.time() > end:
-            sys.exit(f"the server on port {port} did not start; its log is in --out")
+            sys.exit(f"{out.stem}: the engine did not answer; see {out.with_suffix('.log')}")
         time.sleep(POLL_S)
     return asked
-
-
-def _healthy(port: int) -> bool:
-    with contextlib.suppress(OSError, urllib.error.URLError):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-            return answer.status == 200
-    return False
-
-
-def _generate(port: int, ids: list[int]) -> None:
-    asked = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/generate",
-        json.dumps(asked).encode(),
-        {"Content-Type": "application/json"},
-    )
-    urllib.request.urlopen(request, timeout=120).read()
 
 
 def _module(place: launch.Place, *words: str) -> subprocess.CompletedProcess:
