@@ -11,15 +11,12 @@ edit of the queue and they do not.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import subprocess
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterable
@@ -33,8 +30,8 @@ from ..environments.lock import body, until
 from ..files import atomic, run
 from ..outcome import Refused
 from ..upstream.pins import Pin, Pins
-from ..upstream.source import cache_folder, file_sha256
-from . import build, untouched
+from ..upstream.source import cache_folder
+from . import build, packing, untouched
 from .host import Host
 from .host import load as load_host
 
@@ -57,14 +54,6 @@ class LeftOut:
     reason: str
     packages: str
     modules: str
-
-
-@dataclass(frozen=True)
-class Trimmed:
-    """Parts of packed packages that are removed. patterns: globs below the folder of packages."""
-
-    reason: str
-    patterns: tuple[str, ...]
 
 
 LEFT_OUT = (
@@ -105,13 +94,13 @@ CUDA = (
     " cusolver cusparse cusparselt nccl nvjitlink nvshmem nvtx nvvm cuda-crt"
 )
 TRIMMED = (
-    Trimmed(
+    packing.Trimmed(
         "FlashAttention 3 and InfLLM kernels (1 GB): the runs use flashinfer's attention and"
         " FlashMLA's",
         ("sgl_kernel/flash_ops*", "sgl_kernel/infllm_ops*"),
     ),
-    Trimmed("kernels that only runs on several nodes load", ("*_mscclpp*",)),
-    Trimmed(
+    packing.Trimmed("kernels that only runs on several nodes load", ("*_mscclpp*",)),
+    packing.Trimmed(
         "programs, headers and byte code: nothing starts or compiles them",
         ("bin", "lib", "lib64", "include", "share", "**/__pycache__"),
     ),
@@ -149,8 +138,8 @@ def pack(
     tree = folder / "tree.tar.xz"
     _pack_tree(root, built, host, tree)
     parts = [
-        *_split(site, folder, "site.tar.xz", part_size),
-        *_split(tree, folder, "tree.tar.xz", part_size),
+        *packing.split(site, folder, "site.tar.xz", part_size),
+        *packing.split(tree, folder, "tree.tar.xz", part_size),
     ]
     tree.unlink()
     (folder / "parts.sha256").write_text(
@@ -179,7 +168,7 @@ def _pack_tree(root: Path, built: build.Built, host: Host, out: Path) -> None:
         untouched.lay(built, Path(scratch) / untouched.FOLDER)
         own = ("tree", "hostsite", untouched.FOLDER)
         folders = [(Path(scratch) / name, name) for name in own]
-        _archive(out, [*folders, (root / "tests/gpu", "tests/gpu")])
+        packing.archive(out, [*folders, (root / "tests/gpu", "tests/gpu")])
 
 
 def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str, object]:
@@ -255,10 +244,10 @@ def _refused(what: str, failure: run.Failed) -> Refused:
     return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
 
 
-def trim_rules(sm: int) -> tuple[Trimmed, ...]:
+def trim_rules(sm: int) -> tuple[packing.Trimmed, ...]:
     """TRIMMED, and the kernels of sgl_kernel that are built for another GPU than `sm`."""
     others = tuple(f"sgl_kernel/sm{other}" for other in (90, 100, 103, 120) if other != sm)
-    return (*TRIMMED, Trimmed(f"kernels for GPUs other than sm_{sm}", others))
+    return (*TRIMMED, packing.Trimmed(f"kernels for GPUs other than sm_{sm}", others))
 
 
 def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
@@ -274,10 +263,10 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
             run.uv(*INSTALL, *words, *where)
         except run.Failed as failure:
             raise _refused(f"install {pin.version}'s dependencies", failure) from None
-        trimmed = [_trim(site, rule) for rule in trim_rules(sm)]
+        trimmed = [packing.trim(site, rule) for rule in trim_rules(sm)]
         if host.kernel:
             _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
-        _archive(Path(scratch) / "site.tar.xz", [(site, "site")])
+        packing.archive(Path(scratch) / "site.tar.xz", [(site, "site")])
         os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
     facts = {
         "resolved_as_of": pin.resolve_as_of.isoformat(),
@@ -286,15 +275,6 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
         "trimmed": trimmed,
     }
     atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
-
-
-def _trim(site: Path, rule: Trimmed) -> dict[str, Any]:
-    size = 0
-    for path in [path for pattern in rule.patterns for path in site.glob(pattern)]:
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        size += sum(file.stat().st_size for file in files)
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    return {"reason": rule.reason, "patterns": list(rule.patterns), "bytes": size}
 
 
 def _let_missing_kernels_raise(init: Path) -> None:
@@ -321,48 +301,3 @@ def _lay_host_files(folder: Path, plan: dict[str, Any]) -> None:
     for file in HOSTSITE.glob("*.py"):
         shutil.copy(file, folder / file.name)
     (folder / "patchqueue_site.json").write_text(json.dumps(plan, indent=1) + "\n")
-
-
-def _archive(out: Path, folders: Iterable[tuple[Path, str]]) -> None:
-    """A .tar.xz of folders under new names: sorted, without owners or dates, so that equal content
-    packs equally."""
-    # a broken pipe: xz has ended, and said why
-    with (
-        contextlib.suppress(BrokenPipeError),
-        subprocess.Popen(
-            ["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")
-        ) as xz,
-    ):
-        with tarfile.open(fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-            for folder, name in folders:
-                for path in sorted(folder.rglob("*")):
-                    if path.is_file() and "__pycache__" not in path.parts:
-                        _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
-        if xz.stdin:
-            xz.stdin.close()
-    if xz.returncode:
-        what = f"xz ended with code {xz.returncode}, for the reason above"
-        step = "where the disk is full, free some space, then run it again"
-        raise Refused.of("no-bundle", str(out), what, step)
-
-
-def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    entry = archive.gettarinfo(path, name)
-    # no hard links
-    entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
-    entry.uid = entry.gid = entry.mtime = 0
-    entry.uname = entry.gname = ""
-    runs = path.suffix in (".so", ".sh") or os.access(path, os.X_OK)
-    entry.mode = 0o755 if runs else 0o644
-    with path.open("rb") as file:
-        archive.addfile(entry, file)
-
-
-def _split(archive: Path, folder: Path, name: str, size: int) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = []
-    with archive.open("rb") as source:
-        while block := source.read(size):
-            part = folder / f"{name}.{len(parts):02d}"
-            part.write_bytes(block)
-            parts.append({"file": part.name, "sha256": file_sha256(part), "bytes": len(block)})
-    return parts
