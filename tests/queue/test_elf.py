@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 import sys
 from pathlib import Path
 
 import pytest
+from elffiles import fat_binary, library
 
 from patchqueue.environments.cuda_stubs import shared_library
 from patchqueue.outcome import Refused
@@ -15,34 +15,6 @@ from patchqueue.wheels import elf
 from patchqueue.wheels.elf import CODE, PTX, Entry
 
 LTO = 8  # neither machine code nor PTX: what cuFFT links while it runs
-HEADERS = (64, 96, 112)  # seen in CUDA's libraries, for entries that are packed and named
-
-
-def fat_binary(*programs: tuple[int, int, bytes]) -> bytes:
-    """A fat binary of programs: kind, compute capability, bytes."""
-    entries = b""
-    for number, (kind, sm, code) in enumerate(programs):
-        size = HEADERS[number % len(HEADERS)]
-        head = struct.pack("<HHIQIIHHI", kind, 0x101, size, len(code), 0, 0, 0, 0, sm)
-        entries += head.ljust(size, b"\xee") + code
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
-
-
-def library(sections: dict[str, bytes], mapped: tuple[str, ...]) -> bytes:
-    """An ELF file of sections; `mapped`: those that a loader maps."""
-    names = b"\0" + b"".join(name.encode() + b"\0" for name in [*sections, ".shstrtab"])
-    body, rows = b"", [bytes(64)]
-    for name, content in [*sections.items(), (".shstrtab", names)]:
-        flags = 2 if name in mapped else 0
-        at = names.index(b"\0" + name.encode() + b"\0") + 1
-        rows.append(
-            struct.pack("<IIQQQQIIQQ", at, 1, flags, 0, 64 + len(body), len(content), 0, 0, 1, 0)
-        )
-        body += content
-    table = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, 0, 0)
-    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + table
-    head = head[:0x3C] + struct.pack("<HH", len(rows), len(rows) - 1)
-    return head + body + b"".join(rows)
 
 
 def test_only_the_gpus_own_code_stays_and_nothing_moves(tmp_path):
@@ -98,6 +70,23 @@ def test_sections_for_linking_and_of_other_data_are_trimmed_too(tmp_path):
     assert elf.zero(file, 90).zeroed == 60
     left = file.read_bytes()
     assert left.count(b"x" * 30) == 1 and b"own\1" in left and b"end" in left
+
+
+def test_what_a_segment_maps_stays_whatever_its_section_says(tmp_path):
+    file = tmp_path / "libmade.so"
+    sections = {".own": b"a" * 16, ".symtab": b"s" * 16}
+    file.write_bytes(library(sections, (), loaded=10))
+    assert elf.zero(file, 90).symbols == 16
+    assert b"a" * 16 in file.read_bytes() and b"s" * 16 not in file.read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "loaded"), [(1, False), (2, True), (3, True), (4, False)])
+def test_what_a_linker_reads_is_no_library(tmp_path, kind, loaded):
+    """An object file's relocations are mapped by nobody, and needed."""
+    (tmp_path / "made").write_bytes(library({}, (), kind=kind))
+    assert elf.is_loaded(tmp_path / "made") is loaded
+    (tmp_path / "cubin").write_bytes(library({}, ()).replace(b"\x3e\0", b"\xbe\0", 1))
+    assert not elf.is_loaded(tmp_path / "cubin") and not elf.is_loaded(Path(__file__))
 
 
 def test_a_library_that_is_linked_still_loads(tmp_path):

@@ -6,7 +6,7 @@ untouched/ beside the patched tree holds the release's own content of what the q
 The dependencies are resolved as of the pin's day for the host's own Python, less what the host
 brings, less what a run from random weights never reaches, less kernels for other GPUs: about 45 MiB
 packed instead of 9 GB installed. The tree is packed apart from them, because it changes with every
-edit of the queue and they do not.
+edit of the queue and they do not. On request torch itself is packed too (carried.py).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..files import atomic, run
 from ..outcome import Refused
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
-from . import build, packing, untouched
-from .host import Host
+from . import build, carried, packing, untouched
+from .host import Host, with_release_torch
 from .host import load as load_host
 
 LOG = logging.getLogger(__name__)
@@ -118,41 +118,64 @@ class Bundle:
 
 
 def pack(
-    root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size: int, origin: str | None
+    root: Path,
+    pins: Pins,
+    pin: Pin,
+    description: Path,
+    sm: int,
+    part_size: int,
+    origin: str | None,
+    carry_torch: bool = False,
 ) -> Bundle:
     """Write dist/bundle/<tag>/ for the host described and GPUs of compute capability `sm` (90 is
     Hopper).
 
-    part_size: in bytes, what one part may have. Raises Refused with uv's or apply's reason.
+    part_size: in bytes, what one part may have. carry_torch: pack the release's torch where the
+    host has another. Raises Refused with uv's or apply's reason.
     """
     host = load_host(description, pin.version)
-    shared = pins.find(str(host.dependencies_of))
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     target = build.Target(host.python, host.platform.split("-")[0])
     built = build.build(root, pin, target, origin, root / "dist")
-    site, facts = dependencies(shared, load_host(description, shared.version), sm)
+    torch = carried.pack(pin, host, sm, _never_reached()) if carry_torch else None
+    if torch:
+        besides = carried.BOUND_TO_CUDA if torch.own_cuda else ()
+        host = with_release_torch(host, pin.version, besides)
+        shared, sharing = pin, host
+    else:
+        shared = pins.find(str(host.dependencies_of))
+        sharing = load_host(description, shared.version)
+    site, facts = dependencies(shared, sharing, sm)
+    manifest = {**_manifest(built, host, sm, shared), **facts}
+    manifest["carried"] = torch.facts if torch else None
     folder = root / "dist/bundle" / pin.tag
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tree = folder / "tree.tar.xz"
     _pack_tree(root, built, host, tree)
-    parts = [
-        *packing.split(site, folder, "site.tar.xz", part_size),
-        *packing.split(tree, folder, "tree.tar.xz", part_size),
+    archives = {"site": site, **({"torch": torch.archive} if torch else {}), "tree": tree}
+    manifest["parts"] = parts = [
+        part
+        for name, archive in archives.items()
+        for part in packing.split(archive, folder, f"{name}.tar.xz", part_size)
     ]
     tree.unlink()
     (folder / "parts.sha256").write_text(
         "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
     )
     shutil.copy(HOSTSITE / "unpack", folder / "unpack")
-    manifest = {**_manifest(built, host, sm, shared), **facts, "parts": parts}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     sizes = {
         name: sum(part["bytes"] for part in parts if part["file"].startswith(name))
-        for name in ("site", "tree")
+        for name in archives
     }
     return Bundle(folder, manifest, sizes)
+
+
+def _never_reached() -> list[str]:
+    """The packages that no bundle holds."""
+    return [name for rule in LEFT_OUT for name in rule.packages.split()]
 
 
 def _pack_tree(root: Path, built: build.Built, host: Host, out: Path) -> None:
@@ -217,7 +240,7 @@ def resolve(pin: Pin, host: Host) -> str:
     instead = [name for one in replaced for name in one.instead_of]
     excluded = [
         *host.brings,
-        *(name for rule in LEFT_OUT for name in rule.packages.split()),
+        *_never_reached(),
         *instead,
         *lock.cuda_libraries(CUDA),
     ]

@@ -26,7 +26,9 @@ FATBIN = (".nv_fatbin", "__nv_relfatbin", ".cask_resource")
 HEADER = struct.pack("<IHH", 0xBA55ED50, 1, 16)  # magic, version, the header's own size
 PTX, CODE = 1, 2
 ELF = b"\x7fELF\x02\x01"  # of 64 bits, little-endian
+HOSTS = (62, 183)  # e_machine of x86-64 and AArch64; NVIDIA's GPUs have 190
 _ALLOCATED, _NO_BITS = 2, 8  # a section's flag SHF_ALLOC, and the type of one without bytes
+_LOADED = 1  # a segment's type PT_LOAD
 _NAMES = ".shstrtab"
 
 
@@ -111,6 +113,17 @@ def _bytes(data: mmap.mmap, section: _Section) -> bytes:
     return data[section.offset : section.offset + section.size]
 
 
+def is_loaded(file: Path) -> bool:
+    """Whether it is a program or a shared library for the processor: what `zero` is for."""
+    with file.open("rb") as handle:
+        head = handle.read(20)
+    return (
+        len(head) == 20
+        and head[:6] == ELF
+        and struct.unpack_from("<HH", head, 16) in [(kind, of) for kind in (2, 3) for of in HOSTS]
+    )
+
+
 def zero(file: Path, sm: int) -> Zeroed:
     """Zero in place what a GPU of compute capability `sm` has no use for. Size and offsets stay.
 
@@ -128,17 +141,38 @@ def zero(file: Path, sm: int) -> Zeroed:
 def _zero(data: mmap.mmap, sm: int) -> Zeroed:
     if data[:6] != ELF:
         raise ValueError("it is no ELF file")
-    done = Zeroed()
+    done, mapped = Zeroed(), list(_mapped(data))
     for section in list(_sections(data)):
         if section.kind == _NO_BITS or section.offset + section.size > len(data):
             continue
         if section.name in FATBIN:
             for entries in fat_binaries(data, section.offset, section.size):
                 done += _zero_others(data, entries, sm)
-        elif not section.flags & _ALLOCATED and section.name != _NAMES and section.kind:
+        elif _is_spare(section, mapped):
             data[section.offset : section.offset + section.size] = bytes(section.size)
             done += Zeroed(symbols=section.size)
     return done
+
+
+def _mapped(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """Where the segments that the loader maps begin and end in the file."""
+    (table,) = struct.unpack_from("<Q", data, 0x20)
+    width, count = struct.unpack_from("<HH", data, 0x36)
+    for number in range(count):
+        kind, offset, size = struct.unpack_from("<I4xQ16xQ", data, table + number * width)
+        if kind == _LOADED:
+            yield offset, offset + size
+
+
+def _is_spare(section: _Section, mapped: list[tuple[int, int]]) -> bool:
+    """Whether no loader needs it: it is neither said to be mapped, nor within what is."""
+    end = section.offset + section.size
+    return (
+        not section.flags & _ALLOCATED
+        and section.kind != 0
+        and section.name != _NAMES
+        and not any(start < end and section.offset < stop for start, stop in mapped)
+    )
 
 
 def _zero_others(data: mmap.mmap, entries: tuple[Entry, ...], sm: int) -> Zeroed:
