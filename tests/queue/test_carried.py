@@ -146,7 +146,8 @@ def index(tmp_path, project, monkeypatch):
     simple = tmp_path / "index"
     made = [*HOST_TORCH, *NEWER, *OLDER]
     made += [(f"sglang=={fakes.VERSION}", {}, "torch==2.14.1 plain"), ("dill==1", {}, "")]
-    made += [("plain==1", {"plain.py": b"kept = 1\n"}, "")]
+    plain = {"plain.py": b"kept = 1\n", "plain.so": linked((), (), (), CODES)}
+    made += [("plain==1", plain, "")]
     for package, files, requires in made:
         name = package.partition("==")[0]
         wheel(simple / name, package, files, requires)
@@ -204,6 +205,8 @@ def host_packages(tmp_path):
 def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
     index, host_packages, tmp_path, capsys
 ):
+    # what fits the host's torch is not packed: this one is not even on the index
+    index.edit(str(host.DEFAULT), '[[kernel]]\nfor = "<0.5.11"', '[[kernel]]\nfor = "<99"')
     code, said, _ = run(index, capsys, "--carry-torch", "--part-size", "0.004")
     assert code == 0
     assert "torch 2.14.1 is carried; the host has 2.11.0. CUDA: 3 the host's own, 1 carried" in said
@@ -219,7 +222,9 @@ def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
     assert done.returncode == 0, done.stderr
     site = tmp_path / "there/site"
     assert (site / "torch/__init__.py").read_text() == "__version__ = '2.14.1'\n"
-    assert (site / "plain.py").is_file() and not (site / "torch/bin/protoc").exists()
+    assert OURS in (site / "plain.so").read_bytes()
+    assert THEIRS not in (site / "plain.so").read_bytes()
+    assert not (site / "torch/bin/protoc").exists()
     assert os.readlink(site / CUBLAS) == str(host_packages / CUBLAS)
     own = (site / NCCL).read_bytes()
     assert b"ncclNew" in own and OURS in own and THEIRS not in own and b"as text" not in own
@@ -270,9 +275,13 @@ def test_a_host_with_the_pinned_torch_gets_none(index, capsys):
     assert json.loads((made / "manifest.json").read_text())["carried"] is None
 
 
-def test_without_the_option_nothing_of_torch_is_packed(index, capsys):
-    assert run(index, capsys)[0] == 0
-    assert not [*(index.root / "dist/bundle" / TAG).glob("torch.tar.xz.*")]
+def test_without_the_option_nothing_of_torch_is_packed_and_nothing_zeroed(index, tmp_path, capsys):
+    assert run(index, capsys, "--carry-torch")[0] == 0
+    assert run(index, capsys)[0] == 0  # not what the other has kept
+    made = index.root / "dist/bundle" / TAG
+    assert not [*made.glob("torch.tar.xz.*")]
+    assert unpack(made, tmp_path / "there", tmp_path).returncode == 0
+    assert THEIRS in (tmp_path / "there/site/plain.so").read_bytes()
 
 
 def installed(folder: Path, packages: list[tuple[str, dict[str, bytes], str]]) -> Path:

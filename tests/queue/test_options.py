@@ -565,7 +565,7 @@ def figure(tag: str, options: argparse.Namespace) -> measuring.Figure:
 def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
     """The packed dependencies, which say what they were packed for."""
 
-    def dependencies(pin: pins.Pin, machine: host.Host, sm: int) -> tuple[Path, dict]:
+    def dependencies(pin: pins.Pin, machine: host.Host, sm: int, **_: bool) -> tuple[Path, dict]:
         site.write_bytes(b"x" * 3000)
         return site, {"packages": [], "for": [machine.name, sm]}
 

@@ -20,7 +20,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..files import atomic, run
 from ..outcome import Refused
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
-from . import build, carried, packing, untouched
+from . import build, carried, elf, packing, untouched
 from .host import Host, with_release_torch
 from .host import load as load_host
 
@@ -146,7 +146,7 @@ def pack(
     else:
         shared = pins.find(str(host.dependencies_of))
         sharing = load_host(description, shared.version)
-    site, facts = dependencies(shared, sharing, sm)
+    site, facts = dependencies(shared, sharing, sm, one_gpu=bool(torch))
     manifest = {**_manifest(built, host, sm, shared), **facts}
     manifest["carried"] = torch.facts if torch else None
     folder = root / "dist/bundle" / pin.tag
@@ -218,18 +218,24 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
     }
 
 
-def dependencies(pin: Pin, host: Host, sm: int) -> tuple[Path, dict[str, Any]]:
+def dependencies(
+    pin: Pin, host: Host, sm: int, one_gpu: bool = False
+) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
-    manifest says about them."""
+    manifest says about them.
+
+    one_gpu: zero in them what no GPU of `sm` needs, as in a carried torch.
+    """
     locked = resolve(pin, host)
     patterns = [rule.patterns for rule in trim_rules(sm)]
     edited = KERNEL_EDIT if host.kernel else False
     made_of = [locked, patterns, host.python, host.platform, edited, SCHEMA]
+    made_of += [sm] if one_gpu else []
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
         LOG.info(f"packing the dependencies of {pin.version} (a few minutes, once)")
-        _make_site(kept, locked, pin, host, sm)
+        _make_site(kept, locked, pin, host, sm, one_gpu)
     return kept / "site.tar.xz", json.loads((kept / "facts.json").read_text())
 
 
@@ -273,7 +279,7 @@ def trim_rules(sm: int) -> tuple[packing.Trimmed, ...]:
     return (*TRIMMED, packing.Trimmed(f"kernels for GPUs other than sm_{sm}", others))
 
 
-def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
+def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool) -> None:
     """Install, trim and pack into `kept`; facts.json last, so that a killed run leaves nothing that
     looks whole."""
     kept.mkdir(parents=True, exist_ok=True)
@@ -289,6 +295,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
         trimmed = [packing.trim(site, rule) for rule in trim_rules(sm)]
         if host.kernel:
             _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
+        zeroed = elf.zero_all(site, sm) if one_gpu else None
         packing.archive(Path(scratch) / "site.tar.xz", [(site, "site")])
         os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
     facts = {
@@ -296,6 +303,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
         "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in LEFT_OUT],
         "trimmed": trimmed,
+        "zeroed": asdict(zeroed) if zeroed else None,
     }
     atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
 

@@ -331,7 +331,7 @@ def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
         },
         "linked": linked,
         "trimmed": trimmed,
-        "zeroed": asdict(_zero(site, sm)),
+        "zeroed": asdict(elf.zero_all(site, sm)),
     }
 
 
@@ -378,16 +378,3 @@ def _one_assembler(site: Path, sm: int) -> None:
         later.unlink()  # it is a hard link into uv's cache
         later.write_text(f'#!/bin/sh\nexec "$(dirname "$0")/{ASSEMBLER}" "$@"\n')
         later.chmod(0o755)
-
-
-def _zero(site: Path, sm: int) -> elf.Zeroed:
-    """Zero in every library and program what no GPU of `sm` and no loader needs, in copies of their
-    own: installed files are hard links into uv's cache."""
-    done = elf.Zeroed()
-    for file in sorted(file for file in site.rglob("*") if file.is_file()):
-        if elf.is_loaded(file):
-            copy = file.with_name(f"{file.name}.own")
-            shutil.copy2(file, copy)
-            copy.replace(file)
-            done += elf.zero(file, sm)
-    return done

@@ -14,6 +14,7 @@ Which entry runs where: CUDA C++ Programming Guide, "Binary Compatibility" and "
 from __future__ import annotations
 
 import mmap
+import shutil
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -136,6 +137,19 @@ def zero(file: Path, sm: int) -> Zeroed:
         what = f"its code for GPUs cannot be read: {error}"
         step = "pack it as it is: see scripts/patchqueue/wheels/elf.py, or report its name"
         raise Refused.of("bad-fatbin", file.name, what, step) from None
+
+
+def zero_all(folder: Path, sm: int) -> Zeroed:
+    """Zero every library and program of a folder, in copies of their own: installed files are hard
+    links into uv's cache. Raises Refused as `zero` does."""
+    done = Zeroed()
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        if not file.is_symlink() and is_loaded(file):
+            copy = file.with_name(f"{file.name}.own")
+            shutil.copy2(file, copy)
+            copy.replace(file)
+            done += zero(file, sm)
+    return done
 
 
 def _zero(data: mmap.mmap, sm: int) -> Zeroed:
