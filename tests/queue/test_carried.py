@@ -139,6 +139,21 @@ HOST_TORCH = torch("2.11.0", 13, "2.28")
 NEWER, OLDER = torch("2.14.1", 13, "2.30 ncclNew"), torch("2.9.1", 12, "2.27")
 
 
+def list_files(folder: Path) -> None:
+    """Write the index's page of a package."""
+    files = [
+        {
+            "filename": file.name,
+            "url": file.name,
+            "upload-time": "2020-01-01T00:00:00Z",
+            "hashes": {"sha256": file_sha256(file)},
+        }
+        for file in sorted(folder.glob("*.whl"))
+    ]
+    page = {"meta": {"api-version": "1.1"}, "name": folder.name, "files": files}
+    (folder / "index.json").write_bytes(msgspec.json.encode(page))
+
+
 @pytest.fixture
 def index(tmp_path, project, monkeypatch):
     """An index with two releases' torch and the host's, and a project whose release is for
@@ -152,17 +167,7 @@ def index(tmp_path, project, monkeypatch):
         name = package.partition("==")[0]
         wheel(simple / name, package, files, requires)
     for folder in simple.iterdir():
-        files = [
-            {
-                "filename": file.name,
-                "url": file.name,
-                "upload-time": "2020-01-01T00:00:00Z",
-                "hashes": {"sha256": file_sha256(file)},
-            }
-            for file in sorted(folder.glob("*.whl"))
-        ]
-        page = {"meta": {"api-version": "1.1"}, "name": folder.name, "files": files}
-        (folder / "index.json").write_bytes(msgspec.json.encode(page))
+        list_files(folder)
     site = Site(simple, json=True)
     Thread(target=site.serve_forever, daemon=True).start()
     monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
@@ -333,6 +338,22 @@ def test_a_release_with_its_own_torch_needs_nothing_in_its_packages_place():
     assert set(old.brings) - set(own.brings) == {"cuda-python"}
 
 
-def test_a_release_without_torch_is_refused():
-    with pytest.raises(Refused, match="the release requires no torch .no-torch."):
-        carried._version("numpy==1 \\\n", "torch")
+def test_a_release_without_torch_is_refused(index, tmp_path, capsys):
+    wheel(tmp_path / "index/sglang", f"sglang=={fakes.VERSION}", {}, "plain")
+    list_files(tmp_path / "index/sglang")
+    code, _, said = run(index, capsys, "--carry-torch")
+    assert code == 1
+    assert "9.9.1 requires no torch [no-torch]\n    next: pack it without --carry-torch" in said
+
+
+@pytest.mark.parametrize(
+    ("pinned", "said"),
+    [
+        ("2.14.1", "9.9.1 pins torch 2.14.1, the host has 2.11.0: `--carry-torch` packs it\n"),
+        ("2.11.0", ""),
+    ],
+)
+def test_a_torch_that_the_host_lacks_is_pointed_out(index, capsys, pinned, said):
+    index.write("upstream/locks/9.9.1.txt", f"torch=={pinned} \\\n    --hash=sha256:0\n")
+    out = run(index, capsys)[1]
+    assert said in out and ("--carry-torch" in out) is bool(said)

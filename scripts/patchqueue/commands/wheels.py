@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..environments import testing
+from ..environments.lock import version_of
 from ..hint import counted
 from ..upstream import pins as pinning
 from ..wheels import build, bundle, carried, host
@@ -150,6 +152,15 @@ def _carried(manifest: dict[str, Any]) -> str:
     return f"torch {facts['torch']} is carried; the host has {host['torch']}. CUDA: {libraries}"
 
 
+def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
+    """What is said where the release's lock names another torch than the host has; else ""."""
+    file = testing.lock_file(root, pin)
+    pinned = version_of(file.read_text(encoding="utf-8"), "torch") if file.is_file() else ""
+    if pinned in ("", host_torch):
+        return ""
+    return f"{pin.version} pins torch {pinned}, the host has {host_torch}: `--carry-torch` packs it"
+
+
 def _bundle(options: argparse.Namespace) -> int:
     pins, chosen = chosen_of(options)
     description = options.host or options.root / host.DEFAULT
@@ -172,6 +183,8 @@ def _bundle(options: argparse.Namespace) -> int:
         )
         if options.carry_torch:
             OUT.print(_carried(made.manifest))
+        elif other := _another_torch(options.root, pin, made.manifest["host"]["torch"]):
+            OUT.print(other)
         OUT.print(
             "next: copy that folder to the host; there `./unpack FOLDER && python3"
             " FOLDER/tests/gpu/run.py --out RESULTS`"

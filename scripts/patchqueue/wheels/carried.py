@@ -200,7 +200,10 @@ def pack(pin: Pin, host: Host, sm: int, excluded: Iterable[str]) -> Carried | No
     excluded: packages that the release's resolution leaves out. Raises Refused with uv's reason.
     """
     locked = _resolved(pin, host, excluded)
-    version = _version(locked, "torch")
+    version = lock.version_of(locked, "torch")
+    if not version:
+        what, step = f"{pin.version} requires no torch", "pack it without --carry-torch"
+        raise Refused.of("no-torch", "bundle --carry-torch", what, step)
     if version == host.torch:
         return None
     own = _host_libraries(host)
@@ -212,15 +215,6 @@ def pack(pin: Pin, host: Host, sm: int, excluded: Iterable[str]) -> Carried | No
         _make(kept, locked, host, own, sm)
     facts = json.loads((kept / "facts.json").read_text())
     return Carried(kept / "torch.tar.xz", facts["own_cuda"], facts)
-
-
-def _version(locked: str, name: str) -> str:
-    """The version of a package among hashed requirements. Raises Refused where it is not there."""
-    for line in locked.splitlines():
-        if line.startswith(f"{name}=="):
-            return line.split()[0].partition("==")[2]
-    what = f"the release requires no {name}"
-    raise Refused.of("no-torch", "bundle --carry-torch", what, "pack it without --carry-torch")
 
 
 def _resolved(pin: Pin, host: Host, excluded: Iterable[str]) -> str:
@@ -294,7 +288,7 @@ def _make(kept: Path, locked: str, host: Host, own: Mapping[str, Library], sm: i
         (site / PLAN).write_text(json.dumps(plan, indent=1) + "\n")
         packing.archive(archive, [(site, "site")], EFFORT)
         os.replace(archive, kept / archive.name)
-    about = {"torch": _version(locked, "torch"), "host_torch": host.torch, **facts}
+    about = {"torch": lock.version_of(locked, "torch"), "host_torch": host.torch, **facts}
     atomic.write(kept / "facts.json", (json.dumps(about, indent=1) + "\n").encode())
 
 
