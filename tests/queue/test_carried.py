@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import subprocess
@@ -327,6 +328,19 @@ def test_one_assembler_goes_by_both_names(tmp_path, sm, said):
     else:
         words = [folder / "ptxas-blackwell", "--version"]
         assert subprocess.run(words, capture_output=True, text=True).stdout == said
+
+
+@pytest.mark.parametrize("before", ["", "/more"])
+def test_engines_find_both_cudas_where_torch_is_of_another(tmp_path, monkeypatch, before):
+    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
+    monkeypatch.setenv("CUDA_HOME", "/cuda")
+    monkeypatch.setenv("LD_LIBRARY_PATH", before)
+    place = importlib.import_module("launch").Place((tmp_path / "site",), tmp_path)
+    assert place.environment()["LD_LIBRARY_PATH"] == before
+    own = tmp_path / "site/nvidia/cuda_runtime/lib"
+    own.mkdir(parents=True)
+    wanted = ":".join([str(own), "/cuda/lib64", *filter(None, [before])])
+    assert place.environment()["LD_LIBRARY_PATH"] == wanted
 
 
 def test_a_release_with_its_own_torch_needs_nothing_in_its_packages_place():
