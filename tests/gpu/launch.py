@@ -67,6 +67,7 @@ class Place:
         return (
             kept
             | cuda
+            | self._of_another_cuda(kept | cuda)
             | SETTINGS
             | more
             | {
@@ -74,6 +75,17 @@ class Place:
                 "PYTHONPYCACHEPREFIX": str(self.out / "bytecode"),
             }
         )
+
+    def _of_another_cuda(self, known: dict[str, str]) -> dict[str, str]:
+        """Where a folder of packages has a CUDA of its own, the loader learns of both: what is
+        compiled on this host wants the host's, what is preloaded before torch wants that one."""
+        own = [folder / "nvidia/cuda_runtime/lib" for folder in self.path]
+        found = [str(folder) for folder in own if folder.is_dir()]
+        if not found:
+            return {}
+        host = [f"{known['CUDA_HOME']}/lib64"] if "CUDA_HOME" in known else []
+        before = [known["LD_LIBRARY_PATH"]] if known.get("LD_LIBRARY_PATH") else []
+        return {"LD_LIBRARY_PATH": os.pathsep.join([*found, *host, *before])}
 
     def ask(self, code: str, limit_s: float = 300) -> object:
         """The JSON that `code`, run as the engines are, prints last. Raises RuntimeError with its

@@ -15,7 +15,7 @@ import pytest
 from packaging.version import Version
 
 from patchqueue.outcome import Refused
-from patchqueue.wheels import bundle, host
+from patchqueue.wheels import bundle, host, packing
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = ROOT / host.DEFAULT
@@ -37,7 +37,7 @@ def test_equal_content_packs_equally_whenever_it_was_written(folder, tmp_path):
     for number, path in enumerate(copy.rglob("*"), 1):
         os.utime(path, (number, number))  # a whole second apart: an archive keeps no more of it
     for source, name in ((folder, "one"), (copy, "two")):
-        bundle._archive(tmp_path / name, [(source, "tree")])
+        packing.archive(tmp_path / name, [(source, "tree")])
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     with tarfile.open(tmp_path / "one", "r:xz") as archive:
         assert {entry.name: entry.mode for entry in archive} == {
@@ -51,8 +51,8 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
     out.mkdir()
     parts = []
     for name, inner in (("site", "site"), ("tree", "tree")):
-        bundle._archive(tmp_path / name, [(folder, inner)])
-        parts += bundle._split(tmp_path / name, out, f"{name}.tar.xz", 100)
+        packing.archive(tmp_path / name, [(folder, inner)])
+        parts += packing.split(tmp_path / name, out, f"{name}.tar.xz", 100)
     assert len(parts) > 2 and all(part["bytes"] <= 100 for part in parts)
     (out / "parts.sha256").write_text(
         "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
@@ -80,8 +80,8 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
 
 
 def test_trimming_says_how_much_it_took(folder):
-    gone = bundle._trim(
-        folder, bundle.Trimmed("kernels nobody calls", ("deep", "nothing-like-this"))
+    gone = packing.trim(
+        folder, packing.Trimmed("kernels nobody calls", ("deep", "nothing-like-this"))
     )
     assert gone == {
         "reason": "kernels nobody calls",

@@ -24,7 +24,7 @@ from patchqueue.install import inplace
 from patchqueue.laying.quilt import Quilt
 from patchqueue.outcome import Refused
 from patchqueue.upstream import index, source
-from patchqueue.wheels import bundle
+from patchqueue.wheels import packing
 
 CACHE, QUEUE = Path("/cache/queue"), Path("/src/queue")
 PLACES = [
@@ -315,7 +315,7 @@ def test_a_bundle_on_a_full_disk(tmp_path, monkeypatch, capfd, ends_early):
         fakes.program(tmp_path / "bin/xz", f'echo "xz: {FULL}" >&2; exit 1')
         monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     with pytest.raises(Refused, match="free some space") as caught:
-        bundle._archive(Path("/dev/full"), [(tmp_path / "made", "made")])
+        packing.archive(Path("/dev/full"), [(tmp_path / "made", "made")])
     assert (
         caught.value.problems[0].name == "no-bundle" and "No space left" in capfd.readouterr().err
     )

@@ -37,7 +37,7 @@ from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
 from patchqueue.handover import prtest
 from patchqueue.upstream import pins
-from patchqueue.wheels import bundle, host
+from patchqueue.wheels import bundle, carried, host
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -391,6 +391,7 @@ CASES: dict[str, Case] = {
     "bundle --host": Case("bundle --host {at}/other-host.toml", "bundle", to_pack),
     "bundle --sm": Case("bundle --sm 80", "bundle", to_pack),
     "bundle --part-size": Case("bundle --part-size 0.001", "bundle", to_pack),
+    "bundle --carry-torch": Case("bundle --carry-torch", "bundle", to_pack),
     "release --cut": Case("release --cut", "release", to_release),
     "release --next": Case("release --next", "release", released),
     "release --tag": Case(f"release --tag pcg-{fakes.QUEUE}", "release", released),
@@ -533,6 +534,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
     monkeypatch.setitem(measuring.FIGURES, "apply", figure)
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
+    monkeypatch.setattr(bundle.carried, "pack", torch(tmp_path / "cache/torch.tar.xz"))
     monkeypatch.setattr(
         gpurun,
         "environment",
@@ -563,11 +565,21 @@ def figure(tag: str, options: argparse.Namespace) -> measuring.Figure:
 def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
     """The packed dependencies, which say what they were packed for."""
 
-    def dependencies(pin: pins.Pin, machine: host.Host, sm: int) -> tuple[Path, dict]:
+    def dependencies(pin: pins.Pin, machine: host.Host, sm: int, **_: bool) -> tuple[Path, dict]:
         site.write_bytes(b"x" * 3000)
         return site, {"packages": [], "for": [machine.name, sm]}
 
     return dependencies
+
+
+def torch(archive: Path) -> Callable[..., carried.Carried]:
+    """A packed torch."""
+
+    def pack(*words: object) -> carried.Carried:
+        archive.write_bytes(b"x" * 3000)
+        return carried.Carried(archive, False, {"torch": "9.9", "libraries": {}})
+
+    return pack
 
 
 @pytest.mark.parametrize("option", CASES)

@@ -521,6 +521,9 @@ CHECKED: dict[str, Check] = {
 }
 PARSED = {
     "scripts/nox bundle v0.5.9": "it fetches GBs",
+    "scripts/nox bundle v0.5.23 --carry-torch --part-size 48": (
+        "it fetches GBs; tests/queue/test_carried.py runs it on small wheels"
+    ),
     "scripts/nox release --cut": "it commits; tests/queue/test_release.py runs it",
     "scripts/nox release --next": "it writes the pages; tests/queue/test_release.py runs it",
     "scripts/nox figures": "it measures for minutes",

@@ -7,13 +7,16 @@ import platform
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..environments import testing
+from ..environments.lock import version_of
 from ..hint import counted
 from ..upstream import pins as pinning
-from ..wheels import build, bundle, host
+from ..wheels import build, bundle, carried, host
 from . import paths, releases
 from .entry import OUT
 
@@ -58,6 +61,11 @@ def add(commands: Any) -> None:
         default=60,
         metavar="MIB",
         help="the largest size of one part (default 60)",
+    )
+    packed.add_argument(
+        "--carry-torch",
+        action="store_true",
+        help="pack the release's torch, triton and torchvision too, where the host has another",
     )
 
 
@@ -134,6 +142,25 @@ def _build(options: argparse.Namespace) -> int:
     return 0
 
 
+def _carried(manifest: dict[str, Any]) -> str:
+    """What is said of a carried torch."""
+    facts, host = manifest["carried"], manifest["host"]
+    if not facts:
+        return f"torch is not carried: the host has {host['torch']}, which the release pins"
+    kinds = Counter(library["from"] for library in facts["libraries"].values())
+    libraries = ", ".join(f"{kinds[one.value]} {one.value}" for one in carried.Origin)
+    return f"torch {facts['torch']} is carried; the host has {host['torch']}. CUDA: {libraries}"
+
+
+def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
+    """What is said where the release's lock names another torch than the host has; else ""."""
+    file = testing.lock_file(root, pin)
+    pinned = version_of(file.read_text(encoding="utf-8"), "torch") if file.is_file() else ""
+    if pinned in ("", host_torch):
+        return ""
+    return f"{pin.version} pins torch {pinned}, the host has {host_torch}: `--carry-torch` packs it"
+
+
 def _bundle(options: argparse.Namespace) -> int:
     pins, chosen = chosen_of(options)
     description = options.host or options.root / host.DEFAULT
@@ -146,6 +173,7 @@ def _bundle(options: argparse.Namespace) -> int:
             options.sm,
             round(options.part_size * MIB),
             options.origin,
+            options.carry_torch,
         )
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(
@@ -153,6 +181,10 @@ def _bundle(options: argparse.Namespace) -> int:
             f" {counted(len(made.manifest['packages']), 'package')},"
             f" {counted(len(made.manifest['parts']), 'part')}"
         )
+        if options.carry_torch:
+            OUT.print(_carried(made.manifest))
+        elif other := _another_torch(options.root, pin, made.manifest["host"]["torch"]):
+            OUT.print(other)
         OUT.print(
             "next: copy that folder to the host; there `./unpack FOLDER && python3"
             " FOLDER/tests/gpu/run.py --out RESULTS`"

@@ -182,6 +182,12 @@ def body(pylock: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
+def version_of(locked: str, name: str) -> str:
+    """The version of a package among a lock's entries; empty where they do not name it."""
+    found = re.search(rf"(?m)^{re.escape(name)}==([^\s;]+)", locked)
+    return found[1] if found else ""
+
+
 def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
     """Resolve sglang `version` as the package index stood at the end of `as_of` and write the lock
     `out`.

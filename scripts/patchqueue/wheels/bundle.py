@@ -6,24 +6,21 @@ untouched/ beside the patched tree holds the release's own content of what the q
 The dependencies are resolved as of the pin's day for the host's own Python, less what the host
 brings, less what a run from random weights never reaches, less kernels for other GPUs: about 45 MiB
 packed instead of 9 GB installed. The tree is packed apart from them, because it changes with every
-edit of the queue and they do not.
+edit of the queue and they do not. On request torch itself is packed too (carried.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import subprocess
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +30,9 @@ from ..environments.lock import body, until
 from ..files import atomic, run
 from ..outcome import Refused
 from ..upstream.pins import Pin, Pins
-from ..upstream.source import cache_folder, file_sha256
-from . import build, untouched
-from .host import Host
+from ..upstream.source import cache_folder
+from . import build, carried, elf, packing, untouched
+from .host import Host, with_release_torch
 from .host import load as load_host
 
 LOG = logging.getLogger(__name__)
@@ -57,14 +54,6 @@ class LeftOut:
     reason: str
     packages: str
     modules: str
-
-
-@dataclass(frozen=True)
-class Trimmed:
-    """Parts of packed packages that are removed. patterns: globs below the folder of packages."""
-
-    reason: str
-    patterns: tuple[str, ...]
 
 
 LEFT_OUT = (
@@ -105,13 +94,13 @@ CUDA = (
     " cusolver cusparse cusparselt nccl nvjitlink nvshmem nvtx nvvm cuda-crt"
 )
 TRIMMED = (
-    Trimmed(
+    packing.Trimmed(
         "FlashAttention 3 and InfLLM kernels (1 GB): the runs use flashinfer's attention and"
         " FlashMLA's",
         ("sgl_kernel/flash_ops*", "sgl_kernel/infllm_ops*"),
     ),
-    Trimmed("kernels that only runs on several nodes load", ("*_mscclpp*",)),
-    Trimmed(
+    packing.Trimmed("kernels that only runs on several nodes load", ("*_mscclpp*",)),
+    packing.Trimmed(
         "programs, headers and byte code: nothing starts or compiles them",
         ("bin", "lib", "lib64", "include", "share", "**/__pycache__"),
     ),
@@ -129,41 +118,64 @@ class Bundle:
 
 
 def pack(
-    root: Path, pins: Pins, pin: Pin, description: Path, sm: int, part_size: int, origin: str | None
+    root: Path,
+    pins: Pins,
+    pin: Pin,
+    description: Path,
+    sm: int,
+    part_size: int,
+    origin: str | None,
+    carry_torch: bool = False,
 ) -> Bundle:
     """Write dist/bundle/<tag>/ for the host described and GPUs of compute capability `sm` (90 is
     Hopper).
 
-    part_size: in bytes, what one part may have. Raises Refused with uv's or apply's reason.
+    part_size: in bytes, what one part may have. carry_torch: pack the release's torch where the
+    host has another. Raises Refused with uv's or apply's reason.
     """
     host = load_host(description, pin.version)
-    shared = pins.find(str(host.dependencies_of))
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     target = build.Target(host.python, host.platform.split("-")[0])
     built = build.build(root, pin, target, origin, root / "dist")
-    site, facts = dependencies(shared, load_host(description, shared.version), sm)
+    torch = carried.pack(pin, host, sm, _never_reached()) if carry_torch else None
+    if torch:
+        besides = carried.BOUND_TO_CUDA if torch.own_cuda else ()
+        host = with_release_torch(host, pin.version, besides)
+        shared, sharing = pin, host
+    else:
+        shared = pins.find(str(host.dependencies_of))
+        sharing = load_host(description, shared.version)
+    site, facts = dependencies(shared, sharing, sm, one_gpu=bool(torch))
+    manifest = {**_manifest(built, host, sm, shared), **facts}
+    manifest["carried"] = torch.facts if torch else None
     folder = root / "dist/bundle" / pin.tag
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tree = folder / "tree.tar.xz"
     _pack_tree(root, built, host, tree)
-    parts = [
-        *_split(site, folder, "site.tar.xz", part_size),
-        *_split(tree, folder, "tree.tar.xz", part_size),
+    archives = {"site": site, **({"torch": torch.archive} if torch else {}), "tree": tree}
+    manifest["parts"] = parts = [
+        part
+        for name, archive in archives.items()
+        for part in packing.split(archive, folder, f"{name}.tar.xz", part_size)
     ]
     tree.unlink()
     (folder / "parts.sha256").write_text(
         "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
     )
     shutil.copy(HOSTSITE / "unpack", folder / "unpack")
-    manifest = {**_manifest(built, host, sm, shared), **facts, "parts": parts}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     sizes = {
         name: sum(part["bytes"] for part in parts if part["file"].startswith(name))
-        for name in ("site", "tree")
+        for name in archives
     }
     return Bundle(folder, manifest, sizes)
+
+
+def _never_reached() -> list[str]:
+    """The packages that no bundle holds."""
+    return [name for rule in LEFT_OUT for name in rule.packages.split()]
 
 
 def _pack_tree(root: Path, built: build.Built, host: Host, out: Path) -> None:
@@ -179,7 +191,7 @@ def _pack_tree(root: Path, built: build.Built, host: Host, out: Path) -> None:
         untouched.lay(built, Path(scratch) / untouched.FOLDER)
         own = ("tree", "hostsite", untouched.FOLDER)
         folders = [(Path(scratch) / name, name) for name in own]
-        _archive(out, [*folders, (root / "tests/gpu", "tests/gpu")])
+        packing.archive(out, [*folders, (root / "tests/gpu", "tests/gpu")])
 
 
 def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str, object]:
@@ -206,18 +218,24 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
     }
 
 
-def dependencies(pin: Pin, host: Host, sm: int) -> tuple[Path, dict[str, Any]]:
+def dependencies(
+    pin: Pin, host: Host, sm: int, one_gpu: bool = False
+) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
-    manifest says about them."""
+    manifest says about them.
+
+    one_gpu: zero in them what no GPU of `sm` needs, as in a carried torch.
+    """
     locked = resolve(pin, host)
     patterns = [rule.patterns for rule in trim_rules(sm)]
     edited = KERNEL_EDIT if host.kernel else False
     made_of = [locked, patterns, host.python, host.platform, edited, SCHEMA]
+    made_of += [sm] if one_gpu else []
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
         LOG.info(f"packing the dependencies of {pin.version} (a few minutes, once)")
-        _make_site(kept, locked, pin, host, sm)
+        _make_site(kept, locked, pin, host, sm, one_gpu)
     return kept / "site.tar.xz", json.loads((kept / "facts.json").read_text())
 
 
@@ -228,7 +246,7 @@ def resolve(pin: Pin, host: Host) -> str:
     instead = [name for one in replaced for name in one.instead_of]
     excluded = [
         *host.brings,
-        *(name for rule in LEFT_OUT for name in rule.packages.split()),
+        *_never_reached(),
         *instead,
         *lock.cuda_libraries(CUDA),
     ]
@@ -255,13 +273,13 @@ def _refused(what: str, failure: run.Failed) -> Refused:
     return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
 
 
-def trim_rules(sm: int) -> tuple[Trimmed, ...]:
+def trim_rules(sm: int) -> tuple[packing.Trimmed, ...]:
     """TRIMMED, and the kernels of sgl_kernel that are built for another GPU than `sm`."""
     others = tuple(f"sgl_kernel/sm{other}" for other in (90, 100, 103, 120) if other != sm)
-    return (*TRIMMED, Trimmed(f"kernels for GPUs other than sm_{sm}", others))
+    return (*TRIMMED, packing.Trimmed(f"kernels for GPUs other than sm_{sm}", others))
 
 
-def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
+def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool) -> None:
     """Install, trim and pack into `kept`; facts.json last, so that a killed run leaves nothing that
     looks whole."""
     kept.mkdir(parents=True, exist_ok=True)
@@ -274,27 +292,20 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int) -> None:
             run.uv(*INSTALL, *words, *where)
         except run.Failed as failure:
             raise _refused(f"install {pin.version}'s dependencies", failure) from None
-        trimmed = [_trim(site, rule) for rule in trim_rules(sm)]
+        trimmed = [packing.trim(site, rule) for rule in trim_rules(sm)]
         if host.kernel:
             _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
-        _archive(Path(scratch) / "site.tar.xz", [(site, "site")])
+        zeroed = elf.zero_all(site, sm) if one_gpu else None
+        packing.archive(Path(scratch) / "site.tar.xz", [(site, "site")])
         os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
     facts = {
         "resolved_as_of": pin.resolve_as_of.isoformat(),
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
         "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in LEFT_OUT],
         "trimmed": trimmed,
+        "zeroed": asdict(zeroed) if zeroed else None,
     }
     atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
-
-
-def _trim(site: Path, rule: Trimmed) -> dict[str, Any]:
-    size = 0
-    for path in [path for pattern in rule.patterns for path in site.glob(pattern)]:
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        size += sum(file.stat().st_size for file in files)
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    return {"reason": rule.reason, "patterns": list(rule.patterns), "bytes": size}
 
 
 def _let_missing_kernels_raise(init: Path) -> None:
@@ -321,48 +332,3 @@ def _lay_host_files(folder: Path, plan: dict[str, Any]) -> None:
     for file in HOSTSITE.glob("*.py"):
         shutil.copy(file, folder / file.name)
     (folder / "patchqueue_site.json").write_text(json.dumps(plan, indent=1) + "\n")
-
-
-def _archive(out: Path, folders: Iterable[tuple[Path, str]]) -> None:
-    """A .tar.xz of folders under new names: sorted, without owners or dates, so that equal content
-    packs equally."""
-    # a broken pipe: xz has ended, and said why
-    with (
-        contextlib.suppress(BrokenPipeError),
-        subprocess.Popen(
-            ["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")
-        ) as xz,
-    ):
-        with tarfile.open(fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-            for folder, name in folders:
-                for path in sorted(folder.rglob("*")):
-                    if path.is_file() and "__pycache__" not in path.parts:
-                        _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
-        if xz.stdin:
-            xz.stdin.close()
-    if xz.returncode:
-        what = f"xz ended with code {xz.returncode}, for the reason above"
-        step = "where the disk is full, free some space, then run it again"
-        raise Refused.of("no-bundle", str(out), what, step)
-
-
-def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    entry = archive.gettarinfo(path, name)
-    # no hard links
-    entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
-    entry.uid = entry.gid = entry.mtime = 0
-    entry.uname = entry.gname = ""
-    runs = path.suffix in (".so", ".sh") or os.access(path, os.X_OK)
-    entry.mode = 0o755 if runs else 0o644
-    with path.open("rb") as file:
-        archive.addfile(entry, file)
-
-
-def _split(archive: Path, folder: Path, name: str, size: int) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = []
-    with archive.open("rb") as source:
-        while block := source.read(size):
-            part = folder / f"{name}.{len(parts):02d}"
-            part.write_bytes(block)
-            parts.append({"file": part.name, "sha256": file_sha256(part), "bytes": len(block)})
-    return parts

@@ -4,7 +4,7 @@ to run there."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,6 +84,23 @@ class Host:
     shims: tuple[Shim, ...]
     dependencies_of: Version
     shared_because: str
+
+
+def with_release_torch(host: Host, version: Version, besides: Iterable[str]) -> Host:
+    """The host as it is for a release that brings the torch it was made for: nothing stands in for
+    the release's own packages.
+
+    besides: what the host brings, and is packed all the same.
+    """
+    return replace(
+        host,
+        brings=tuple(name for name in host.brings if name not in besides),
+        kernel=None,
+        others=(),
+        shims=(),
+        dependencies_of=version,
+        shared_because="",
+    )
 
 
 def load(path: Path, version: Version) -> Host:

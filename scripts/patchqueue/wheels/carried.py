@@ -1,0 +1,374 @@
+"""torch and what it needs, packed for a host that has another torch than the release pins.
+
+What is packed goes in front of the host's own packages: torch, what is built against it (PACKAGES),
+and of CUDA's libraries those that the host lacks (`choose`). All of it is trimmed to one kind of
+GPU (elf.py). The archive is kept by the hashes of its wheels, so that releases that pin one torch
+share it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..environments import cuda_stubs, lock
+from ..environments.lock import body, until
+from ..files import atomic, run
+from ..outcome import Refused
+from ..upstream.pins import Pin
+from ..upstream.source import cache_folder
+from . import elf, packing
+from .host import Host
+from .packing import Trimmed
+
+LOG = logging.getLogger(__name__)
+
+SCHEMA = 1
+PACKAGES = ("torch", "torchvision", "torchaudio", "triton")
+LIBRARIES = f"{lock.CUDA} cuda-runtime"
+# What binds Python to one CUDA: the host's own is for the host's torch.
+BOUND_TO_CUDA = ("cuda-bindings", "cuda-pathfinder", "cuda-python")
+PLAN = "patchqueue_libraries.json"  # in the folder of packages: what `unpack` links
+EFFORT = 3  # xz's: 6 takes three times as long and packs 5 % smaller
+INSTALL = ("pip", "install", "--no-deps", "--no-build", "--require-hashes", "--link-mode=hardlink")
+ASSEMBLER, LATER = "ptxas", "ptxas-blackwell"  # the latter is for capability 10.0 and later alone
+
+TRIMMED = (
+    Trimmed(
+        "code for AMD GPUs, and triton's profilers and test libraries",
+        (
+            *("triton/backends/amd/lib", "triton/backends/amd/include"),
+            *("triton/_C/libproton.so", "triton/backends/nvidia/lib/cupti*"),
+            *("triton/instrumentation", "triton/plugins", "triton/FileCheck"),
+        ),
+    ),
+    Trimmed("programs that compile torch itself", ("torch/bin/protoc*", "bin")),
+    Trimmed(
+        "of CUDA what no runtime needs: static libraries, headers, interfaces in place of others'",
+        (
+            *("nvidia/**/*.a", "nvidia/**/include", "nvidia/**/bin", "nvidia/**/src"),
+            *("nvidia/**/*.alt.so*", "nvidia/**/libnvblas.so*", "nvidia/**/libcufftw.so*"),
+        ),
+    ),
+    Trimmed(
+        "CUDA libraries for several GPUs in one matrix, and for counters of a GPU's units",
+        (
+            *("nvidia/**/libcusolverMg.so*", "nvidia/**/libnvperf*", "nvidia/**/libcheckpoint*"),
+            "nvidia/**/libpcsamplingutil*",
+        ),
+    ),
+    Trimmed(
+        "what hides the host's own folder nvidia, and byte code",
+        ("nvidia/__init__.py", "**/__pycache__"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class StoodInFor:
+    """CUDA libraries (a name up to ".so") in whose place a carried torch gets functions that report
+    an error. reason: why no run calls them."""
+
+    reason: str
+    libraries: str
+
+
+STOOD_IN_FOR = (
+    StoodInFor("linear algebra and sparse matrices: no run solves or decomposes", "cusolver"),
+    StoodInFor("sparse matrices: no run has any", "cusparse cusparseLt"),
+    StoodInFor("Fourier transforms: no run makes any", "cufft"),
+    StoodInFor("random numbers on their own: torch calls none of it", "curand"),
+    StoodInFor("files that a GPU reads: no run reads any", "cufile"),
+    StoodInFor("memory that GPUs of several hosts share: runs have one host", "nvshmem_host"),
+)
+
+
+class Origin(str, enum.Enum):
+    """Where a carried torch gets a CUDA library from."""
+
+    HOST = "the host's own"
+    CARRIED = "carried"
+    STAND_IN = "a stand-in"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A CUDA library as a package brings it. path: below the folder of packages; package:
+    "name==version"; offers: the functions that it has."""
+
+    path: str
+    package: str
+    offers: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Where one library comes from, and why."""
+
+    origin: Origin
+    reason: str
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A packed torch. own_cuda: whether it is of another CUDA than the host's torch; facts: what
+    the manifest says of it."""
+
+    archive: Path
+    own_cuda: bool
+    facts: dict[str, Any]
+
+
+# Of one CUDA library: each function that is asked of it, with its version or None.
+Asked = Mapping[str, str | None]
+
+
+def choose(
+    name: str, asked: Asked, own: Mapping[str, Library], pinned: Mapping[str, Library]
+) -> Chosen:
+    """Where a library comes from: the host's own where it has every function asked of it, at the
+    place where torch looks. Else a stand-in where STOOD_IN_FOR names it, else it is carried.
+
+    own: the host's libraries, of the same CUDA; pinned: those of the packages that torch requires.
+    Raises Refused where none of them has it.
+    """
+    if name not in pinned:
+        what = f"torch wants {name}, which none of the packages that it requires has"
+        step = "name its package in LIBRARIES (scripts/patchqueue/wheels/carried.py)"
+        raise Refused.of("no-library", "bundle --carry-torch", what, step)
+    lacks = "the host's torch brings none of that name for this CUDA"
+    if name in own:
+        missing = sorted(asked.keys() - own[name].offers)
+        if not missing and own[name].path == pinned[name].path:
+            other = own[name].package != pinned[name].package
+            instead = f", in place of {pinned[name].package}" if other else ""
+            return Chosen(Origin.HOST, f"{own[name].package} has all that is asked of it{instead}")
+        lacks = f"{own[name].package} lacks {missing[0] if missing else 'its place'}"
+        lacks += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    for rule in STOOD_IN_FOR:
+        if cuda_stubs.stem(name).removeprefix("lib") in rule.libraries.split():
+            return Chosen(Origin.STAND_IN, rule.reason)
+    return Chosen(Origin.CARRIED, lacks)
+
+
+def asked_of(files: Iterable[Path]) -> dict[str, Asked]:
+    """CUDA library -> what these files ask of it. The driver's own library is every host's."""
+    wants = [found for found in map(cuda_stubs.read_wants, files) if found]
+    asked: dict[str, Asked] = {
+        name: symbols
+        for name, symbols in cuda_stubs.missing_libraries(wants, []).items()
+        if cuda_stubs.stem(name) not in ("libcuda", "libnuma")
+    }
+    runtime = {name for want in wants for name in want.libraries if _is_runtime(name)}
+    symbols = {one for want in wants for one in want.symbols}
+    return asked | {
+        name: {symbol: version for symbol, library, version in symbols if library == name}
+        for name in runtime
+    }
+
+
+def _is_runtime(name: str) -> bool:
+    return cuda_stubs.stem(name) == "libcudart"
+
+
+def libraries(site: Path) -> dict[str, Library]:
+    """The shared libraries of the nvidia packages installed in `site`, by file name."""
+    return {
+        Path(file).name: Library(
+            str(file), f"{name}=={distribution.version}", elf.offers(site / file)
+        )
+        for distribution in importlib.metadata.distributions(path=[str(site)])
+        if (name := distribution.metadata["Name"].replace("_", "-")).startswith("nvidia-")
+        for file in distribution.files or ()
+        if ".so" in Path(file).name and (site / file).is_file()
+    }
+
+
+def pack(pin: Pin, host: Host, sm: int, excluded: Iterable[str]) -> Carried | None:
+    """The packed torch of a release; None where the host has that torch.
+
+    excluded: packages that the release's resolution leaves out. Raises Refused with uv's reason.
+    """
+    locked = _resolved(pin, host, excluded)
+    version = lock.version_of(locked, "torch")
+    if not version:
+        what, step = f"{pin.version} requires no torch", "pack it without --carry-torch"
+        raise Refused.of("no-torch", "bundle --carry-torch", what, step)
+    if version == host.torch:
+        return None
+    own = _host_libraries(host)
+    made_of = [locked, sorted(own), [rule.patterns for rule in TRIMMED], sm, EFFORT, SCHEMA]
+    made_of += [[rule.libraries for rule in STOOD_IN_FOR], host.python, host.platform]
+    kept = cache_folder() / "torch" / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+    if not (kept / "facts.json").is_file():
+        LOG.info(f"packing torch {version} for sm_{sm} (some minutes and GBs, once)")
+        _make(kept, locked, host, own, sm)
+    facts = json.loads((kept / "facts.json").read_text())
+    return Carried(kept / "torch.tar.xz", facts["own_cuda"], facts)
+
+
+def _resolved(pin: Pin, host: Host, excluded: Iterable[str]) -> str:
+    """PACKAGES and CUDA's libraries as the release requires them, as hashed requirements."""
+    words = ["--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow", *_target(host)]
+    names = {*PACKAGES, *lock.cuda_libraries(LIBRARIES)}
+    return _requirements(f"sglang=={pin.version}", words, names, excluded)
+
+
+def _target(host: Host) -> list[str]:
+    return ["--python-version", host.python, "--python-platform", host.platform]
+
+
+def _requirements(wanted: str, words: list[str], names: set[str], excluded: Iterable[str]) -> str:
+    """Those of `names` that `wanted` requires, as hashed requirements. Raises Refused."""
+    try:
+        found = lock.resolve([wanted], words, sorted(set(excluded)))
+    except run.Failed as failure:
+        raise _refused(f"resolve {wanted}", failure) from None
+    return body({"packages": [one for one in found["packages"] if one["name"] in names]})
+
+
+def _refused(what: str, failure: run.Failed) -> Refused:
+    step = "see the host description's python, platform and torch"
+    return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
+
+
+def _install(locked: str, host: Host, site: Path) -> None:
+    wanted = site.with_name(f"{site.name}.txt")
+    wanted.write_text(locked)
+    where = ["--target", str(site), "--requirement", str(wanted)]
+    try:
+        run.uv(*INSTALL, *_target(host), *where)
+    except run.Failed as failure:
+        raise _refused("install torch and its CUDA libraries", failure) from None
+
+
+def _host_libraries(host: Host) -> dict[str, Library]:
+    """The CUDA libraries that the host's own torch requires, by file name (kept)."""
+    names = set(lock.cuda_libraries(LIBRARIES))
+    locked = _requirements(f"torch=={host.torch}", _target(host), names, [])
+    made_of = [locked, [rule.patterns for rule in TRIMMED], SCHEMA]
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+    kept = cache_folder() / "libraries" / f"{key}.json"
+    if not kept.is_file():
+        LOG.info(f"reading the CUDA libraries of torch {host.torch} (2 GB from the index, once)")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
+            site = Path(scratch) / "site"
+            _install(locked, host, site)
+            for rule in TRIMMED:
+                packing.trim(site, rule)
+            found = libraries(site)
+        told = {name: [one.path, one.package, sorted(one.offers)] for name, one in found.items()}
+        atomic.write(kept, json.dumps(told).encode())
+    return {
+        name: Library(path, package, frozenset(offers))
+        for name, (path, package, offers) in json.loads(kept.read_text()).items()
+    }
+
+
+def _make(kept: Path, locked: str, host: Host, own: Mapping[str, Library], sm: int) -> None:
+    """Install, choose, trim and pack into `kept`; facts.json last, so that a killed run leaves
+    nothing that looks whole."""
+    kept.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
+        site, archive = Path(scratch) / "site", Path(scratch) / "torch.tar.xz"
+        _install(locked, host, site)
+        facts = lay(site, own, sm)
+        plan = {"torch": host.torch, "libraries": facts["linked"]}
+        (site / PLAN).write_text(json.dumps(plan, indent=1) + "\n")
+        packing.archive(archive, [(site, "site")], EFFORT)
+        os.replace(archive, kept / archive.name)
+    about = {"torch": lock.version_of(locked, "torch"), "host_torch": host.torch, **facts}
+    atomic.write(kept / "facts.json", (json.dumps(about, indent=1) + "\n").encode())
+
+
+def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
+    """Make of installed packages what a host with the libraries `own` lacks, for GPUs of compute
+    capability `sm`; what the manifest says of it.
+
+    linked: the host's libraries that stand beside what is carried. Where torch is of another CUDA
+    than the host's, none does.
+    """
+    trimmed = [packing.trim(site, rule) for rule in TRIMMED]
+    _one_assembler(site, sm)
+    pinned = libraries(site)
+    own_cuda = not any(_is_runtime(name) and name in own for name in pinned)
+    own = {} if own_cuda else own
+    chosen, asked = settle(site, own, pinned)
+    packages = {
+        pinned[name].package for name, one in chosen.items() if one.origin is Origin.CARRIED
+    }
+    for one in pinned.values():
+        if one.package not in packages:
+            (site / one.path).unlink()
+    _forget(site, packages)
+    for name, found in chosen.items():
+        if found.origin is Origin.STAND_IN:
+            (site / pinned[name].path).write_bytes(cuda_stubs.shared_library(name, asked[name]))
+    linked = sorted(one.path for one in own.values() if not (site / one.path).exists())
+    return {
+        "own_cuda": own_cuda,
+        "packages": _names(site, packages),
+        "libraries": {
+            name: {"from": one.origin.value, "reason": one.reason}
+            for name, one in sorted(chosen.items())
+        },
+        "linked": linked,
+        "trimmed": trimmed,
+        "zeroed": asdict(elf.zero_all(site, sm)),
+    }
+
+
+def settle(
+    site: Path, own: Mapping[str, Library], pinned: Mapping[str, Library]
+) -> tuple[dict[str, Chosen], dict[str, Asked]]:
+    """What becomes of every library that PACKAGES ask for, and what is asked of it. A carried one
+    asks for more."""
+    files = [file for name in PACKAGES for file in (site / name).rglob("*.so*") if file.is_file()]
+    chosen: dict[str, Chosen] = {}
+    while True:
+        asked = asked_of(files)
+        now = {name: choose(name, asked[name], own, pinned) for name in asked}
+        if now == chosen:
+            return chosen, asked
+        chosen = now
+        carried = {pinned[name].package for name in now if now[name].origin is Origin.CARRIED}
+        more = [site / one.path for one in pinned.values() if one.package in carried]
+        files += [file for file in more if file not in files]
+
+
+def _forget(site: Path, packages: set[str]) -> None:
+    """Remove what says that CUDA's packages are installed, but for these."""
+    folders = {
+        f"{name.replace('-', '_')}-{version}.dist-info"
+        for name, _, version in (package.partition("==") for package in packages)
+    }
+    for folder in site.glob("nvidia_*.dist-info"):
+        if folder.name not in folders:
+            shutil.rmtree(folder)
+
+
+def _names(site: Path, carried: set[str]) -> list[str]:
+    """Everything that is packed, as "name==version"."""
+    found = importlib.metadata.distributions(path=[str(site)])
+    names = {f"{one.metadata['Name']}=={one.version}" for one in found}
+    return sorted({name for name in names if name.partition("==")[0] in PACKAGES} | carried)
+
+
+def _one_assembler(site: Path, sm: int) -> None:
+    """triton has a second assembler of 46 MiB for later GPUs: the first goes by both names."""
+    later = site / "triton/backends/nvidia/bin" / LATER
+    if sm < 100 and later.is_file():
+        later.unlink()  # it is a hard link into uv's cache
+        later.write_text(f'#!/bin/sh\nexec "$(dirname "$0")/{ASSEMBLER}" "$@"\n')
+        later.chmod(0o755)

@@ -1,0 +1,373 @@
+"""A bundle that carries torch: which libraries come along, and the whole way with small wheels."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from threading import Thread
+
+import fakes
+import msgspec
+import pytest
+from elffiles import CODE, PTX, fat_binary, linked
+from fakes import TAG
+from packaging.version import Version
+from test_index_clients import Site
+
+from patchqueue.outcome import Refused
+from patchqueue.upstream.source import file_sha256
+from patchqueue.wheels import carried, host
+from patchqueue.wheels.carried import Library, Origin
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS, THEIRS = b"code for sm_90 ", b"code for sm_80 "
+CODES = fat_binary((CODE, 80, THEIRS), (CODE, 90, OURS), (PTX, 90, b"as text"))
+NCCL, CUBLAS = "nvidia/nccl/lib/libnccl.so.2", "nvidia/cu13/lib/libcublas.so.13"
+
+
+def brings(path: str, *offers: str) -> dict[str, Library]:
+    return {Path(path).name: Library(path, "made==1", frozenset(offers))}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "own", "origin", "said"),
+    [
+        (NCCL, "ncclSend", brings(NCCL, "ncclSend"), Origin.HOST, "made==1 has all that is asked"),
+        (NCCL, "ncclSend ncclNew", brings(NCCL, "ncclSend"), Origin.CARRIED, "made==1 lacks ncclN"),
+        (NCCL, "ncclA ncclB", brings(NCCL), Origin.CARRIED, "made==1 lacks ncclA and 1 more"),
+        # where torch does not look for it, the host's own is of no use
+        (NCCL, "", brings("nvidia/cu13/lib/libnccl.so.2"), Origin.CARRIED, "lacks its place"),
+        (NCCL, "", {}, Origin.CARRIED, "the host's torch brings none of that name"),
+        ("nvidia/cufft/lib/libcufft.so.11", "cufftCreate", {}, Origin.STAND_IN, "no run makes any"),
+        (
+            "nvidia/cu13/lib/libcufft.so.12",
+            "",
+            brings("nvidia/cu13/lib/libcufft.so.12"),
+            Origin.HOST,
+            "all that is asked",
+        ),
+    ],
+)
+def test_where_a_library_comes_from(name, asked, own, origin, said):
+    found = carried.choose(Path(name).name, dict.fromkeys(asked.split()), own, brings(name))
+    assert found.origin is origin and said in found.reason
+
+
+def test_the_host_s_own_of_another_version_is_said_to_be_one():
+    own, pinned = brings(NCCL, "ncclSend"), brings(NCCL)
+    pinned["libnccl.so.2"] = Library(NCCL, "made==2", frozenset())
+    found = carried.choose("libnccl.so.2", {"ncclSend": None}, own, pinned)
+    assert found.reason == "made==1 has all that is asked of it, in place of made==2"
+
+
+def test_a_library_that_nothing_brings_is_named():
+    with pytest.raises(Refused, match="torch wants libcublas.so.14, which none of the packages"):
+        carried.choose("libcublas.so.14", {}, {}, {})
+
+
+# Wheels
+
+
+def wheel(folder: Path, package: str, files: dict[str, bytes], requires: str = "") -> Path:
+    """A small wheel for every host. requires: its requirements, separated by blanks."""
+    name, _, version = package.partition("==")
+    about = f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {one}\n" for one in requires.split())
+    files = files | {
+        f"{about}/METADATA": metadata.encode(),
+        f"{about}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{one},,\n" for one in [*files, f"{about}/RECORD"])
+    made = folder / f"{about.removesuffix('.dist-info')}-py3-none-any.whl"
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, content in {**files, f"{about}/RECORD": record.encode()}.items():
+            archive.writestr(path, content)
+    return made
+
+
+def cuda(version: int, nccl: str) -> list[tuple[str, dict[str, bytes], str]]:
+    """The packages of a CUDA, with a function in each library. nccl: its version, and more
+    functions of it."""
+    suffix, place = ("", "cu13/lib") if version == 13 else ("-cu12", "{}/lib")
+    runtime, fft = ("13", "12") if version == 13 else ("12", "11")
+    libraries = {
+        f"cuda-runtime{suffix}": {f"libcudart.so.{runtime}": ([], ["cudaMalloc"])},
+        f"cublas{suffix}": {
+            f"libcublas.so.{runtime}": ([f"libcublasLt.so.{runtime}"], ["cublasSetStream"]),
+            f"libcublasLt.so.{runtime}": ([], ["cublasLtMatmul"]),
+        },
+        f"cufft{suffix}": {f"libcufft.so.{fft}": ([], ["cufftCreate"])},
+        f"nccl-cu{version}": {"libnccl.so.2": ([], ["ncclSend", *nccl.split()[1:]])},
+    }
+    made = []
+    for name, files in libraries.items():
+        folder = "nccl/lib" if name.startswith("nccl") else place.format(name.split("-cu12")[0])
+        content = {
+            f"nvidia/{folder}/{file}": linked(needed, (), offers, CODES)
+            for file, (needed, offers) in files.items()
+        }
+        package = f"nvidia-{name}=={nccl.split(maxsplit=1)[0] if 'nccl' in name else version}"
+        made.append((package, {**content, "nvidia/__init__.py": b""}, ""))
+    return made
+
+
+def torch(version: str, number: int, nccl: str) -> list[tuple[str, dict[str, bytes], str]]:
+    """torch for a CUDA, with that CUDA's packages."""
+    libraries = cuda(number, nccl)
+    fft = "12" if number == 13 else "11"
+    needed = [f"libcudart.so.{number}", f"libcublas.so.{number}", f"libcufft.so.{fft}"]
+    wants = ["cublasSetStream", "cufftCreate", "ncclSend", *nccl.split()[1:]]
+    files = {
+        "torch/__init__.py": f"__version__ = {version!r}\n".encode(),
+        "torch/lib/libtorch_cuda.so": linked([*needed, "libnccl.so.2"], wants, (), CODES),
+        "torch/lib/added.o": b"\x7fELF\x02\x01 an object file",
+        "torch/bin/protoc": b"a compiler",
+        "triton/backends/nvidia/bin/ptxas": b"#!/bin/sh\necho assembled $*\n",
+        "triton/backends/nvidia/bin/ptxas-blackwell": b"a second one\n",
+    }
+    return [(f"torch=={version}", files, " ".join(one[0] for one in libraries)), *libraries]
+
+
+HOST_TORCH = torch("2.11.0", 13, "2.28")
+NEWER, OLDER = torch("2.14.1", 13, "2.30 ncclNew"), torch("2.9.1", 12, "2.27")
+
+
+def list_files(folder: Path) -> None:
+    """Write the index's page of a package."""
+    files = [
+        {
+            "filename": file.name,
+            "url": file.name,
+            "upload-time": "2020-01-01T00:00:00Z",
+            "hashes": {"sha256": file_sha256(file)},
+        }
+        for file in sorted(folder.glob("*.whl"))
+    ]
+    page = {"meta": {"api-version": "1.1"}, "name": folder.name, "files": files}
+    (folder / "index.json").write_bytes(msgspec.json.encode(page))
+
+
+@pytest.fixture
+def index(tmp_path, project, monkeypatch):
+    """An index with two releases' torch and the host's, and a project whose release is for
+    `NEWER`."""
+    simple = tmp_path / "index"
+    made = [*HOST_TORCH, *NEWER, *OLDER]
+    made += [(f"sglang=={fakes.VERSION}", {}, "torch==2.14.1 plain"), ("dill==1", {}, "")]
+    plain = {"plain.py": b"kept = 1\n", "plain.so": linked((), (), (), CODES)}
+    made += [("plain==1", plain, "")]
+    for package, files, requires in made:
+        name = package.partition("==")[0]
+        wheel(simple / name, package, files, requires)
+    for folder in simple.iterdir():
+        list_files(folder)
+    site = Site(simple, json=True)
+    Thread(target=site.serve_forever, daemon=True).start()
+    monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    description = (ROOT / host.DEFAULT).read_text().replace('"3.12"', f'"{fakes_python()}"')
+    project.write(str(host.DEFAULT), description)
+    yield project
+    site.shutdown()
+    site.server_close()
+
+
+def fakes_python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def run(project, capsys, *words: str) -> tuple[int, str, str]:
+    code = fakes.main(["--root", str(project.root), "bundle", *words])
+    return code, *capsys.readouterr()
+
+
+def unpack(bundle_folder: Path, there: Path, packages: Path) -> subprocess.CompletedProcess[str]:
+    """Unpack on a host whose Python has these packages."""
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    words = [bundle_folder / "unpack", there]
+    return subprocess.run(words, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def host_packages(tmp_path):
+    """What the host's Python has: its own torch's CUDA libraries."""
+    folder = tmp_path / "host-packages"
+    for _, files, _ in HOST_TORCH[1:]:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    (folder / "nvidia/__init__.py").unlink()
+    return folder
+
+
+def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
+    index, host_packages, tmp_path, capsys
+):
+    # what fits the host's torch is not packed: this one is not even on the index
+    index.edit(str(host.DEFAULT), '[[kernel]]\nfor = "<0.5.11"', '[[kernel]]\nfor = "<99"')
+    code, said, _ = run(index, capsys, "--carry-torch", "--part-size", "0.004")
+    assert code == 0
+    assert "torch 2.14.1 is carried; the host has 2.11.0. CUDA: 3 the host's own, 1 carried" in said
+    made = index.root / "dist/bundle" / TAG
+    parts = [path for path in made.iterdir() if ".tar.xz." in path.name]
+    assert len(parts) > 3 and all(path.stat().st_size <= 0.004 * 2**20 for path in parts)
+    kept = made / "torch.tar.xz.00"
+    moved = kept.rename(tmp_path / "later")
+    early = unpack(made, tmp_path / "there", host_packages)
+    assert early.returncode == 1 and early.stderr.endswith("not here yet: torch.tar.xz.00\n")
+    moved.rename(kept)
+    done = unpack(made, tmp_path / "there", host_packages)
+    assert done.returncode == 0, done.stderr
+    site = tmp_path / "there/site"
+    assert (site / "torch/__init__.py").read_text() == "__version__ = '2.14.1'\n"
+    assert OURS in (site / "plain.so").read_bytes()
+    assert THEIRS not in (site / "plain.so").read_bytes()
+    assert not (site / "torch/bin/protoc").exists()
+    assert os.readlink(site / CUBLAS) == str(host_packages / CUBLAS)
+    own = (site / NCCL).read_bytes()
+    assert b"ncclNew" in own and OURS in own and THEIRS not in own and b"as text" not in own
+    cuda_code = (site / "torch/lib/libtorch_cuda.so").read_bytes()
+    assert OURS in cuda_code and THEIRS not in cuda_code
+    told = json.loads((made / "manifest.json").read_text())["carried"]
+    assert told["libraries"]["libnccl.so.2"] == {
+        "from": "carried",
+        "reason": "nvidia-nccl-cu13==2.28 lacks ncclNew",
+    }
+    assert {one["from"] for name, one in told["libraries"].items() if "nccl" not in name} == {
+        "the host's own"
+    }
+    assert told["torch"] == "2.14.1" and told["zeroed"]["programs"] == 2
+    assert "nvidia-nccl-cu13==2.30" in told["packages"] and "torch==2.14.1" in told["packages"]
+    abouts = {path.name for path in site.glob("nvidia_*.dist-info")}
+    assert abouts == {"nvidia_nccl_cu13-2.30.dist-info"}
+
+
+def test_a_host_without_what_is_counted_on_is_told(index, host_packages, tmp_path, capsys):
+    assert run(index, capsys, "--carry-torch")[0] == 0
+    (host_packages / CUBLAS).unlink()
+    done = unpack(index.root / "dist/bundle" / TAG, tmp_path / "there", host_packages)
+    assert done.returncode == 1
+    assert f"has no {CUBLAS}, which torch 2.11.0 brings. Put the" in done.stderr
+    assert not (tmp_path / "there/site/nvidia/cu13").exists()
+
+
+def test_what_was_packed_is_not_packed_again_and_other_trees_share_it(index, monkeypatch, capsys):
+    assert run(index, capsys, "--carry-torch")[0] == 0
+    monkeypatch.setattr(carried, "_install", lambda *words: pytest.fail("packed again"))
+    assert run(index, capsys, "--carry-torch")[0] == 0
+
+
+def test_installed_packages_stay_as_they_are(index, tmp_path, capsys):
+    """They are hard links into uv's cache, from which the next environment is made."""
+    assert run(index, capsys, "--carry-torch")[0] == 0
+    [cached] = (tmp_path / "uv-cache").rglob("torch/lib/libtorch_cuda.so")
+    assert THEIRS in cached.read_bytes()
+
+
+def test_a_host_with_the_pinned_torch_gets_none(index, capsys):
+    index.edit(str(host.DEFAULT), 'torch = "2.11.0"', 'torch = "2.14.1"')
+    code, said, _ = run(index, capsys, "--carry-torch")
+    assert code == 0 and "torch is not carried: the host has 2.14.1, which the release pins" in said
+    made = index.root / "dist/bundle" / TAG
+    assert not [*made.glob("torch.tar.xz.*")]
+    assert json.loads((made / "manifest.json").read_text())["carried"] is None
+
+
+def test_without_the_option_nothing_of_torch_is_packed_and_nothing_zeroed(index, tmp_path, capsys):
+    assert run(index, capsys, "--carry-torch")[0] == 0
+    assert run(index, capsys)[0] == 0  # not what the other has kept
+    made = index.root / "dist/bundle" / TAG
+    assert not [*made.glob("torch.tar.xz.*")]
+    assert unpack(made, tmp_path / "there", tmp_path).returncode == 0
+    assert THEIRS in (tmp_path / "there/site/plain.so").read_bytes()
+
+
+def installed(folder: Path, packages: list[tuple[str, dict[str, bytes], str]]) -> Path:
+    for package, files, requires in packages:
+        with zipfile.ZipFile(wheel(folder.with_name("wheels"), package, files, requires)) as made:
+            made.extractall(folder)
+    return folder
+
+
+def test_another_cuda_is_carried_whole_but_for_what_no_run_calls(tmp_path):
+    site = installed(tmp_path / "site", OLDER)
+    own = carried.libraries(installed(tmp_path / "own", HOST_TORCH))
+    facts = carried.lay(site, own, 90)
+    assert facts["own_cuda"] and facts["linked"] == []
+    assert {name: one["from"] for name, one in facts["libraries"].items()} == {
+        "libcublas.so.12": "carried",
+        "libcublasLt.so.12": "carried",  # libcublas needs it
+        "libcudart.so.12": "carried",
+        "libcufft.so.11": "a stand-in",
+        "libnccl.so.2": "carried",
+    }
+    for name in ("cublas/lib/libcublas.so.12", "cublas/lib/libcublasLt.so.12"):
+        assert THEIRS not in (site / "nvidia" / name).read_bytes()
+    stand_in = ctypes.CDLL(str(site / "nvidia/cufft/lib/libcufft.so.11"))
+    assert stand_in.cufftCreate() == 100
+    # the host's own folder nvidia shows through
+    assert not (site / "nvidia/__init__.py").exists()
+
+
+@pytest.mark.parametrize(("sm", "said"), [(90, "assembled --version\n"), (100, None)])
+def test_one_assembler_goes_by_both_names(tmp_path, sm, said):
+    site = installed(tmp_path / "site", NEWER)
+    carried.lay(site, {}, sm)
+    folder = site / "triton/backends/nvidia/bin"
+    (folder / "ptxas").chmod(0o755)
+    if said is None:
+        assert (folder / "ptxas-blackwell").read_bytes() == b"a second one\n"
+    else:
+        words = [folder / "ptxas-blackwell", "--version"]
+        assert subprocess.run(words, capture_output=True, text=True).stdout == said
+
+
+@pytest.mark.parametrize("before", ["", "/more"])
+def test_engines_find_both_cudas_where_torch_is_of_another(tmp_path, monkeypatch, before):
+    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
+    monkeypatch.setenv("CUDA_HOME", "/cuda")
+    monkeypatch.setenv("LD_LIBRARY_PATH", before)
+    place = importlib.import_module("launch").Place((tmp_path / "site",), tmp_path)
+    assert place.environment()["LD_LIBRARY_PATH"] == before
+    own = tmp_path / "site/nvidia/cuda_runtime/lib"
+    own.mkdir(parents=True)
+    wanted = ":".join([str(own), "/cuda/lib64", *filter(None, [before])])
+    assert place.environment()["LD_LIBRARY_PATH"] == wanted
+
+
+def test_a_release_with_its_own_torch_needs_nothing_in_its_packages_place():
+    old = host.load(ROOT / host.DEFAULT, Version("0.5.10.post1"))
+    assert old.kernel and old.others and old.shims and old.shared_because
+    own = host.with_release_torch(old, Version("0.5.10.post1"), ["cuda-python"])
+    assert (own.kernel, own.others, own.shims, own.shared_because) == (None, (), (), "")
+    assert own.dependencies_of == Version("0.5.10.post1")
+    assert set(old.brings) - set(own.brings) == {"cuda-python"}
+
+
+def test_a_release_without_torch_is_refused(index, tmp_path, capsys):
+    wheel(tmp_path / "index/sglang", f"sglang=={fakes.VERSION}", {}, "plain")
+    list_files(tmp_path / "index/sglang")
+    code, _, said = run(index, capsys, "--carry-torch")
+    assert code == 1
+    assert "9.9.1 requires no torch [no-torch]\n    next: pack it without --carry-torch" in said
+
+
+@pytest.mark.parametrize(
+    ("pinned", "said"),
+    [
+        ("2.14.1", "9.9.1 pins torch 2.14.1, the host has 2.11.0: `--carry-torch` packs it\n"),
+        ("2.11.0", ""),
+    ],
+)
+def test_a_torch_that_the_host_lacks_is_pointed_out(index, capsys, pinned, said):
+    index.write("upstream/locks/9.9.1.txt", f"torch=={pinned} \\\n    --hash=sha256:0\n")
+    out = run(index, capsys)[1]
+    assert said in out and ("--carry-torch" in out) is bool(said)
