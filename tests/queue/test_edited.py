@@ -373,7 +373,9 @@ def test_a_fork_without_tags_says_its_release(edited, checkout):
     every = pins.load(edited.root)
     with pytest.raises(Refused):
         backport.backport(edited.root, every, str(checkout), "graphs", "HEAD")
-    made = backport.backport(edited.root, every, str(checkout), "graphs", "HEAD", release=fakes.TAG)
+    made = backport.backport(
+        edited.root, every, str(checkout), "graphs", "HEAD", wishes=backport.Wishes(fakes.TAG)
+    )
     assert made.edits.paths == (RUNNER,)
 
 
@@ -424,7 +426,7 @@ def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
     fakes.git(checkout, "apply", str(made.path))
     wanted = {
         path: (edited.tree / path).read_bytes()
-        for path in [*trees.list_folder(edited.tree), trees.LISTING, trees.LAID]
+        for path in trees.list_folder(edited.tree)
         if path != trees.GENERATED
     }
     assert {path: (checkout / path).read_bytes() for path in wanted} == wanted

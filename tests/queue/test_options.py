@@ -457,6 +457,16 @@ CASES: dict[str, Case] = {
         "backport --onto {at}/sglang b",
         untagged,
     ),
+    "backport --without": Case(
+        "backport --onto {at}/sglang --base first --without steps/name-the-cut b",
+        "backport --onto {at}/sglang --base first b",
+        checkouts,
+    ),
+    "backport --signoff": Case(
+        "backport --onto {at}/sglang --base first --signoff b",
+        "backport --onto {at}/sglang --base first b",
+        checkouts,
+    ),
     "patches --base": Case("patches --base {at}/fork --out {at}/f", "patches --out {at}/f", forked),
     "patches --from": Case("patches --from {at}/kept", "patches", lonely),
     "patches --out": Case("patches --out {at}/f", "patches"),

@@ -29,6 +29,10 @@ def add(commands: Any) -> None:
     made.add_argument("branch", metavar="BRANCH", help=text)
     text = "the release that a fork is made of, where its tags do not say"
     made.add_argument("--release", default="", metavar="VERSION", help=text)
+    text = "leave this patch out, as prefill-graph/log-tree, with the files that it alone needs"
+    made.add_argument("--without", action="append", default=[], metavar="PATCH", help=text)
+    text = "end each message with a Signed-off-by of who commits"
+    made.add_argument("--signoff", action="store_true", help=text)
     text = "write the commits as mails for `git am` as well"
     made.add_argument("--mails", type=paths.path, metavar="DIR", help=text)
     text = "write overlay and patches as one file, for `git apply` and `patch -p1`"
@@ -103,7 +107,7 @@ def _backport(options: argparse.Namespace) -> int:
         options.branch,
         options.base,
         options.mails,
-        options.release,
+        backport.Wishes(options.release, tuple(options.without), options.signoff),
     )
     edited = made.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
