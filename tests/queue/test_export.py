@@ -258,6 +258,33 @@ def test_on_a_later_upstream_hunks_are_laid_where_their_text_stands(sent):
     )
 
 
+def test_what_waits_and_is_not_for_the_release_is_named(sent):
+    """A release behind it gets it: on this one it is named, with the reason."""
+    sent.edit("series", "# ==9.9.1", "# ==9.9.2")
+    header = "Gap: ==9.9.1: nobody counts\n there\nOverlay: none"
+    sent.edit(f"patches/{CUT}.patch", "Overlay: none", header)
+    sent.release("9.9.2")
+    sent.place()
+    done = send(sent)
+    assert done.pin.tag == fakes.TAG and done.kept == ((CUT, "nobody counts there"),)
+    assert [part.patch for part in done.requests[0].parts] == [COUNT]
+
+
+def test_a_patch_that_can_never_be_sent_has_to_say_so(sent):
+    """The newest release that the queue is carried to does not get it."""
+    sent.release("9.9.2")
+    sent.place()
+    problem = refused(sent)
+    assert (problem.name, problem.where) == ("never-sent", f"patches/{CUT}.patch")
+    text = "Upstream-Status: Pending"
+    sent.edit(f"patches/{CUT}.patch", text, "Upstream-Status: Inappropriate: nobody counts there")
+    assert send(sent).kept == ()
+
+
+def test_every_pending_patch_of_the_project_can_be_sent():
+    assert export.never_sent(load_queue(ROOT), pins.load(ROOT).all) == []
+
+
 def test_what_upstream_has_meanwhile_is_left_out(sent):
     commit(sent, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6\n")
     done = send(sent)

@@ -15,6 +15,7 @@ from ..laying.apply import load_queue
 from ..laying.probe import passes
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
+from ..queue.placed import Placed
 from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
 from . import additions, conventions, formatting, prtext
@@ -58,7 +59,8 @@ class Exported:
     """pin: the release whose patches were taken; exact: the base is that release itself.
 
     merged: patches that the base has already; tidied: overlay and patch files whose form had to be
-    changed; template: upstream's text to fill in, None where the base has none.
+    changed; template: upstream's text to fill in, None where the base has none; kept: the patches that
+    wait to be sent and that the release does not get, with the reason.
     """
 
     pin: Pin
@@ -68,6 +70,7 @@ class Exported:
     merged: tuple[str, ...]
     tidied: tuple[str, ...]
     template: str | None = None
+    kept: tuple[tuple[str, str], ...] = ()
 
 
 def export(
@@ -89,6 +92,8 @@ def export(
     `out` cannot take the mails.
     """
     queue = load_queue(root)
+    if wrong := never_sent(queue, pins.all):
+        raise Refused(wrong)
     repository = open_repository(onto)
     repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
@@ -125,7 +130,42 @@ def export(
     done = tuple(_put(repository, request, before[request.branch]) for request in built)
     template = read(TEMPLATE)
     shown = template.decode("utf-8", "replace") if template else None
-    return Exported(pin, exact is not None, start, done, merged, tidied, shown)
+    waiting = kept(queue, pin)
+    return Exported(pin, exact is not None, start, done, merged, tidied, shown, waiting)
+
+
+def kept(queue: Queue, pin: Pin) -> tuple[tuple[str, str], ...]:
+    """The patches that are Pending and that a release does not get: (name, why not)."""
+    got = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    names = dict.fromkeys(entry.base for entry in queue.entries if entry.base in queue.patches)
+    found = []
+    for name in names:
+        header = queue.header(name)
+        if name in got or header.get("Upstream-Status") != PENDING:
+            continue
+        gaps = [gap for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
+        why = gaps[0].reason if gaps else "its guard leaves it out"
+        found.append((name.removesuffix(".patch"), why))
+    return tuple(found)
+
+
+def never_sent(queue: Queue, pins: Iterable[Pin]) -> list[Problem]:
+    """The patches that are Pending, and that the newest release the queue is carried to does not
+    get: no pull request can ever be made of them."""
+    carried = [pin for pin in pins if queue.placed.get(pin.version, Placed()).tree]
+    if not carried:
+        return []
+    newest = max(carried, key=lambda pin: pin.version)
+    step = "say so in its header: `Upstream-Status: Inappropriate: REASON`"
+    return [
+        Problem(
+            "never-sent",
+            f"patches/{name}.patch",
+            f"is {PENDING}, and {newest.tag} does not get it, so that it can never be sent: {why}",
+            step,
+        )
+        for name, why in kept(queue, newest)
+    ]
 
 
 def _has(one: Draft, patch: str) -> bool:
