@@ -375,7 +375,7 @@ motivation = "A step is lost: the count begins late."
 modifications = "Count before the step, since the step may end the count."
 outputs = false
 steady = true
-not_run = "several GPUs"
+not_run = "It was not run on several GPUs."
 [failure]
 command = "python -m sglang.count"
 before = "Traceback: too few"
@@ -463,7 +463,13 @@ def test_the_text_is_upstreams_template_filled_in(sent):
         "1. Ask upstream.",
     ):
         assert words in text
-    assert text.splitlines()[-1] == "Not run: several GPUs." and "<!--" not in text
+    [request] = send(sent, COUNT).requests
+    assert git(sent, "show", "--no-patch", "--format=%B", request.tip).strip() == (
+        "[Fix] Count once more\n\nA step is lost: the count begins late.\n\n"
+        "Count before the step, since the step may end the count."
+    )
+    assert prbody.title(request) == "[Fix] Count once more"
+    assert text.splitlines()[-1] == "It was not run on several GPUs." and "<!--" not in text
 
 
 def test_what_did_not_run_is_the_last_line_and_nowhere_else(sent):
@@ -515,7 +521,7 @@ def test_a_table_says_which_run_shows_each_claim(sent):
         ('run = "one"', 'run = "two"', "failure.run names no run: 'two'"),
         ('shown_by = "tests"', 'shown_by = "hope"', "names no run: 'hope'"),
         ("number = 37448", 'number = "#1"', "Expected `int`"),
-        ('"several GPUs"', '"""one\nline"""', "not_run has several lines"),
+        ('"It was not run on several GPUs."', '"""one\nline"""', "not_run has several lines"),
         ("steady = true", "stready = true", "unknown field `stready`"),
     ],
 )

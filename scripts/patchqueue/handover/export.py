@@ -59,8 +59,8 @@ class Exported:
     """pin: the release whose patches were taken; exact: the base is that release itself.
 
     merged: patches that the base has already; tidied: overlay and patch files whose form had to be
-    changed; template: upstream's text to fill in, None where the base has none; kept: the patches that
-    wait to be sent and that the release does not get, with the reason.
+    changed; template: upstream's text to fill in, None where the base has none; kept: the patches
+    that wait to be sent and that the release does not get, with the reason.
     """
 
     pin: Pin
@@ -111,13 +111,14 @@ def export(
     chosen = requested(queue, pending, words, together)
     drafts = [draft(ground, name, patches) for name, patches in chosen.items()]
     texts = {part.patch: additions.text(root, part.patch) for one in drafts for part in one.parts}
+    drafts = [_titled(one, texts) for one in drafts]
     drafts, tidied = _in_form(drafts, read, rules)
     warnings = _by_convention(drafts, read, repository.folders(start, f"{PACKAGE}/srt"))
     # every one, before the first branch
     day = date_of(pin, repository, start)
     built = [
         replace(
-            _build(repository, start, person, day, queue, one),
+            _build(repository, start, person, day, queue, one, texts),
             texts={name: text for name, text in texts.items() if text and _has(one, name)},
             warnings=warnings[one.name],
         )
@@ -166,6 +167,15 @@ def never_sent(queue: Queue, pins: Iterable[Pin]) -> list[Problem]:
         )
         for name, why in kept(queue, newest)
     ]
+
+
+def _titled(one: Draft, texts: Mapping[str, prtext.Text | None]) -> Draft:
+    """The draft with the subjects that its texts give."""
+    parts = (
+        replace(part, subject=text.title) if (text := texts[part.patch]) and text.title else part
+        for part in one.parts
+    )
+    return replace(one, parts=tuple(parts))
 
 
 def _has(one: Draft, patch: str) -> bool:
@@ -288,15 +298,28 @@ def _by_convention(
 
 
 def _build(
-    repository: Repository, start: str, person: Person, date: int, queue: Queue, one: Draft
+    repository: Repository,
+    start: str,
+    person: Person,
+    date: int,
+    queue: Queue,
+    one: Draft,
+    texts: Mapping[str, prtext.Text | None],
 ) -> PullRequest:
     commits = [
-        Commit(text_of(queue, patch) + "\n", part.files)
+        Commit(_message(queue, patch, part, texts[part.patch]), part.files)
         for patch, part in zip(one.patches, one.parts)
     ]
     tip = repository.build(start, commits, person, date)[-1]
     branch, mails = BRANCHES + one.name.replace("/", "-"), repository.mails(start, tip)
     return PullRequest(one.name, branch, Outcome.APPLIED, start, tip, one.parts, mails)
+
+
+def _message(queue: Queue, patch: Patch, part: Part, text: prtext.Text | None) -> str:
+    """A commit's message: what the pull request says, or the patch's header."""
+    if text is None:
+        return text_of(queue, patch) + "\n"
+    return "\n\n".join([part.subject, text.motivation.strip(), text.modifications.strip()]) + "\n"
 
 
 def _refuse_others(

@@ -58,8 +58,7 @@ def title(request: PullRequest) -> str:
     own = [part for part in request.parts if part.own]
     if len(own) > 1:
         return f"{request.name}: {len(own)} fixes of the prefill graph"
-    text = request.texts.get(own[0].patch)
-    return text.title if text and text.title else own[0].subject
+    return own[0].subject
 
 
 def _paragraphs(*parts: str) -> str:
@@ -175,7 +174,8 @@ def _not_run(request: PullRequest, tried: Sequence[Tried]) -> str:
     """One line: what the texts say, and what nothing here speaks of."""
     own = [part for part in request.parts if part.own]
     texts = {part.patch: request.texts.get(part.patch) for part in own}
-    lacking = [text.not_run.strip().rstrip(".") for text in texts.values() if text and text.not_run]
+    written = [text.not_run.strip() for text in texts.values() if text and text.not_run]
+    lacking = []
     if any(part.tests for part in own) and not tried:
         lacking.append("the unit tests")
     silent = [text for text in texts.values() if text is None or not text.not_run]
@@ -183,4 +183,5 @@ def _not_run(request: PullRequest, tried: Sequence[Tried]) -> str:
         lacking.append("accuracy of a model")
     if any(text is None or not (text.steady or text.speed) for text in silent):
         lacking.append("speed of a server")
-    return f"Not run: {'; '.join(dict.fromkeys(lacking))}." if lacking else ""
+    written += [f"Not run: {'; '.join(lacking)}."] if lacking else []
+    return " ".join(written)
