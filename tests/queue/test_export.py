@@ -243,6 +243,22 @@ def test_what_upstreams_linters_refuse_is_refused(sent):
     assert problem.name == "upstream-lint" and "F401" in problem.what
 
 
+def test_a_quoted_annotation_is_refused_as_upstream_does(sent):
+    text = "from __future__ import annotations\n\n\ndef count(steps: 'int'):\n    return steps\n"
+    sent.write(f"pull-requests/{COUNT}/python/sglang/srt/counting.py", text)
+    assert "UP037" in refused(sent).what
+
+
+def test_changed_files_are_spelled_too_and_only_our_lines(sent):
+    (sent.root.parent / "sglang/python/sglang/srt/page.py").write_text("# upstream's teh\n")
+    name = f"pull-requests/{COUNT}/change@9.9.patch"
+    sent.write(name, mended("spelled = 1  # recieve"))
+    problem = refused(sent, base=fakes.TAG)
+    assert problem.name == "upstream-lint" and "recieve ==> receive" in problem.what
+    sent.edit(name, "recieve", "nothink")
+    assert send(sent, base=fakes.TAG).requests, "a word that upstream's .codespellrc allows"
+
+
 def test_what_upstream_itself_has_in_another_form_is_left(sent):
     commit(sent, runner=fakes.numbered(40) + "odd = 'quoted'\n")
     [request] = send(sent).requests
@@ -565,7 +581,14 @@ def test_the_command_writes_text_and_mails(sent, tmp_path, capsys):
         "clai",
         "titl",
     ]
+    assert f"warning: it has no {export.TEMPLATE}" in said and "warning: steps/count-" in said
     assert cli.main([*words, "nothing"]) == 1
+
+
+def test_tests_run_unless_told_otherwise(sent, tmp_path, capsys):
+    words = ["--root", str(sent.root), "export", "--onto", str(tmp_path / "sglang")]
+    assert cli.main([*words, "--out", str(tmp_path / "out"), COUNT]) == 1
+    assert "[no-environment]" in capsys.readouterr().err
 
 
 def test_a_repository_of_something_else_is_named(sent, tmp_path, capsys):
@@ -634,8 +657,8 @@ def test_what_takes_the_overlays_place_is_the_overlays_own(file):
 
 def test_every_pin_has_format_rules():
     for pin in pins.load(ROOT).all:
-        assert formatting.rules(ROOT, pin.version).formatter.startswith(
-            "ruff" if pin.version >= Version("0.5.19") else "black"
+        assert formatting.rules(ROOT, pin.version).formatter == (
+            "ruff==0.15.1" if pin.version >= Version("0.5.19") else "black==26.1.0"
         )
 
 

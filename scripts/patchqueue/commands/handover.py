@@ -192,6 +192,8 @@ def _show_base(done: export.Exported, base: str) -> None:
     OUT.print(f"{base}, at {done.base[:12]}, {what}")
     for patch in done.merged:
         OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
+    if done.template is None:
+        OUT.print(f"  warning: it has no {export.TEMPLATE}: fill in upstream's own checklist")
     for name, why in done.kept:
         OUT.print(f"  {name}: {done.pin.tag} does not get it: {why}")
     if done.tidied:
