@@ -176,6 +176,12 @@ def test_a_branch_verifies_itself(packaged):
     count = len(python_part(list_folder(packaged))) + 1  # and its provenance.json
     code, said = verified(packaged)
     assert (code, f"{count} files are as the queue made them" in said) == (0, True)
+    whole = {
+        path: digest
+        for path, digest in list_folder(packaged).items()
+        if path.startswith("python/sglang/")
+    }
+    assert f"tree: {hash_listing(whole)}\n" in said
 
 
 @pytest.mark.parametrize(

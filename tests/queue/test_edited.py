@@ -354,6 +354,8 @@ def test_a_branch_begins_at_a_fork(edited, checkout, name):
     assert checked.before == tuple(found["before"])
     again = inplace.install(edited.root, checkout / "python")
     assert again.notes == ("it was patched by git",)
+    listed = trees.own_listing(trees.list_folder(checkout))
+    assert again.record["tree"]["after"] == trees.hash_listing(listed)
     assert refused(inplace.uninstall, edited.root, checkout / "python")[0] == "patched-by-git"
 
 

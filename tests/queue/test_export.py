@@ -7,7 +7,10 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import fakes
 import pytest
@@ -17,6 +20,7 @@ from packaging.version import Version
 from patchqueue.commands import cli
 from patchqueue.files import run
 from patchqueue.handover import additions, claims, export, formatting, prbody, prtest
+from patchqueue.handover.repository import open_repository
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import header
@@ -259,6 +263,55 @@ def test_changed_files_are_spelled_too_and_only_our_lines(sent):
     assert send(sent, base=fakes.TAG).requests, "a word that upstream's .codespellrc allows"
 
 
+def test_upstreams_written_rules_are_asked(sent):
+    name = f"pull-requests/{COUNT}/python/sglang/srt/counting.py"
+    sent.write(
+        name, "from dataclasses import dataclass\n\n\n@dataclass\nclass Count:\n    a: int\n"
+    )
+    assert refused(sent).name == "upstream-dataclass"
+    sent.write("pull-requests/steps/count-once-more/python/sglang/srt/mine/a.py", "a = 1\n")
+    sent.write(name, "b = hasattr(1, 'a')\n")
+    problem = refused(sent)
+    assert (problem.name, problem.where) == ("upstream-new-package", "python/sglang/srt/mine")
+    (sent.root / "pull-requests/steps/count-once-more/python/sglang/srt/mine/a.py").unlink()
+    [warning] = send(sent, COUNT).requests[0].warnings
+    assert warning.startswith("python/sglang/srt/counting.py:1: hasattr() hides")
+
+
+def test_of_a_joined_file_our_cases_alone_are_run(sent, tmp_path, monkeypatch):
+    """Others of the file may need a GPU."""
+    path = sent.root.parent / "sglang" / TEST
+    path.parent.mkdir(parents=True)
+    path.write_text(CASES.replace("test_once_more", "test_theirs"))
+    commit(sent)
+    done = send(sent, COUNT)
+    ran = []
+
+    def runs(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, len(ran) - 1, "= 1 passed in 1s =", "")
+
+    made = SimpleNamespace(python="python", variables={"PYTHONPYCACHEPREFIX": "x"})
+    monkeypatch.setattr(prtest, "build_environment", lambda *_: made)
+    repository = open_repository(str(sent.root.parent / "sglang"))
+    monkeypatch.setattr(prtest.subprocess, "run", Runs(runs, subprocess.run))
+    [tried] = prtest.try_tests(sent.root, repository, done, done.requests[0])
+    assert tried.good and tried.said == ("1 passed", "1 passed")
+    assert [command[-3:] for command in ran] == [[TEST, "-k", "(TestSteps and test_once_more)"]] * 2
+
+
+@dataclass(frozen=True)
+class Runs:
+    """subprocess.run, with another answer where pytest is asked."""
+
+    tests: Callable[..., subprocess.CompletedProcess[str]]
+    others: Callable[..., subprocess.CompletedProcess[str]]
+
+    def __call__(self, command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        of_tests = "host.upstream" in command
+        return (self.tests if of_tests else self.others)(command, **options)
+
+
 def test_what_upstream_itself_has_in_another_form_is_left(sent):
     commit(sent, runner=fakes.numbered(40) + "odd = 'quoted'\n")
     [request] = send(sent).requests
@@ -375,6 +428,7 @@ TEMPLATE = """<!-- Thank you. -->
 
 ## Checklist
 
+<!-- tick -->
 - [ ] Format your code.
 - [ ] Add unit tests.
 - [ ] Update documentation.
