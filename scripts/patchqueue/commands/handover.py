@@ -144,11 +144,10 @@ def _patches(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
     queue = load_queue(options.root)
     done = export.export(
         options.root,
-        pins,
+        pinning.load(options.root),
         options.onto,
         options.patches,
         options.base,

@@ -123,18 +123,10 @@ def backport(
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
     selection = _chosen(queue, pin, wishes.without)
-    listing = repository.listing(start, PACKAGE)
-    where = f"{repository.shown}: {base}"
-    edits = _edits(repository, selection, listing, where)
-    read = partial(repository.read, start)
-    if edits.paths or wishes.without:
-        step = resolve(repository, pin) if edits.paths else BESIDE
-        selection = settle(selection, read, where, step)
-    signer = f"Signed-off-by: {person.name} <{person.email}>\n" if wishes.signed else ""
-    wanted = [
-        replace(one, message=one.message + signer)
-        for one in commits(selection, listing, read, edits)
-    ]
+    wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without))
+    if wishes.signed:
+        signer = f"Signed-off-by: {person.name} <{person.email}>\n"
+        wanted = [replace(one, message=one.message + signer) for one in wanted]
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     if before not in (None, made[-1]):
         raise Refused(_taken(repository, name, before, made[-1]))
@@ -143,6 +135,19 @@ def backport(
     outcome = put(repository, name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
     return Branch(name, outcome, pin, start, tuple(made), subjects, written, edits)
+
+
+def _wanted(
+    repository: Repository, selection: Selection, start: str, base: str, without: bool
+) -> tuple[list[Commit], Edits]:
+    """The commits to make, and what the base has besides the release. without: patches were left
+    out, and others stand at other lines. Raises Refused where a patch does not fit."""
+    listing, where = repository.listing(start, PACKAGE), f"{repository.shown}: {base}"
+    edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
+    if edits.paths or without:
+        step = resolve(repository, selection.pin) if edits.paths else BESIDE
+        selection = settle(selection, read, where, step)
+    return list(commits(selection, listing, read, edits)), edits
 
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pin | None:

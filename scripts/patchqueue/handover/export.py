@@ -91,48 +91,40 @@ def export(
     upstream's linters or rules complain, a branch of that name is another, or the folders below
     `out` cannot take the mails.
     """
-    queue = load_queue(root)
-    if wrong := never_sent(queue, pins.all):
-        raise Refused(wrong)
-    repository = open_repository(onto)
+    queue, repository = _sendable(root, pins), open_repository(onto)
     repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
     exact = release_of(repository, start, pins)
     pin = exact or pins.all[-1]
-    rules, read = formatting.rules(root, pin.version), _reader(repository, start)
-    if read("python/sglang/version.py") is None and read("python/sglang/__init__.py") is None:
-        what, step = (
-            f"holds no python/sglang at {base}",
-            "give a git checkout of sglang: --onto PATH",
-        )
-        raise Refused.of("no-sglang", repository.shown, what, step)
+    rules, read = formatting.rules(root, pin.version), _reader(repository, start, base)
     pending, selected, merged = _to_send(root, queue, pin, base, read)
-    ground = Ground(root, queue, pin, selected, read)
     chosen = requested(queue, pending, words, together)
-    drafts = [draft(ground, name, patches) for name, patches in chosen.items()]
-    texts = {part.patch: additions.text(root, part.patch) for one in drafts for part in one.parts}
-    drafts = [_titled(one, texts) for one in drafts]
-    drafts, tidied = _in_form(drafts, read, rules)
-    warnings = _by_convention(drafts, read, repository.folders(start, f"{PACKAGE}/srt"))
-    # every one, before the first branch
-    day = date_of(pin, repository, start)
-    built = [
-        replace(
-            _build(repository, start, person, day, queue, one, texts),
-            texts={name: text for name, text in texts.items() if text and _has(one, name)},
-            warnings=warnings[one.name],
-        )
-        for one in drafts
+    drafts = [
+        draft(Ground(root, queue, pin, selected, read), name, patches)
+        for name, patches in chosen.items()
     ]
-    before = {request.branch: repository.branch(request.branch) for request in built}
-    _refuse_others(repository, built, before)
-    for request, folder in [(request, _folder(request, out)) for request in built if out]:
-        refuse_folder(folder, request.mails)
-    done = tuple(_put(repository, request, before[request.branch]) for request in built)
-    template = read(TEMPLATE)
-    shown = template.decode("utf-8", "replace") if template else None
-    waiting = kept(queue, pin)
-    return Exported(pin, exact is not None, start, done, merged, tidied, shown, waiting)
+    texts = {part.patch: additions.text(root, part.patch) for one in drafts for part in one.parts}
+    drafts, tidied = _in_form([_titled(one, texts) for one in drafts], read, rules)
+    warnings = _by_convention(drafts, read, repository.folders(start, f"{PACKAGE}/srt"))
+    day = date_of(pin, repository, start)
+    # every one, before the first branch
+    built = [_build(repository, start, person, day, queue, one, texts) for one in drafts]
+    built = [replace(request, warnings=warnings[request.name]) for request in built]
+    done, left = _published(repository, built, out), kept(queue, pin)
+    return Exported(pin, bool(exact), start, done, merged, tidied, _template(read), left)
+
+
+def _template(read: Read) -> str | None:
+    text = read(TEMPLATE)
+    return text.decode("utf-8", "replace") if text else None
+
+
+def _sendable(root: Path, pins: Pins) -> Queue:
+    """The queue. Raises Refused where a patch of it waits in vain."""
+    queue = load_queue(root)
+    if wrong := never_sent(queue, pins.all):
+        raise Refused(wrong)
+    return queue
 
 
 def kept(queue: Queue, pin: Pin) -> tuple[tuple[str, str], ...]:
@@ -176,10 +168,6 @@ def _titled(one: Draft, texts: Mapping[str, prtext.Text | None]) -> Draft:
         for part in one.parts
     )
     return replace(one, parts=tuple(parts))
-
-
-def _has(one: Draft, patch: str) -> bool:
-    return any(part.patch == patch and part.own for part in one.parts)
 
 
 def _to_send(
@@ -312,7 +300,8 @@ def _build(
     ]
     tip = repository.build(start, commits, person, date)[-1]
     branch, mails = BRANCHES + one.name.replace("/", "-"), repository.mails(start, tip)
-    return PullRequest(one.name, branch, Outcome.APPLIED, start, tip, one.parts, mails)
+    own = {part.patch: text for part in one.parts if part.own and (text := texts[part.patch])}
+    return PullRequest(one.name, branch, Outcome.APPLIED, start, tip, one.parts, mails, own)
 
 
 def _message(queue: Queue, patch: Patch, part: Part, text: prtext.Text | None) -> str:
@@ -322,18 +311,19 @@ def _message(queue: Queue, patch: Patch, part: Part, text: prtext.Text | None) -
     return "\n\n".join([part.subject, text.motivation.strip(), text.modifications.strip()]) + "\n"
 
 
-def _refuse_others(
-    repository: Repository, built: list[PullRequest], before: dict[str, str | None]
-) -> None:
-    """Raise Refused for branches of these names that are others, before any is made."""
+def _published(
+    repository: Repository, built: list[PullRequest], out: Path | None
+) -> tuple[PullRequest, ...]:
+    """The branches, made. Raises Refused, before any is, for branches of these names that are
+    others, and for folders that cannot take the mails."""
+    before = {request.branch: repository.branch(request.branch) for request in built}
     for request in built:
         if before[request.branch] not in (None, request.tip):
             put(repository, request.branch, before[request.branch], request.tip)
-
-
-def _put(repository: Repository, request: PullRequest, before: str | None) -> PullRequest:
-    outcome = put(repository, request.branch, before, request.tip)
-    return replace(request, outcome=outcome)
+    for request, folder in [(request, _folder(request, out)) for request in built if out]:
+        refuse_folder(folder, request.mails)
+    outcomes = (put(repository, one.branch, before[one.branch], one.tip) for one in built)
+    return tuple(replace(one, outcome=outcome) for one, outcome in zip(built, outcomes))
 
 
 def _folder(request: PullRequest, out: Path) -> Path:
@@ -350,7 +340,8 @@ def write(request: PullRequest, texts: Mapping[str, str], out: Path) -> tuple[Pa
     return (*(folder / name for name in texts), *mails)
 
 
-def _reader(repository: Repository, commit: str) -> Read:
+def _reader(repository: Repository, commit: str, base: str) -> Read:
+    """What reads a file of a commit. Raises Refused where it is none of sglang's."""
     known: dict[str, bytes | None] = {}
 
     def read(path: str) -> bytes | None:
@@ -358,4 +349,7 @@ def _reader(repository: Repository, commit: str) -> Read:
             known[path] = repository.read(commit, path)
         return known[path]
 
+    if read(f"{PACKAGE}/version.py") is None and read(f"{PACKAGE}/__init__.py") is None:
+        what, step = f"holds no {PACKAGE} at {base}", "give a git checkout of sglang: --onto PATH"
+        raise Refused.of("no-sglang", repository.shown, what, step)
     return read
