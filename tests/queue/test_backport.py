@@ -4,23 +4,29 @@ user's touched."""
 from __future__ import annotations
 
 import datetime
+import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import fakes
 import pytest
 
 from patchqueue.commands import cli
-from patchqueue.files.tree import LISTING, list_folder, listing_text, python_part
+from patchqueue.files.tree import LAID, LISTING, hash_listing, list_folder, python_part
 from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
 from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
+from patchqueue.queue import imports, lint
 from patchqueue.queue.series import PROVENANCE
 from patchqueue.upstream import pins
 
 BRANCH = "release/graphs"
+ROOT = Path(__file__).resolve().parents[2]
 RUNNER = fakes.RUNNER
 
 
@@ -120,31 +126,166 @@ def test_the_record_of_the_overlay_package_comes_with_the_last_commit(project, c
     assert has == [False, True]
 
 
-def test_the_listing_of_the_tree_comes_with_the_last_commit(project, checkout, tmp_path):
-    project.write("overlay/python/sglang/srt/prefill_graph/__init__.py", '"""The package."""\n')
+@pytest.fixture
+def packaged(project, checkout, tmp_path) -> Path:
+    """A branch with the overlay's own package, checked out."""
+    package = "overlay/python/sglang/srt/prefill_graph"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / package, project.root / package, ignore=ignored)
     project.edit(
         "patches/steps/count-once-more.patch",
         "Overlay: python/sglang/srt/steps/",
         "Overlay: python/sglang/srt/steps/, python/sglang/srt/prefill_graph/",
     )
-    made = make(project, checkout)
-    assert LISTING not in git(checkout, "ls-tree", "-r", "--name-only", made.commits[0]).split()
-    git(
-        checkout,
-        "-c",
-        "core.autocrlf=false",
-        "worktree",
-        "add",
-        "-q",
-        str(tmp_path / "tree"),
-        BRANCH,
+    project.write("tests/revision/test_all.py", "")
+    make(project, checkout)
+    words = ("-c", "core.autocrlf=false", "worktree", "add", "-q", str(tmp_path / "tree"), BRANCH)
+    git(checkout, *words)
+    return tmp_path / "tree"
+
+
+def test_a_branch_lists_the_queues_files_and_one_hash_of_the_rest(project, checkout, packaged):
+    last, before = (
+        git(checkout, "ls-tree", "-r", "--name-only", one).split()
+        for one in (BRANCH, f"{BRANCH}~1")
     )
-    here = {
+    assert LISTING in last and LISTING not in before and LAID in last and LAID not in before
+    rows = (packaged / LISTING).read_text().splitlines()
+    listed = {row.split("  ", 1)[1] for row in rows}
+    changed = set(git(checkout, "diff", "--name-only", f"{BRANCH}~2", BRANCH).split())
+    assert listed == {path for path in changed if path not in (LISTING, LAID)}
+    whole = {
         path: digest
-        for path, digest in list_folder(tmp_path / "tree").items()
+        for path, digest in list_folder(packaged).items()
         if path.startswith("python/sglang/")
     }
-    assert (tmp_path / "tree" / LISTING).read_text() == listing_text(here)
+    about = json.loads((packaged / LAID).read_text())
+    assert about["tree"] == hash_listing(whole), "as a wheel's and a work tree's"
+    rest = {path for path in whole if path.endswith(".py") and path not in listed}
+    assert about["rest"]["files"] == len(rest) > 0
+
+
+def verified(tree: Path) -> tuple[int, str]:
+    folder = tree / "python/sglang/srt/prefill_graph"
+    done = subprocess.run([sys.executable, folder, "--verify"], capture_output=True, text=True)
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_branch_verifies_itself(packaged):
+    count = len(python_part(list_folder(packaged))) + 1  # and its provenance.json
+    code, said = verified(packaged)
+    assert (code, f"{count} files are as the queue made them" in said) == (0, True)
+    whole = {
+        path: digest
+        for path, digest in list_folder(packaged).items()
+        if path.startswith("python/sglang/")
+    }
+    assert f"tree: {hash_listing(whole)}\n" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "code", "said"),
+    [
+        ("srt/runner.py", "step = 2\n", 1, "changed  sglang/srt/runner.py"),
+        (
+            "srt/prefill_graph/compat/ops.py",
+            "",
+            1,
+            "changed  sglang/srt/prefill_graph/compat/ops.py",
+        ),
+        ("srt/prefill_graph/more.py", "", 1, "added    sglang/srt/prefill_graph/more.py"),
+        ("srt/page.py", "mine = 1\n", 0, "edits of others since then (1):"),
+        ("srt/more.py", "", 0, "edits of others since then (1):"),
+        ("srt/page.py", None, 0, "changed  sglang/… (files that the queue leaves alone)"),
+        ("srt/cut.py", None, 1, "missing  sglang/srt/cut.py"),
+    ],
+)
+def test_a_branch_tells_edits_of_others_from_the_queues(packaged, path, text, code, said):
+    file = packaged / "python/sglang" / path
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    assert verified(packaged)[0] == code and said in verified(packaged)[1]
+
+
+def test_a_patch_can_be_left_out_with_what_it_alone_needs(project, checkout):
+    wishes = backport.Wishes(without=("steps/count-once-more",))
+    made = make(project, checkout, wishes=wishes)
+    assert made.subjects == ("Count the steps once more",), "the fake's header is the same"
+    changed = git(checkout, "diff", "--name-only", made.base, BRANCH).split()
+    assert changed == ["python/sglang/srt/cut.py"], "no overlay file, no runner"
+
+
+def test_a_patch_below_others_can_be_left_out(project, checkout):
+    """What stands behind it moves up."""
+    before = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    text = fakes.patch_text(
+        before=before,
+        after=before.replace("step_35 = 35\n", "step_35 = 36\n"),
+        Probe=f"{RUNNER} :: step_35 = 36",
+    )
+    project.write("patches/steps/count-later.patch", text)
+    entry = "steps/count-later.patch  # >=9.9,<10\nsteps/name-the-cut"
+    project.edit("series", "steps/name-the-cut", entry)
+    make(project, checkout, wishes=backport.Wishes(without=("steps/count-once-more",)))
+    made = git(checkout, "show", f"{BRANCH}:{RUNNER}")
+    assert made == fakes.numbered(40).replace("step_35 = 35\n", "step_35 = 36\n")
+
+
+@pytest.mark.parametrize(
+    ("without", "name", "hint"),
+    [
+        (("steps/count",), "unknown-patch", "one of: steps/count-once-more steps/name-the-cut"),
+        (("steps/count-once-more",), "needed-patch", "--without steps/name-the-cut"),
+        (("steps/count-once-more", "steps/name-the-cut"), "nothing-to-do", "leave fewer out"),
+    ],
+)
+def test_what_cannot_be_left_out_is_said(project, checkout, without, name, hint):
+    project.edit(
+        "patches/steps/name-the-cut.patch",
+        "Overlay: none",
+        "Overlay: none\nNeeds: steps/count-once-more.patch",
+    )
+    problem = refusal(project, checkout, wishes=backport.Wishes(without=without))
+    assert problem.name == name and hint in problem.hint
+
+
+def test_signed_off_on_request(project, checkout):
+    name = "--format=%(trailers:key=Signed-off-by,valueonly)"
+    make(project, checkout)
+    assert git(checkout, "show", "--no-patch", name, BRANCH).strip() == ""
+    make(project, checkout, "signed", wishes=backport.Wishes(signed=True))
+    assert (
+        git(checkout, "show", "--no-patch", name, "signed").strip() == "Ada Löv <ada@example.org>"
+    )
+
+
+def test_the_words_of_the_command(project, checkout):
+    words = ["--root", str(project.root), "backport", "--onto", str(checkout), "mine"]
+    assert cli.main([*words, "--without", "steps/count-once-more", "--signoff"]) == 0
+    text = git(checkout, "log", "--format=%B", f"{fakes.TAG}..mine")
+    assert text.count("Queue-Patch: ") == 1 and "\nSigned-off-by: Ada" in text
+
+
+@pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.12.post1", "v0.5.23"])
+def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
+    """Every module of the package that a laid file or a laid line imports is laid."""
+    queue, pin = load_queue(ROOT), pins.load(ROOT).find(tag)
+    every = {path for path in queue.overlay if path.endswith(".py")}
+    for left in queue.select(pin.version):
+        stem = queue.base(left.name).removesuffix(".patch")
+        needy = [
+            queue.base(patch.name).removesuffix(".patch")
+            for patch in queue.select(pin.version)
+            if queue.base(left.name) in queue.header(patch.name).needs
+        ]
+        selection = select(backport.lacking(queue, pin, (stem, *needy)), pin)
+        laid = selection.overlay.keys()
+        wanted = {one for path in laid for one in imports.of_file(path, selection.overlay[path])}
+        wanted |= {one for patch in selection.patches for one in lint.called(patch)}
+        assert wanted & every <= laid
 
 
 def test_message_and_trailers(project, checkout):

@@ -354,6 +354,8 @@ def test_a_branch_begins_at_a_fork(edited, checkout, name):
     assert checked.before == tuple(found["before"])
     again = inplace.install(edited.root, checkout / "python")
     assert again.notes == ("it was patched by git",)
+    listed = trees.own_listing(trees.list_folder(checkout))
+    assert again.record["tree"]["after"] == trees.hash_listing(listed)
     assert refused(inplace.uninstall, edited.root, checkout / "python")[0] == "patched-by-git"
 
 
@@ -373,7 +375,9 @@ def test_a_fork_without_tags_says_its_release(edited, checkout):
     every = pins.load(edited.root)
     with pytest.raises(Refused):
         backport.backport(edited.root, every, str(checkout), "graphs", "HEAD")
-    made = backport.backport(edited.root, every, str(checkout), "graphs", "HEAD", release=fakes.TAG)
+    made = backport.backport(
+        edited.root, every, str(checkout), "graphs", "HEAD", wishes=backport.Wishes(fakes.TAG)
+    )
     assert made.edits.paths == (RUNNER,)
 
 
@@ -424,7 +428,7 @@ def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
     fakes.git(checkout, "apply", str(made.path))
     wanted = {
         path: (edited.tree / path).read_bytes()
-        for path in [*trees.list_folder(edited.tree), trees.LISTING, trees.LAID]
+        for path in trees.list_folder(edited.tree)
         if path != trees.GENERATED
     }
     assert {path: (checkout / path).read_bytes() for path in wanted} == wanted

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import shutil
 import subprocess
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import fakes
 import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from evidence import pulls, store
-from evidence.commands import cli
+from patchqueue.commands import cli
 from patchqueue.files import run
-from patchqueue.handover import export, formatting, prbody, prtest
+from patchqueue.handover import additions, claims, export, formatting, prbody, prtest
+from patchqueue.handover.repository import open_repository
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import header
@@ -28,6 +29,20 @@ from patchqueue.upstream import pins
 ROOT = Path(__file__).resolve().parents[2]
 TEST = "test/registered/unit/test_steps.py"
 COUNT, CUT = "steps/count-once-more", "steps/name-the-cut"
+REGISTER = "from sglang.test.ci.ci_register import register_cpu_ci"
+CASES = f'''"""Steps."""
+
+import unittest
+
+{REGISTER}
+
+register_cpu_ci(est_time=1, suite="base-a-test-cpu")
+
+
+class TestSteps(unittest.TestCase):
+    def test_once_more(self):
+        assert 1
+'''
 
 
 @pytest.fixture(scope="session")
@@ -52,14 +67,20 @@ def sent(
     (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
     shutil.copy(ROOT / "upstream/format.toml", project.root / "upstream/format.toml")
     project.edit("upstream/format.toml", ">=0.5.19", ">=9")
-    project.write(f"pull-requests/{COUNT}/{TEST}", '"""Steps."""\n\nassert 1\n')
+    project.write(f"pull-requests/{COUNT}/{TEST}", CASES)
+    notes = tmp_path / "sglang/python/sglang/srt/steps/notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("upstream has this folder\n")
     project.checkout(tmp_path / "sglang")
     return project
 
 
-def send(project: fakes.Project, *words: str, base: str = "HEAD") -> export.Exported:
+def send(
+    project: fakes.Project, *words: str, base: str = "HEAD", together: bool = True
+) -> export.Exported:
+    checkout = str(project.root.parent / "sglang")
     return export.export(
-        project.root, pins.load(project.root), str(project.root.parent / "sglang"), words, base
+        project.root, pins.load(project.root), checkout, words, base, together=together
     )
 
 
@@ -135,7 +156,7 @@ def test_a_patch_comes_with_what_it_needs_below_it(sent):
         (COUNT, False),
         (CUT, True),
     ]
-    text = prbody.body(load_queue(sent.root), done, done.requests[0], str)
+    text = prbody.body(load_queue(sent.root), done, done.requests[0])
     assert 'This stands on "Count the steps once more"' in text.replace("\n", " ")
 
 
@@ -211,13 +232,11 @@ def test_a_text_of_its_own_that_does_not_fit_is_named(sent):
 
 
 def test_everything_is_put_into_upstreams_form(sent):
-    sent.write(
-        f"pull-requests/{COUNT}/{TEST}", "from sglang import b\nimport os\nprint(os,   b, 'x')\n"
-    )
+    head = f"from sglang import b\nimport os\n{REGISTER}\n\n\n"
+    sent.write(f"pull-requests/{COUNT}/{TEST}", f"{head}register_cpu_ci(1)\nprint(os,   b, 'x')\n")
     done = send(sent)
-    assert (
-        git(sent, "show", f"{done.requests[0].tip}:{TEST}")
-        == 'import os\n\nfrom sglang import b\n\nprint(os, b, "x")\n'
+    assert git(sent, "show", f"{done.requests[0].tip}:{TEST}") == (
+        f'import os\n\nfrom sglang import b\n{REGISTER}\n\nregister_cpu_ci(1)\nprint(os, b, "x")\n'
     )
     assert done.tidied == (TEST,)
 
@@ -226,6 +245,71 @@ def test_what_upstreams_linters_refuse_is_refused(sent):
     sent.write(f"pull-requests/{COUNT}/{TEST}", "import os\n\nprint(teh)  # teh\n")
     problem = refused(sent)
     assert problem.name == "upstream-lint" and "F401" in problem.what
+
+
+def test_a_quoted_annotation_is_refused_as_upstream_does(sent):
+    text = "from __future__ import annotations\n\n\ndef count(steps: 'int'):\n    return steps\n"
+    sent.write(f"pull-requests/{COUNT}/python/sglang/srt/counting.py", text)
+    assert "UP037" in refused(sent).what
+
+
+def test_changed_files_are_spelled_too_and_only_our_lines(sent):
+    (sent.root.parent / "sglang/python/sglang/srt/page.py").write_text("# upstream's teh\n")
+    name = f"pull-requests/{COUNT}/change@9.9.patch"
+    sent.write(name, mended("spelled = 1  # recieve"))
+    problem = refused(sent, base=fakes.TAG)
+    assert problem.name == "upstream-lint" and "recieve ==> receive" in problem.what
+    sent.edit(name, "recieve", "nothink")
+    assert send(sent, base=fakes.TAG).requests, "a word that upstream's .codespellrc allows"
+
+
+def test_upstreams_written_rules_are_asked(sent):
+    name = f"pull-requests/{COUNT}/python/sglang/srt/counting.py"
+    sent.write(
+        name, "from dataclasses import dataclass\n\n\n@dataclass\nclass Count:\n    a: int\n"
+    )
+    assert refused(sent).name == "upstream-dataclass"
+    sent.write("pull-requests/steps/count-once-more/python/sglang/srt/mine/a.py", "a = 1\n")
+    sent.write(name, "b = hasattr(1, 'a')\n")
+    problem = refused(sent)
+    assert (problem.name, problem.where) == ("upstream-new-package", "python/sglang/srt/mine")
+    (sent.root / "pull-requests/steps/count-once-more/python/sglang/srt/mine/a.py").unlink()
+    [warning] = send(sent, COUNT).requests[0].warnings
+    assert warning.startswith("python/sglang/srt/counting.py:1: hasattr() hides")
+
+
+def test_of_a_joined_file_our_cases_alone_are_run(sent, tmp_path, monkeypatch):
+    """Others of the file may need a GPU."""
+    path = sent.root.parent / "sglang" / TEST
+    path.parent.mkdir(parents=True)
+    path.write_text(CASES.replace("test_once_more", "test_theirs"))
+    commit(sent)
+    done = send(sent, COUNT)
+    ran = []
+
+    def runs(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, len(ran) - 1, "= 1 passed in 1s =", "")
+
+    made = SimpleNamespace(python="python", variables={"PYTHONPYCACHEPREFIX": "x"})
+    monkeypatch.setattr(prtest, "build_environment", lambda *_: made)
+    repository = open_repository(str(sent.root.parent / "sglang"))
+    monkeypatch.setattr(prtest.subprocess, "run", Runs(runs, subprocess.run))
+    [tried] = prtest.try_tests(sent.root, repository, done, done.requests[0])
+    assert tried.good and tried.said == ("1 passed", "1 passed")
+    assert [command[-3:] for command in ran] == [[TEST, "-k", "(TestSteps and test_once_more)"]] * 2
+
+
+@dataclass(frozen=True)
+class Runs:
+    """subprocess.run, with another answer where pytest is asked."""
+
+    tests: Callable[..., subprocess.CompletedProcess[str]]
+    others: Callable[..., subprocess.CompletedProcess[str]]
+
+    def __call__(self, command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        of_tests = "host.upstream" in command
+        return (self.tests if of_tests else self.others)(command, **options)
 
 
 def test_what_upstream_itself_has_in_another_form_is_left(sent):
@@ -243,6 +327,33 @@ def test_on_a_later_upstream_hunks_are_laid_where_their_text_stands(sent):
     )
 
 
+def test_what_waits_and_is_not_for_the_release_is_named(sent):
+    """A release behind it gets it: on this one it is named, with the reason."""
+    sent.edit("series", "# ==9.9.1", "# ==9.9.2")
+    header = "Gap: ==9.9.1: nobody counts\n there\nOverlay: none"
+    sent.edit(f"patches/{CUT}.patch", "Overlay: none", header)
+    sent.release("9.9.2")
+    sent.place()
+    done = send(sent)
+    assert done.pin.tag == fakes.TAG and done.kept == ((CUT, "nobody counts there"),)
+    assert [part.patch for part in done.requests[0].parts] == [COUNT]
+
+
+def test_a_patch_that_can_never_be_sent_has_to_say_so(sent):
+    """The newest release that the queue is carried to does not get it."""
+    sent.release("9.9.2")
+    sent.place()
+    problem = refused(sent)
+    assert (problem.name, problem.where) == ("never-sent", f"patches/{CUT}.patch")
+    text = "Upstream-Status: Pending"
+    sent.edit(f"patches/{CUT}.patch", text, "Upstream-Status: Inappropriate: nobody counts there")
+    assert send(sent).kept == ()
+
+
+def test_every_pending_patch_of_the_project_can_be_sent():
+    assert export.never_sent(load_queue(ROOT), pins.load(ROOT).all) == []
+
+
 def test_what_upstream_has_meanwhile_is_left_out(sent):
     commit(sent, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6\n")
     done = send(sent)
@@ -258,11 +369,23 @@ def test_a_conflict_says_where(sent):
 
 
 def test_a_file_that_upstream_has_is_not_written_over(sent):
+    sent.write(f"pull-requests/{COUNT}/python/sglang/srt/cut.py", "ours = 1\n")
+    assert (refused(sent).name, refused(sent).where) == ("file-exists", "python/sglang/srt/cut.py")
+
+
+def test_cases_join_a_test_file_that_upstream_has(sent):
     path = sent.root.parent / "sglang" / TEST
     path.parent.mkdir(parents=True)
-    path.write_text("upstream = 1\n")
+    theirs = CASES.replace("test_once_more", "test_theirs")
+    path.write_text(theirs + '\n\nif __name__ == "__main__":\n    unittest.main()\n')
     commit(sent)
-    assert (refused(sent).name, refused(sent).where) == ("file-exists", TEST)
+    [request] = send(sent, COUNT).requests
+    made = git(sent, "show", f"{request.tip}:{TEST}")
+    assert made.index("test_theirs") < made.index("test_once_more") < made.index("__main__")
+    assert made.count("register_cpu_ci(") == 1 and request.parts[0].added == {
+        "python/sglang/srt/steps/__init__.py"
+    }
+    assert request.parts[0].cases == {TEST: ("(TestSteps and test_once_more)",)}
 
 
 def test_an_unknown_topic_is_answered_with_those_there_are(sent):
@@ -277,7 +400,7 @@ def test_where_one_branch_is_the_users_none_is_made(sent):
 
 def test_git_am_of_the_mails_gives_the_same_commits(sent, tmp_path):
     [request] = send(sent).requests
-    files = export.write(request, "text", tmp_path / "out")
+    files = export.write(request, {"body.md": "text"}, tmp_path / "out")
     assert [file.name[:4] for file in files] == ["body", "0001", "0002"]
     git(sent, "clone", "-q", "--no-checkout", ".", str(tmp_path / "clone"))
     for words in (
@@ -293,28 +416,194 @@ def test_git_am_of_the_mails_gives_the_same_commits(sent, tmp_path):
     )
 
 
-def test_the_text_has_upstreams_sections_and_claims_nothing(sent):
-    done = send(sent)
-    queue = load_queue(sent.root)
-    text = prbody.body(queue, done, done.requests[0], partial(pulls.on_gpus, sent.root))
-    assert [line for line in text.splitlines() if line.startswith("## ")] == [
-        "## Motivation",
-        "## Modifications",
-        "## How it was tested",
-        "## Benchmark",
+TEMPLATE = """<!-- Thank you. -->
+## Motivation
+<!-- why -->
+
+## Modifications
+
+## Accuracy Tests
+
+## Speed Tests and Profiling
+
+## Checklist
+
+<!-- tick -->
+- [ ] Format your code.
+- [ ] Add unit tests.
+- [ ] Update documentation.
+- [ ] Provide accuracy and speed benchmark results.
+- [ ] Follow the code style.
+
+## Review and Merge Process
+
+1. Ask upstream.
+"""
+TEXT = """
+title = "[Fix] Count once more"
+motivation = "A step is lost: the count begins late."
+modifications = "Count before the step, since the step may end the count."
+outputs = false
+steady = true
+not_run = "It was not run on several GPUs."
+[failure]
+command = "python -m sglang.count"
+before = "Traceback: too few"
+after = "ten steps"
+run = "one"
+[[related]]
+number = 37448
+what = "counts elsewhere"
+[[runs]]
+name = "one"
+where = "a CPU"
+command = "python -m sglang.count"
+base = "v9.9.1"
+branch = "BRANCH"
+[[claims]]
+says = "A step is lost"
+shown_by = "failure"
+[[claims]]
+says = "The count is right"
+shown_by = "tests"
+"""
+TRIED = [prtest.Tried(TEST, COUNT, True, True, ("1 passed", "1 failed"))]
+
+
+def in_template(project: fakes.Project) -> None:
+    """Give the base upstream's template."""
+    path = project.root.parent / "sglang" / export.TEMPLATE
+    path.parent.mkdir(parents=True)
+    path.write_text(TEMPLATE)
+    commit(project)
+
+
+def said(project: fakes.Project, text: str = "", tried: list[prtest.Tried] = TRIED) -> str:
+    if text:
+        project.write(f"pull-requests/{COUNT}/pull-request.toml", text)
+    done = send(project, COUNT)
+    return prbody.body(load_queue(project.root), done, done.requests[0], tried)
+
+
+def test_a_patch_is_a_pull_request_of_its_own(sent):
+    done = send(sent, together=False)
+    assert [(request.branch, len(request.parts)) for request in done.requests] == [
+        ("prefill-graph/steps-count-once-more", 1),
+        ("prefill-graph/steps-name-the-cut", 1),
     ]
-    for said in (
-        f"pytest {TEST}",
-        "They were not run for this text.",
-        "It was not run on a GPU.",
-        "Not measured: ",
-        f"- `{TEST}`: new tests, 3 lines",
-    ):
-        assert said in text
-    tried = [prtest.Tried(TEST, COUNT, True, True, ("1 passed", "1 failed"))]
-    assert "| `test_steps.py` | 1 passed | 1 failed |" in prbody.body(
-        queue, done, done.requests[0], partial(pulls.on_gpus, sent.root), tried
+    assert git(sent, "rev-parse", f"{done.requests[1].branch}~1").strip() == done.base
+    assert [request.name for request in send(sent, "steps", together=False).requests] == [
+        COUNT,
+        CUT,
+    ]
+
+
+def test_a_text_that_stands_beside_anothers_lines_is_laid_alone(sent):
+    """Two hunks whose context is the other's line: neither needs the other."""
+    before = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    text = fakes.patch_text(
+        before=before,
+        after=before.replace("step_22 = 22\n", "step_22 = 23\n"),
+        Probe=f"{fakes.RUNNER} :: step_22 = 23",
     )
+    sent.write("patches/steps/count-beside.patch", text)
+    sent.edit(
+        "series", "steps/name-the-cut", "steps/count-beside.patch  # >=9.9,<10\nsteps/name-the-cut"
+    )
+    [request] = send(sent, "steps/count-beside").requests
+    [part] = request.parts
+    assert part.own and "of context: it stands beside another patch" in part.row.why
+    assert "added_step" not in git(sent, "show", f"{request.tip}:{fakes.RUNNER}")
+
+
+def test_the_text_is_upstreams_template_filled_in(sent):
+    in_template(sent)
+    text = said(sent, TEXT)
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*prbody.SECTIONS]
+    for words in (
+        "## Motivation\n\nA step is lost: the count begins late.\n\n- #37448: counts elsewhere",
+        "```\npython -m sglang.count\n```\n\nBefore:\n\n```\nTraceback: too few\n```",
+        "After:\n\n```\nten steps\n```",
+        "## Modifications\n\nCount before the step, since",
+        f"## Accuracy Tests\n\n{prbody.NO_OUTPUTS}",
+        "| `test_steps.py` | 1 passed | 1 failed |",
+        f"## Speed Tests and Profiling\n\n{prbody.STEADY}",
+        "- [x] Format your code.\n- [x] Add unit tests.\n- [ ] Update documentation.",
+        "- [x] Provide accuracy and speed",
+        "1. Ask upstream.",
+    ):
+        assert words in text
+    [request] = send(sent, COUNT).requests
+    assert git(sent, "show", "--no-patch", "--format=%B", request.tip).strip() == (
+        "[Fix] Count once more\n\nA step is lost: the count begins late.\n\n"
+        "Count before the step, since the step may end the count."
+    )
+    assert prbody.title(request) == "[Fix] Count once more"
+    assert text.splitlines()[-1] == "It was not run on several GPUs." and "<!--" not in text
+
+
+def test_what_did_not_run_is_the_last_line_and_nowhere_else(sent):
+    text = said(sent, tried=[])
+    *rest, last = text.splitlines()
+    assert last == "Not run: the unit tests; accuracy of a model; speed of a server."
+    assert not re.search("(?i)not (run|measured)", "\n".join(rest))
+    assert "- [ ] Add unit tests" in text
+    assert said(sent).splitlines()[-1] == "Not run: accuracy of a model; speed of a server."
+
+
+def test_runs_of_another_branch_are_no_evidence(sent):
+    text = said(sent, TEXT)
+    assert "Run on a CPU" not in text
+    [request] = send(sent, COUNT).requests
+    assert "the run 'one' of steps/count-once-more is of another branch: left out" in claims.gaps(
+        request, TRIED
+    )
+    text = said(sent, TEXT.replace("BRANCH", request.hash))
+    assert "Run on a CPU, v9.9.1 with this branch:" in text
+    [request] = send(sent, COUNT).requests
+    assert claims.gaps(request, TRIED) == []
+    sent.edit(f"pull-requests/{COUNT}/{TEST}", "assert 1", "assert 1 + 1")
+    git(sent, "branch", "-D", "prefill-graph/steps-count-once-more")
+    assert send(sent, COUNT).requests[0].hash == request.hash, "tests do not change what runs"
+
+
+def test_a_table_says_which_run_shows_each_claim(sent):
+    sent.write(f"pull-requests/{COUNT}/pull-request.toml", TEXT)
+    [request] = send(sent, COUNT).requests
+    rows = [line for line in claims.table(request, TRIED).splitlines() if line.startswith("| ")]
+    assert rows[1:] == [
+        "| A step is lost | one: a CPU, on another branch | **no** |",
+        "| The count is right | unit tests: 1 passed, without the change 1 failed | yes |",
+    ]
+    assert request.hash in claims.table(request, [])
+    assert (
+        "nothing of this branch shows 'The count is right' (unit tests: left out)"
+        in claims.gaps(request, [])
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("begins late", "begins late \u2026", "not ASCII"),
+        ("begins late", "begins late; it was not measured", "motivation says 'not measured'"),
+        ("counts elsewhere", "an untested idea", "related #37448 says 'untested'"),
+        ('run = "one"', 'run = "two"', "failure.run names no run: 'two'"),
+        ('shown_by = "tests"', 'shown_by = "hope"', "names no run: 'hope'"),
+        ("number = 37448", 'number = "#1"', "Expected `int`"),
+        ('"It was not run on several GPUs."', '"""one\nline"""', "not_run has several lines"),
+        ("steady = true", "stready = true", "unknown field `stready`"),
+    ],
+)
+def test_a_text_that_is_wrong_is_refused(sent, old, new, what):
+    assert old in TEXT
+    sent.write(f"pull-requests/{COUNT}/pull-request.toml", TEXT.replace(old, new))
+    problem = refused(sent, COUNT)
+    assert (problem.name, problem.where) == (
+        "bad-pull-request",
+        f"pull-requests/{COUNT}/pull-request.toml",
+    )
+    assert what in problem.what
 
 
 def test_the_command_writes_text_and_mails(sent, tmp_path, capsys):
@@ -326,6 +615,8 @@ def test_the_command_writes_text_and_mails(sent, tmp_path, capsys):
         str(tmp_path / "sglang"),
         "--out",
         str(tmp_path / "out"),
+        "--together",
+        "--no-test",
     ]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
@@ -341,8 +632,17 @@ def test_the_command_writes_text_and_mails(sent, tmp_path, capsys):
         "0001",
         "0002",
         "body",
+        "clai",
+        "titl",
     ]
+    assert f"warning: it has no {export.TEMPLATE}" in said and "warning: steps/count-" in said
     assert cli.main([*words, "nothing"]) == 1
+
+
+def test_tests_run_unless_told_otherwise(sent, tmp_path, capsys):
+    words = ["--root", str(sent.root), "export", "--onto", str(tmp_path / "sglang")]
+    assert cli.main([*words, "--out", str(tmp_path / "out"), COUNT]) == 1
+    assert "[no-environment]" in capsys.readouterr().err
 
 
 def test_a_repository_of_something_else_is_named(sent, tmp_path, capsys):
@@ -362,15 +662,15 @@ def test_the_projects_own_additions_belong_to_pending_patches():
         if queue.header(patch.name).get("Upstream-Status") == "Pending"
     }
     files = [
-        path.relative_to(ROOT / export.ADDITIONS).as_posix()
-        for path in (ROOT / export.ADDITIONS).rglob("*")
+        path.relative_to(ROOT / additions.FOLDER).as_posix()
+        for path in (ROOT / additions.FOLDER).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     ]
     assert {"/".join(name.split("/")[:2]) for name in files} == pending
     tests = {name for name in files if name.split("/")[2] == "test"}
     assert {"/".join(name.split("/")[:2]) for name in tests} == pending
     for name in tests:
-        text = (ROOT / export.ADDITIONS / name).read_text()
+        text = (ROOT / additions.FOLDER / name).read_text()
         assert (
             name.split("/", 2)[2].startswith("test/registered/unit/")
             and "register_cpu_ci(" in text
@@ -392,12 +692,12 @@ def unwrapped(tree: ast.Module) -> ast.Module:
 
 @pytest.mark.parametrize(
     "file",
-    sorted((ROOT / export.ADDITIONS).rglob("python/**/[!_]*.py")),
+    sorted((ROOT / additions.FOLDER).rglob("python/**/[!_]*.py")),
     ids=lambda file: file.stem,
 )
 def test_what_takes_the_overlays_place_is_the_overlays_own(file):
     """So that a repair of the one is not forgotten in the other."""
-    overlay = ROOT / "overlay" / Path(*file.relative_to(ROOT / export.ADDITIONS).parts[2:])
+    overlay = ROOT / "overlay" / Path(*file.relative_to(ROOT / additions.FOLDER).parts[2:])
     ours, theirs = (
         {
             node.name: ast.dump(node)
@@ -411,8 +711,8 @@ def test_what_takes_the_overlays_place_is_the_overlays_own(file):
 
 def test_every_pin_has_format_rules():
     for pin in pins.load(ROOT).all:
-        assert formatting.rules(ROOT, pin.version).formatter.startswith(
-            "ruff" if pin.version >= Version("0.5.19") else "black"
+        assert formatting.rules(ROOT, pin.version).formatter == (
+            "ruff==0.15.1" if pin.version >= Version("0.5.19") else "black==26.1.0"
         )
 
 
@@ -464,45 +764,8 @@ def test_needs_is_a_field():
     ] == ["bad-field"]
 
 
-@pytest.mark.parametrize(
-    ("patches", "mode", "shown"),
-    [
-        (["breakable/keep-break-tensors"], "breakable", True),
-        (["breakable/keep-break-tensors"], "piecewise-inductor", False),
-        (["piecewise/zero-rows"], "piecewise-inductor", True),
-        (["breakable/a", "nemotron-h/b"], "piecewise", True),
-    ],
-)
-def test_a_pull_request_tells_of_runs_that_it_can_matter_to(patches, mode, shown):
-    assert pulls.touches(patches, mode) is shown
-
-
 def test_subtests_are_counted_apart():
     assert prtest.COUNTED.findall("= 1 passed, 2 subtests passed in 1.0s =") == [
         "1 passed",
         "2 subtests passed",
     ]
-
-
-def test_a_pull_request_tells_what_gpus_found(tmp_path):
-    """Of a file that several hosts wrote, the runs about the queue that its patches are of."""
-    runs = [
-        {"model": model, "mode": mode, "verdict": verdict, "host": host}
-        for model, mode, verdict, host in (
-            ("llama", "breakable", "passed", {}),
-            ("glm-5", "breakable", "failed", {}),
-            ("old", "breakable", "passed", {"changes": "sha256:before"}),
-            ("llama", "piecewise", "passed", {}),
-            ("llama", "reference", "passed", {}),
-        )
-    ]
-    torch = {"version": "2.9.1+cu129", "pinned": "2.9.1", "off_pin": False}
-    found = {"schema": 1, "version": "0.5.11", "queue": "q", "changes": "c", "tree": "t"}
-    found |= {"tree_untouched": True, "gpu": {"name": "H200"}, "torch": torch, "runs": runs}
-    names = ("breakable/keep@0.5.10.patch", "moe/other.patch")
-    found["patches"] = [{"name": name} for name in names]
-    store.put(tmp_path / "evidence/0.5.11/h200.json", json.dumps(found))
-    told = pulls.on_gpus(tmp_path, ["breakable/keep", "breakable/absent"]).splitlines()
-    assert told[-1] == "| 0.5.11 | keep | H200 with torch 2.9.1 | breakable | llama | glm-5 |"
-    assert [line for line in told if "piecewise" in line] == []
-    assert pulls.on_gpus(tmp_path, ["breakable/absent"]) == "It was not run on a GPU."

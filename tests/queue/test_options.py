@@ -263,6 +263,9 @@ def checkouts(world: World) -> None:
     shutil.copy(ROOT / "upstream/format.toml", world.project.root / "upstream/format.toml")
     world.project.edit("upstream/format.toml", ">=0.5.19", ">=9")
     for name in ("sglang", "second"):
+        notes = world.at / name / "python/sglang/srt/steps/notes.txt"
+        notes.parent.mkdir(parents=True)
+        notes.write_text("upstream has this folder\n")
         folder = world.project.checkout(world.at / name)
         fakes.git(folder, "branch", "first")
         (folder / "python/sglang/srt/page.py").write_text("first = 3\n")
@@ -455,18 +458,39 @@ CASES: dict[str, Case] = {
         "backport --onto {at}/sglang b",
         untagged,
     ),
+    "backport --without": Case(
+        "backport --onto {at}/sglang --base first --without steps/name-the-cut b",
+        "backport --onto {at}/sglang --base first b",
+        checkouts,
+    ),
+    "backport --signoff": Case(
+        "backport --onto {at}/sglang --base first --signoff b",
+        "backport --onto {at}/sglang --base first b",
+        checkouts,
+    ),
     "patches --base": Case("patches --base {at}/fork --out {at}/f", "patches --out {at}/f", forked),
     "patches --from": Case("patches --from {at}/kept", "patches", lonely),
     "patches --out": Case("patches --out {at}/f", "patches"),
-    "export --onto": Case("export --onto {at}/second", "export --onto {at}/sglang", checkouts),
+    "export --onto": Case(
+        "export --no-test --onto {at}/second", "export --no-test --onto {at}/sglang", checkouts
+    ),
     "export --base": Case(
-        "export --onto {at}/sglang --base first", "export --onto {at}/sglang", checkouts
+        "export --no-test --onto {at}/sglang --base first",
+        "export --no-test --onto {at}/sglang",
+        checkouts,
     ),
     "export --out": Case(
-        "export --onto {at}/sglang --out {at}/out", "export --onto {at}/sglang", checkouts
+        "export --no-test --onto {at}/sglang --out {at}/out",
+        "export --no-test --onto {at}/sglang",
+        checkouts,
     ),
-    "export --test": Case(
-        "export --onto {at}/sglang --test", "export --onto {at}/sglang", checkouts
+    "export --together": Case(
+        "export --no-test --onto {at}/sglang --together",
+        "export --no-test --onto {at}/sglang",
+        checkouts,
+    ),
+    "export --no-test": Case(
+        "export --onto {at}/sglang --no-test", "export --onto {at}/sglang", checkouts
     ),
     "install --site-packages": Case(
         "install --site-packages {at}/second", "install --site-packages {at}/site", sites

@@ -104,6 +104,8 @@ def make(folder: Path) -> World:
         fakes.patch_text("python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe=probe),
     )
     project.write("tests/revision/test_steps.py", "")
+    ours = "pull-requests/steps/count-once-more/python/sglang/srt/counting.py"
+    project.write(ours, "count = 1\n")  # upstream takes no package of ours
     project.place()
     fakes.as_clone(queue)
     return world
@@ -339,6 +341,12 @@ RUN: dict[str, list[Step | Deed]] = {
         is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
         lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.11"),
         Step(
+            "scripts/nox backport --onto ~/sglang --base v0.5.9 --without prefill-graph/log-tree"
+            " --signoff release/0.5.9-short",
+            "release/0.5.9-short made",
+            put={"prefill-graph/log-tree": "steps/name-the-cut"},
+        ),
+        Step(
             "scripts/nox patches v0.5.11 --out dist/graphs-0.5.11.patch",
             "dist/graphs-0.5.11.patch: 2 patches for v0.5.11",
         ),
@@ -355,7 +363,10 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
     ],
     "pull requests": [
-        Step("scripts/nox export --onto ~/sglang --base origin/main", "prefill-graph/steps made")
+        Step(
+            "scripts/nox export --onto ~/sglang --base origin/main --no-test",
+            "prefill-graph/steps-count-once-more made",
+        )
     ],
     "the front page": [
         Step(
@@ -511,7 +522,7 @@ CHECKED: dict[str, Check] = {
     "scripts/nox lock v0.5.24": Check(
         "it asks the index for 200 packages", 1, "'v0.5.24': is not pinned"
     ),
-    "scripts/nox export --onto ~/sglang --base v0.5.23 --test breakable": Check(
+    "scripts/nox export --onto ~/sglang --base v0.5.23 breakable/keep-break-tensors": Check(
         "it needs a checkout of sglang and an environment of 5 GB", 1, "sglang"
     ),
     "scripts/nox matrix --stale": Check("it is run: it only reads", 0, '{"include": ['),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from patchqueue.commands import entry, handover
+from patchqueue.commands import entry
 
-from .. import pulls
 from . import gpu, matrix, pages
 
 EXAMPLES = {  # by command: what a user types behind it
     "bench": "v0.5.9 --gain",
-    "export": "--onto ~/sglang --base origin/main breakable",
     "figures": "--page",
     "gpu": "v0.5.9 --model llama",
     "matrix": "--stale --gpu H200",
@@ -33,6 +31,5 @@ def _parser() -> argparse.ArgumentParser:
     gpu.add(commands)
     matrix.add(commands)
     pages.add(commands)
-    handover.add_export(commands, pulls.on_gpus)
     entry.finish(commands, EXAMPLES)
     return parser

@@ -62,10 +62,12 @@ def measure(queue: Queue, everything: pins.Pins, pin: pins.Pin, space: Path) -> 
     else:
         found["pull_requests"] = len(done.requests)
         for request in done.requests:
-            files = export.write(request, "", space / "out")[1:]
-            found[f"am_{request.topic}"] = am(
-                checkout, space / f"am-{request.topic}", made.base, files
-            ) == (tree(repository, request.tip), request.tip)
+            files = export.write(request, {}, space / "out")
+            name = request.name.replace("/", "-")
+            found[f"am_{name}"] = am(checkout, space / f"am-{name}", made.base, files) == (
+                tree(repository, request.tip),
+                request.tip,
+            )
     return found | {"untouched": state(checkout) == before}
 
 

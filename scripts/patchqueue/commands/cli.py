@@ -27,6 +27,7 @@ EXAMPLES = {  # by command: what a user types behind it
     "build": "v0.5.12.post1 --python 3.12",
     "bundle": "v0.5.9",
     "check": "v0.5.9",
+    "export": "--onto ~/sglang --base origin/main breakable",
     "index": f"dist/release-{RELEASE}",
     "install": "--site-packages /sgl-workspace/sglang/python",
     "lock": "v0.5.9",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..handover import backport, export, onefile, prbody, prtest
+from ..handover import backport, claims, export, onefile, prbody, prtest
 from ..handover.repository import open_repository
 from ..hint import counted
 from ..laying.apply import load_queue
@@ -31,6 +29,10 @@ def add(commands: Any) -> None:
     made.add_argument("branch", metavar="BRANCH", help=text)
     text = "the release that a fork is made of, where its tags do not say"
     made.add_argument("--release", default="", metavar="VERSION", help=text)
+    text = "leave this patch out, as prefill-graph/log-tree, with the files that it alone needs"
+    made.add_argument("--without", action="append", default=[], metavar="PATCH", help=text)
+    text = "end each message with a Signed-off-by of who commits"
+    made.add_argument("--signoff", action="store_true", help=text)
     text = "write the commits as mails for `git am` as well"
     made.add_argument("--mails", type=paths.path, metavar="DIR", help=text)
     text = "write overlay and patches as one file, for `git apply` and `patch -p1`"
@@ -49,20 +51,26 @@ def add(commands: Any) -> None:
     one.add_argument("--base", type=paths.path, metavar="PATH", help=text)
     paths.add_origin(one)
 
+    _add_export(commands)
 
-def add_export(commands: Any, on_gpus: Callable[[Path, Sequence[str]], str]) -> None:
-    """Add `export`. on_gpus: what the texts say of runs on GPUs."""
+
+def _add_export(commands: Any) -> None:
     text = "make branches and texts for pull requests from the patches that are Pending"
     sent = _command(commands, "export", _export, text)
-    sent.set_defaults(on_gpus=on_gpus)
     text = (
-        "a topic, as breakable, or a patch, as breakable/keep-break-tensors (default: every topic)"
+        "a patch, as breakable/keep-break-tensors, or all of a topic, as breakable (default: every"
+        " patch)"
     )
-    sent.add_argument("topics", nargs="*", metavar="TOPIC", help=text)
+    sent.add_argument("patches", nargs="*", metavar="PATCH", help=text)
+    text = "make one branch of all patches of a topic, in place of one for each"
+    sent.add_argument("--together", action="store_true", help=text)
     text = f"write each one's text and mails here (default: {OUTPUT}/)"
     sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=text)
-    text = "run each one's tests in the release's environment, with and without its changes"
-    sent.add_argument("--test", action="store_true", help=text)
+    text = (
+        "run each one's tests in the release's environment, with and without its changes (the"
+        " default; it takes minutes)"
+    )
+    sent.add_argument("--test", action=argparse.BooleanOptionalAction, default=True, help=text)
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -99,7 +107,7 @@ def _backport(options: argparse.Namespace) -> int:
         options.branch,
         options.base,
         options.mails,
-        options.release,
+        backport.Wishes(options.release, tuple(options.without), options.signoff),
     )
     edited = made.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
@@ -136,11 +144,16 @@ def _patches(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
+    queue = load_queue(options.root)
     done = export.export(
-        options.root, pins, options.onto, options.topics, options.base, options.out
+        options.root,
+        pinning.load(options.root),
+        options.onto,
+        options.patches,
+        options.base,
+        options.out,
+        options.together,
     )
-    queue, on_gpus = load_queue(options.root), partial(options.on_gpus, options.root)
     _show_base(done, options.base)
     bad: list[Problem] = []
     for request in done.requests:
@@ -150,13 +163,17 @@ def _export(options: argparse.Namespace) -> int:
             else []
         )
         bad += [_untrue(one) for one in tried if not one.good]
-        body = prbody.body(queue, done, request, on_gpus, tried)
-        written = export.write(request, body, options.out)
+        texts = {
+            "title.txt": prbody.title(request) + "\n",
+            "body.md": prbody.body(queue, done, request, tried),
+            "claims.md": claims.table(request, tried),
+        }
+        written = export.write(request, texts, options.out)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
-            f" {paths.shown(written[0])}, {counted(len(written) - 1, 'mail')}"
+            f" {paths.shown(written[1])}, {counted(len(written) - len(texts), 'mail')}"
         )
-        _show_parts(done, request, tried)
+        _show_parts(request, tried)
     if bad:
         raise Refused(bad)
     if done.requests:
@@ -174,6 +191,10 @@ def _show_base(done: export.Exported, base: str) -> None:
     OUT.print(f"{base}, at {done.base[:12]}, {what}")
     for patch in done.merged:
         OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
+    if done.template is None:
+        OUT.print(f"  warning: it has no {export.TEMPLATE}: fill in upstream's own checklist")
+    for name, why in done.kept:
+        OUT.print(f"  {name}: {done.pin.tag} does not get it: {why}")
     if done.tidied:
         names = " ".join(path.rpartition("/")[2] for path in done.tidied)
         OUT.print(f"  put into upstream's format: {names}")
@@ -184,16 +205,18 @@ def _untrue(one: prtest.Tried) -> Problem:
     return Problem("test", one.path, what, f"correct pull-requests/{one.patch}/")
 
 
-def _show_parts(
-    done: export.Exported, request: export.PullRequest, tried: list[prtest.Tried]
-) -> None:
-    """What a pull request is made of, and what its tests said."""
+def _show_parts(request: export.PullRequest, tried: list[prtest.Tried]) -> None:
+    """What a pull request is made of, what its tests said, and what it lacks."""
     for part in request.parts:
-        moved = part.row.outcome is Outcome.NEEDS_REFRESH and not done.exact
-        about = ("" if part.own else " (to stand on)") + (f" ({part.row.why})" if moved else "")
+        about = ("" if part.own else " (to stand on)") + (
+            f" ({part.row.why})" if part.row.why else ""
+        )
         OUT.print(f"  {part.subject}{about}: {counted(len(part.tests), 'test file')}")
+    OUT.print(f"  runs of it are known by {request.hash}")
     for one in tried:
         OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
+    for text in (*request.warnings, *claims.gaps(request, tried)):
+        OUT.print(f"  warning: {text}")
 
 
 def _done(outcome: Outcome) -> str:

@@ -16,6 +16,7 @@ from ..outcome import Problem, Refused
 
 T = TypeVar("T")
 DATES = (datetime.date, datetime.datetime)
+LONGEST = 320  # characters: an object of a few names and hashes
 
 
 def toml(content: bytes, kind: type[T], where: str, bad: str, step: str = "") -> T:
@@ -46,3 +47,26 @@ def value(data: Any, kind: type[T], where: str, bad: str, step: str = "") -> T:
 def _from_text(kind: type[Any], text: str) -> Any:
     """A version or a range of versions."""
     return kind(text)
+
+
+def text_of(value: Any, depth: int = 0) -> str:
+    """A value as JSON that is short in a diff: a list or an object stands in one line where that is
+    no longer than LONGEST, else each thing that it holds begins one.
+
+    >>> print(text_of({"a": [1, 2], "b": {"c": "x" * 400}})[:24])
+    {
+     "a": [1, 2],
+     "b": {
+    """
+    whole = reader.dumps(value)
+    if (len(whole) <= LONGEST and depth) or not isinstance(value, (dict, list)):
+        return whole
+    pad = " " * (depth + 1)
+    rows = (
+        [f"{pad}{reader.dumps(key)}: {text_of(each, depth + 1)}" for key, each in value.items()]
+        if isinstance(value, dict)
+        else [f"{pad}{text_of(each, depth + 1)}" for each in value]
+    )
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    ending = "" if depth else "\n"
+    return f"{begin}\n" + ",\n".join(rows) + f"\n{' ' * depth}{end}{ending}"

@@ -6,17 +6,17 @@ from __future__ import annotations
 import datetime
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from ..files import disk
 from ..files.run import Failed
-from ..files.tree import LISTING, hash_listing, listing_text, own_listing, python_part, sha256
+from ..files.tree import hash_listing, python_part, sha256
 from ..hint import to_type
 from ..laying.apply import load_queue
-from ..laying.laid import in_tree
+from ..laying.laid import in_git
 from ..laying.place import in_front
 from ..laying.replay import replay
 from ..laying.selection import Selection, select
@@ -34,6 +34,7 @@ Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
 NO_EDITS = Edits()
 WIDTH = 72
+BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,50 @@ class Branch:
     edits: Edits = NO_EDITS
 
 
-def _chosen(queue: Queue, pin: Pin) -> Selection:
-    """Raises Refused where no patch is for the release."""
-    selection = select(queue, pin)
+@dataclass(frozen=True)
+class Wishes:
+    """What a branch is to be. release: which one a fork is made of, where its tags do not say;
+    without: patches that are left out, as prefill-graph/log-tree; signed: with a `Signed-off-by`
+    of who commits."""
+
+    release: str = ""
+    without: tuple[str, ...] = ()
+    signed: bool = False
+
+
+PLAIN = Wishes()
+
+
+def _chosen(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
+    """Raises Refused where no patch is for the release, or left."""
+    left = lacking(queue, pin, without)
+    if without and not left.select(pin.version):
+        what = "no patch is left: --without names all that are for it"
+        raise Refused.of("nothing-to-do", pin.tag, what, "leave fewer out")
+    selection = select(left, pin)
     if not selection.patches:
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
     return selection
+
+
+def lacking(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
+    """The queue without some patches of a release. Raises Refused for one that the release does not
+    get, or that another one needs."""
+    released = queue.select(pin.version)
+    stems = {queue.base(patch.name).removesuffix(".patch") for patch in released}
+    if unknown := sorted({*without} - stems):
+        what = f"{pin.tag} gets no patch of this name"
+        raise Refused.of("unknown-patch", unknown[0], what, f"one of: {' '.join(sorted(stems))}")
+    left = {f"{stem}.patch" for stem in without}
+    for patch in released:
+        needed = left.intersection(queue.header(patch.name).needs)
+        if needed and queue.base(patch.name) not in left:
+            stem = queue.base(patch.name).removesuffix(".patch")
+            what = f"{stem} needs it"
+            step = f"leave that one out too: --without {stem}"
+            raise Refused.of("needed-patch", min(needed).removesuffix(".patch"), what, step)
+    return replace(queue, entries=tuple(one for one in queue.entries if one.base not in left))
 
 
 def backport(
@@ -67,32 +105,28 @@ def backport(
     name: str,
     base: str,
     mails: Path | None = None,
-    release: str = "",
+    wishes: Wishes = PLAIN,
 ) -> Branch:
     """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release or a
     fork of one, with the queue on it.
 
-    release: which one a fork is made of, where its tags do not say. A branch of that name is left
-    alone: it is ALREADY_APPLIED where it is this very one, else Refused. Refused too, with no
-    branch made, for a tree that is no pinned release, uncommitted edits where `base` is HEAD, no
-    author, patches that do not fit.
+    A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
+    Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
+    edits where `base` is HEAD, no author, patches that do not fit, and wishes that cannot be met.
     """
     queue = load_queue(root)
     repository = open_repository(onto)
     before = repository.branch(name)
     repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
-    pin = release_of(repository, start, pins) or _forked(repository, start, pins, release)
+    pin = release_of(repository, start, pins) or _forked(repository, start, pins, wishes.release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    selection = _chosen(queue, pin)
-    listing = repository.listing(start, PACKAGE)
-    where = f"{repository.shown}: {base}"
-    edits = _edits(repository, selection, listing, where)
-    if edits.paths:
-        read = partial(repository.read, start)
-        selection = settle(selection, read, where, resolve(repository, pin))
-    wanted = list(commits(selection, listing, partial(repository.read, start), edits))
+    selection = _chosen(queue, pin, wishes.without)
+    wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without))
+    if wishes.signed:
+        signer = f"Signed-off-by: {person.name} <{person.email}>\n"
+        wanted = [replace(one, message=one.message + signer) for one in wanted]
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     if before not in (None, made[-1]):
         raise Refused(_taken(repository, name, before, made[-1]))
@@ -101,6 +135,19 @@ def backport(
     outcome = put(repository, name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
     return Branch(name, outcome, pin, start, tuple(made), subjects, written, edits)
+
+
+def _wanted(
+    repository: Repository, selection: Selection, start: str, base: str, without: bool
+) -> tuple[list[Commit], Edits]:
+    """The commits to make, and what the base has besides the release. without: patches were left
+    out, and others stand at other lines. Raises Refused where a patch does not fit."""
+    listing, where = repository.listing(start, PACKAGE), f"{repository.shown}: {base}"
+    edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
+    if edits.paths or without:
+        step = resolve(repository, selection.pin) if edits.paths else BESIDE
+        selection = settle(selection, read, where, step)
+    return list(commits(selection, listing, read, edits)), edits
 
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pin | None:
@@ -181,11 +228,7 @@ def commits(
             raise Refused(done.problems)
         laid.update(done.files)
         after = {**before, **{path: sha256(content) for path, content in laid.items()}}
-        listing = (
-            {LISTING: listing_text(own_listing(after)).encode(), **in_tree(laid, read, edits)}
-            if record and patch is patches[-1]
-            else {}
-        )
+        listing = in_git(laid, read, after, edits) if patch is patches[-1] else {}
         yield Commit(message(queue, patch, pin), done.files | listing)
 
 

@@ -1,74 +1,57 @@
-"""Pull requests: for each topic a branch on a user's checkout of upstream, one commit for each
-patch that is Pending.
+"""Pull requests: for each patch that is Pending a branch on a user's checkout of upstream, or for
+each topic, where that is asked for.
 
-What a pull request brings beside its patch lies below pull-requests/TOPIC/PATCH/, laid out as
-upstream's tree is: tests at the places where upstream keeps them, and, under python/, files in
-place of the overlay's, which know more releases than upstream needs. A change@VERSION.patch there
-is laid in place of the series' text, from that release on up to the next one: the series hooks
-upstream's code where a pull request mends it. No file of the overlay goes along. Everything is put
-into upstream's own format.
+A branch has what its patch needs and no more (drafts.py). Everything is put into upstream's own
+format, and held to upstream's linters and written rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from packaging.version import Version
-
 from ..laying.apply import load_queue
-from ..laying.place import Row, lay_patch
 from ..laying.probe import passes
 from ..outcome import Outcome, Problem, Refused
-from ..queue import patchfile
 from ..queue.patchfile import Patch
-from ..queue.series import Queue, read_overlay
+from ..queue.placed import Placed
+from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
-from . import formatting
-from .backport import date_of, put, refuse_folder, release_of, text_of, write_mails
+from . import additions, conventions, formatting, prtext
+from .additions import PENDING
+from .backport import PACKAGE, date_of, put, refuse_folder, release_of, text_of, write_mails
+from .drafts import Draft, Ground, Part, Read, draft
 from .repository import Commit, Person, Repository, open_repository
 
-ADDITIONS = Path("pull-requests")
 BRANCHES = "prefill-graph/"
-PENDING = "Pending"
-Read = Callable[[str], "bytes | None"]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One commit of a pull request. own: not one that only has to be below it; row: how its patch
-    was laid.
-
-    files: path -> content as committed; added: those of them that upstream does not have; subject:
-    of its commit.
-    """
-
-    patch: str
-    subject: str
-    own: bool
-    row: Row
-    added: frozenset[str]
-    files: dict[str, bytes] = field(repr=False)
-
-    @property
-    def tests(self) -> list[str]:
-        """Its new test files."""
-        return sorted(path for path in self.files if path.startswith("test/"))
+TEMPLATE = ".github/pull_request_template.md"
 
 
 @dataclass(frozen=True)
 class PullRequest:
-    """One topic's branch. outcome: APPLIED made, ALREADY_APPLIED there; base, tip: full hashes;
-    mails: name -> content."""
+    """A branch. name: of its patch (breakable/keep-break-tensors), or of a topic; outcome: APPLIED
+    made, ALREADY_APPLIED there; base, tip: full hashes; mails: name -> content.
 
-    topic: str
+    texts: what it says, by patch, where that is written; warnings: upstream's rules that may be
+    broken.
+    """
+
+    name: str
     branch: str
     outcome: Outcome
     base: str
     tip: str
     parts: tuple[Part, ...]
     mails: dict[str, bytes] = field(repr=False, default_factory=dict)
+    texts: Mapping[str, prtext.Text] = field(repr=False, default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        """What its runs are known by: see prtext.branch_hash."""
+        files = {path: text for part in self.parts for path, text in part.files.items()}
+        return prtext.branch_hash(files)
 
 
 @dataclass(frozen=True)
@@ -76,7 +59,8 @@ class Exported:
     """pin: the release whose patches were taken; exact: the base is that release itself.
 
     merged: patches that the base has already; tidied: overlay and patch files whose form had to be
-    changed.
+    changed; template: upstream's text to fill in, None where the base has none; kept: the patches
+    that wait to be sent and that the release does not get, with the reason.
     """
 
     pin: Pin
@@ -85,48 +69,105 @@ class Exported:
     requests: tuple[PullRequest, ...]
     merged: tuple[str, ...]
     tidied: tuple[str, ...]
+    template: str | None = None
+    kept: tuple[tuple[str, str], ...] = ()
 
 
 def export(
-    root: Path, pins: Pins, onto: str, words: Iterable[str], base: str, out: Path | None = None
+    root: Path,
+    pins: Pins,
+    onto: str,
+    words: Iterable[str],
+    base: str,
+    out: Path | None = None,
+    together: bool = False,
 ) -> Exported:
-    """Make a branch for each topic that `words` name (a topic, or one patch of it as
-    topic/verb-object; all where none is named).
+    """Make a branch for each patch that `words` name (a topic, or one patch of it as
+    topic/verb-object; all where none is named); together: one for each topic.
 
     base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
     patches are laid on it, each hunk at the one place where its text stands. Raises Refused, with
     no branch made, where a patch does not fit, the base has a file of the pull request's already,
-    upstream's linters complain, a branch of that name is another, or the folders below `out` cannot
-    take the mails.
+    upstream's linters or rules complain, a branch of that name is another, or the folders below
+    `out` cannot take the mails.
     """
-    queue = load_queue(root)
-    repository = open_repository(onto)
+    queue, repository = _sendable(root, pins), open_repository(onto)
     repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
     exact = release_of(repository, start, pins)
     pin = exact or pins.all[-1]
-    rules, read = formatting.rules(root, pin.version), _reader(repository, start)
-    if read("python/sglang/version.py") is None and read("python/sglang/__init__.py") is None:
-        what, step = (
-            f"holds no python/sglang at {base}",
-            "give a git checkout of sglang: --onto PATH",
-        )
-        raise Refused.of("no-sglang", repository.shown, what, step)
+    rules, read = formatting.rules(root, pin.version), _reader(repository, start, base)
     pending, selected, merged = _to_send(root, queue, pin, base, read)
+    chosen = requested(queue, pending, words, together)
     drafts = [
-        _draft(root, queue, pin, topic, chosen, selected, read)
-        for topic, chosen in topics(queue, pending, words).items()
+        draft(Ground(root, queue, pin, selected, read), name, patches)
+        for name, patches in chosen.items()
     ]
-    drafts, tidied = _in_form(drafts, read, rules)
-    # every one, before the first branch
+    texts = {part.patch: additions.text(root, part.patch) for one in drafts for part in one.parts}
+    drafts, tidied = _in_form([_titled(one, texts) for one in drafts], read, rules)
+    warnings = _by_convention(drafts, read, repository.folders(start, f"{PACKAGE}/srt"))
     day = date_of(pin, repository, start)
-    built = [_build(repository, start, person, day, queue, draft) for draft in drafts]
-    before = {request.branch: repository.branch(request.branch) for request in built}
-    _refuse_others(repository, built, before)
-    for request, folder in [(request, _folder(request, out)) for request in built if out]:
-        refuse_folder(folder, request.mails)
-    done = tuple(_put(repository, request, before[request.branch]) for request in built)
-    return Exported(pin, exact is not None, start, done, merged, tidied)
+    # every one, before the first branch
+    built = [_build(repository, start, person, day, queue, one, texts) for one in drafts]
+    built = [replace(request, warnings=warnings[request.name]) for request in built]
+    done, left = _published(repository, built, out), kept(queue, pin)
+    return Exported(pin, bool(exact), start, done, merged, tidied, _template(read), left)
+
+
+def _template(read: Read) -> str | None:
+    text = read(TEMPLATE)
+    return text.decode("utf-8", "replace") if text else None
+
+
+def _sendable(root: Path, pins: Pins) -> Queue:
+    """The queue. Raises Refused where a patch of it waits in vain."""
+    queue = load_queue(root)
+    if wrong := never_sent(queue, pins.all):
+        raise Refused(wrong)
+    return queue
+
+
+def kept(queue: Queue, pin: Pin) -> tuple[tuple[str, str], ...]:
+    """The patches that are Pending and that a release does not get: (name, why not)."""
+    got = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    names = dict.fromkeys(entry.base for entry in queue.entries if entry.base in queue.patches)
+    found = []
+    for name in names:
+        header = queue.header(name)
+        if name in got or header.get("Upstream-Status") != PENDING:
+            continue
+        gaps = [gap for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)]
+        why = gaps[0].reason if gaps else "its guard leaves it out"
+        found.append((name.removesuffix(".patch"), why))
+    return tuple(found)
+
+
+def never_sent(queue: Queue, pins: Iterable[Pin]) -> list[Problem]:
+    """The patches that are Pending, and that the newest release the queue is carried to does not
+    get: no pull request can ever be made of them."""
+    carried = [pin for pin in pins if queue.placed.get(pin.version, Placed()).tree]
+    if not carried:
+        return []
+    newest = max(carried, key=lambda pin: pin.version)
+    step = "say so in its header: `Upstream-Status: Inappropriate: REASON`"
+    return [
+        Problem(
+            "never-sent",
+            f"patches/{name}.patch",
+            f"is {PENDING}, and {newest.tag} does not get it, so that it can never be sent: {why}",
+            step,
+        )
+        for name, why in kept(queue, newest)
+    ]
+
+
+def _titled(one: Draft, texts: Mapping[str, prtext.Text | None]) -> Draft:
+    """The draft with the subjects that its texts give."""
+    parts = (
+        replace(part, subject=text.title) if (text := texts[part.patch]) and text.title else part
+        for part in one.parts
+    )
+    return replace(one, parts=tuple(parts))
 
 
 def _to_send(
@@ -149,165 +190,43 @@ def _to_send(
     if not pending:
         what = f"no patch for it is {PENDING} that {base} lacks"
         raise Refused.of("nothing-pending", pin.tag, what, "see Upstream-Status in patches/")
-    mended = changes(root, queue, pending, pin)
+    mended = additions.changes(root, queue, pending, pin)
     kept = [patch for patch in patches if queue.base(patch.name) not in merged]
     own, every = ([mended.get(one.name, one) for one in each] for each in (pending, kept))
     return own, every, merged
 
 
-def topics(queue: Queue, pending: list[Patch], words: Iterable[str]) -> dict[str, list[Patch]]:
-    """The patches of each pull request, by its topic, in the series' order. Raises Refused for a
-    word that names none."""
-    names = {_stem(queue, patch): patch for patch in pending}
-    all_topics = dict.fromkeys(name.partition("/")[0] for name in names)
-    chosen = {}
-    for word in list(words) or all_topics:
-        found = [patch for name, patch in names.items() if word in (name, name.partition("/")[0])]
+def requested(
+    queue: Queue, pending: list[Patch], words: Iterable[str], together: bool = False
+) -> dict[str, list[Patch]]:
+    """The patches of each pull request, by its name, in the series' order. Raises Refused for a
+    word that names none.
+
+    together: the patches of a topic are one pull request; else each is one.
+    """
+    stems = {additions.stem(queue, patch): patch for patch in pending}
+    topics = dict.fromkeys(stem.partition("/")[0] for stem in stems)
+    chosen: dict[str, list[Patch]] = {}
+    for word in list(words) or topics:
+        found = {stem: patch for stem, patch in stems.items() if word in (stem, _topic(stem))}
         if not found:
-            what = f"names no patch that is {PENDING}; topics are {' '.join(all_topics)}"
-            step = f"or one patch of a topic: {' '.join(names)}"
+            what = f"names no patch that is {PENDING}; topics are {' '.join(topics)}"
+            step = f"or one patch of a topic: {' '.join(stems)}"
             raise Refused.of("unknown-topic", repr(word), what, step)
-        chosen[word] = found
+        if together:
+            chosen[word] = [*found.values()]
+        else:
+            chosen |= {stem: [patch] for stem, patch in found.items()}
     return chosen
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A pull request before its format is seen to. patches: as the queue has them, one for each
-    part."""
-
-    topic: str
-    parts: tuple[Part, ...]
-    patches: tuple[Patch, ...]
-
-
-def _draft(
-    root: Path,
-    queue: Queue,
-    pin: Pin,
-    topic: str,
-    chosen: list[Patch],
-    selected: list[Patch],
-    read: Read,
-) -> _Draft:
-    """A topic's commits, in no particular format yet. On an older release a patch may stand on
-    others of the same files that its header does not name, since later ones have them: then these
-    come too."""
-    try:
-        return _laid(root, queue, pin, topic, chosen, _standing(queue, chosen, selected), read)
-    except Refused as refusal:
-        more = _same_files(chosen, selected)
-        if len(more) == len(_standing(queue, chosen, selected)) or refusal.problems[0].name != str(
-            Outcome.CONFLICT
-        ):
-            raise
-    return _laid(root, queue, pin, topic, chosen, more, read)
-
-
-def _laid(
-    root: Path,
-    queue: Queue,
-    pin: Pin,
-    topic: str,
-    chosen: list[Patch],
-    patches: list[Patch],
-    read: Read,
-) -> _Draft:
-    laid: dict[str, bytes] = {}
-    parts = []
-    for patch in patches:
-        row = lay_patch(patch, _over(laid, read))
-        if row.outcome is Outcome.CONFLICT:
-            text = change(root, _stem(queue, patch), pin) or root / "patches" / patch.name
-            step = "write a variant that fits this base, or name another: --base COMMIT"
-            raise Refused.of(str(row.outcome), str(text.relative_to(root)), row.why, step)
-        added = additions(root, queue, patch, pin)
-        new = {path: content for path, content in added.items() if path not in laid}
-        taken = [path for path in new if read(path) is not None]
-        if taken:
-            what = "the base has a file of this name, and the pull request would add one"
-            step = f"rename it below {ADDITIONS}/{_stem(queue, patch)}/"
-            raise Refused.of("file-exists", taken[0], what, step)
-        files = {**row.after, **new}
-        laid |= files
-        subject, own = queue.header(patch.name).get("Subject"), patch in chosen
-        parts.append(Part(_stem(queue, patch), subject, own, row, frozenset(new), files))
-    return _Draft(topic, tuple(parts), tuple(patches))
-
-
-def _standing(queue: Queue, chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
-    """The chosen patches and those that their headers need, in the series' order."""
-    wanted = {queue.base(patch.name) for patch in chosen}
-    while (
-        more := {
-            need
-            for patch in selected
-            if queue.base(patch.name) in wanted
-            for need in queue.header(patch.name).needs
-        }
-        - wanted
-    ):
-        wanted |= more
-    return [patch for patch in selected if queue.base(patch.name) in wanted]
-
-
-def _same_files(chosen: list[Patch], selected: list[Patch]) -> list[Patch]:
-    """The chosen patches and every earlier one that changes a file of theirs, or of those before
-    them."""
-    kept: list[Patch] = []
-    files: set[str] = set()
-    for patch in reversed(selected):
-        paths = {file.path for file in patch.files}
-        if patch in chosen or paths & files:
-            kept.append(patch)
-            files |= paths
-    return kept[::-1]
-
-
-def change(root: Path, stem: str, pin: Pin) -> Path | None:
-    """The text of a patch's pull request on a release, where that is not the series' own."""
-    found = {
-        Version(file.stem.partition("@")[2]): file
-        for file in (root / ADDITIONS / stem).glob("change@*.patch")
-    }
-    fitting = [version for version in found if version <= pin.version]
-    return found[max(fitting)] if fitting else None
-
-
-def changes(root: Path, queue: Queue, patches: Iterable[Patch], pin: Pin) -> dict[str, Patch]:
-    """Those of `patches` that have a text of their own for pull requests, with it, by name. Raises
-    Refused for a bad one."""
-    found: dict[str, Patch] = {}
-    wrong: list[Problem] = []
-    for patch in patches:
-        if file := change(root, _stem(queue, patch), pin):
-            made, said = patchfile.read(patch.name, file.read_bytes())
-            wrong += [replace(problem, where=str(file.relative_to(root))) for problem in said]
-            found |= {patch.name: made} if made else {}
-    if wrong:
-        raise Refused(wrong)
-    return found
-
-
-def additions(root: Path, queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
-    """The new files of a patch's pull request: those below pull-requests/, and the overlay's where
-    it has none under python/.
-
-    A text of its own for pull requests needs no file but those beside it.
-    """
-    stem = _stem(queue, patch)
-    own = {
-        path: content
-        for path, content in read_overlay(root / ADDITIONS / stem).items()
-        if "/" in path
-    }
-    alone = change(root, stem, pin) or any(path.startswith("python/") for path in own)
-    return own if alone else queue.overlay_for([patch]) | own
+def _topic(stem: str) -> str:
+    return stem.partition("/")[0]
 
 
 def _in_form(
-    drafts: list[_Draft], read: Read, rules: formatting.Rules
-) -> tuple[list[_Draft], tuple[str, ...]]:
+    drafts: list[Draft], read: Read, rules: formatting.Rules
+) -> tuple[list[Draft], tuple[str, ...]]:
     """The drafts in upstream's format, and the files which that changed. A file that upstream
     itself has in another form is left.
 
@@ -316,8 +235,8 @@ def _in_form(
     key = "{}/{}/{}".format
     after = {
         key(d, n, path): content
-        for d, draft in enumerate(drafts)
-        for n, part in enumerate(draft.parts)
+        for d, one in enumerate(drafts)
+        for n, part in enumerate(one.parts)
         for path, content in part.files.items()
     }
     paths = {name.split("/", 2)[2] for name in after}
@@ -330,60 +249,99 @@ def _in_form(
     made = {name: after[name] if name.split("/", 2)[2] in odd else formed[name] for name in after}
     wrong, step = [], "correct the patch, the overlay file, or what lies below pull-requests/"
     again = []
-    for d, draft in enumerate(drafts):
+    for d, one in enumerate(drafts):
         parts = tuple(
             replace(part, files={path: made[key(d, n, path)] for path in part.files})
-            for n, part in enumerate(draft.parts)
+            for n, part in enumerate(one.parts)
         )
-        again.append(replace(draft, parts=parts))
+        again.append(replace(one, parts=parts))
         last = {path: content for part in parts for path, content in part.files.items()}
         said = formatting.complaints(before, last, rules)
-        wrong += [Problem("upstream-lint", draft.topic, complaint, step) for complaint in said]
+        wrong += [Problem("upstream-lint", one.name, complaint, step) for complaint in said]
     if wrong:
         raise Refused(wrong)
     return again, tuple(sorted(tidied))
 
 
+def _by_convention(
+    drafts: list[Draft], read: Read, packages: frozenset[str]
+) -> dict[str, tuple[str, ...]]:
+    """What upstream's written rules may have against each draft, by its name. Raises Refused with
+    what they have against it for sure."""
+    wrong, warnings = [], {}
+    for one in drafts:
+        after = {path: text for part in one.parts for path, text in part.files.items()}
+        before = {path: text for path in after if (text := read(path)) is not None}
+        found = conventions.findings(before, after, packages)
+        step = f"correct it below {additions.FOLDER}/"
+        wrong += [
+            Problem(f"upstream-{each.rule}", each.where, each.what, step)
+            for each in found
+            if each.refused
+        ]
+        warnings[one.name] = tuple(str(each) for each in found if not each.refused)
+    if wrong:
+        raise Refused(wrong)
+    return warnings
+
+
 def _build(
-    repository: Repository, start: str, person: Person, date: int, queue: Queue, draft: _Draft
+    repository: Repository,
+    start: str,
+    person: Person,
+    date: int,
+    queue: Queue,
+    one: Draft,
+    texts: Mapping[str, prtext.Text | None],
 ) -> PullRequest:
     commits = [
-        Commit(text_of(queue, patch) + "\n", part.files)
-        for patch, part in zip(draft.patches, draft.parts)
+        Commit(_message(queue, patch, part, texts[part.patch]), part.files)
+        for patch, part in zip(one.patches, one.parts)
     ]
     tip = repository.build(start, commits, person, date)[-1]
-    branch, mails = BRANCHES + draft.topic.replace("/", "-"), repository.mails(start, tip)
-    return PullRequest(draft.topic, branch, Outcome.APPLIED, start, tip, draft.parts, mails)
+    branch, mails = BRANCHES + one.name.replace("/", "-"), repository.mails(start, tip)
+    own = {part.patch: text for part in one.parts if part.own and (text := texts[part.patch])}
+    return PullRequest(one.name, branch, Outcome.APPLIED, start, tip, one.parts, mails, own)
 
 
-def _refuse_others(
-    repository: Repository, built: list[PullRequest], before: dict[str, str | None]
-) -> None:
-    """Raise Refused for branches of these names that are others, before any is made."""
+def _message(queue: Queue, patch: Patch, part: Part, text: prtext.Text | None) -> str:
+    """A commit's message: what the pull request says, or the patch's header."""
+    if text is None:
+        return text_of(queue, patch) + "\n"
+    return "\n\n".join([part.subject, text.motivation.strip(), text.modifications.strip()]) + "\n"
+
+
+def _published(
+    repository: Repository, built: list[PullRequest], out: Path | None
+) -> tuple[PullRequest, ...]:
+    """The branches, made. Raises Refused, before any is, for branches of these names that are
+    others, and for folders that cannot take the mails."""
+    before = {request.branch: repository.branch(request.branch) for request in built}
     for request in built:
         if before[request.branch] not in (None, request.tip):
             put(repository, request.branch, before[request.branch], request.tip)
-
-
-def _put(repository: Repository, request: PullRequest, before: str | None) -> PullRequest:
-    outcome = put(repository, request.branch, before, request.tip)
-    return replace(request, outcome=outcome)
+    for request, folder in [(request, _folder(request, out)) for request in built if out]:
+        refuse_folder(folder, request.mails)
+    outcomes = (put(repository, one.branch, before[one.branch], one.tip) for one in built)
+    return tuple(replace(one, outcome=outcome) for one, outcome in zip(built, outcomes))
 
 
 def _folder(request: PullRequest, out: Path) -> Path:
-    return out / request.topic.replace("/", "-")
+    return out / request.name.replace("/", "-")
 
 
-def write(request: PullRequest, body: str, out: Path) -> tuple[Path, ...]:
-    """The body as OUT/TOPIC/body.md and the mails beside it. Raises Refused where other mails are
-    there."""
+def write(request: PullRequest, texts: Mapping[str, str], out: Path) -> tuple[Path, ...]:
+    """The texts by their file names, as OUT/TOPIC-PATCH/body.md, and the mails beside them. Raises
+    Refused where other mails are there."""
     folder = _folder(request, out)
     mails = write_mails(folder, request.mails)
-    (folder / "body.md").write_text(body, encoding="utf-8")
-    return (folder / "body.md", *mails)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return (*(folder / name for name in texts), *mails)
 
 
-def _reader(repository: Repository, commit: str) -> Read:
+def _reader(repository: Repository, commit: str, base: str) -> Read:
+    """What reads a file of a commit. Raises Refused where it is none of sglang's."""
     known: dict[str, bytes | None] = {}
 
     def read(path: str) -> bytes | None:
@@ -391,13 +349,7 @@ def _reader(repository: Repository, commit: str) -> Read:
             known[path] = repository.read(commit, path)
         return known[path]
 
+    if read(f"{PACKAGE}/version.py") is None and read(f"{PACKAGE}/__init__.py") is None:
+        what, step = f"holds no {PACKAGE} at {base}", "give a git checkout of sglang: --onto PATH"
+        raise Refused.of("no-sglang", repository.shown, what, step)
     return read
-
-
-def _over(laid: dict[str, bytes], read: Read) -> Read:
-    return lambda path: laid[path] if path in laid else read(path)
-
-
-def _stem(queue: Queue, patch: Patch) -> str:
-    """A patch's name without variant and suffix: breakable/keep-break-tensors."""
-    return queue.base(patch.name).removesuffix(".patch")

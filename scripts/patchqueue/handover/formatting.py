@@ -80,9 +80,9 @@ def tidy(files: Mapping[str, bytes], by: Rules) -> dict[str, bytes]:
 def complaints(before: Mapping[str, bytes], after: Mapping[str, bytes], by: Rules) -> list[str]:
     """What upstream's linters have against `after` that they did not have against the same files in
     `before`."""
-    found = _complaints(after, by) - _complaints(before, by)
-    new = {path: content for path, content in after.items() if path not in before}
-    return sorted([*found.elements(), *_misspelled(new, by)])
+    linted = _complaints(after, by) - _complaints(before, by)
+    spelled = _misspelled(after, by) - _misspelled(before, by)
+    return sorted([*linted.elements(), *spelled.elements()])
 
 
 def _complaints(files: Mapping[str, bytes], by: Rules) -> Counter[str]:
@@ -110,14 +110,13 @@ def _complaints(files: Mapping[str, bytes], by: Rules) -> Counter[str]:
     )
 
 
-def _misspelled(files: Mapping[str, bytes], by: Rules) -> list[str]:
+def _misspelled(files: Mapping[str, bytes], by: Rules) -> Counter[str]:
     if not files:
-        return []
+        return Counter()
     with tempfile.TemporaryDirectory(prefix="patchqueue-format-") as space:
         folder = _write(Path(space), files, by)
-        return _run(
-            by.spell, folder, "-L", by.spell_ignore, *sorted(files), good=(0, 65)
-        ).splitlines()
+        said = _run(by.spell, folder, "-L", by.spell_ignore, *sorted(files), good=(0, 65))
+    return Counter(PLACE.sub(":", line, count=1) for line in said.splitlines())
 
 
 def _write(folder: Path, files: Mapping[str, bytes], by: Rules) -> Path:

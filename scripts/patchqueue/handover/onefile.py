@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import atomic
-from ..files.tree import LISTING, listing_text, own_listing, sha256
+from ..files.tree import sha256
 from ..hint import counted
 from ..laying.apply import begin, load_queue
-from ..laying.laid import NONE, in_tree
+from ..laying.laid import NONE, in_git
 from ..laying.place import Read, split_lines
 from ..laying.selection import Selection, select
 from ..outcome import Refused
 from ..queue.patchfile import CONTEXT, NO_NEWLINE
-from ..queue.series import PROVENANCE
 from ..upstream.edits import Edited
 from ..upstream.pins import Pin
 from ..wheels.build import local_version
@@ -60,10 +59,8 @@ def write(root: Path, pin: Pin, origin: str | None, base: Path | None, out: Path
         raise Refused(planned.problems)
     edits = tree.edits if isinstance(tree, Edited) else NONE
     files = dict(planned.files)
-    if PROVENANCE in files:
-        after = tree.listing() | {path: sha256(content) for path, content in files.items()}
-        files[LISTING] = listing_text(own_listing(after)).encode()
-        files |= in_tree(planned.files, tree.read, edits)
+    after = tree.listing() | {path: sha256(content) for path, content in files.items()}
+    files |= in_git(planned.files, tree.read, after, edits)
     content = (_head(selection) + diff(files, tree.read)).encode("utf-8", "surrogateescape")
     atomic.write(out, content)
     new = sum(tree.read(path) is None for path in files)

@@ -1,128 +1,187 @@
-"""The text of a pull request, from the headers of its patches and from evidence/. What was not
-measured is said to be so."""
+"""The text of a pull request: upstream's own template, filled in with what its folder says and what
+its tests found.
+
+The template is read from the base, so that its headings, boxes and process are upstream's of that
+day. What did not run is one line, the last.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ..hint import counted
-from ..outcome import Outcome
 from ..queue.header import Header
 from ..queue.series import Queue
-from .export import Exported, Part, PullRequest
+from .drafts import Part
+from .export import Exported, PullRequest
 from .prtest import Tried
+from .prtext import Run, Text
 
-# what GPU hosts found on releases with one of these patches, as a paragraph
-OnGpus = Callable[[Sequence[str]], str]
+MOTIVATION, MODIFICATIONS = "Motivation", "Modifications"
+ACCURACY, SPEED = "Accuracy Tests", "Speed Tests and Profiling"
+CHECKLIST, PROCESS = "Checklist", "Review and Merge Process"
+SECTIONS = (MOTIVATION, MODIFICATIONS, ACCURACY, SPEED, CHECKLIST, PROCESS)
+COMMENT = re.compile(r"(?s)<!--.*?-->\n?")
+BOX = re.compile(r"(?m)^- \[ \] (.*)$")
+NO_OUTPUTS = "The change does not touch what a model computes."
+STEADY = "The change is not on the path of a step."
+
+# for a base without a template: the boxes that a program can say something of
+BOXES = "- [ ] Format the code.\n- [ ] Add unit tests.\n- [ ] Follow the code style."
 
 
 def body(
-    queue: Queue,
-    exported: Exported,
-    request: PullRequest,
-    on_gpus: OnGpus,
-    tried: Sequence[Tried] = (),
+    queue: Queue, exported: Exported, request: PullRequest, tried: Sequence[Tried] = ()
 ) -> str:
-    """Markdown, in the order of upstream's template. tried: what became of the tests, where they
-    were run."""
-    own = [part for part in request.parts if part.own]
-    headers = {part.patch: queue.patches[f"{part.patch}.patch"].header for part in request.parts}
-    parts = [
-        f"# {title(request)}",
-        *_below(request),
-        "## Motivation",
-        *(_motivation(part, headers[part.patch], len(own) > 1) for part in own),
-        "## Modifications",
-        *(_modifications(part, exported) for part in request.parts),
-        "## How it was tested",
-        _tested(own, tried),
-        on_gpus([part.patch for part in own]),
-        "## Benchmark",
-        _benchmark(),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    """Markdown, by upstream's template. tried: what became of the tests, where they were run."""
+    said = {
+        MOTIVATION: _each(queue, request, _motivation),
+        MODIFICATIONS: _each(queue, request, _modifications),
+        ACCURACY: _paragraphs(_each(queue, request, _accuracy), _tested(request, tried)),
+        SPEED: _each(queue, request, _speed),
+    }
+    template = _sections(exported.template or "")
+    boxes = template.get(CHECKLIST) or BOXES
+    parts = {name: said.get(name, "") for name in SECTIONS} | {
+        name: text for name, text in template.items() if name not in said
+    }
+    parts[CHECKLIST] = BOX.sub(lambda box: _ticked(box[1], request, tried), boxes)
+    order = [*template] or [*SECTIONS]
+    order = [name for name in SECTIONS if name not in order and name in said] + order
+    order.sort(key=lambda name: SECTIONS.index(name) if name in SECTIONS else len(SECTIONS))
+    whole = [_paragraphs(f"## {name}", parts.get(name, "")) for name in order]
+    return _paragraphs(*whole, _not_run(request, tried)) + "\n"
 
 
 def title(request: PullRequest) -> str:
-    """The commit's subject where there is one of its own; else the topic and how many."""
+    """That of its text, or the commit's subject, where there is one of its own; else the topic."""
     own = [part for part in request.parts if part.own]
-    return (
-        own[0].subject
-        if len(own) == 1
-        else f"{request.topic}: {len(own)} fixes of the prefill graph"
+    if len(own) > 1:
+        return f"{request.name}: {len(own)} fixes of the prefill graph"
+    return own[0].subject
+
+
+def _paragraphs(*parts: str) -> str:
+    return "\n\n".join(part.strip() for part in parts if part.strip())
+
+
+def _sections(template: str) -> dict[str, str]:
+    """A template's sections by their headings, without its comments."""
+    _, *rest = re.split(r"(?m)^## ", COMMENT.sub("", template))
+    pairs = (one.partition("\n") for one in rest)
+    return {name.strip(): text.strip() for name, _, text in pairs}
+
+
+Words = Callable[[PullRequest, Part, "Text | None", Header], str]
+
+
+def _each(queue: Queue, request: PullRequest, words: Words) -> str:
+    """What one section says of each patch, under its subject where there are several."""
+    own = [part for part in request.parts if part.own]
+    found = []
+    for part in own:
+        header = queue.patches[f"{part.patch}.patch"].header
+        text = words(request, part, request.texts.get(part.patch), header)
+        found.append(_paragraphs(f"### {part.subject}" if len(own) > 1 and text else "", text))
+    return _paragraphs(*found)
+
+
+def _motivation(request: PullRequest, part: Part, text: Text | None, header: Header) -> str:
+    below = [f'"{one.subject}"' for one in request.parts if not one.own]
+    stands = f"This stands on {', '.join(below)}, of another pull request." if below else ""
+    if text is None:
+        return _paragraphs(_folded(header.get("Description")), _origin(header), stands)
+    related = "\n".join(f"- #{one.number}: {one.what}" for one in text.related)
+    return _paragraphs(text.motivation, related, stands, _reproduced(text))
+
+
+def _reproduced(text: Text) -> str:
+    if text.failure is None:
+        return ""
+    shown = {
+        "": text.failure.command,
+        "Before:": text.failure.before,
+        "After:": text.failure.after,
+    }
+    return _paragraphs(
+        "### Reproduction",
+        *(_paragraphs(name, _code(said)) for name, said in shown.items() if said.strip()),
     )
 
 
-def _below(request: PullRequest) -> list[str]:
-    below = [part for part in request.parts if not part.own]
-    if not below:
-        return []
-    names = ", ".join(f'"{part.subject}"' for part in below)
-    return [
-        f"This stands on {names}: the first"
-        f" {'commit is' if len(below) == 1 else f'{len(below)} commits are'} of another pull"
-        " request, and will go once that one is merged."
-    ]
+def _modifications(request: PullRequest, part: Part, text: Text | None, header: Header) -> str:
+    return text.modifications if text else f"{part.subject}."
 
 
-def _motivation(part: Part, header: Header, several: bool) -> str:
-    head = f"### {part.subject}\n\n" if several else ""
-    paragraphs = re.split(r"\n\s*\n", header.get("Description"))
-    # where it is read, a line end is a line's end
-    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    return head + text.replace("sglang#", "#") + _origin(header)
+def _accuracy(request: PullRequest, part: Part, text: Text | None, header: Header) -> str:
+    if text is None:
+        return ""
+    runs = [run for run in text.runs if run.branch == request.hash]
+    return _paragraphs(text.accuracy or ("" if text.outputs else NO_OUTPUTS), *map(_run, runs))
+
+
+def _run(run: Run) -> str:
+    return _paragraphs(f"Run on {run.where}, {run.base} with this branch:", _code(run.command))
+
+
+def _code(text: str) -> str:
+    return f"```\n{text.strip()}\n```"
+
+
+def _speed(request: PullRequest, part: Part, text: Text | None, header: Header) -> str:
+    return "" if text is None else text.speed or (STEADY if text.steady else "")
+
+
+def _folded(text: str) -> str:
+    """A header's paragraphs in one line each: where it is read, a line end is a line's end."""
+    paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
+    return "\n\n".join(paragraphs).replace("sglang#", "#")
 
 
 def _origin(header: Header) -> str:
-    origin = header.get("Origin")
-    return (
-        ""
-        if origin == "own"
-        else f"\n\nIt builds on {origin.removeprefix('upstream, ').replace('sglang#', '#')}."
-    )
+    origin = header.get("Origin").removeprefix("upstream, ").replace("sglang#", "#")
+    return "" if origin == "own" else f"It builds on {origin}."
 
 
-def _modifications(part: Part, exported: Exported) -> str:
-    lines = [f"`{path}`{_kind(path, part)}" for path in sorted(part.files)]
-    moved = (
-        f" Its hunks stand at other lines than in {exported.pin.version}: {part.row.why}."
-        if part.row.outcome is Outcome.NEEDS_REFRESH and not exported.exact
-        else ""
-    )
-    other = "" if part.own else " (of another pull request)"
-    return f"**{part.subject}**{other}{'.' if moved else ''}{moved}\n\n" + "\n".join(
-        f"- {line}" for line in lines
-    )
-
-
-def _kind(path: str, part: Part) -> str:
-    lines = part.files[path].count(b"\n")
-    if path.startswith("test/"):
-        return f": new tests, {counted(lines, 'line')}"
-    return f": new, {counted(lines, 'line')}" if path in part.added else ""
-
-
-def _tested(own: Iterable[Part], tried: Sequence[Tried]) -> str:
-    files = [(path, part) for part in own for path in part.tests]
+def _tested(request: PullRequest, tried: Sequence[Tried]) -> str:
+    files = [path for part in request.parts if part.own for path in part.tests]
     if not files:
-        return "No test comes with this change."
-    known = {one.path: one for one in tried}
-    lines = ["Unit tests, on a CPU:", "", "```", *(f"pytest {path}" for path, _ in files), "```"]
-    if not tried:
-        return "\n".join([*lines, "", "They were not run for this text."])
-    rows = [
-        f"| `{path.rpartition('/')[2]}` | {known[path].said[0]} | {known[path].said[1]} |"
-        for path, _ in files
-        if path in known
-    ]
-    return "\n".join(
-        [*lines, "", "| tests | with the change | without it |", "|---|---|---|", *rows]
-    )
+        return ""
+    commands = _code("\n".join(f"pytest {path}" for path in files))
+    rows = [f"| `{one.path.rpartition('/')[2]}` | {one.said[0]} | {one.said[1]} |" for one in tried]
+    table = ["| unit tests | with the change | without it |", "|---|---|---|", *rows]
+    return _paragraphs("Unit tests, on a CPU:", commands, "\n".join(table) if rows else "")
 
 
-def _benchmark() -> str:
-    return (
-        "Not measured: no run compared a server with this change to one without it, in time or in"
-        " memory."
+def _ticked(box: str, request: PullRequest, tried: Sequence[Tried]) -> str:
+    """A box of the checklist, with its tick where this tool saw it done."""
+    texts = [request.texts.get(part.patch) for part in request.parts if part.own]
+    measured = all(
+        text and (text.accuracy or not text.outputs) and (text.speed or text.steady)
+        for text in texts
     )
+    seen: Mapping[str, bool] = {
+        "format": True,  # export puts every file into upstream's form, or refuses it
+        "unit test": bool(tried) and all(one.good for one in tried),
+        "accuracy and speed": measured,
+        "code style": not request.warnings,
+    }
+    done = next((so for word, so in seen.items() if word in box.lower()), False)
+    return f"- [{'x' if done else ' '}] {box}"
+
+
+def _not_run(request: PullRequest, tried: Sequence[Tried]) -> str:
+    """One line: what the texts say, and what nothing here speaks of."""
+    own = [part for part in request.parts if part.own]
+    texts = {part.patch: request.texts.get(part.patch) for part in own}
+    written = [text.not_run.strip() for text in texts.values() if text and text.not_run]
+    lacking = []
+    if any(part.tests for part in own) and not tried:
+        lacking.append("the unit tests")
+    silent = [text for text in texts.values() if text is None or not text.not_run]
+    if any(text is None or (text.outputs and not text.accuracy) for text in silent):
+        lacking.append("accuracy of a model")
+    if any(text is None or not (text.steady or text.speed) for text in silent):
+        lacking.append("speed of a server")
+    written += [f"Not run: {'; '.join(lacking)}."] if lacking else []
+    return " ".join(written)

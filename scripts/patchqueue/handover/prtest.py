@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,8 +64,9 @@ def try_tests(
             )
         for path, patch, _ in files:
             LOG.info(f"{request.branch}: {path}")
+            only = [name for part in request.parts for name in part.cases.get(path, ())]
             (on, said), (off, said_off) = (
-                _run(root, made, trees[name], path) for name in ("branch", "base")
+                _run(root, made, trees[name], path, only) for name in ("branch", "base")
             )
             found.append(
                 Tried(path, patch, on == GOOD, off in (FAILED, INTERRUPTED), (said, said_off))
@@ -78,7 +80,10 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
         (folder / path).write_bytes(content)
 
 
-def _run(root: Path, made: Environment, tree: Path, path: str) -> tuple[int, str]:
+def _run(
+    root: Path, made: Environment, tree: Path, path: str, only: Sequence[str]
+) -> tuple[int, str]:
+    """pytest's exit code and counts. only: our cases in a file of upstream's, others need a GPU."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -91,6 +96,7 @@ def _run(root: Path, made: Environment, tree: Path, path: str) -> tuple[int, str
     }
     del variables["PYTHONPYCACHEPREFIX"]  # byte code of a folder that is gone soon
     command = [str(made.python), "-m", "host.upstream", "-q", "-p", "no:cacheprovider", path]
+    command += ["-k", " or ".join(only)] if only else []
     done = subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
     counts = COUNTED.findall((done.stdout.strip().splitlines() or [""])[-1])
     return done.returncode, ", ".join(counts) if counts else (

@@ -7,14 +7,16 @@ leave the tree's own record alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..files.tree import LISTING, sha256
+from ..files.tree import LISTING, own_listing, sha256
 from ..hint import to_type
+from ..laying import laid
 from ..laying.selection import select
 from ..outcome import Outcome, Refused
-from ..queue.series import PROVENANCE, Queue
+from ..queue.series import PACKAGE, PROVENANCE, Queue
 from ..upstream.edits import between
 from ..upstream.pins import Pins
 from ..wheels import build
@@ -22,6 +24,8 @@ from . import installed, journal, ownership
 from .changes import PREFIX, names, read
 from .installed import Installed
 from .report import Report
+
+REST = "sglang/… (files that the queue leaves alone)"
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,9 @@ def find(here: Installed) -> Patched | None:
         return Patched(True, record)
     try:
         record = json.loads(read(here.site, PROVENANCE) or b"")
-        tree = sha256(read(here.site, LISTING) or b"")
-        hashes = {"before": record["tree_before"], "after": f"sha256:{tree}"}
+        listed = f"sha256:{sha256(read(here.site, LISTING) or b'')}"
+        tree = laid.about(ownership.laid_in(here.site)).get("tree") or listed
+        hashes = {"before": record["tree_before"], "after": tree}
         return Patched(False, record | {"tree": hashes})
     except (ValueError, KeyError, TypeError):
         return None
@@ -91,6 +96,21 @@ def refuse_uninstall(here: Installed, found: Patched) -> None:
     raise Refused.of("patched-by-git", str(here), what, step)
 
 
+def _differ(here: Installed, listed: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of what is not as the listing has it; one for all that a branch's listing has not,
+    and knows by one hash."""
+    kept = laid.about(ownership.laid_in(here.site)).get("rest")
+    if not kept:
+        return names(between(listed, here.listing, whole=False).paths)
+    ours = {
+        path: digest
+        for path, digest in here.listing.items()
+        if path in listed or path.startswith(PACKAGE)
+    }
+    same = laid.rest(own_listing(here.listing), listed) == kept
+    return names(between(listed, ours, whole=False).paths) + (() if same else (REST,))
+
+
 def verify(here: Installed, found: Patched) -> Report:
     """Every file against what was laid: a wheel's RECORD, or the tree's own listing."""
     record, tag = found.record, f"v{found.record['version']}"
@@ -103,7 +123,7 @@ def verify(here: Installed, found: Patched) -> Report:
     else:
         lines = (read(here.site, LISTING) or b"").decode("utf-8").splitlines()
         listed = {path: digest for digest, path in (line.split("  ", 1) for line in lines)}
-        differ = names(between(listed, here.listing, whole=False).paths)
+        differ = _differ(here, listed)
         step = "`git diff` shows them; lay the branch or the file anew"
     own = {each["path"].removeprefix(PREFIX) for each in record["overlay"]}
     own |= {name for name in differ if ".dist-info/" in name}

@@ -1,6 +1,9 @@
 """What the queue laid in upstream's files, so that a tree can tell it from edits of others:
 laid.json, beside the tree's own listing.
 
+Where the tree goes into git, its listing has the queue's files alone, and laid.json one hash of the
+others (`in_git`): a branch would carry thousands of lines that git knows better.
+
 Each change is known by hashes of its lines as they are after it. `whole`: with one line of context
 on both sides; `bare`: the changed lines alone, and how often they stand in the file. A change is in
 place where it stands whole, or where its bare lines stand as often as they did.
@@ -10,11 +13,12 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..files.tree import LAID, sha256
-from ..queue.series import PROVENANCE
+from ..files.record import text_of as record_text
+from ..files.tree import LAID, LISTING, hash_listing, listing_text, own_listing, sha256
+from ..queue.series import PACKAGE, PROVENANCE
 from ..upstream.edits import Edits
 from .place import Read, split_lines
 
@@ -22,10 +26,12 @@ PREFIX = "python/"
 NONE = Edits()
 
 
-def record(files: Mapping[str, bytes], read: Read, edits: Edits) -> bytes:
+def record(
+    files: Mapping[str, bytes], read: Read, edits: Edits, more: Mapping[str, Any] | None = None
+) -> bytes:
     """laid.json for what is laid on a tree.
 
-    files: all of it, as it is then; read: the tree as it was before.
+    files: all of it, as it is then; read: the tree as it was before; more: other keys.
     """
     changed = ((path, read(path), after) for path, after in sorted(files.items()))
     written = {
@@ -36,7 +42,7 @@ def record(files: Mapping[str, bytes], read: Read, edits: Edits) -> bytes:
         },
         "edits": edits.as_record(),
     }
-    return (json.dumps(written, indent=1) + "\n").encode()
+    return record_text(written | dict(more or {})).encode()
 
 
 def in_tree(files: Mapping[str, bytes], read: Read, edits: Edits = NONE) -> dict[str, bytes]:
@@ -44,14 +50,46 @@ def in_tree(files: Mapping[str, bytes], read: Read, edits: Edits = NONE) -> dict
     return {LAID: record(files, read, edits)} if PROVENANCE in files else {}
 
 
+def in_git(
+    files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
+) -> dict[str, bytes]:
+    """Both records, by their paths, for a tree that goes into git; nothing where the overlay's
+    package is not laid. listing: the whole tree's, with what is laid."""
+    if PROVENANCE not in files:
+        return {}
+    whole = own_listing(listing)
+    ours = {path: digest for path, digest in whole.items() if path in files}
+    more = {"tree": hash_listing(whole), "rest": rest(whole, ours)}
+    return {
+        LISTING: listing_text(ours).encode(),
+        LAID: record(files, read, edits, more),
+    }
+
+
+def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
+    """What laid.json has of the files that the queue leaves alone: how many Python files these are,
+    and the hash of their listing. Other files a wheel and a git tag have not in common."""
+    left = {
+        path: digest
+        for path, digest in listing.items()
+        if path.endswith(".py") and path not in ours and not path.startswith(PACKAGE)
+    }
+    return {"files": len(left), "sha256": sha256(listing_text(left).encode())}
+
+
+def about(text: bytes) -> dict[str, Any]:
+    """laid.json; empty where it cannot be read."""
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        return {}
+
+
 def rows_in(text: bytes) -> dict[str, list[dict[str, Any]]]:
     """The changes that laid.json lists, by file below the folder that holds sglang/; none where it
     cannot be read."""
-    try:
-        found: dict[str, list[dict[str, Any]]] = json.loads(text)["files"]
-        return found
-    except (ValueError, KeyError, TypeError):
-        return {}
+    found = about(text).get("files")
+    return found if isinstance(found, dict) else {}
 
 
 def opcodes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:

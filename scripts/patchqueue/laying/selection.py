@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from .. import RELEASE
+from ..files import record
 from ..files.tree import hash_listing, own_listing, sha256
 from ..hint import to_type
 from ..outcome import Outcome, Refused
@@ -78,7 +78,7 @@ class Selection:
         """The overlay files that the patches need; the overlay's package with its provenance."""
         if not any(path.startswith(PACKAGE) for path in self._own):
             return self._own
-        return self._own | {PROVENANCE: (json.dumps(self._provenance(), indent=1) + "\n").encode()}
+        return self._own | {PROVENANCE: record.text_of(self._provenance()).encode()}
 
     def _provenance(self) -> dict[str, Any]:
         """What a server can read of the patches that it runs with."""

@@ -7,6 +7,9 @@ repository; `sha256sum tree.sha256` is the tree's hash.
 laid.json: each change of the queue in upstream's files, by the sha256 of its lines with one line of
 context on both sides ("whole") and without ("bare", which stand in the file so many "times"); and
 the files that others had edited before. By it edits of others are told from the queue's changes.
+
+In a tree that came by git, tree.sha256 has the queue's files alone. laid.json has the tree's hash
+("tree") there, and how many Python files the rest are, with one sha256 of their listing ("rest").
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ RECORD, LISTING, LAID = HERE / "provenance.json", HERE / "tree.sha256", HERE / "
 ROOT = Path(__file__).parents[4]
 PREFIX, PACKAGE = "python/", "sglang"
 GENERATED = "sglang/_version.py"  # written when a wheel is built
+REST = "sglang/… (files that the queue leaves alone)"
 ALGORITHM, SHOWN = "sha256:", 12  # how a tree's hash begins, and how many of its digits are logged
 
 
@@ -110,7 +114,7 @@ def log_plugin() -> None:
 def tree_hash() -> str:
     """The hash of the tree as it was made, "sha256:<hex>"; "" where no listing of it is there."""
     try:
-        return ALGORITHM + hashlib.sha256(LISTING.read_bytes()).hexdigest()
+        return _about().get("tree") or ALGORITHM + hashlib.sha256(LISTING.read_bytes()).hexdigest()
     except OSError:
         return ""
 
@@ -135,11 +139,18 @@ def verify() -> Verification:
     found = [
         (name, fault) for name, digest in wanted.items() if (fault := _fault(ROOT / name, digest))
     ]
-    found += [(name, Fault.ADDED) for name in here - wanted.keys()]
+    rest = _about().get("rest")
+    unnamed = {
+        name for name in here - wanted.keys() if rest and not (ROOT / name).is_relative_to(HERE)
+    }
+    found += [(name, Fault.ADDED) for name in here - wanted.keys() - unnamed]
     changes, before = _laid()
     others = {name for name, fault in found if _of_others(name, fault, changes)}
+    if rest and _digest(unnamed) != rest["sha256"]:
+        found.append((REST, Fault.CHANGED))
+        others.add(REST)
     return Verification(
-        len(wanted),
+        len(wanted) + (rest["files"] if rest else 0),
         tuple(sorted(each for each in found if each[0] not in others)),
         tree_hash(),
         others=tuple(sorted(each for each in found if each[0] in others)),
@@ -147,14 +158,32 @@ def verify() -> Verification:
     )
 
 
+def _about() -> dict[str, Any]:
+    """laid.json; empty where it cannot be read."""
+    try:
+        return dict(json.loads(LAID.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _digest(names: set[str]) -> str:
+    """The sha256 of these files' listing, as sha256sum prints it by their names in the
+    repository."""
+    rows = (
+        f"{hashlib.sha256(_content(ROOT / name)).hexdigest()}  {PREFIX}{name}\n"
+        for name in sorted(names)
+    )
+    return hashlib.sha256("".join(rows).encode()).hexdigest()
+
+
 def _laid() -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """(the queue's changes by file, the files that others had edited before); (None, none) where
     that is not known: then everything that differs is a fault."""
     try:
-        found = json.loads(LAID.read_text(encoding="utf-8"))
+        found = _about()
         edits = [name for names in found["edits"].values() for name in names]
         return dict(found["files"]), tuple(sorted(edits))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None, ()
 
 
@@ -209,12 +238,15 @@ def _listed(text: str) -> Iterator[tuple[str, str]]:
 
 def _fault(path: Path, digest: str) -> Fault | None:
     try:
-        content = (
-            b"link to " + str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
-        )
+        content = _content(path)
     except OSError:
         return Fault.MISSING
     return None if hashlib.sha256(content).hexdigest() == digest else Fault.CHANGED
+
+
+def _content(path: Path) -> bytes:
+    """What a listing has of a file. Raises OSError."""
+    return b"link to " + str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
 
 
 def lines(found: Verification) -> Iterator[str]:

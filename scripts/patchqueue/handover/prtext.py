@@ -1,0 +1,152 @@
+"""What a pull request says: pull-request.toml in its folder, the words that no header has.
+
+Each text is Markdown. What was run is named by the hash of the branch that ran, so that a text
+cannot show the runs of another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from ..files import record
+from ..files.tree import sha256
+from ..outcome import Problem, Refused
+
+NAME = "pull-request.toml"
+BAD = "bad-pull-request"
+TESTS, FAILURE = "tests", "failure"  # what can show a claim, beside a run
+READ = re.compile(r"(?:read|thread|model): \S")
+# what a reviewer quotes when a pull request is closed; `not_run` is the one place for it
+UNDERMINES = re.compile(
+    r"\b(?:not|never|nor) (?:been )?(?:run|measured|tested|tried)\b|\buntested\b"
+)
+
+
+class Failure(Struct, frozen=True, forbid_unknown_fields=True):
+    """A command, what it prints on the base and with the change. run: the name of the run that
+    printed it, or `tests`."""
+
+    command: str
+    before: str
+    after: str
+    run: str
+
+
+class Related(Struct, frozen=True, forbid_unknown_fields=True):
+    """A pull request or issue of upstream's that this one touches."""
+
+    number: int
+    what: str
+
+
+class Run(Struct, frozen=True, forbid_unknown_fields=True):
+    """What ran outside of the unit tests. branch: the hash of the branch, as export prints it."""
+
+    name: str
+    where: str
+    command: str
+    base: str
+    branch: str
+
+
+class Claim(Struct, frozen=True, forbid_unknown_fields=True):
+    """A sentence that a reviewer could doubt, and what shows it."""
+
+    says: str
+    shown_by: str
+
+
+class Text(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file. outputs: whether the change touches what a model computes; steady: whether it is
+    off the path of a step, so that no speed can change."""
+
+    motivation: str
+    modifications: str
+    title: str = ""
+    accuracy: str = ""
+    outputs: bool = True
+    speed: str = ""
+    steady: bool = False
+    not_run: str = ""
+    failure: Failure | None = None
+    related: tuple[Related, ...] = ()
+    runs: tuple[Run, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+    def run(self, name: str) -> Run | None:
+        """The run of this name."""
+        return next((run for run in self.runs if run.name == name), None)
+
+
+def read(folder: Path, where: str) -> Text | None:
+    """The texts of a pull request's folder, None where it has none. where: the file, as it is
+    shown. Raises Refused with all that is wrong with them."""
+    try:
+        content = (folder / NAME).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Refused.of(BAD, where, f"cannot be read: {error.strerror}") from None
+    text = record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
+    if wrong := [Problem(BAD, where, what, step) for what, step in _wrong(text)]:
+        raise Refused(wrong)
+    return text
+
+
+def _wrong(text: Text) -> Iterator[tuple[str, str]]:
+    """What is wrong with a text, and what to do about it."""
+    for name, words in _words(text):
+        if odd := re.search(r"[^\x00-\x7f]", words):
+            yield (
+                f"{name} has {odd[0]!r}, which is not ASCII",
+                "write it in ASCII, as upstream does",
+            )
+        if name != "not_run" and (found := UNDERMINES.search(words)):
+            yield f"{name} says {found[0]!r}", "say in not_run, once, what did not run"
+    if "\n" in text.not_run.strip():
+        yield "not_run has several lines", "make it one line: it is the body's last"
+    names = [run.name for run in text.runs]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"two runs are named {name!r}", "name each run once"
+    known = {TESTS, *names}
+    if text.failure and text.failure.run not in known:
+        yield f"failure.run names no run: {text.failure.run!r}", _these(known)
+    for claim in text.claims:
+        if claim.shown_by not in known | {FAILURE} and not READ.match(claim.shown_by):
+            what = f"shown_by of the claim {claim.says!r} names no run: {claim.shown_by!r}"
+            yield (
+                what,
+                f"{_these(known | {FAILURE})}; or begin it with `read:`, `thread:`, `model:`",
+            )
+        if claim.shown_by == FAILURE and not text.failure:
+            yield f"the claim {claim.says!r} is shown by no failure", "add [failure]"
+
+
+def _these(known: set[str]) -> str:
+    return f"name one of: {' '.join(sorted(known))}"
+
+
+def _words(text: Text) -> Iterator[tuple[str, str]]:
+    """Every text that goes into the body, by the name of its field."""
+    for name in ("title", "motivation", "modifications", "accuracy", "speed", "not_run"):
+        yield name, getattr(text, name)
+    if text.failure:
+        for name in ("command", "before", "after"):
+            yield f"failure.{name}", getattr(text.failure, name)
+    yield from ((f"related #{one.number}", one.what) for one in text.related)
+    yield from (("a claim", one.says) for one in text.claims)
+
+
+def branch_hash(files: dict[str, bytes]) -> str:
+    """What a run of a branch is known by: a hash of the files it changes or adds, less tests, as
+    `sha256sum` lists them; "sha256:<hex>"."""
+    rows = (
+        f"{sha256(content)}  {path}\n"
+        for path, content in sorted(files.items())
+        if not path.startswith("test/")
+    )
+    return "sha256:" + sha256("".join(rows).encode())
