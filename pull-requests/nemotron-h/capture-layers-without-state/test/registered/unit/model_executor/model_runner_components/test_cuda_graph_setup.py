@@ -13,7 +13,7 @@ register_cpu_ci(est_time=12, suite="base-a-test-cpu")
 
 
 def _covers_nemotron_h(pattern, *, unknown=()):
-    """Whether the graph handles a NemotronH of this pattern. unknown: layers without handlers."""
+    """Whether the graph handles this pattern. unknown: layers without handlers."""
     config = SimpleNamespace(hybrid_override_pattern=pattern)
     model = SimpleNamespace(config=config)
     stateful = [kind in "M*" and i not in unknown for i, kind in enumerate(pattern)]
