@@ -604,6 +604,9 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": (
         "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
     ),
+    "python3 FOLDER/tests/gpu/break_memory.py --out RESULTS": (
+        "a GPU; its words are looked at in test_the_words_of_break_memory"
+    ),
     **dict.fromkeys(
         (
             "timeout 290 python3 SITES/v0.5.9/tests/gpu/settings.py --out R/0.5.9 --limit 270 &",
@@ -780,6 +783,14 @@ def test_the_words_of_a_run_with_images():
     words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], "--engine-limit", "none"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert done.returncode == 2 and "argument --engine-limit: invalid float" in done.stderr
+
+
+def test_the_words_of_break_memory():
+    """A wrong way is what its parser complains of."""
+    (command,) = [text for text in FOREIGN if "tests/gpu/break_memory.py" in text]
+    words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], "--ways", "no-way"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and "argument --ways: invalid choice: 'no-way'" in done.stderr
 
 
 @pytest.mark.parametrize("script", ["run.py", "asleep.py"])

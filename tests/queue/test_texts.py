@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from patchqueue.laying.apply import load_queue
+from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,3 +43,15 @@ def test_few_texts_make_the_same_changes_in_other_surroundings():
     )
     again = {text[0]: count for text, count in texts.items() if count > 1}
     assert sum(again.values()) - len(again) <= 7, again
+
+
+def test_a_patch_that_no_pull_request_can_carry_is_not_pending():
+    """Pull requests are laid on the newest pin and later; what ended before can never be one."""
+    queue, newest = load_queue(ROOT), pins.load(ROOT).all[-1]
+    sent = {queue.base(patch.name) for patch in queue.select(newest.version)}
+    pending = {
+        queue.base(name)
+        for name in queue.patches
+        if queue.header(name).get("Upstream-Status") == "Pending"
+    }
+    assert pending - sent == set()

@@ -223,3 +223,23 @@ def test_hold(lifetimes, device):
         type(named["pair"]) is Pair and named["pair"].left is not mine and named["pair"].right == 3
     )
     assert value[2]["pair"].left is mine, "the caller's own containers are not changed"
+
+
+def test_a_stand_in_for_the_capture_holds_everything(primitive, device):
+    """As upstream's own test of breaks has one: it lacks what this patch gives a capture."""
+    seen = []
+    graph = primitive.BreakableCUDAGraph()
+    stand_in = SimpleNamespace(
+        cuda_graph=graph,
+        _barrier_fn=None,
+        _end_current_segment=lambda: None,
+        _begin_new_segment=lambda: None,
+    )
+    tensor = device.full(1.0, 4)
+    token = primitive._current_capture_var.set(stand_in)
+    try:
+        primitive.eager_on_graph(True)(seen.append)(tensor)
+    finally:
+        primitive._current_capture_var.reset(token)
+    graph._break_fns[0]()
+    assert seen[1] is tensor

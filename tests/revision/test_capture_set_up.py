@@ -70,6 +70,7 @@ def test_other_backends_keep_out_what_they_kept_out(build_model, caplog):
     assert prefill.capture(build_model("nemotron_h"), "full", layers=6).runner is None
     [text] = warned(caplog)
     assert "decoder layer 1 (NemotronHMLPDecoderLayer)" in text
+    assert "no attention, which the full graph needs" in text and "no MLP" not in text
 
 
 @GATE

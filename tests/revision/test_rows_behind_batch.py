@@ -207,3 +207,29 @@ def test_attention_as_a_method_leaves_zero(monkeypatch, tokens, handed):
             HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0
         )._eager_attention(given, keys, keys, output)
     check(output, given, tokens)
+
+
+@pytest.mark.revision(">=0.5.23")
+def test_sparse_attention_leaves_zero_in_both_outputs(monkeypatch):
+    import torch
+    from sglang.srt.layers import radix_attention
+    from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope
+
+    class Sparse(Backend):
+        """Gives the indexer's output first."""
+
+        def forward(self, q, *args, **kwargs):
+            return q * 2, super().forward(q, *args, **kwargs)
+
+    given, keys = rows(3), torch.zeros(ROWS, HEADS, DIM)
+    output, index_output = torch.full((2, ROWS, HEADS * DIM), float("nan"))
+    with (
+        served(3, backend=Sparse) as batch,
+        prefill_graph_scope(full_graph=False, raw_num_tokens=6),
+    ):
+        monkeypatch.setattr(radix_attention, "get_forward_batch", lambda: batch)
+        radix_attention.RadixAttention(
+            HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0
+        )._eager_attention(given, keys, keys, output, idx_output=index_output)
+    check(output, given, 3)
+    check(index_output, given, 3)

@@ -362,6 +362,25 @@ def test_a_model_that_is_its_own_stack_stays_eager(llama, caplog):
 
 
 @SET_UP
+def test_a_draft_without_layers_is_no_warning(caplog):
+    """Draft layers of DeepSeek, GLM and others are no stack; the target has its graph all the
+    same."""
+    from host import prefill
+
+    class DraftNextN(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.nn.Module()
+            self.model.decoder = torch.nn.Identity()
+
+    caplog.set_level(logging.INFO, "sglang.srt.prefill_graph")
+    found = prefill.capture(DraftNextN(), draft=True)
+    assert getattr(found, "runner", found) is None and warned(caplog) == []
+    [text] = [text for text in caplog.messages if "prefill CUDA graph" in text]
+    assert text.startswith("Disable draft prefill CUDA graph because of the draft model: Draft")
+
+
+@SET_UP
 def test_other_ranks_are_silent(caplog):
     from host import prefill
 

@@ -116,5 +116,9 @@ def hold(value: Any, own: OwnMemory, weak_view: Callable[[torch.Tensor], torch.T
 
 def holder(capture: Any) -> Callable[[Any], Any]:
     """hold() for the breaks of a release's own BreakableCUDAGraphCapture, in place of what its
-    module makes weak views with."""
-    return functools.partial(hold, own=capture._own_memory, weak_view=features.weak_views(capture))
+    module makes weak views with. All is held for a capture that owns nothing, as the stand-in of
+    upstream's tests."""
+    own = getattr(capture, "_own_memory", None)
+    if own is None:
+        return lambda value: value
+    return functools.partial(hold, own=own, weak_view=features.weak_views(capture))

@@ -402,16 +402,20 @@ def lacks_break(runner: Any, owner: Any, backend: str) -> bool:
         if index < len(runner.attention_layers) and runner.attention_layers[index] is not None:
             continue
         mixer = getattr(known.get(index), "mixer", None)
-        if backend != "breakable" or not (hasattr(mixer, "experts") or hasattr(mixer, "down_proj")):
-            kind = _name(known[index]) if index in known else "missing"
-            reason = (
-                f"decoder layer {index} ({kind}) has no attention to break at and is no MLP or MoE"
-                " block"
-            )
-            model_runner.refused(runner, reason)
-            if model_runner.leads_its_layers(runner):
-                logger.warning("Disable prefill CUDA graph because %s.", reason)
-            return True
+        stateless = hasattr(mixer, "experts") or hasattr(mixer, "down_proj")
+        if stateless and backend == "breakable":
+            continue
+        kind = _name(known[index]) if index in known else "missing"
+        what = (
+            f"no attention, which the {backend} graph needs in every layer"
+            if stateless
+            else "no attention to break at and is no MLP or MoE block"
+        )
+        reason = f"decoder layer {index} ({kind}) has {what}"
+        model_runner.refused(runner, reason)
+        if model_runner.leads_its_layers(runner):
+            logger.warning("Disable prefill CUDA graph because %s.", reason)
+        return True
     return False
 
 

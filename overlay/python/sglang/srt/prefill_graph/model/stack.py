@@ -104,7 +104,8 @@ def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
 
 def find_layer_stack(runner: Any) -> Any | None:
     """inner_stack() of a model runner's model, or None: then its prefill runs eagerly, and the
-    first rank has logged one warning.
+    first rank has logged one warning; of a draft model one INFO line, as upstream does from 0.5.20
+    on: the draft layers of DeepSeek and others have no stack, and the target keeps its graph.
 
     Called in ModelRunner.init_prefill_cuda_graph (0.5.14, 0.5.15) and in capture_prefill_graph,
     from 0.5.16, of model_executor/model_runner_components/cuda_graph_setup.py.
@@ -118,11 +119,11 @@ def find_layer_stack(runner: Any) -> Any | None:
         return owner
     model_runner.refused(runner, reason)
     if model_runner.is_first_rank(runner):
-        logger.warning(
-            "Prefill runs eagerly, without a CUDA graph: %s: %s",
-            type(runner.model).__name__,
-            reason,
-        )
+        said = f"{type(runner.model).__name__}: {reason}"
+        if runner.is_draft_worker:
+            logger.info("Disable draft prefill CUDA graph because of the draft model: %s", said)
+        else:
+            logger.warning("Prefill runs eagerly, without a CUDA graph: %s", said)
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a router chose goes into a buffer that has columns for shared experts too. No GPU."""
+"""CPU tests of routed experts in a buffer with columns for shared experts."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Which graphs a weight update captures anew, and when the old ones are freed. No GPU."""
+"""CPU tests of which graphs a weight update captures anew."""
 
 import unittest
 from types import SimpleNamespace

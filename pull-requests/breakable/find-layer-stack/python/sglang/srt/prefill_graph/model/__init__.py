@@ -1,1 +1,0 @@
-"""What a model is, as far as a prefill graph cares."""

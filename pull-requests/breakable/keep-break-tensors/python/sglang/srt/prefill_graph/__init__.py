@@ -1,1 +1,0 @@
-"""What prefill CUDA graphs need to know about models and memory."""

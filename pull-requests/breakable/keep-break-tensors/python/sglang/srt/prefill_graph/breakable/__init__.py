@@ -1,1 +1,0 @@
-"""What a graph with breaks needs of memory."""
