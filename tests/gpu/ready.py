@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import random
 import subprocess
@@ -57,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
         check=True,
     )
     kernels.make(place, run.visible()[0].use, KERNELS_S)
-    seen = _seen(place, options, facts["tree"], began)
+    seen = _seen(place, options, _listing(place), began)
     checks = judged(seen)
     facts |= {"seen": seen, "checks": [check.as_json() for check in checks]}
     (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
@@ -160,15 +161,25 @@ def _until_answered(
 
 
 def _module(place: launch.Place, *words: str) -> subprocess.CompletedProcess:
-    folder = next(f for f in place.path if (f / "sglang/srt/prefill_graph").is_dir())
     return subprocess.run(
-        [place.python, str(folder / "sglang/srt/prefill_graph"), *words],
+        [place.python, str(_folder(place)), *words],
         env=place.environment(),
         cwd=place.out,
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def _listing(place: launch.Place) -> str:
+    """The tree's hash as servers log it: of tree.sha256, not of the files."""
+    file = _folder(place) / "tree.sha256"
+    return f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+
+
+def _folder(place: launch.Place) -> Path:
+    folders = (folder / "sglang/srt/prefill_graph" for folder in place.path)
+    return next(folder for folder in folders if folder.is_dir())
 
 
 def _require(place: launch.Place, tree: str, more: Sequence[str], began: float) -> Asked:

@@ -1,6 +1,7 @@
 """tests/gpu/ready.py: what it asks servers, and what it takes of --require's answers."""
 
 import copy
+import hashlib
 import importlib
 import sys
 
@@ -66,3 +67,15 @@ def test_prompts_grow_and_are_token_ids(ready):
     assert [len(one) for one in found] == [40, 80, 120, 160, 200, 240]
     cases = importlib.import_module("cases")
     assert all(cases.SMALLEST <= token < cases.LARGEST for one in found for token in one)
+
+
+def test_the_tree_is_asked_for_as_servers_log_it(ready, tmp_path):
+    """The first run on a GPU asked for the hash of the files, and every server ran another tree."""
+    folder = tmp_path / "tree/sglang/srt/prefill_graph"
+    folder.mkdir(parents=True)
+    (folder / "tree.sha256").write_text("00  python/sglang/version.py\n")
+    place = importlib.import_module("launch").Place((tmp_path, tmp_path / "tree"), tmp_path)
+    assert (
+        ready._listing(place)
+        == "sha256:" + hashlib.sha256(b"00  python/sglang/version.py\n").hexdigest()
+    )
