@@ -1,7 +1,10 @@
 """NemotronH on a rank without requests, under data-parallel attention: the release's own layer and
 metadata, on the CPU."""
 
+import ast
 import importlib
+import inspect
+import textwrap
 
 import pytest
 import torch
@@ -50,3 +53,36 @@ def test_others_run_it(layer, monkeypatch, own):
     batch._original_batch_size = own
     with pytest.raises(Ran):
         layer._forward_mamba(torch.randn(REQUEST, 128, dtype=torch.bfloat16), batch)
+
+
+class Attention:
+    """Prepares nothing."""
+
+    def init_forward_metadata(self, batch):
+        pass
+
+
+def test_the_batch_of_a_graphs_runner_is_told_so():
+    """As far as its maker shows: from 0.5.18 on no runner is set up here without a GPU."""
+    module = importlib.import_module("sglang.srt.model_executor.runner.prefill_cuda_graph_runner")
+    source = textwrap.dedent(inspect.getsource(module.PrefillCudaGraphRunner.load_batch))
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    [made] = [call for call in calls if ast.unparse(call.func) == "ForwardBatch"]
+    given = {word.arg: ast.unparse(word.value) for word in made.keywords}
+    assert given["_original_batch_size"] == "forward_batch._original_batch_size"
+
+
+@pytest.mark.revision("<0.5.18")
+@pytest.mark.parametrize("own", [0, 1, None])
+@pytest.mark.parametrize("kind", ["piecewise", "breakable"])
+def test_breaks_of_a_graph_know_how_many_requests_are_the_ranks_own(kind, own):
+    """The runner makes the batch that they read, and left it out: the server died at "got
+    split_sizes=[15, -1]"."""
+    from host import graph, replayed
+
+    told, tokens = [], torch.arange(REQUEST)
+    given = dict(input_ids=tokens, positions=tokens, out_cache_loc=tokens)
+    batch = graph.prefill_batch(REQUEST, batch_size=1, seq_lens=torch.tensor([REQUEST]), **given)
+    batch._original_batch_size = own
+    replayed.Replays(kind, Attention(), told.append).run(batch)
+    assert told[0]._original_batch_size == own
