@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not for each runner and rank's question
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment, one of:
 VALUES = {
-    "": "Mamba2 layers are captured",
-    "all": "Mamba2 layers and gated delta nets are captured, up to 0.5.18",
+    "": "Mamba2 layers and gated delta nets are captured, up to 0.5.13",
+    "all": "the same, and by the runners of 0.5.15 to 0.5.18 too",
     "break": "layers with recurrent states run between the captured pieces",
-    "capture": "Mamba2 layers are captured by the runners of later releases too",
+    "capture": "the runners of 0.5.15 and later capture Mamba2 layers",
 }
 
 
@@ -78,7 +78,7 @@ def of(runner: Any) -> Captured | str | None:
     mixers = {
         layer: mixer for layer, mixer in mixers.items() if type(mixer).__name__ == "MambaMixer2"
     }
-    nets = _linear(runner)
+    nets = linear(runner)
     if not mixers and not nets:
         return None
     pool = getattr(runner, "req_to_token_pool", None)
@@ -122,7 +122,7 @@ def other_steps(step: int | None) -> str | None:
     return None
 
 
-def _linear(runner: Any) -> dict[int, Any]:
+def linear(runner: Any) -> dict[int, Any]:
     """A ModelRunner's layers with linear attention, by layer_id."""
     found = enumerate(getattr(runner, "attention_layers", ()))
     return {
@@ -148,8 +148,6 @@ def _no_nets(runner: Any, mixed: bool) -> str | None:
         return "Mamba2 layers and linear attention have tables of different chunks"
     if reason := delta_rule.other_kernels(runner):
         return reason
-    if _switch() != "all":
-        return f"gated delta nets are captured with {SWITCH}=all alone"
     if getattr(runner.server_args, "speculative_algorithm", None):
         return "drafts are verified on states of their own"
     return None

@@ -61,8 +61,11 @@ def of(graph_runner: Any) -> States | str | None:
     """What a graph runner is to capture, or why such layers break; None where nobody asks, or where
     there are none."""
     runner = graph_runner.model_runner
-    if os.environ.get(layers.SWITCH) not in ASKING:
+    asked = os.environ.get(layers.SWITCH)
+    if asked not in ASKING:
         return None
+    if asked == CAPTURE and layers.linear(runner):
+        return f"gated delta nets are captured with {layers.SWITCH}=all alone"
     found = layers.of(runner)
     if not isinstance(found, layers.Captured):
         return found
