@@ -1,7 +1,7 @@
 """Mamba2 prefills through upstream's own hook for linear attention inside a graph (0.5.23), where
 they are asked for.
 
-SGLANG_PREFILL_GRAPH_STATES=capture in the environment asks. HybridLinearAttnBackend asks its linear
+SGLANG_PREFILL_GRAPH_STATES=capture (or all) in the environment asks. HybridLinearAttnBackend asks its linear
 half whether it can capture (`supports_prefill_graph_extend`), has it make the tables of each size
 and fill them before each replay. Layers ask whether they are to break (`linear_extend_in_graph`).
 Upstream has KDA answer (layers/attention/linear/kda_prefill_graph.py); Mamba2Prefill answers for
@@ -56,7 +56,7 @@ class Mamba2Prefill:
     prefill_graph_metadata: Tables | None = None  # of the size that is captured or replayed
 
     def supports_prefill_graph_extend(self) -> bool:
-        if os.environ.get(layers.SWITCH) != own_runner.CAPTURE:
+        if os.environ.get(layers.SWITCH) not in own_runner.ASKING:
             return False
         reason = why_not(self._model_runner)
         if reason and model_runner.is_first_rank(self._model_runner):

@@ -20,7 +20,7 @@ _warn = functools.lru_cache(logger.warning)  # once, not for each runner and ran
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment, one of:
 VALUES = {
     "": "Mamba2 layers and gated delta nets are captured, up to 0.5.13",
-    "all": "the same, and by the runners of 0.5.15 to 0.5.18 too",
+    "all": "the same, and by the runners of 0.5.15 to 0.5.18, and by that of 0.5.23, too",
     "break": "layers with recurrent states run between the captured pieces",
     "capture": "the runners of 0.5.15 and later capture Mamba2 layers",
 }
