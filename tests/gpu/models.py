@@ -302,6 +302,7 @@ MODELS = {
     "falcon-h1": FALCON_H1,
 }
 MODELS["nemotron-h-buffer"] = MODELS["nemotron-h-no-buffer"] = MODELS["nemotron-h"]
+MODELS["qwen3-next-triton"] = MODELS["qwen3-next"]
 # One layer of attention drafts. A random one is seldom right: answers are the target's all the
 # same.
 MODELS["nemotron-h-mtp"] = MODELS["nemotron-h"] | dict(
@@ -327,6 +328,10 @@ ONLY_ASKED_FOR = {
         " 0.5.15 on"
     ),
     "nemotron-h-mtp": "drafts beside the prefix cache, which releases before 0.5.13 refuse",
+    "qwen3-next-triton": (
+        "Triton's kernels compute its gated delta nets, which SGLANG_PREFILL_GRAPH_STATES=all needs"
+        " on 0.5.23"
+    ),
 }
 DEFAULT = tuple(name for name in MODELS if name not in ONLY_ASKED_FOR)
 # What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which
@@ -340,6 +345,7 @@ SPARSE_ENGINE = dict(
     page_size=64,
     disable_cuda_graph=True,
 )
+TRITON_NETS = dict(linear_attn_prefill_backend="triton")  # not known to 0.5.9
 # What leaves Mamba2 states behind whole chunks: by its name up to 0.5.13, and from 0.5.14 on.
 EXTRA_BUFFER = dict.fromkeys(
     ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer"
@@ -417,6 +423,8 @@ def engine(name: str) -> dict:
         return EXTRA_BUFFER
     if name == "nemotron-h-no-buffer":
         return NO_BUFFER
+    if name == "qwen3-next-triton":
+        return TRITON_NETS
     if not is_sparse(MODELS[name]):
         return {}
     return SPARSE_ENGINE | (FP8_KEYS if name.endswith("-fp8") else {})

@@ -308,7 +308,7 @@ def job(
         "port": options.port_base + PORTS * number,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
-        "enforce": model == "qwen3-next",
+        "enforce": model.startswith("qwen3-next"),
         "keep_eager": reference,
         "breakable": not models.is_sparse(models.MODELS[model]),
         "engine": models.engine(model),

@@ -85,6 +85,10 @@ def _hybrid(running: int) -> dict:
     return _pools(running) | dict(max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running)
 
 
+def _nets_by_triton(running: int) -> dict:
+    return _hybrid(running) | models.TRITON_NETS
+
+
 def _attention(running: int) -> dict:
     return _pools(running) | dict(cuda_graph_max_bs=running)
 
@@ -298,6 +302,18 @@ SUBJECTS = {
         (FIRST_TOKEN,),
         (modes.EAGER, modes.BREAKABLE),
         _hybrid,
+        share=0.85,
+        enforce=True,
+    ),
+    "qwen3-next-triton": Subject(
+        "Qwen3-Next-80B-A3B, 12 of its 48 layers, nets by Triton's kernels",
+        QWEN3_NEXT,
+        38.8,
+        5.0,
+        STATES * _STATE_GDN + TOKENS * _TOKEN_NEXT,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.BREAKABLE),
+        _nets_by_triton,
         share=0.85,
         enforce=True,
     ),
