@@ -1,7 +1,7 @@
 """One engine whose first answer is held against its later ones: `python first_answer_engine.py
 PLAN.json`. Started by first_answer.py.
 
-PLAN: as engine.py's, without watch.
+PLAN: as engine.py's.
 """
 
 from __future__ import annotations

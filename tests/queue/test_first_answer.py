@@ -67,8 +67,9 @@ class Engine:
 
 def faults(first_answer, engine, control=False, log=CAPTURED) -> list[str]:
     asked = importlib.import_module("first_answer_engine").asked(engine)
-    captured = importlib.import_module("run").captures(log)
-    return [check.what for check in first_answer.judged(asked, captured, control) if not check.good]
+    captured = [dataclasses.asdict(one) for one in importlib.import_module("run").captures(log)]
+    result = asked | {"captured": captured}
+    return [check.what for check in first_answer.judged(result, control) if not check.good]
 
 
 def test_slots_that_no_capture_writes_are_good(first_answer):
@@ -137,8 +138,9 @@ def test_an_engine_starts_with_decoding_graphs_and_is_asked_nothing(first_answer
     }.items():
         monkeypatch.setitem(sys.modules, name, module)
     place = importlib.import_module("launch").Place((), Path("out"))
-    options = first_answer._options(["--out", "out"])
-    plan = first_answer.job(place, options, Path("model")).plan
+    solo = importlib.import_module("solo")
+    options = solo._options(first_answer.QUESTION, "", ["--out", "out"])
+    plan = solo.job(first_answer.QUESTION, place, options).plan
     importlib.import_module("engine").start(plan)
     assert [one.words for one in started] == [
         {
@@ -146,6 +148,6 @@ def test_an_engine_starts_with_decoding_graphs_and_is_asked_nothing(first_answer
             "cuda_graph_bs": [1, 2, 4, 8],
             "cuda_graph_max_bs": 8,
             "disable_radix_cache": True,
-            "model_path": "model",
+            "model_path": "out/models/qwen3-next",
         }
     ]
