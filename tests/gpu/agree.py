@@ -73,12 +73,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     run.add_place(parser)
-    parser.add_argument(
-        "--untouched",
-        type=Path,
-        metavar="FOLDER",
-        help="what makes the untouched tree (default: the bundle's untouched/)",
-    )
+    run.add_untouched(parser)
     parser.add_argument(
         "--against",
         nargs="+",
@@ -99,9 +94,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=300,
         help="seconds that one engine may take (default 300)",
     )
-    parser.add_argument(
-        "--port-base", type=int, default=26000, help="first of the engines' ports (default 26000)"
-    )
+    run.add_port_base(parser, 26000)
     return parser.parse_args(words)
 
 

@@ -118,9 +118,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=240,
         help="seconds that one engine may take (default 240)",
     )
-    parser.add_argument(
-        "--port-base", type=int, default=27000, help="first of the engines' ports (default 27000)"
-    )
+    run.add_port_base(parser, 27000)
     return parser.parse_args(words)
 
 

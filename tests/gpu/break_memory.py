@@ -25,30 +25,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import launch
 import run
+import subjects
 
 HERE = Path(__file__).resolve().parent
 WAYS = ("main", "strong", "ours")
-# Qwen/Qwen3-8B's config.json
-QWEN3_8B = dict(
-    architectures=["Qwen3ForCausalLM"],
-    model_type="qwen3",
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-    max_position_embeddings=40960,
-    rope_theta=1000000,
-    rms_norm_eps=1e-6,
-    hidden_act="silu",
-    attention_bias=False,
-    tie_word_embeddings=False,
-    torch_dtype="bfloat16",
-    bos_token_id=151643,
-    eos_token_id=151645,
-)
 CAPTURED = re.compile(
     r"Capture (?:target )?prefill CUDA graph end\. elapsed=([\d.]+) s,\s+mem usage=([\d.]+) GB"
 )
@@ -80,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     place, rows = run.place_of(options), []
     folder = place.out / "qwen3-8b"
     folder.mkdir(exist_ok=True)
-    config = QWEN3_8B | ({"num_hidden_layers": options.layers} if options.layers else {})
+    config = subjects.QWEN3_8B | ({"num_hidden_layers": options.layers} if options.layers else {})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for way in options.ways:
         rows.append(_way(place, folder, way, options))

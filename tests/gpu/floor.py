@@ -42,8 +42,10 @@ def flops(config: dict, count: int, length: int) -> float | None:
 
 def _text(config: dict) -> dict:
     """The text model's config. Qwen3.5's has the matrices of Qwen3-Next's; without experts its MLP
-    is as large as what all tokens share there."""
+    is as large as what all tokens share there. Qwen3's has Llama's."""
     config = config.get("text_config", config)
+    if config.get("model_type") == "qwen3":
+        return config | {"model_type": "llama"}
     if not config.get("model_type", "").startswith("qwen3_5"):
         return config
     dense = (

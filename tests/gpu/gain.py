@@ -72,13 +72,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     run.add_place(parser)
+    run.add_untouched(parser)
     add = parser.add_argument
-    add(
-        "--untouched",
-        type=Path,
-        metavar="FOLDER",
-        help="what makes the untouched tree (default: the bundle's untouched/)",
-    )
     add(
         "--subject",
         choices=[*subjects.SUBJECTS],

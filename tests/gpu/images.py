@@ -366,9 +366,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=300,
         help="seconds that one engine may take (default 300)",
     )
-    parser.add_argument(
-        "--port-base", type=int, default=28000, help="first of the engines' ports (default 28000)"
-    )
+    run.add_port_base(parser, 28000)
     return parser.parse_args(words)
 
 

@@ -14,29 +14,18 @@ otherwise. Writes RESULTS/next_turn.json. Exit code 0: all good.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases
 import compare
-import kernels
-import launch
-import models
-import modes
-import run
 import settings
+import solo
 
-HERE = Path(__file__).resolve().parent
-RESULT = "next_turn.json"
 MODEL = "nemotron-h-buffer"
-KERNELS_S = 150
 MANY, FEW = 8, 3  # requests at once: in the largest decoding graph, and in a smaller one
 # next turns of each of the few: behind a tie no token is compared, and one tie in 24 tokens is much
 CONTINUED = 8
@@ -74,78 +63,6 @@ def _prompts(seed: int, count: int, length: int) -> list[tuple[int, ...]]:
     ]
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    options = _options(words)
-    place = run.place_of(options)
-    facts = run.describe(place, options) | {"without": options.without}
-    if options.without:
-        place = settings._untouched(place, options)
-    folder = place.out / "models"
-    subprocess.run(
-        [place.python, str(HERE / "models.py"), str(folder), MODEL],
-        env=place.environment(),
-        check=True,
-    )
-    kernels.make(place, run.visible()[0].use, KERNELS_S)
-    began, one = time.time(), job(place, options, folder / MODEL)
-    launch.run_all(place, [one], 1, began + options.engine_limit, run.say, lead=False)
-    if one.code != 0:
-        log = (place.out / f"{one.name}.log").read_text(errors="replace")
-        why = f"{one.why} {run.error(log)}"
-        checks = [compare.Verdict("the engine answered", False, why)]
-    else:
-        result = json.loads(Path(one.plan["out"]).read_text())
-        checks = judged(result, bool(options.without))
-    facts |= {
-        "seconds": round(time.time() - began),
-        "checks": [check.as_json() for check in checks],
-    }
-    (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
-    for check in checks:
-        print(f"{'ok  ' if check.good else 'FAIL'} {check.what}: {check.why}")
-    return 0 if all(check.good for check in checks) else 1
-
-
-def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    run.add_place(parser)
-    parser.add_argument(
-        "--without", choices=[settings.QUEUE], default="", help="a control: leave this out"
-    )
-    parser.add_argument(
-        "--untouched",
-        type=Path,
-        metavar="FOLDER",
-        help="what makes the release's own tree (default: the bundle's untouched/)",
-    )
-    parser.add_argument(
-        "--engine-limit",
-        type=float,
-        default=200,
-        help="seconds that the engine may take (default 200)",
-    )
-    parser.add_argument(
-        "--port-base", type=int, default=30000, help="first of the engine's ports (default 30000)"
-    )
-    return parser.parse_args(words)
-
-
-def job(place: launch.Place, options: argparse.Namespace, model: Path) -> launch.Job:
-    """Prefills are eager: what decoding leaves is asked, and nothing else."""
-    name = f"next-turn.{options.without or 'patched'}"
-    plan = {
-        "model": str(model),
-        "mode": modes.EAGER,
-        "port": options.port_base,
-        "out": str(place.out / f"{name}.json"),
-        "watch": str(place.out / f"{name}.watch"),
-        "engine": models.engine(MODEL) | ENGINE,
-    }
-    return launch.Job(name, HERE / "next_turn_engine.py", plan, options.engine_limit)
-
-
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
     """control: nothing was patched, so that answers must differ."""
     warm, cold = result["warm"], result["cold"]
@@ -166,6 +83,13 @@ def judged(result: dict, control: bool) -> list[compare.Verdict]:
         ),
         agree,
     ]
+
+
+QUESTION = solo.Question("next_turn", MODEL, ENGINE, 30000, judged)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    return solo.main(QUESTION, __doc__, words)
 
 
 if __name__ == "__main__":

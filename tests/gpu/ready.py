@@ -72,21 +72,14 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     run.add_place(parser)
-    parser.add_argument(
-        "--untouched",
-        type=Path,
-        metavar="FOLDER",
-        help="what makes the release's own tree (default: the bundle's untouched/)",
-    )
+    run.add_untouched(parser)
     parser.add_argument(
         "--limit",
         type=float,
         default=240,
         help="seconds that an engine may take to answer (default 240)",
     )
-    parser.add_argument(
-        "--port-base", type=int, default=30500, help="first of the engines' ports (default 30500)"
-    )
+    run.add_port_base(parser, 30500)
     return parser.parse_args(words)
 
 

@@ -200,6 +200,27 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_untouched(parser: argparse.ArgumentParser) -> None:
+    """The option that untouched.make's folder comes from, for scripts that also run the release's
+    own tree."""
+    parser.add_argument(
+        "--untouched",
+        type=Path,
+        metavar="FOLDER",
+        help="what makes the release's own tree (default: the bundle's untouched/)",
+    )
+
+
+def add_port_base(parser: argparse.ArgumentParser, first: int) -> None:
+    """first: of the ports, by default. Scripts that run side by side need ranges of their own."""
+    parser.add_argument(
+        "--port-base",
+        type=int,
+        default=first,
+        help=f"first of the engines' ports (default {first})",
+    )
+
+
 def place_of(options: argparse.Namespace) -> launch.Place:
     """Where things lie: the options, else the unpacked bundle around this file."""
     bundle = HERE.parents[1]

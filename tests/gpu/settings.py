@@ -193,12 +193,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--without", choices=[*FORGOTTEN], default="", help="a control: leave this out"
     )
-    parser.add_argument(
-        "--untouched",
-        type=Path,
-        metavar="FOLDER",
-        help="what makes the release's own tree (default: the bundle's untouched/)",
-    )
+    run.add_untouched(parser)
     parser.add_argument(
         "--width", type=run._count, default=6, help="servers at once on each GPU (default 6)"
     )
@@ -214,9 +209,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=300,
         help="seconds that one server may take (default 300)",
     )
-    parser.add_argument(
-        "--port-base", type=int, default=28000, help="first of the servers' ports (default 28000)"
-    )
+    run.add_port_base(parser, 28000)
     return parser.parse_args(words)
 
 

@@ -247,7 +247,29 @@ LLAMA = models.LLAMA | dict(
     num_key_value_heads=8,
     max_position_embeddings=131072,
 )
+# Qwen/Qwen3-8B's config.json
+QWEN3_8B = dict(
+    architectures=["Qwen3ForCausalLM"],
+    model_type="qwen3",
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    max_position_embeddings=40960,
+    rope_theta=1000000,
+    rms_norm_eps=1e-6,
+    hidden_act="silu",
+    attention_bias=False,
+    tie_word_embeddings=False,
+    torch_dtype="bfloat16",
+    bos_token_id=151643,
+    eos_token_id=151645,
+)
 _TOKEN_LLAMA = 32 * 2 * 8 * 128 * 2 / 2**30  # of one token in 32 attention layers
+_TOKEN_QWEN3 = 36 * 2 * 8 * 128 * 2 / 2**30  # of one token in 36 attention layers
 # of one request in 23 Mamba2 layers
 _STATE_3 = 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2) / 2**30
 _TOKEN_3 = 6 * 2 * 2 * 128 * 2 / 2**30  # of one token in 6 attention layers
@@ -278,6 +300,16 @@ SUBJECTS = {
         15.0,
         4.5,
         TOKENS * _TOKEN_LLAMA,
+        (FIRST_TOKEN,),
+        (modes.EAGER, modes.BREAKABLE),
+        _attention,
+    ),
+    "qwen3": Subject(
+        "Qwen3-8B",
+        QWEN3_8B,
+        15.3,
+        4.5,
+        TOKENS * _TOKEN_QWEN3,
         (FIRST_TOKEN,),
         (modes.EAGER, modes.BREAKABLE),
         _attention,

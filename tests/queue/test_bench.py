@@ -294,6 +294,17 @@ def test_llama_has_the_published_number_of_weights(gpu):
     assert module.fitting(llama, 143771, 2) == 128
 
 
+def test_qwen3_has_the_published_number_of_weights(gpu):
+    """Llama's matrices and norms, and two norms of a head in each layer."""
+    module = importlib.import_module("bench")
+    qwen3 = module.subjects.SUBJECTS["qwen3"]
+    alike = module.subjects.models.shapes(qwen3.config | {"model_type": "llama"})
+    weights = sum(math.prod(shape) for _, shape, _ in alike) + 36 * 2 * 128
+    assert weights == 8_190_735_360
+    assert weights * 2 / 2**30 <= qwen3.weights < weights * 2 / 2**30 + 0.1
+    assert module.fitting(qwen3, 143771, 2) == 128
+
+
 def test_another_model_has_its_own_modes_and_shapes(bench, tmp_path):
     """Sparse attention: first tokens alone, from 256 tokens on, eager prefill against the one graph
     it is let into."""

@@ -122,3 +122,6 @@ def test_a_row_of_each_way(break_memory, tmp_path, monkeypatch, capsys):
     ]
     rows = json.loads((tmp_path / "out/break_memory.json").read_text())
     assert [row["captured"]["sizes"] for row in rows] == [[4, 8, 12]] * 3
+    config = json.loads((tmp_path / "out/qwen3-8b/config.json").read_text())
+    assert config == importlib.import_module("subjects").SUBJECTS["qwen3"].config
+    assert config["model_type"] == "qwen3" and config["num_hidden_layers"] == 36

@@ -403,6 +403,9 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     small, dense = (subjects.SUBJECTS[name].config for name in ("qwen3.5-moe", "qwen3.5"))
     assert floor.flops(small, 1, 4096) / 4096 / 2 == pytest.approx(2.4e9, rel=0.1)
     assert 4 * floor.flops(dense, 1, 4096) / 4096 / 2 == pytest.approx(24.5e9, rel=0.05)
+    # published: 6.95 billion weights besides the embedding and the head
+    qwen3 = subjects.SUBJECTS["qwen3"].config
+    assert floor.flops(qwen3, 1, 4096) / 4096 / 2 == pytest.approx(6.95e9, rel=0.01)
     assert floor.flops({"model_type": "another"}, 1, 1) is None
     assert floor.milliseconds(models.NANO_9B, 1, 4096, 690.0) == pytest.approx(91.6, abs=0.5)
 

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Hold an engine's first answer against its later ones: `python first_answer.py --out RESULTS`, in
+an unpacked bundle.
+
+An engine has no warm-up, so that its first request gets the first slot of the state pool. Capturing
+graphs for decoding writes to slot 0. A gated delta net starts a prompt from what its slot holds. A
+Qwen3-Next with such graphs, eager prefills and no prefix cache is asked one prompt, before anything
+else. It is asked the same prompt again, from slots that no capture has written to, and behind a
+flush, which empties every slot. All must answer alike.
+
+--without queue makes the control, the release's own tree: on 0.5.5.post3 and 0.5.6.post2 its first
+answer must be another (sglang#17404). Writes RESULTS/first_answer.json. Exit code 0: all good.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cases
+import compare
+import settings
+import solo
+
+MODEL = "qwen3-next"
+# Triton's attention: FlashInfer's would be compiled first. No prefix cache: a slot is given back,
+# and emptied, when its request has ended.
+ENGINE = dict(attention_backend="triton", cuda_graph_bs=[1, 2, 4, 8], disable_radix_cache=True)
+# A short prompt adds little to the state that it starts from: nets decay, and long ones forget it.
+PROMPT, DECODED = 4, 24  # tokens
+LATER = 3  # times in a row: each from the next slot
+OTHERS = 4  # prompts that must get other answers: else an answer says nothing about its state
+
+
+def first() -> cases.Call:
+    """The prompt that an engine is asked before any other."""
+    return cases.Call("first", "first", (_prompts()[0],), DECODED)
+
+
+def others() -> list[cases.Call]:
+    return [
+        cases.Call(f"other-{number}", "other", (prompt,), DECODED)
+        for number, prompt in enumerate(_prompts()[1:])
+    ]
+
+
+def _prompts(seed: int = 31) -> list[tuple[int, ...]]:
+    source = random.Random(seed)
+    return [
+        tuple(source.randrange(cases.SMALLEST, cases.LARGEST) for _ in range(PROMPT))
+        for _ in range(1 + OTHERS)
+    ]
+
+
+def judged(result: dict, control: bool) -> list[compare.Verdict]:
+    """result: as first_answer_engine.asked, with what the log says of graphs; control: nothing was
+    patched, so that the first answer must differ."""
+    asked, later, captured = result["first"], result["later"], result["captured"]
+    *again, reference = later.values()
+    agree = compare.same_answers(
+        "the first answer agrees with a later one", {"first": asked}, {"first": reference}
+    )
+    if control:
+        agree = settings.otherwise([agree], settings.QUEUE)
+    return [
+        compare.Verdict(
+            "graphs for decoding were captured",
+            bool(captured),
+            ", ".join(one["what"] for one in captured) or "the log tells of none",
+        ),
+        compare.same_answers(
+            "later answers agree with each other",
+            {f"later-{number}": answer for number, answer in enumerate(again)},
+            {f"later-{number}": reference for number, _ in enumerate(again)},
+        ),
+        compare.varied({"first": reference} | result["others"]),
+        agree,
+    ]
+
+
+QUESTION = solo.Question("first_answer", MODEL, ENGINE, 31000, judged)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    return solo.main(QUESTION, __doc__, words)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
