@@ -1,8 +1,9 @@
 """One engine in one mode, asked everything: `python engine.py PLAN.json`. Started by run.py, which
 sets its environment.
 
-PLAN: model (folder), mode, enforce, breakable (as modes.flags), engine (sglang.Engine's words for
-this model), port, watch (where watch/sitecustomize.py writes), out (the answers, as JSON).
+PLAN: model (folder), mode, enforce, breakable and piecewise (as modes.flags), engine
+(sglang.Engine's words for this model), port, watch (where watch/sitecustomize.py writes), out (the
+answers, as JSON).
 Optional: capture (sizes; empty: the release's own), passes (instead of the mode's), ask (pass ->
 more of generate()'s words), logprobs (whether they are asked for), peer (the `out` of the engine
 that it takes turns with).
@@ -64,6 +65,7 @@ def start(plan: dict):
         list(plan.get("capture", cases.CAPTURE)),
         plan.get("enforce", False),
         plan.get("breakable", True),
+        plan.get("piecewise", True),
     )
     if isinstance(chosen, modes.Unavailable):
         sys.exit(f"not applicable: {chosen.reason}")

@@ -48,23 +48,34 @@ def serves_logprobs(mode: str, known: set[str]) -> bool:
     return mode not in (PIECEWISE, INDUCTOR) or "cuda_graph_backend_prefill" not in known
 
 
+def has_breakable(known: set[str]) -> bool:
+    """Whether the release has a breakable graph. known: the fields of its ServerArgs."""
+    return not known.isdisjoint(("enable_breakable_cuda_graph", "cuda_graph_backend_prefill"))
+
+
 def flags(
-    mode: str, known: set[str], sizes: list[int], enforce: bool, breakable: bool = True
+    mode: str,
+    known: set[str],
+    sizes: list[int],
+    enforce: bool,
+    breakable: bool = True,
+    piecewise: bool = True,
 ) -> dict | Unavailable:
     """Keyword arguments of sglang.Engine for `mode`. known: the fields of the release's ServerArgs.
 
     sizes: tokens to capture for, none for the release's own choice; enforce: also where the release
-    keeps the graph off for this model's architecture; breakable: whether the model can be captured
-    with breaks. The reference is piecewise with the eager compiler, which alone changes kernels
-    where a release tells graphs apart. From
-    0.5.10 to 0.5.13, where it does not, and where nothing else is left, it is breakable: that
+    keeps the graph off for this model's architecture; breakable, piecewise: whether the model can
+    be captured with breaks, and in pieces. The reference is piecewise with the eager compiler,
+    which alone changes kernels where a release tells graphs apart. From 0.5.10 to 0.5.13, where it
+    does not, where nothing else is left, and for a model without pieces, it is breakable: that
     captures in a second.
     """
     if mode in REFERENCES:  # one small size: what is captured is never replayed
         alike = (
             "disable_piecewise_cuda_graph" in known and "cuda_graph_backend_prefill" not in known
         )
-        first = BREAKABLE if mode == BREAKABLE_REFERENCE or (alike and breakable) else PIECEWISE
+        with_breaks = mode == BREAKABLE_REFERENCE or (breakable and (alike or not piecewise))
+        first = BREAKABLE if with_breaks else PIECEWISE
         tried = [flags(graph, known, sizes[:1], enforce) for graph in (first, PIECEWISE, BREAKABLE)]
         return next(chosen for chosen in tried if isinstance(chosen, dict))
     if mode == EAGER:
@@ -77,7 +88,7 @@ def flags(
         )
     if "cuda_graph_backend_prefill" in known:
         return _by_backend(mode, known, sizes)
-    if mode == BREAKABLE and "enable_breakable_cuda_graph" not in known:
+    if mode == BREAKABLE and not has_breakable(known):
         return Unavailable("the release has no breakable graph")
     chosen: dict = {"piecewise_cuda_graph_tokens": sizes} if sizes else {}
     if enforce and "enforce_piecewise_cuda_graph" in known:

@@ -305,8 +305,10 @@ def wanted(options: argparse.Namespace, known: set[str]) -> list[tuple[str, str]
 def runs(model: str, mode: str, known: set[str]) -> bool:
     """Whether a mode is for a model. Sparse attention is let into the piecewise graph alone, with
     the eager compiler alone. Drafts want every token's hidden state, for which no piecewise graph
-    is captured."""
-    if models.has_drafts(model):
+    is captured, and none is of a model in models.BREAKABLE_ALONE."""
+    if model in models.BREAKABLE_ALONE and not modes.has_breakable(known):
+        return False
+    if models.has_drafts(model) or model in models.BREAKABLE_ALONE:
         return mode in (modes.reference(modes.BREAKABLE, known), modes.BREAKABLE, modes.EAGER)
     return mode in (modes.REFERENCE, modes.PIECEWISE, modes.EAGER) or not models.is_sparse(
         models.MODELS[model]
@@ -332,6 +334,7 @@ def job(
         "enforce": model.startswith("qwen3-next"),
         "keep_eager": reference,
         "breakable": not models.is_sparse(models.MODELS[model]),
+        "piecewise": model not in models.BREAKABLE_ALONE,
         "engine": models.engine(model),
     }
     return launch.Job(

@@ -457,6 +457,7 @@ FASTER = "makes prefill faster and repairs nothing"
 APART = {
     "breakable/find-layer-stack": "models whose stack the release does not find",
     "breakable/refuse-uncovered-mamba2": "Falcon-H1 alone",
+    "breakable/break-beside-attention": "Falcon-H1 alone",
     "moe/copy-input-of-piecewise-op": "inductor alone",
     **dict.fromkeys(
         [

@@ -900,7 +900,6 @@ def test_references_run_first_and_a_server_without_a_graph_last(modes, known, fi
 
 
 def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
-    """Beside a reference whose server has the graph that is tried."""
     import run as module
 
     by_default = module._options(["--out", "there"]).model
@@ -911,22 +910,60 @@ def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
         "llama",
         "deepseek-v32",
         "glm-5",
+        "falcon-h1",
         "deepseek-v32-fp8",
     ]
-    options = module._options(["--out", "there", "--model", "falcon-h1", "--mode", "breakable"])
+    named = ["--model", "nemotron-h-no-buffer", "--mode", "breakable"]
+    options = module._options(["--out", "there", *named])
     assert module.wanted(options, BACKENDS | {"cuda_graph_tc_compiler"}) == [
-        ("falcon-h1", "reference-breakable"),
-        ("falcon-h1", "breakable"),
+        ("nemotron-h-no-buffer", "reference-breakable"),
+        ("nemotron-h-no-buffer", "breakable"),
     ]
     with pytest.raises(SystemExit):
         module._options(["--help"])
-    assert "falcon-h1 (no break of a prefill graph" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert "(drafts beside the prefix cache" in told and "no break of" not in told
 
 
 OF_ITS_OWN = {
     "reference-breakable": BACKENDS | {"cuda_graph_tc_compiler"},
     "reference": OPT_OUT | {"enable_breakable_cuda_graph"},
 }
+
+
+@pytest.mark.parametrize("reference", OF_ITS_OWN)
+def test_mixers_beside_attention_run_in_the_breakable_graph_alone(modes, reference):
+    """A piecewise graph refuses the model, and a reference without a graph is none."""
+    import run as module
+
+    options = module._options(["--out", "there", "--model", "falcon-h1"])
+    assert module.wanted(options, OF_ITS_OWN[reference]) == [
+        ("falcon-h1", mode) for mode in (reference, "breakable", "eager")
+    ]
+    assert not module.wanted(options, OPT_IN) and not module.wanted(options, OPT_OUT)
+
+
+@pytest.mark.parametrize("known", [OPT_IN, OPT_OUT])
+def test_the_reference_of_a_model_without_pieces_has_breaks(modes, known):
+    known = known | {"enable_breakable_cuda_graph"}
+    found = modes.flags(modes.REFERENCE, known, [16, 32], False, piecewise=False)
+    assert found == {"enable_breakable_cuda_graph": True, "piecewise_cuda_graph_tokens": [16]}
+
+
+def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
+    import launch
+    import run as module
+
+    options, place = module._options(["--out", str(tmp_path)]), launch.Place((), tmp_path)
+    plans = {
+        model: module.job(place, options, OPT_OUT, 0, model, "reference").plan
+        for model in ("llama", "falcon-h1", "glm-5")
+    }
+    assert {model: (plan["breakable"], plan["piecewise"]) for model, plan in plans.items()} == {
+        "llama": (True, True),
+        "falcon-h1": (True, False),
+        "glm-5": (False, True),
+    }
 
 
 @pytest.mark.parametrize("reference", OF_ITS_OWN)

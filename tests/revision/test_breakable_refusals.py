@@ -41,26 +41,32 @@ def decided(caplog, monkeypatch, tmp_path):
         yield decide
 
 
-@pytest.mark.parametrize("kind", ["llama", "nemotron_h", "qwen3_next"])
+@pytest.mark.parametrize("kind", ["llama", "nemotron_h", "qwen3_next", "falcon_h1"])
 def test_models_whose_layers_break_are_captured(build_model, decided, kind):
     runner, warnings, verdict = decided(build_model(kind))
     assert runner.piecewise_cuda_graph_runner is not None and not warnings
     assert verdict.verdict == "on" and runner.prefill_graph_refusal is None
 
 
-def test_a_mixer_beside_attention_is_refused_by_name(build_model, decided):
-    """Falcon-H1: its attention breaks the graph, its Mamba2 would be captured with one batch's
-    state slots."""
-    runner, [warning], verdict = decided(build_model("falcon_h1"))
+@pytest.fixture
+def unbroken(build_model):
+    from host import beside
+
+    return beside.unbroken(build_model("falcon_h1"))
+
+
+def test_a_mixer_beside_attention_is_refused_by_name(unbroken, decided):
+    """Its attention breaks the graph, its Mamba2 would be captured with one batch's state slots."""
+    runner, [warning], verdict = decided(unbroken)
     assert runner.piecewise_cuda_graph_runner is None
     assert (
         warning
-        == "Prefill runs without a CUDA graph: layer 0 (FalconH1HybridAttentionDecoderLayer): calls"
-        " a MambaMixer2 outside of every break"
+        == "Prefill runs without a CUDA graph: layer 0 (Unbroken): calls a MambaMixer2 outside of"
+        " every break"
     )
     assert verdict.offender == {
         "index": 0,
-        "class": "FalconH1HybridAttentionDecoderLayer",
+        "class": "Unbroken",
         "reason": "calls a MambaMixer2 outside of every break",
     }
 
@@ -193,8 +199,8 @@ def test_the_runner_is_the_releases_own_where_it_captures_the_stack_alone(revisi
     assert own is None or "BreakableCudaGraphRunner" in [base.__name__ for base in own.__mro__]
 
 
-def test_only_the_first_rank_warns(build_model, decided):
-    runner, warnings, _ = decided(build_model("falcon_h1"), tp_rank=1)
+def test_only_the_first_rank_warns(unbroken, decided):
+    runner, warnings, _ = decided(unbroken, tp_rank=1)
     assert runner.piecewise_cuda_graph_runner is None and not warnings
 
 

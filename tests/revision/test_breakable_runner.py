@@ -960,3 +960,41 @@ def test_captured_nets_get_eager_prefills_logits(captured_nets):
                 replayed(runner, graph, make(lengths)), wanted[str(lengths)], rtol=1e-4, atol=1e-4
             )
     assert not seen, "a gated delta net ran eagerly"
+
+
+@pytest.fixture
+def with_mixers(captured):
+    """with_mixers(): the same of a Falcon-H1, whose Mamba2 mixers run beside its attention, and the
+    calls of these."""
+    from host import beside
+
+    calls = []
+    return lambda: (*captured("falcon_h1", attn_backend=beside.backend(calls)), calls)
+
+
+@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+def test_mixers_beside_attention_get_eager_prefills_logits(with_mixers, lengths):
+    """They break the graph: a replay runs them on the rows of the batch at hand."""
+    import torch
+
+    runner, graph, calls = with_mixers()
+    wanted = eager(runner, batch_of(lengths))
+    calls.clear()
+    batch = batch_of(lengths)
+    found = replayed(runner, graph, batch)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert [(call.layer_id, call.rows) for call in calls] == [(0, sum(lengths)), (1, sum(lengths))]
+    assert all(call.batch in (None, batch) for call in calls)
+
+
+def test_padded_rows_behind_a_mixer_are_zero(with_mixers):
+    """What was only allocated is NaN here, and would go on through every layer."""
+    runner, graph, _ = with_mixers()
+    replayed(runner, graph, batch_of([6, 3]))
+    assert graph.output[:16].isfinite().all()
+
+
+def test_two_breaks_a_layer_and_nothing_else_runs_eagerly(with_mixers):
+    _, graph, _ = with_mixers()
+    one = graph.graphs[16]
+    assert len(getattr(one, "breaks", None) or one._break_fns) == 2 * 2

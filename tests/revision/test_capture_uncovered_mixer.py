@@ -9,6 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 FULL = pytest.mark.revision(">=0.5.16")
+PIECEWISE = pytest.mark.revision("<0.5.22")
 WITH_MIXER = {"falcon_h1.py", "granitemoehybrid.py", "mamba2.py", "nemotron_h.py"}
 
 SMALL = dict(
@@ -92,10 +93,20 @@ def other(name):
     )
 
 
-@pytest.mark.parametrize("backend", ["breakable", pytest.param("full", marks=FULL)])
+@pytest.fixture
+def unbroken(build_model):
+    from host import beside
+
+    return beside.unbroken(build_model("falcon_h1"))
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("tc_piecewise", marks=PIECEWISE), pytest.param("full", marks=FULL)],
+)
 def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backend):
     """Falcon-H1: the set-up saw its attention, and captured its Mamba2 with the state slots of the
-    dummy batch."""
+    dummy batch. These graphs have no break for it."""
     captured, [text] = set_up(build_model("falcon_h1"), backend, layers=2)
     assert not captured
     assert text.startswith(
@@ -104,30 +115,14 @@ def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backen
     )
 
 
-def test_a_mixer_beside_attention_would_be_captured(build_model, monkeypatch):
-    """What the refusal is for: at a replay only attention is asked about the batch at hand;
-    NemotronH's mixers are asked too."""
-    from host import segments
-
-    # releases keep those they make, on the device of the first model that asks
-    own_rope = dict(max_position_embeddings=2048)
-    at_capture, at_replay = segments.of(
-        build_model("falcon_h1", device="cpu", **own_rope), monkeypatch
-    )
-    assert at_capture == [("attention", segments.BREAK), ("mixer", segments.CAPTURED)] * 2
-    assert at_replay == [("attention", segments.BREAK)] * 2
-    at_capture, at_replay = segments.of(
-        build_model("nemotron_h", device="cpu", hybrid_override_pattern="M-M*M-"), monkeypatch
-    )
-    assert (
-        at_capture
-        == at_replay
-        == [(what, segments.BREAK) for what in ("mixer", "mixer", "attention", "mixer")]
-    )
+def test_a_mixer_without_its_break_is_refused_by_name(unbroken, set_up):
+    captured, [text] = set_up(unbroken, layers=2)
+    assert not captured
+    assert "decoder layer 0 (Unbroken) runs a Mamba2 mixer outside of every graph break" in text
 
 
-def test_only_the_first_rank_warns(build_model, set_up):
-    assert set_up(build_model("falcon_h1"), layers=2, tp_rank=1) == (False, [])
+def test_only_the_first_rank_warns(unbroken, set_up):
+    assert set_up(unbroken, layers=2, tp_rank=1) == (False, [])
 
 
 def test_a_mixer_without_attention_is_told_in_the_same_words(set_up):
@@ -139,7 +134,9 @@ def test_a_mixer_without_attention_is_told_in_the_same_words(set_up):
     )
 
 
-@pytest.mark.parametrize("kind, layers", [("nemotron_h", 6), ("qwen3_next", 8), ("llama", 4)])
+@pytest.mark.parametrize(
+    "kind, layers", [("falcon_h1", 2), ("nemotron_h", 6), ("qwen3_next", 8), ("llama", 4)]
+)
 def test_models_whose_state_breaks_cover_are_captured(build_model, set_up, kind, layers):
     assert set_up(build_model(kind), layers=layers) == (True, [])
 
@@ -171,6 +168,7 @@ def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model, c
 
     layers = build_model("falcon_h1").model.layers
     holder = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity(), layers[1]]))
+    assert not captures_mixer(runner([None, layers[1].attn], "breakable"), holder)
     assert captures_mixer(runner([None, layers[1].attn]), holder)
     assert "decoder layer 1 (FalconH1HybridAttentionDecoderLayer)" in caplog.text
     assert not captures_mixer(runner([None, layers[1]]), holder)
@@ -179,8 +177,12 @@ def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model, c
     assert "decoder layer 0 (FalconH1HybridAttentionDecoderLayer)" in caplog.text
 
 
-def runner(breaks):
+def runner(breaks, backend="full"):
     """A model runner whose release makes its breaks for `breaks`."""
+    config = SimpleNamespace(prefill=SimpleNamespace(backend=backend))
     return SimpleNamespace(
-        tp_rank=0, attention_layers=breaks, get_cuda_graph_layers=lambda owner: (breaks,)
+        tp_rank=0,
+        attention_layers=breaks,
+        get_cuda_graph_layers=lambda owner: (breaks,),
+        server_args=SimpleNamespace(cuda_graph_config=config),
     )

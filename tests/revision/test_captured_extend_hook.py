@@ -108,10 +108,10 @@ def test_the_runner_keeps_tables_and_fills_them(runner, monkeypatch):
 
 def keep_states(runner, monkeypatch, step):
     """A server whose prefix cache keeps the states of prefills, behind each `step` tokens."""
-    from sglang.srt.prefill_graph.captured import layers
+    from sglang.srt import runtime_context
 
     monkeypatch.setattr(runner.req_to_token_pool, "enable_mamba_extra_buffer", True, raising=False)
-    monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
+    monkeypatch.setattr(runtime_context, "mamba_cache_chunk_size", lambda: step)
 
 
 def test_states_for_the_prefix_cache_are_left_in_the_graph(runner, monkeypatch):

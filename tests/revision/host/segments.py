@@ -24,24 +24,55 @@ def of(model, monkeypatch, tokens=8, prepare=None):
     call's Python does not run at a replay. prepare(backend, note): what is done with that backend
     before; note(what): notes a call.
     """
-    seen, batch = [], _batch(tokens)
+    seen, batch = [], batch_of(tokens)
     backend = _backend(seen, tokens)
     if prepare:
         prepare(backend, functools.partial(_note, seen))
-    with recording(monkeypatch), contextlib.ExitStack() as stack, torch.no_grad():
-        for context in _contexts(model.model, batch, backend, tokens):
-            stack.enter_context(context)
+    with captured(model, monkeypatch, batch, backend) as replay:
+        at_capture = list(seen)
+        seen.clear()
+        replay(batch)
+        return at_capture, seen
+
+
+@contextlib.contextmanager
+def captured(model, monkeypatch, batch, backend):
+    """replay(batch): a replay of the layer stack of `model`, built on the CPU, that the release's
+    own primitive captured with `batch`, a prefill. It takes as many tokens or fewer.
+
+    backend: the attention backend. Returned is the output of the stack, padded rows and all.
+    """
+    tokens = len(batch.input_ids)
+    ids, positions = torch.arange(tokens), torch.arange(tokens)
+    with recording(monkeypatch), torch.no_grad():
         primitive = importlib.import_module(f"{_BREAKABLE}.breakable_cuda_graph")
         if hasattr(primitive, "get_device_module"):
             monkeypatch.setattr(primitive, "get_device_module", lambda: torch.cuda)
         made = primitive.BreakableCUDAGraph()
-        ids = torch.arange(tokens)
-        with primitive.BreakableCUDAGraphCapture(cuda_graph=made, pool=(0, 1)):
-            model.model(ids, ids, batch)
-        at_capture = list(seen)
-        seen.clear()
-        made.replay()
-        return at_capture, seen
+        with (
+            around(model.model, batch, backend, tokens),
+            primitive.BreakableCUDAGraphCapture(cuda_graph=made, pool=(0, 1)),
+        ):
+            output = model.model(ids, positions, batch)
+
+        def replay(batch):
+            for static, given in ((ids, batch.input_ids), (positions, batch.positions)):
+                static[: len(given)].copy_(given)
+            with around(model.model, batch, backend, tokens):
+                made.replay()
+            return output
+
+        yield replay
+
+
+@contextlib.contextmanager
+def around(layer_model, batch, backend, tokens):
+    """What the runner of the release sets around a capture, and around a replay in `tokens`
+    rows."""
+    with contextlib.ExitStack() as stack:
+        for context in _contexts(layer_model, batch, backend, tokens):
+            stack.enter_context(context)
+        yield
 
 
 _OPS = {
@@ -65,10 +96,11 @@ def recording(monkeypatch):
         yield
 
 
-def _batch(tokens):
-    batch = graph.prefill_batch(
-        tokens, out_cache_loc=torch.arange(tokens), positions=torch.arange(tokens)
-    )
+def batch_of(tokens, **fields):
+    """A prefill of `tokens`, as the release's prefill runner counts them; `fields` are set on
+    top."""
+    values = dict(out_cache_loc=torch.arange(tokens), positions=torch.arange(tokens))
+    batch = graph.prefill_batch(tokens, **(values | fields))
     batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = (
         tokens  # the latter from 0.5.20
     )
@@ -108,7 +140,7 @@ def _backend(seen, tokens):
 
 
 def _contexts(layer_model, batch, backend, tokens):
-    """What the runner of the release sets around a capture."""
+    """The contexts of `around`, in their order."""
     from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
     from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
 

@@ -3,6 +3,7 @@ requests. Modules, low to high:
 
     lifetimes     what a graph with breaks has to keep alive
     graph         a graph with breaks, for releases that have none
+    mixers        the break at a Mamba2 mixer that a layer calls beside its attention
     breaks        the break that stands for a split op's function
     arguments     server arguments that cannot go together with the graph
     crossover     from how many tokens on eager prefill is as fast
@@ -12,5 +13,5 @@ requests. Modules, low to high:
 A patch calls:
 
     arguments.add_breakable, arguments.as_breakable, arguments.check_breakable, lifetimes.OwnMemory,
-    lifetimes.holder, runner.set_up.
+    lifetimes.holder, mixers.beside_attention, runner.set_up.
 """

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..captured.layers import run_captured
 from ..compat import ops
 from ..piecewise import op_function, rows
+from . import mixers
 from .graph import break_at
 
 
-def in_breakable_graph() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def in_breakable_graph() -> Iterator[None]:
     """For a forward that is captured for, or replayed from, the overlay's breakable graph: split
-    ops are breaks inside."""
-    return op_function.broken_by(broken)
+    ops and mixers beside attention are breaks inside."""
+    with op_function.broken_by(broken), mixers.broken_by(break_at):
+        yield
 
 
 @functools.cache

@@ -2,9 +2,10 @@
 
 The piecewise flag and the forward context are in compilation/piecewise_context_manager.py,
 0.5.5.post3 to 0.5.13.post1, then in LATER_CONTEXT, the breakable graph in
-model_executor/breakable_cuda_graph/ from 0.5.11, and the attention backend of a forward in
-model_executor/forward_context.py from 0.5.13 (paths below sglang/srt/). Importing this module
-imports neither torch nor any other part of sglang; its functions do where they need them.
+model_executor/breakable_cuda_graph/ from 0.5.11 to 0.5.13.post1, then in LATER_BREAKABLE, and the
+attention backend of a forward in model_executor/forward_context.py from 0.5.13 (paths below
+sglang/srt/). Importing this module imports neither torch nor any other part of sglang; its
+functions do where they need them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 CONTEXT = "sglang.srt.compilation.piecewise_context_manager"
 BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph"
+LATER_BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph"
 FORWARD = "sglang.srt.model_executor.forward_context"
 LATER_CONTEXT = (
     "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager"
@@ -89,6 +91,18 @@ def on_cuda() -> bool:
     from sglang.srt.utils import is_cuda
 
     return is_cuda()
+
+
+def own_breaks() -> tuple[Callable[..., Any], Callable[[], bool]] | None:
+    """What makes a function a break of the release's own breakable graph, and its test of whether
+    a forward is being captured for it, or replayed; None before 0.5.11."""
+    place = next((name for name in (LATER_BREAKABLE, BREAKABLE) if has(name)), None)
+    if place is None:
+        return None
+    graph, context = (
+        importlib.import_module(f"{place}.{name}") for name in ("breakable_cuda_graph", "context")
+    )
+    return graph.eager_on_graph(True), context.is_in_breakable_cuda_graph
 
 
 def weak_views(capture: Any) -> Callable[[Any], Any]:

@@ -113,6 +113,13 @@ def new_tokens(forward_batch: Any) -> int:
     return forward_batch.batch_size * forward_batch.spec_info.draft_token_num
 
 
+def mamba2_backend(forward_batch: Any) -> Any:
+    """The half of a hybrid attention backend that runs Mamba2 mixers, for the forward of a batch:
+    in the batch up to 0.5.12, in the forward's context from 0.5.13 on."""
+    backend = getattr(forward_batch, "attn_backend", None) or attention_backend()
+    return backend.linear_attn_backend
+
+
 def mamba2_tokens(forward_batch: Any) -> int:
     """Rows that Mamba2's metadata accounts for: prefill tokens, then one per decode, or its drafts
     when verifying them.
@@ -121,7 +128,7 @@ def mamba2_tokens(forward_batch: Any) -> int:
     is_target_verify and draft_token_num begin in 0.5.6. MambaMixer2 asserts that it is given
     exactly so many rows.
     """
-    metadata = forward_batch.attn_backend.linear_attn_backend.forward_metadata
+    metadata = mamba2_backend(forward_batch).forward_metadata
     per_decode = metadata.draft_token_num if getattr(metadata, "is_target_verify", False) else 1
     return metadata.num_prefill_tokens + metadata.num_decodes * per_decode
 
@@ -163,12 +170,14 @@ def batch_getter(function: Callable[..., Any]) -> Callable[[], Any]:
 def mamba_cache_chunk_size() -> int:
     """Of how many tokens a multiple the prefix cache keeps a hybrid model's states for, from 0.5.11
     on. Asked as the release's backend does it: a function from 0.5.18 on, before that a property of
-    its server arguments."""
+    its server arguments. From 0.5.20 on the backend does not ask."""
     backend = importlib.import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend")
     if hasattr(backend, "mamba_cache_chunk_size"):
         return backend.mamba_cache_chunk_size()
-    arguments = getattr(backend, "get_server_args", None) or backend.get_global_server_args
-    return arguments().mamba_cache_chunk_size
+    for name in ("get_server_args", "get_global_server_args"):
+        if hasattr(backend, name):
+            return getattr(backend, name)().mamba_cache_chunk_size
+    return importlib.import_module("sglang.srt.runtime_context").mamba_cache_chunk_size()
 
 
 def state_slots(pool: Any, requests: Any) -> Any:

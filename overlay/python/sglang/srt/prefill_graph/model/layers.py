@@ -16,11 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..compat import model_runner
+from ..compat import model_runner, prefill_config
 from . import stack
 
 logger = logging.getLogger(__name__)
 
+# breakable.mixers.beside_attention: what a layer that breaks at its mixer calls in its forward
+_BREAKS_AT_MIXER = "beside_attention"
 _STATEFUL = ("RadixAttention", "RadixLinearAttention", "MambaMixer2")
 # where a layer without a mixer has its MLP or MoE block
 _BLOCKS = ("mlp", "feed_forward", "block_sparse_moe", "moe")
@@ -315,12 +317,12 @@ def outside_breaks(layers: Iterable[Any]) -> Layer | None:
     """The first layer that keeps state which no break covers, or None.
 
     Captured, such a layer would go on with the state slots and lengths of the batch of the capture.
-    Falcon-H1 is one: its attention breaks the graph, its Mamba2 mixer beside it does not
-    (models/falcon_h1.py:346 in 0.5.9).
     """
     for row, layer in zip(describe(layers).rows, layers):
         if row.kind is Kind.UNKNOWN:
             return row
+        if breaks_at_mixer(layer):
+            continue
         covered = (
             set() if row.split_object is None else {id(part) for part in _parts(row.split_object)}
         )
@@ -332,6 +334,13 @@ def outside_breaks(layers: Iterable[Any]) -> Layer | None:
                 row, reason=f"calls a {_name(inside[0])} outside of every break"
             )
     return None
+
+
+def breaks_at_mixer(layer: Any) -> bool:
+    """Whether a layer makes its own break of the breakable graph round its Mamba2 mixer, as
+    Falcon-H1's do (models/falcon_h1.py). A class that overrides such a forward does not."""
+    code = getattr(getattr(type(layer), "forward", None), "__code__", None)
+    return _BREAKS_AT_MIXER in getattr(code, "co_names", ())
 
 
 def uncovered_mixer(runner: Any) -> Layer | None:
@@ -370,11 +379,13 @@ def captures_mixer(runner: Any, owner: Any) -> bool:
     first rank has logged why not.
 
     Called from 0.5.14 on, where a release makes its breaks itself. owner: the layer stack. A mixer
-    must lie inside of what the release breaks at. Layers by name, and those that other ranks hold,
-    are looked at too.
+    must lie inside of what the release breaks at, or its layer breaks at it, which the breakable
+    graph alone sees. Layers by name, and those that other ranks hold, are looked at too.
     """
     layers = owner.layers.values() if hasattr(owner.layers, "values") else owner.layers
-    found = _first_uncovered(enumerate(layers), model_runner.attention_layers(runner, owner))
+    breakable = prefill_config.prefill(runner.server_args).backend == "breakable"
+    asked = (pair for pair in enumerate(layers) if not (breakable and breaks_at_mixer(pair[1])))
+    found = _first_uncovered(asked, model_runner.attention_layers(runner, owner))
     if found is None:
         return False
     reason = (

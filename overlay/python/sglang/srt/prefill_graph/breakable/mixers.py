@@ -1,0 +1,79 @@
+"""A Mamba2 mixer that a layer calls beside its attention, as a break of its own.
+
+Falcon-H1's layers run both on the same rows (models/falcon_h1.py), and only attention is a break of
+the releases. A captured mixer would go on with the state slots, the lengths and the number of
+requests of the batch that was captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..compat import features, ops
+
+Function = Callable[..., Any]
+_maker: Callable[[Function], Function] | None = None
+
+
+@contextlib.contextmanager
+def broken_by(maker: Callable[[Function], Function]) -> Iterator[None]:
+    """Let maker(function) make the breaks inside: for releases without breaks of their own (before
+    0.5.11)."""
+    global _maker
+    before, _maker = _maker, maker
+    try:
+        yield
+    finally:
+        _maker = before
+
+
+def _on_batch(
+    mixer: Any,
+    hidden_states: torch.Tensor,
+    output: torch.Tensor,
+    *,
+    hands_batch: bool,
+    **given: Any,
+) -> None:
+    """The mixer on the rows of the batch at hand; rows behind them become zero, since later layers
+    read them.
+
+    hidden_states, output: [padded tokens, hidden]. hands_batch: the backend wants the batch too.
+    The backend and the batch are looked up here, where a replay has its own. One without requests,
+    made up for the other ranks of data-parallel attention (0.5.15 to 0.5.20), has no state.
+    """
+    batch = ops.forward_context().forward_batch
+    made_up = getattr(batch, "_original_batch_size", None) == 0
+    count = 0 if made_up else ops.mamba2_tokens(batch)
+    if count:
+        if hands_batch:
+            given["forward_batch"] = batch
+        run = ops.mamba2_backend(batch).forward
+        run(mixer, hidden_states[:count], output[:count], **given)
+    output[count:].zero_()
+
+
+_own = features.own_breaks()
+_own_break = _own and _own[0](_on_batch)
+
+
+def beside_attention(forward: Function) -> Function:
+    """What a layer has to call in the place of `forward`, the one of its backend for Mamba2: that
+    one, and a break while a breakable graph is captured or replayed.
+
+    It is called as forward(mixer, hidden_states, output, **more). Drafts that are being verified
+    replay no prefill graph, so that what `more` says of them holds for each replay.
+    """
+    broken = _maker(_on_batch) if _maker else _own_break if _own and _own[1]() else None
+    if broken is None:
+        return forward
+
+    def run(mixer: Any, hidden_states: torch.Tensor, output: torch.Tensor, **given: Any) -> None:
+        hands_batch = given.pop("forward_batch", None) is not None
+        broken(mixer, hidden_states, output, hands_batch=hands_batch, **given)
+
+    return run

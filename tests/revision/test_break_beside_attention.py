@@ -1,0 +1,168 @@
+"""Falcon-H1 in the breakable graph of 0.5.14 and later: the Mamba2 mixer beside its attention is a
+break of its own. The release's layers and its graph, on the CPU. What the overlay's runner makes of
+it is in test_breakable_runner.py."""
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.revision(">=0.5.13,<0.5.24")
+OWN = pytest.mark.revision(">=0.5.14")
+SIZE = 8
+# releases keep the rotations that they make, on the device of the first model that asks
+OWN_ROPE = dict(max_position_embeddings=2048)
+
+
+@pytest.fixture
+def model(build_model):
+    return build_model("falcon_h1", device="cpu", dtype=torch.float32, **OWN_ROPE)
+
+
+def batch_of(lengths, **fields):
+    """A prefill of requests with `lengths` tokens each."""
+    from host import segments
+
+    tokens = sum(lengths)
+    source = torch.Generator().manual_seed(tokens)
+    return segments.batch_of(
+        tokens,
+        batch_size=len(lengths),
+        input_ids=torch.randint(1, 200, (tokens,), generator=source),
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        extend_seq_lens=torch.tensor(lengths),
+        **fields,
+    )
+
+
+@pytest.fixture
+def run(model, monkeypatch):
+    """run(batch): the layer stack's output of a replay in SIZE rows, and of eager prefill, and the
+    calls of mixers in the replay."""
+    from host import beside, segments
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+    calls = []
+    backend = beside.backend(calls)
+    placeholder = batch_of([SIZE])
+    backend.init_forward_metadata(placeholder)
+    with segments.captured(model, monkeypatch, placeholder, backend) as replay:
+
+        def both(batch):
+            backend.init_forward_metadata(batch)
+            calls.clear()
+            found, of_replay = replay(batch).clone(), list(calls)
+            with forward_context(ForwardContext(attn_backend=backend)):
+                wanted = model.model(batch.input_ids, batch.positions, batch)
+            return found, wanted, of_replay
+
+        yield both
+
+
+@OWN
+def test_mixers_break_the_graph(build_model, monkeypatch):
+    from host import segments
+
+    at_capture, at_replay = segments.of(
+        build_model("falcon_h1", device="cpu", **OWN_ROPE), monkeypatch
+    )
+    assert at_capture == at_replay == [("attention", segments.BREAK), ("mixer", segments.BREAK)] * 2
+
+
+@OWN
+def test_without_the_break_no_replay_would_ask_the_mixer(build_model, monkeypatch):
+    """What it is for: the mixer's Python runs at the capture alone, and its launches have the state
+    slots of that batch."""
+    from host import segments
+    from sglang.srt.prefill_graph.breakable import mixers
+
+    monkeypatch.setattr(mixers, "beside_attention", lambda forward: forward)
+    at_capture, at_replay = segments.of(
+        build_model("falcon_h1", device="cpu", **OWN_ROPE), monkeypatch
+    )
+    assert at_capture == [("attention", segments.BREAK), ("mixer", segments.CAPTURED)] * 2
+    assert at_replay == [("attention", segments.BREAK)] * 2
+
+
+@OWN
+@pytest.mark.parametrize("lengths", [[8], [5], [3, 2], [1, 1, 1], [2, 4, 2]], ids=str)
+def test_a_replay_has_the_rows_of_eager_prefill(run, lengths):
+    batch = batch_of(lengths)
+    found, wanted, calls = run(batch)
+    torch.testing.assert_close(found[: sum(lengths)], wanted)
+    assert [(call.layer_id, call.rows) for call in calls] == [(0, sum(lengths)), (1, sum(lengths))]
+    assert all(call.batch is batch for call in calls)
+
+
+@OWN
+def test_padded_rows_are_zero_behind_the_mixer(run):
+    """What was only allocated is NaN here, and would go on through every layer."""
+    found, _, _ = run(batch_of([3, 2]))
+    assert found.isfinite().all()
+
+
+@OWN
+def test_replays_do_not_see_each_other(run):
+    """Padded rows of a small batch were real ones before."""
+    first, _, _ = run(batch_of([3, 2]))
+    run(batch_of([8]))
+    again, wanted, _ = run(batch_of([3, 2]))
+    assert torch.equal(first[:5], again[:5])
+    torch.testing.assert_close(again[:5], wanted)
+
+
+@OWN
+def test_a_rank_without_requests_touches_no_state(run):
+    """Under data-parallel attention, 0.5.15 to 0.5.20 make up a request for it, whose slot is
+    another's."""
+    found, _, calls = run(batch_of([1], _original_batch_size=0))
+    assert calls == [] and found.isfinite().all()
+
+
+@pytest.mark.revision("<0.5.18")  # of which host/replayed.py knows the runners
+@pytest.mark.parametrize("lengths", [[64], [40, 9], [200]], ids=str)
+def test_the_runner_of_the_release_hands_breaks_what_they_need(lengths):
+    """The batch that a break looks up, with which states the prefix cache wants, and what the
+    backend has prepared for it."""
+    from host import beside, replayed, served
+    from sglang.srt.prefill_graph.breakable import mixers
+
+    calls, outputs = [], []
+    attention = beside.backend(calls)
+    tracked = dict(
+        mamba_track_mask=torch.tensor([True] * len(lengths)),
+        mamba_track_indices=torch.arange(10, 10 + len(lengths)),
+        mamba_track_seqlens=torch.tensor(lengths),
+    )
+    count = sum(lengths)
+    given = batch_of(lengths, seq_lens=torch.tensor(lengths), **tracked)
+
+    def layer(batch):
+        rows = torch.ones(len(batch.input_ids), 1)
+        outputs.append(torch.full_like(rows, float("nan")))
+        with mixers.broken_by(lambda function: function):
+            run = mixers.beside_attention(None)
+            words = dict(layer_id=0, forward_batch=given, mup_vector=torch.ones(1))
+            run(None, rows, outputs[0], **words)
+
+    with served.published(attention):
+        replayed.Replays("breakable", attention, layer).run(given)
+    [call], [output] = calls, outputs
+    assert call.rows == count < 256 and len(output) in replayed.SIZES
+    assert output[:count].gt(0).all() and output[count:].eq(0).all()
+    assert call.batch is not given
+    assert call.batch.mamba_track_mask.tolist() == [True] * len(lengths)
+
+
+@OWN
+def test_drafts_that_are_verified_replay_no_prefill_graph(tree):
+    """What the mixer is told of them at the capture holds for every replay."""
+    runner = tree / "python/sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
+    assert "is_target_verify()" in runner.read_text("utf-8")
+
+
+def test_eager_prefill_and_decoding_call_the_backend_itself():
+    from sglang.srt.prefill_graph.breakable import mixers
+
+    def forward(*_, **__):
+        raise AssertionError("not called here")
+
+    assert mixers.beside_attention(forward) is forward
