@@ -325,7 +325,7 @@ class Bench:
         TRIES did not have such ones."""
         for _ in range(TRIES):
             threads = self.threads.fast(THREADS)
-            steady.pin(turns.members(engine.process.pid), threads)
+            steady.pin(launch.members(engine.process.pid), threads)
             answer = self._ask(engine, "first_token", CALLS_S, **words)
             if answer is None:
                 return None

@@ -40,6 +40,7 @@ SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 MARK = "» "  # begins a line of an engine's log that is shown while it runs
+STACKS, STACKS_S = signal.SIGUSR1, 1.0  # asks a process for its stacks; it writes meanwhile
 GRACE_S = 5  # for an engine that has answered to end by itself
 LEAD_S = 200  # how long the others wait at most for the first engine
 
@@ -250,6 +251,8 @@ def _finished(job: Job, now: float, deadline: float) -> bool:
         answered = written and now - Path(job.plan["out"]).stat().st_mtime > GRACE_S
         if not answered and job.seconds <= job.limit_s and now <= deadline:
             return False
+    if not ended and not written:
+        show_stacks(job.process.pid)
     kill(job.process)  # what is left of an ended one too
     job.code = 0 if written else (job.process.returncode or 1) if ended else -1
     if not written and not ended and job.seconds <= job.limit_s:
@@ -270,6 +273,38 @@ def kill(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
+
+
+def show_stacks(leader: int) -> None:
+    """Have the Python processes of a session write into their logs what each thread is at, for
+    whoever asks why an engine took too long. watch/sitecustomize.py listens."""
+    told = [pid for pid in members(leader) if _listens(pid)]
+    for pid in told:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACKS)
+    if told:
+        time.sleep(STACKS_S)
+
+
+def _listens(pid: int) -> bool:
+    """Whether a process would survive STACKS: another one ends by it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):  # proc(5)
+                return bool(int(line.split()[1], 16) & 1 << (STACKS - 1))
+    return False
+
+
+def members(leader: int) -> list[int]:
+    """The processes of a session, less those that have ended and wait for a parent to notice."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            # proc(5)
+            state, _, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(session) == leader and state != "Z":
+                found.append(int(entry.name))
+    return found
 
 
 def last_words(place: Place, job: Job, lines: int = 12) -> str:

@@ -61,7 +61,9 @@ class Engine:
             self.line.sendall(json.dumps({"do": do} | words).encode() + b"\n")
             while b"\n" not in self.unread:
                 if time.time() > until:
-                    raise Gone(f"{do}: no answer in {time.time() - began:.0f} s")
+                    why = f"{do}: no answer in {time.time() - began:.0f} s"
+                    launch.show_stacks(self.process.pid)
+                    raise Gone(why)
                 if select.select([self.line], [], [], POLL_S)[0]:
                     new = self.line.recv(1 << 16)
                     self.unread += new
@@ -113,7 +115,8 @@ def end(engines: Sequence[Engine]) -> None:
             _signal(engine.process.pid, signal.SIGCONT)  # a stopped process would not hear of it
         until = time.time() + wait_s
         while time.time() < until and any(
-            engine.process.poll() is None or members(engine.process.pid) for engine in engines
+            engine.process.poll() is None or launch.members(engine.process.pid)
+            for engine in engines
         ):
             time.sleep(0.05)
             # what was started meanwhile too
@@ -151,7 +154,7 @@ class Gpu:
         than we do, as in containers."""
         rows, mine = (
             [row.split(",") for row in self._ask("--query-compute-apps=pid,used_memory")],
-            members(leader),
+            launch.members(leader),
         )
         return sum(int(used) for pid, used in rows if used.strip().isdigit() and int(pid) in mine)
 
@@ -162,18 +165,6 @@ class Gpu:
 
 def _signal(leader: int, number: int) -> None:
     """Send a signal to every process of a session, whatever groups they are in."""
-    for pid in members(leader):
+    for pid in launch.members(leader):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def members(leader: int) -> list[int]:
-    """The processes of a session, less those that have ended and wait for a parent to notice."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            # proc(5)
-            state, _, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(session) == leader and state != "Z":
-                found.append(int(entry.name))
-    return found

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.version import Version
@@ -142,6 +143,14 @@ def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
         text=True,
     )
     assert said.stdout == "ok\n", said.stderr
+
+
+@pytest.mark.parametrize(("version", "packed"), [("0.5.21", False), ("0.5.22", True)])
+def test_what_a_release_asks_for_at_its_start_is_packed(version, packed):
+    """Llama's layers import CuTe's compiler from 0.5.22 on, where a Hopper GPU never runs it."""
+    pin = SimpleNamespace(version=Version(version))
+    assert ("nvidia-cutlass-dsl" not in bundle._never_reached(pin)) is packed
+    assert "xgrammar" in bundle._never_reached(pin)
 
 
 def test_the_host_as_it_is_for_each_release():

@@ -11,9 +11,7 @@ SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
 COLD_AND_WARM = [([5, 1], [0, 4], None), ([1, 1, 3], [2, 0, 1], None)]
 CASES = {
     "cold, warm, and one after the other": dict(batches=COLD_AND_WARM, size=8),
-    "more than a chunk": dict(
-        batches=[([2, 66, 1], [0, 3, 9], None), ([70], [0], None)], size=72
-    ),
+    "more than a chunk": dict(batches=[([2, 66, 1], [0, 3, 9], None), ([70], [0], None)], size=72),
     "states are kept behind whole chunks": dict(
         batches=[
             ([2, 66, 4], [0, 64, 9], [0, 66, 0]),
@@ -88,7 +86,10 @@ REFUSED = {
         "FlashInferGDNKernel computes their prefills; --linear-attn-prefill-backend triton captures"
         " them",
     ),
-    "items": (lambda made: setattr(made, "enable_mis", True), "--enable-mis cuts prompts into items"),
+    "items": (
+        lambda made: setattr(made, "enable_mis", True),
+        "--enable-mis cuts prompts into items",
+    ),
     "strides": (strided, "states do not lie one behind the other in their pool"),
     "hicache": (
         lambda made: setattr(made._model_runner.server_args, "enable_hierarchical_cache", True),

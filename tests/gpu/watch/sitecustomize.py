@@ -11,12 +11,14 @@ PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if 
 it were not there. PREFILL_ONE_GPU=1: the ranks of a server share the first GPU.
 """
 
+import faulthandler
 import importlib.abc
 import importlib.util
 import json
 import linecache
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -196,6 +198,7 @@ def next_sitecustomize():
 
 
 if os.environ.get("PREFILL_WATCH"):
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # launch.show_stacks
     hooks = {
         name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()
     }
