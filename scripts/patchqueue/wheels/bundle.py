@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from .. import RELEASE
 from ..environments import lock
 from ..environments.lock import body, until
@@ -49,11 +51,12 @@ KERNEL_EDIT = 2  # which form of _let_missing_kernels_raise a kept site has been
 @dataclass(frozen=True)
 class LeftOut:
     """Packages that are not packed although the release requires them. modules: what sglang imports
-    of them, to be stood in for."""
+    of them, to be stood in for. releases: which releases do without (PEP 440); all where empty."""
 
     reason: str
     packages: str
     modules: str
+    releases: str = ""
 
 
 LEFT_OUT = (
@@ -84,8 +87,14 @@ LEFT_OUT = (
         "kernels for models and GPUs that the runs do not use, and their compilers",
         "flashinfer-cubin tilelang quack-kernels easydict cuda-tile sgl-deep-ep sgl-flash-mla"
         " torch-c-dlpack-ext z3-solver ml-dtypes tokenspeed-mla tokenspeed-triton nvidia-mathdx"
-        " nvidia-cudnn-frontend nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base flash-attn-4",
+        " nvidia-cudnn-frontend flash-attn-4",
         "tilelang quack easydict sgl_kernel.flash_ops",
+    ),
+    LeftOut(
+        "the compiler of CuTe kernels, which each MLP of Llama asks for from 0.5.22 on",
+        "nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13",
+        "",
+        releases="<0.5.22",
     ),
 )
 
@@ -138,7 +147,7 @@ def pack(
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     target = build.Target(host.python, host.platform.split("-")[0])
     built = build.build(root, pin, target, origin, root / "dist")
-    torch = carried.pack(pin, host, sm, _never_reached()) if carry_torch else None
+    torch = carried.pack(pin, host, sm, _never_reached(pin)) if carry_torch else None
     if torch:
         besides = carried.BOUND_TO_CUDA if torch.own_cuda else ()
         host = with_release_torch(host, pin.version, besides)
@@ -173,15 +182,26 @@ def pack(
     return Bundle(folder, manifest, sizes)
 
 
-def _never_reached() -> list[str]:
-    """The packages that no bundle holds."""
-    return [name for rule in LEFT_OUT for name in rule.packages.split()]
+def left_out(pin: Pin) -> list[LeftOut]:
+    """The rules of LEFT_OUT that hold for a release."""
+    return [
+        rule
+        for rule in LEFT_OUT
+        if SpecifierSet(rule.releases).contains(pin.version, prereleases=True)
+    ]
+
+
+def _never_reached(pin: Pin) -> list[str]:
+    """The packages that a release's bundle does not hold."""
+    return [name for rule in left_out(pin) for name in rule.packages.split()]
 
 
 def _pack_tree(root: Path, built: build.Built, host: Host, out: Path) -> None:
     """The patched wheel's files, what the host needs beside them, and tests/gpu."""
     plan = {
-        "stand_ins": sorted(module for rule in LEFT_OUT for module in rule.modules.split()),
+        "stand_ins": sorted(
+            module for rule in left_out(built.pin) for module in rule.modules.split()
+        ),
         "shims": [shim.module for shim in host.shims],
     }
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
@@ -246,7 +266,7 @@ def resolve(pin: Pin, host: Host) -> str:
     instead = [name for one in replaced for name in one.instead_of]
     excluded = [
         *host.brings,
-        *_never_reached(),
+        *_never_reached(pin),
         *instead,
         *lock.cuda_libraries(CUDA),
     ]
@@ -301,7 +321,9 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: 
     facts = {
         "resolved_as_of": pin.resolve_as_of.isoformat(),
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
-        "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in LEFT_OUT],
+        "left_out": [
+            {"reason": rule.reason, "names": rule.packages.split()} for rule in left_out(pin)
+        ],
         "trimmed": trimmed,
         "zeroed": asdict(zeroed) if zeroed else None,
     }
