@@ -23,6 +23,7 @@ import cases
 import launch
 import modes
 import returned
+from packaging.version import Version
 
 ENGINE = dict(
     skip_tokenizer_init=True,
@@ -103,10 +104,8 @@ def ask(engine, call: cases.Call, logprobs: bool = True, **more: object) -> dict
     prompts = [list(prompt) for prompt in call.prompts]
     sampling = {"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True}
     began = time.time()
-    # A start of the log-probabilities behind the prompt: asking for any of the prompt's own makes
-    # releases run it eagerly.
     wanted = (
-        dict(return_logprob=True, logprob_start_len=[len(p) for p in prompts], top_logprobs_num=2)
+        dict(return_logprob=True, logprob_start_len=starts(prompts), top_logprobs_num=2)
         if logprobs
         else {}
     )
@@ -118,6 +117,15 @@ def ask(engine, call: cases.Call, logprobs: bool = True, **more: object) -> dict
             read(answer, len(prompt)) for answer, prompt in zip(answers, prompts, strict=True)
         ],
     }
+
+
+def starts(prompts: list[list[int]]) -> list[int]:
+    """Where the log-probabilities of each prompt begin: behind it, since asking for any of its own
+    makes releases run it eagerly. Up to 0.5.6 its last token's are the least."""
+    import sglang
+
+    own = 1 if Version(sglang.__version__) < Version("0.5.7") else 0
+    return [len(prompt) - own for prompt in prompts]
 
 
 def read(answer: dict, prompt_tokens: int) -> dict:

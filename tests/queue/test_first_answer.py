@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -21,6 +21,7 @@ def first_answer(monkeypatch):
     monkeypatch.syspath_prepend(str(GPU))
     for file in GPU.glob("*.py"):
         monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.16"))
     return importlib.import_module("first_answer")
 
 
@@ -151,3 +152,11 @@ def test_an_engine_starts_with_decoding_graphs_and_is_asked_nothing(first_answer
             "model_path": "out/models/qwen3-next",
         }
     ]
+
+
+@pytest.mark.parametrize(("version", "starts"), [("0.5.6.post2", [3, 1]), ("0.5.7", [4, 2])])
+def test_log_probabilities_begin_where_a_release_allows(version, starts, monkeypatch):
+    """0.5.6 refuses a start behind the prompt."""
+    monkeypatch.syspath_prepend(str(GPU))
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__=version))
+    assert importlib.import_module("engine").starts([[1, 2, 3, 4], [5, 6]]) == starts

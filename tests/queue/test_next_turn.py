@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ def next_turn(monkeypatch):
     monkeypatch.syspath_prepend(str(GPU))
     for file in GPU.glob("*.py"):
         monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.16"))
     return importlib.import_module("next_turn")
 
 

@@ -20,6 +20,7 @@ import time
 
 from sglang.srt.model_executor.model_runner import Batch, ModelRunner
 
+__version__ = "0.5.9"
 FAULT, FAULT_IN = os.environ.get("FAKE_FAULT", ""), os.environ.get("FAKE_FAULT_IN", "graph").split()
 CALLS_BEFORE = 3  # answered before an engine dies or gets stuck
 STEP_S = float(os.environ.get("FAKE_STEP", "0"))
