@@ -1,5 +1,6 @@
-"""A gated delta net inside a recorded graph, through upstream's hook for linear attention, beside an
-eager prefill of the same backend. Backend and kernels are the release's, the latter interpreted."""
+"""A gated delta net inside a recorded graph, through upstream's hook for linear attention, beside
+an eager prefill of the same backend. Backend and kernels are the release's, the latter interpreted.
+"""
 
 from host.references import compare_captured_model  # starts the interpreter
 
@@ -87,8 +88,8 @@ def compare(
     """Each batch, (lengths, prefixes, kept), on one graph of `size` tokens, and eagerly, from the
     same states, one after the other. Rows behind a batch are NaN.
 
-    Returns `output` and `states`, the largest differences, the latter of requests' own slots; `kept`,
-    that of the slots of the prefix cache; `behind`: how many values behind the batches are not 0;
+    Returns `output` and `states`, the largest differences, the latter of requests' own slots;
+    `kept`, that of the prefix cache's slots; `behind`: how many values behind batches are not 0;
     `others`: how many slots of nobody a replay has changed; `written`: how many slots it should.
     """
     found = dict(output=0.0, states=0.0, kept=0.0, behind=0, others=0, written=0)

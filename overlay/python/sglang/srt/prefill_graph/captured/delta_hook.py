@@ -154,8 +154,7 @@ def _heads(layer: Any, qkv: torch.Tensor) -> Sequence[torch.Tensor]:
     parts = qkv.split([layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
     sizes = layer.head_q_dim, layer.head_k_dim, layer.head_v_dim
     return [
-        part.unflatten(-1, (-1, size)).unsqueeze(0)
-        for part, size in zip(parts, sizes, strict=True)
+        part.unflatten(-1, (-1, size)).unsqueeze(0) for part, size in zip(parts, sizes, strict=True)
     ]
 
 

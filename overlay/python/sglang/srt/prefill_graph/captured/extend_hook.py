@@ -1,9 +1,10 @@
 """Mamba2 prefills through upstream's own hook for linear attention inside a graph (0.5.23), where
 they are asked for.
 
-SGLANG_PREFILL_GRAPH_STATES=capture (or all) in the environment asks. HybridLinearAttnBackend asks its linear
-half whether it can capture (`supports_prefill_graph_extend`), has it make the tables of each size
-and fill them before each replay. Layers ask whether they are to break (`linear_extend_in_graph`).
+SGLANG_PREFILL_GRAPH_STATES=capture (or all) in the environment asks. HybridLinearAttnBackend asks
+its linear half whether it can capture (`supports_prefill_graph_extend`), has it make the tables of
+each size and fill them before each replay. Layers ask whether they are to break
+(`linear_extend_in_graph`).
 Upstream has KDA answer (layers/attention/linear/kda_prefill_graph.py); Mamba2Prefill answers for
 Mamba2AttnBackend.
 """
