@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ os.environ["PYTHONPATH"] = SCRIPTS  # for the tests that start it as a process
 import fakes  # noqa: E402
 import forkedpip  # noqa: E402
 
+from patchqueue.files import run  # noqa: E402
 from patchqueue.laying import quilt  # noqa: E402
 from patchqueue.upstream import index, source  # noqa: E402
 
@@ -51,8 +53,28 @@ def template(tmp_path_factory: pytest.TempPathFactory, quilt_home: Path | None) 
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_synced() -> Iterator[None]:
+    """A disk syncs for minutes in all, and no test turns the power off: who is killed leaves what
+    he wrote. test_atomic.py counts the calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def known_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """uv's notes of what the interpreter is, one folder of its cache: else each test's first call
+    starts Python to ask."""
+    cache = tmp_path_factory.mktemp("uv-cache")
+    words = ["--no-config", "--cache-dir", str(cache), "python", "find", sys.executable]
+    subprocess.run([run.find_uv(), *words], check=True, capture_output=True)
+    (notes,) = cache.glob("interpreter-*")
+    return notes
+
+
 @pytest.fixture(autouse=True)
-def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_python: Path) -> None:
     """A home of the test's own; pip sees the test's wheels and nothing else."""
     for name in list(os.environ):
         if name.startswith(("GIT_", "QUILT", "PIP_", "XDG_")) or name in (
@@ -62,7 +84,8 @@ def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "NO_COLOR",
         ):
             monkeypatch.delenv(name)
-    (tmp_path / "home").mkdir()
+    (tmp_path / "home/.cache/uv").mkdir(parents=True)
+    (tmp_path / "home/.cache/uv" / known_python.name).symlink_to(known_python)
     for name, value in {
         "HOME": str(tmp_path / "home"),
         "PATCHQUEUE_CACHE": str(tmp_path / "cache"),
@@ -154,4 +177,7 @@ def real_cache() -> Path:
 def engine_bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte code of what the fake engines import: else each run compiles it, and Python's own
     modules, for a folder of its own."""
-    return tmp_path_factory.mktemp("bytecode")
+    session = tmp_path_factory.getbasetemp()
+    folder = (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / "bytecode"
+    folder.mkdir(exist_ok=True)  # one for all processes: Python renames each file into place
+    return folder

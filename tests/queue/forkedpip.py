@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import mimetypes
 import os
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def load() -> Callable[[list[str]], int]:
     for name in IMPORTED_LATE:
         with contextlib.suppress(ImportError):  # other versions of pip have other modules
             importlib.import_module(name)
+    mimetypes.init()  # reads the system's list
     user_agent()  # asks the system what it is, in three processes, and keeps most of that
     return importlib.import_module("pip._internal.cli.main").main
 

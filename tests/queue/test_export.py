@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import asked
 import fakes
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -62,6 +63,7 @@ def sent(
 ) -> fakes.Project:
     """A project with two patches to send, one with a test, and its release as a checkout in
     sglang/."""
+    monkeypatch.setattr(formatting, "_run", asked.run)
     for name, value in tools.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")

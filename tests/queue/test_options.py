@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import asked
 import fakes
 import pytest
 import test_words
@@ -35,7 +36,7 @@ from patchqueue.commands import testing as testing_command
 from patchqueue.commands import writing
 from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
-from patchqueue.handover import prtest
+from patchqueue.handover import formatting, prtest
 from patchqueue.upstream import pins
 from patchqueue.wheels import bundle, carried, host
 
@@ -554,6 +555,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(testing_command, "test_tool", lambda root: made.note("the tool") or 0)
     monkeypatch.setattr(upstream_tests, "_ended", ended(made))
     monkeypatch.setattr(writing, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
+    monkeypatch.setattr(formatting, "_run", asked.run)
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
     monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
     monkeypatch.setitem(measuring.FIGURES, "apply", figure)

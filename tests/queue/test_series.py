@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 
 import pytest
 from fakes import patch_text
@@ -138,6 +139,14 @@ def test_patches_that_are_no_variants_may_overlap():
 def test_no_text_makes_parsing_raise(text):
     entries, _ = series.parse(text)
     series.overlapping(entries)
+
+
+def test_a_selection_belongs_to_who_asked_and_a_changed_queue_selects_anew(project):
+    queue, version = series.read(project.root)[0], Version("9.9.1")
+    queue.select(version).clear()
+    assert [patch.name for patch in queue.select(version)] == [one.name for one in queue.entries]
+    assert queue.select(Version("10")) == []
+    assert len(replace(queue, entries=queue.entries[:1]).select(version)) == 1
 
 
 def test_variant_shares_its_base_header_and_overlay(project):

@@ -216,7 +216,8 @@ def test_processors_are_shared_by_releases_first(revisions, processors, side_by_
 
 
 def test_one_processor_spreads_nothing(tmp_path):
-    assert testing.spread(tmp_path / "home", 1) == [] and list((tmp_path / "home").iterdir()) == []
+    (beside := tmp_path / "beside").mkdir()
+    assert testing.spread(beside, 1) == [] and list(beside.iterdir()) == []
 
 
 def spread_run(folder: Path, *files: str, processes: int = 2) -> str:

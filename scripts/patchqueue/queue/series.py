@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,18 @@ class Queue:
     def select(self, version: Version) -> list[Patch]:
         """The patches for one release, in the series' order, each with the lines that are pinned
         for that release."""
-        return [
-            self.at(entry.name, version)
-            for entry in self.entries
-            if entry.name in self.patches and entry.is_for(version)
-        ]
+        if version not in self._selected:
+            self._selected[version] = [
+                self.at(entry.name, version)
+                for entry in self.entries
+                if entry.name in self.patches and entry.is_for(version)
+            ]
+        return [*self._selected[version]]
+
+    @cached_property
+    def _selected(self) -> dict[Version, list[Patch]]:
+        """By release, what it was asked for: the matrix asks for each of its cells."""
+        return {}
 
     def at(self, patch: str, version: Version) -> Patch:
         """One patch with a release's lines: every reader of a text that is laid on a release takes

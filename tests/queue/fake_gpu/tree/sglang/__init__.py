@@ -7,10 +7,9 @@ sglang/srt/slow.py where the tree has that.
 """
 
 import array
-import asyncio
 import base64
 import dataclasses
-import gzip
+import functools
 import json
 import os
 import pathlib
@@ -67,7 +66,6 @@ class Engine:
             sizes[1:] if self.fault == "lost-size" else sizes,
         )
         self.draft = ModelRunner("", [], is_draft_worker=True)
-        self.loop = asyncio.new_event_loop()
         self.seen, self.calls = [], 0
         self.mixed = False
         self.mixes = words.get("enable_mixed_chunk", False)
@@ -116,6 +114,8 @@ class Engine:
     def stop_profile(self):
         if self.fault == "no-kernels":
             self.events = []
+        import gzip
+
         with gzip.open(self.traced / "1-TP-0.trace.json.gz", "wt") as out:
             json.dump({"traceEvents": self.events}, out)
         self.events = None
@@ -200,6 +200,12 @@ class Engine:
             found["routed_experts"] = packed
         return found
 
+    @functools.cached_property
+    def loop(self):
+        import asyncio  # most engines need none, and it takes as long as the rest
+
+        return asyncio.new_event_loop()
+
     async def async_generate(self, input_ids, sampling_params, stream=False):
         self._note("load")
         if stream:
@@ -208,11 +214,15 @@ class Engine:
             os._exit(7) if os.fork() else time.sleep(600)  # what it leaves behind holds its socket
         if self.fault == "stalls" and self.flushed == 4:
             time.sleep(600)
+        import asyncio
+
         await asyncio.sleep(SECONDS.get(self.name, 0.001))
         return self.generate([input_ids], sampling_params)[0]
 
     async def _stream(self, input_ids, sampling_params):
         """Each token as it comes, with all before it; what a conversation said before is cached."""
+        import asyncio
+
         await asyncio.sleep(STEP_S * SLOW)
         answer = self.generate([input_ids], sampling_params)[0]
         for count in range(1, sampling_params["max_new_tokens"] + 1):
