@@ -343,7 +343,7 @@ def test_nodes_without_an_index_take_the_releases_bundle(checkout):
             ("matrix.json", "results"),
             {},
             0,
-            "next: sbatch --array=0-6 scripts/slurm/prove.sbatch matrix.json results",
+            "next: sbatch --array=0-7 scripts/slurm/prove.sbatch matrix.json results",
         ),
         (("empty.json", "results"), {}, 0, "nothing is left to prove"),
         (("matrix.json",), {}, 2, "usage: "),
@@ -351,9 +351,9 @@ def test_nodes_without_an_index_take_the_releases_bundle(checkout):
         (("bad.json", "results"), {"SLURM_ARRAY_TASK_ID": "0"}, 1, "bad.json is no matrix"),
         (
             ("matrix.json", "results"),
-            {"SLURM_ARRAY_TASK_ID": "7"},
+            {"SLURM_ARRAY_TASK_ID": "8"},
             1,
-            "has 7 jobs, numbered from 0: there is no job 7",
+            "has 8 jobs, numbered from 0: there is no job 8",
         ),
     ],
 )
