@@ -43,6 +43,10 @@ def add(commands: Any) -> None:
     made.add_argument(
         "--verbose", action="store_true", help="list the files that were added, changed and removed"
     )
+    _add_bundle(commands)
+
+
+def _add_bundle(commands: Any) -> None:
     packed = command(
         commands,
         "bundle",

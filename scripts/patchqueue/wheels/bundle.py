@@ -164,22 +164,30 @@ def pack(
     tree = folder / "tree.tar.xz"
     _pack_tree(root, built, host, tree)
     archives = {"site": site, **({"torch": torch.archive} if torch else {}), "tree": tree}
+    sizes = _write(folder, archives, part_size, manifest)
+    tree.unlink()
+    return Bundle(folder, manifest, sizes)
+
+
+def _write(
+    folder: Path, archives: dict[str, Path], part_size: int, manifest: dict[str, Any]
+) -> dict[str, int]:
+    """The archives' parts, and what a host needs to put them together. Notes the parts in
+    `manifest`; returns each archive's packed bytes."""
     manifest["parts"] = parts = [
         part
         for name, archive in archives.items()
         for part in packing.split(archive, folder, f"{name}.tar.xz", part_size)
     ]
-    tree.unlink()
     (folder / "parts.sha256").write_text(
         "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
     )
     shutil.copy(HOSTSITE / "unpack", folder / "unpack")
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    sizes = {
+    return {
         name: sum(part["bytes"] for part in parts if part["file"].startswith(name))
         for name in archives
     }
-    return Bundle(folder, manifest, sizes)
 
 
 def left_out(pin: Pin) -> list[LeftOut]:
