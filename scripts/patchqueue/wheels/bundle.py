@@ -158,15 +158,19 @@ def pack(
     site, facts = dependencies(shared, sharing, sm, one_gpu=bool(torch))
     manifest = {**_manifest(built, host, sm, shared), **facts}
     manifest["carried"] = torch.facts if torch else None
-    folder = root / "dist/bundle" / pin.tag
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder = _emptied(root / "dist/bundle" / pin.tag)
     tree = folder / "tree.tar.xz"
     _pack_tree(root, built, host, tree)
     archives = {"site": site, **({"torch": torch.archive} if torch else {}), "tree": tree}
     sizes = _write(folder, archives, part_size, manifest)
     tree.unlink()
     return Bundle(folder, manifest, sizes)
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def _write(
