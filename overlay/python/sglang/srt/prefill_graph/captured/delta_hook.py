@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_fn
-from sglang.kernels.ops.mamba.kda_prefill_track import kda_track_conv_window, kda_track_ssm_state
+from sglang.kernels.ops.mamba.kda_prefill_track import kda_track_conv_window
 from sglang.srt.layers.attention.linear.kda_backend import KDAAttnBackend
 
 from ..compat import model_runner
+from ..kernels import delta_states
 from . import layers, own_runner
 from .tables import MOST_REQUESTS
 
@@ -65,8 +66,7 @@ class GatedDeltaPrefill:
             _keep_windows(tables, windows, mixed_qkv)
         query, key, value = _heads(layer, _convolved(layer, tables, windows, mixed_qkv))
         decay, beta = self._prefill_gates(layer, a, b)
-        kept = _room_for_kept(tables, states) if tables.track else None
-        output, _, _ = self.kernel_dispatcher.extend(
+        output, _, before = self.kernel_dispatcher.extend(
             q=query,
             k=key,
             v=value,
@@ -76,20 +76,11 @@ class GatedDeltaPrefill:
             cache_indices=tables.cache_indices,
             query_start_loc=tables.cu_seqlens,
             static_tables=dict(
-                chunk_indices=tables.chunk_indices,
-                chunk_offsets=tables.chunk_offsets,
-                track_state=kept,
-                track_chunk_idx=tables.track_chunk_idx if tables.track else None,
+                chunk_indices=tables.chunk_indices, chunk_offsets=tables.chunk_offsets
             ),
         )
         if tables.track:
-            kda_track_ssm_state(
-                ssm_pool=states,
-                h_track=kept,
-                track_mode=tables.track_mode,
-                track_dst=tables.track_dst,
-                cache_indices=tables.cache_indices,
-            )
+            delta_states.keep(states, before[0], tables)
         behind = tables.token_index >= tables.num_logical_tokens
         return output.masked_fill_(behind.view(1, -1, 1, 1), 0)
 
@@ -156,8 +147,3 @@ def _heads(layer: Any, qkv: torch.Tensor) -> Sequence[torch.Tensor]:
     return [
         part.unflatten(-1, (-1, size)).unsqueeze(0) for part, size in zip(parts, sizes, strict=True)
     ]
-
-
-def _room_for_kept(tables: Any, states: torch.Tensor) -> torch.Tensor:
-    shape = tables.max_seqs, *states.shape[1:]
-    return torch.empty(shape, dtype=torch.float32, device=states.device)

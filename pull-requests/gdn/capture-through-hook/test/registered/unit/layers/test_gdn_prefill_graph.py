@@ -92,8 +92,6 @@ class TestGDNPrefillGraph(CustomTestCase):
         tables = dict(
             chunk_indices=torch.zeros(2, 2, dtype=torch.int32),
             chunk_offsets=torch.zeros(2, dtype=torch.int32),
-            track_state=None,
-            track_chunk_idx=None,
         )
         with (
             # The kernels enter the device of their tensors.

@@ -6,7 +6,7 @@ chunks and the same convolution blocks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -55,31 +55,24 @@ def gdn_conv_in_graph(
     ).transpose(0, 1)
 
 
-def allocate_track_state(
-    meta: KDAPrefillGraphMetadata, ssm_states: torch.Tensor
-) -> Optional[torch.Tensor]:
-    """Room for the chunk-boundary states that the kernel snapshots."""
-    if not meta.track:
-        return None
-    shape = (meta.max_seqs, *ssm_states.shape[1:])
-    return torch.empty(shape, dtype=torch.float32, device=ssm_states.device)
-
-
 def finish_extend_in_graph(
     *,
     meta: KDAPrefillGraphMetadata,
     ssm_states: torch.Tensor,
-    track_state: Optional[torch.Tensor],
+    h: torch.Tensor,
     output: torch.Tensor,
 ) -> torch.Tensor:
-    """Copy the snapshots to their track slots and zero the rows past the batch."""
-    if track_state is not None:
+    """Snapshot the tracked states, from ``h`` as the eager path does, and zero the
+    rows past the batch. h: [1, chunks, ...]."""
+    if meta.track:
         kda_track_ssm_state(
             ssm_pool=ssm_states,
-            h_track=track_state,
+            h_track=h[0],
             track_mode=meta.track_mode,
             track_dst=meta.track_dst,
             cache_indices=meta.cache_indices,
+            chunk_offsets=meta.chunk_offsets,
+            track_chunk_idx=meta.track_chunk_idx,
         )
     padding = meta.token_index >= meta.num_logical_tokens
     return output.masked_fill_(padding.view(1, -1, 1, 1), 0)
