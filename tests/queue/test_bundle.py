@@ -145,6 +145,24 @@ def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
     assert said.stdout == "ok\n", said.stderr
 
 
+def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
+    """nvidia-cutlass-dsl has a .pth file, which Python runs in site-packages alone."""
+    bundle._lay_host_files(tmp_path / "hostsite", {"stand_ins": [], "shims": []})
+    inner = tmp_path / "site/outer/inner"
+    inner.mkdir(parents=True)
+    (inner / "found.py").write_text("print('found')")
+    line = "import sys, os, outer; sys.path.append(os.path.join(outer.__path__[0], 'inner'))"
+    (tmp_path / "site/outer.pth").write_text(line)
+    folders = tmp_path / "hostsite", tmp_path / "site"
+    said = subprocess.run(
+        [sys.executable, "-c", "import found"],
+        env={"PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout == "found\n", said.stderr
+
+
 @pytest.mark.parametrize(("version", "packed"), [("0.5.21", False), ("0.5.22", True)])
 def test_what_a_release_asks_for_at_its_start_is_packed(version, packed):
     """Llama's layers import CuTe's compiler from 0.5.22 on, where a Hopper GPU never runs it."""

@@ -108,6 +108,13 @@ TRIMMED = (
         " FlashMLA's",
         ("sgl_kernel/flash_ops*", "sgl_kernel/infllm_ops*"),
     ),
+    packing.Trimmed(
+        "CuTe's compiler for CUDA 12 (230 MB): the host has CUDA 13",
+        (
+            "nvidia_cutlass_dsl/cu12",
+            "nvidia_cutlass_dsl/dsl_packages/cutlass/_mlir/_mlir_libs/_cutlass_ir.cu12.*",
+        ),
+    ),
     packing.Trimmed("kernels that only runs on several nodes load", ("*_mscclpp*",)),
     packing.Trimmed(
         "programs, headers and byte code: nothing starts or compiles them",

@@ -3,10 +3,14 @@ packages."""
 
 import json
 import pathlib
+import site
 
 import patchqueue_shims
 import patchqueue_stand_ins
 
-_plan = json.loads((pathlib.Path(__file__).with_name("patchqueue_site.json")).read_text())
+_here = pathlib.Path(__file__).parent
+_plan = json.loads((_here / "patchqueue_site.json").read_text())
 patchqueue_stand_ins.install(_plan["stand_ins"])
 patchqueue_shims.install(_plan["shims"])
+# Python runs the .pth files of no folder that is on PYTHONPATH; CuTe's compiler needs its own.
+site.addsitedir(str(_here.with_name("site")))
