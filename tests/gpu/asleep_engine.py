@@ -41,12 +41,17 @@ def update(engine, folder: str, recapture: bool = False) -> None:
 
 def update_from_tensors(engine, folder: str) -> None:
     """From tensors of this process, as a trainer beside the engine has them. Its own use of the GPU
-    stays."""
+    stays. Raises RuntimeError where the release says that it failed."""
     import torch
     from safetensors.torch import load_file
 
     tensors = load_file(Path(folder) / "model.safetensors", device="cuda:0")
+    sessions = hasattr(engine, "begin_weight_update")  # 0.5.23 takes tensors within one alone
+    if sessions:
+        _check(engine.begin_weight_update())
     _check(engine.update_weights_from_tensor(list(tensors.items())))
+    if sessions:
+        _check(engine.end_weight_update())
     del tensors
     torch.cuda.empty_cache()
 

@@ -23,11 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import engine as engines
 import launch
 import run
 import subjects
 
 HERE = Path(__file__).resolve().parent
+KERNELS = ("attention_backend", "sampling_backend", "grammar_backend")  # that a bundle has
 WAYS = ("main", "strong", "ours")
 CAPTURED = re.compile(
     r"Capture (?:target )?prefill CUDA graph end\. elapsed=([\d.]+) s,\s+mem usage=([\d.]+) GB"
@@ -124,6 +126,8 @@ def _engine(plan: dict) -> int:
         log_level="info",
         mem_fraction_static=plan["fraction"],
         cuda_graph_backend_prefill="breakable",
+        disable_decode_cuda_graph=True,
+        **{name: engines.ENGINE[name] for name in KERNELS},
     )
     if plan["max_bs"]:
         words["cuda_graph_max_bs_prefill"] = plan["max_bs"]

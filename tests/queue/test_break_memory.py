@@ -33,6 +33,7 @@ LOG = """
 ENGINE = f"""
 class Engine:
     def __init__(self, **words):
+        assert words["attention_backend"] == "flashinfer"  # a bundle has no FlashAttention 3
         print({LOG!r}.replace("3.25", str(words["mem_fraction_static"])))
     def generate(self, **words): pass
     def shutdown(self): pass
