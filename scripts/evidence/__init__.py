@@ -2,6 +2,6 @@
 tool is.
 
 Modules and packages, low to high; none imports from its own floor or a higher one:
-harness records · gpurun store · benches cells gains merge · figures matrix ·
+harness records · gpurun store · benches cells gains merge · figures matrix ways ·
 fleet measure plots · pages · commands
 """

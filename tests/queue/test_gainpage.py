@@ -8,7 +8,7 @@ from pathlib import Path
 import fakes
 import pytest
 
-from evidence import gains, store
+from evidence import gains, store, ways
 from evidence.pages import bench as benchpage
 from evidence.plots import gain as plot
 from evidence.records import Gain
@@ -95,7 +95,7 @@ def told(found: dict) -> str:
 
 @pytest.fixture
 def text() -> str:
-    return benchpage.page([], False, [of(gain())], with_gain_plot=True)
+    return benchpage.page([], False, [of(gain())], [*plot.NAMES])
 
 
 def test_what_a_user_gains_is_one_paragraph(text):
@@ -135,9 +135,7 @@ def test_how_it_ran_is_said(text):
     assert (
         "ran at 690 TFLOP/s" in text and "off its pin" in text and "had 16 hardware threads" in text
     )
-    assert (
-        text.startswith("# What the queue is worth") and "![Time to first token and kernels" in text
-    )
+    assert text.startswith("# What the queue is worth") and "![Time to the first token" in text
 
 
 def test_the_first_answer_is_told_where_nothing_was_compiled_before():
@@ -268,22 +266,100 @@ def test_a_call_that_was_split_is_said():
     assert "Untouched, 1 × 512 took 1.67 forwards a call." in told(found)
 
 
-def test_a_legend_names_triton_kernels():
-    assert (
-        plot.label("_chunk_scan_fwd_kernel") == "chunk_scan_fwd_kernel"
-        and len(plot.label("_" * 9 + "x" * 99)) == 34
-    )
-
-
-def test_the_plot_is_drawn(tmp_path: Path):
+def test_the_plots_are_drawn(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    assert (
-        plot.draw([of(gain())], tmp_path / "plot.png")
-        and (tmp_path / "plot.png").stat().st_size > 10_000
-    )
-    assert not plot.draw([], tmp_path / "none.png") and not plot.draw(
-        [of(gain(runs=[]))], tmp_path / "none.png"
-    )
+    written = plot.draw([of(gain())], tmp_path)
+    assert [file.name for file in written] == [*plot.NAMES]
+    assert all(file.stat().st_size > 8_000 for file in written)
+    assert plot.draw([], tmp_path) == plot.draw([of(gain(runs=[]))], tmp_path) == []
+
+
+def test_a_plot_that_has_nothing_to_show_is_not_drawn(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    runs = [visit(tree, SLOW, 60.0, profile={}) for tree in gains.TREES]
+    names = [file.name for file in plot.draw([of(gain(runs=runs))], tmp_path)]
+    assert names == ["gain-first-tokens.png", "gain-input-rates.png"]
+
+
+def test_the_page_shows_the_plots_that_are_there(text):
+    assert all(f"]({name})" in text for name in plot.NAMES)
+    assert ".png" not in told(gain())
+
+
+def test_the_first_tables_have_a_row_for_each_way(text):
+    assert text.index("**Nano, as published**") < text.index("### 0.5.9 on G")
+    row = next(line for line in text.splitlines() if line.startswith("| 0.5.9"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["0.5.9", "eager → graph", "152.0 → 102.0", "1.11", "20.5 → 30.1"]
+
+
+def test_the_widest_row_fits_a_terminal():
+    runs = [visit("untouched", SLOW, 60.0), visit("patched", FAST, 10.0, mode="breakable")]
+    runs[1]["states"] = "capture"
+    rows = [row for row in told(gain(runs=runs, version="0.5.12.post1")).splitlines() if "|" in row]
+    assert any("eager → graph+states" in row for row in rows) and max(map(len, rows)) <= 80
+
+
+def several() -> list[Gain]:
+    """A release timed eagerly, then with a graph at more lengths, then with states asked for."""
+    long = {"1x64": (FAST, 9.0), "1x4096": (FAST, 99.0)}
+
+    def longer(tree: str, **more) -> dict:
+        spans = {shape: {"fastest": 136.0, "all": calls} for shape, (calls, _) in long.items()}
+        return visit(tree, FAST, 9.0, first_token_ms=spans, **more)
+
+    plan = gain()["gain"] | {"shapes": [*long, "1x512"]}
+    graph = [longer("untouched"), longer("patched", mode="breakable", states="")]
+    asked = [longer("untouched"), longer("patched", mode="breakable", states="all")]
+    return [
+        of(gain(date="2026-01-02")),
+        of(gain(gain=plan, runs=graph, date="2026-01-01")),
+        of(gain(gain=plan, runs=asked, date="2026-01-03", version="0.5.16")),
+        of(gain(gain=plan, runs=asked, date="2026-01-03", model="Other")),
+    ]
+
+
+def test_each_tree_and_way_counts_once():
+    """With the gain that has most lengths; a model of several releases first."""
+    table = ways.timed(several())
+    model = "Nano, as published"
+    assert [*table] == [(model, "0.5.9"), (model, "0.5.16"), ("Other", "0.5.9")]
+    old, new, _ = table.values()
+    assert [one.name for one in old] == ["untouched, eager", "patched, graph"]
+    assert [one.name for one in new] == ["untouched, eager", "patched, graph+states"]
+    assert [ways.alone(one.gain)[0] for one in old] == [(64, "1x64")] * 2
+
+
+def test_loads_of_users_are_no_way_of_prefilling():
+    plan = gain()["gain"] | {"traffic": ["gsm8k"]}
+    assert ways.timed([of(gain(gain=plan))]) == {}
+
+
+@pytest.mark.parametrize(
+    "group, kind",
+    [
+        ("matrix products", "matrix products"),
+        ("fused_moe_kernel", "experts"),
+        ("_chunk_scan_fwd_kernel", "Mamba2's scan"),
+        ("_chunk_state_varlen_kernel", "Mamba2's scan"),
+        ("_states_kernel", "Mamba2's scan"),
+        ("chunk_fwd_kernel_o", "gated delta rule"),
+        ("_causal_conv1d_fwd_kernel", "convolution"),
+        ("attention", "attention"),
+        ("norms", "norms and activations"),
+        ("element-wise of PyTorch", "copies and element-wise"),
+        ("something new", "other"),
+    ],
+)
+def test_a_group_of_kernels_has_a_kind(group, kind):
+    assert ways.kind(group) == kind
+
+
+def test_kinds_share_a_call_out_whole():
+    one = ways.timed([of(gain())])["Nano, as published", "0.5.9"][0]
+    kinds = one.kinds("1x4096")
+    assert kinds["matrix products"] == 92.0 and kinds["Mamba2's scan"] == 60.0
+    assert sum(kinds.values()) == 152.0
 
 
 def served(rate: float, half: float, most: float) -> list[dict]:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import benches, gains
+from .. import benches, gains, ways
 from ..benches import EAGER, FIRST, NAMES
 from ..plots import bench as bench_plot
 from ..plots import gain as gain_plot
@@ -19,7 +19,7 @@ from ..records import Bench, Gain, TimedRun, spoken
 from ..store import put
 from .render import number, render, signed, table
 
-PAGE, PLOT, GAIN_PLOT = Path("docs/bench.md"), Path("docs/bench.png"), Path("docs/gain.png")
+PAGE, PLOT = Path("docs/bench.md"), Path("docs/bench.png")
 
 
 def write(root: Path) -> bool:
@@ -28,7 +28,7 @@ def write(root: Path) -> bool:
     (root / PAGE).parent.mkdir(parents=True, exist_ok=True)
     drawn = [
         bench_plot.draw(benches.load(root), root / PLOT),
-        gain_plot.draw(gains.load(root), root / GAIN_PLOT),
+        gain_plot.draw(gains.load(root), (root / PAGE).parent),
     ]
     put(root / PAGE, of(root))
     return any(drawn)
@@ -36,17 +36,17 @@ def write(root: Path) -> bool:
 
 def of(root: Path) -> str:
     """The page's text, from what is kept; with the plots that are there."""
-    with_plots = [(root / plot).is_file() for plot in (PLOT, GAIN_PLOT)]
-    return page(benches.load(root), with_plots[0], gains.load(root), with_plots[1])
+    drawn = [name for name in gain_plot.NAMES if (root / PAGE).with_name(name).is_file()]
+    return page(benches.load(root), (root / PLOT).is_file(), gains.load(root), drawn)
 
 
 def page(
     timed: Sequence[Bench],
     with_plot: bool,
     compared: Sequence[Gain] = (),
-    with_gain_plot: bool = False,
+    drawn: Sequence[str] = (),
 ) -> str:
-    """The page's text."""
+    """The page's text. drawn: the plots of gains that are there."""
     models: dict[str, list[Bench]] = {}
     for bench in timed:
         models.setdefault(bench.model, []).append(bench)
@@ -55,7 +55,7 @@ def page(
         models=models,
         compared=compared,
         plot=PLOT.name if with_plot and any(map(benches.paired, timed)) else "",
-        gain_plot=GAIN_PLOT.name if with_gain_plot else "",
+        gain_plots={name: gain_plot.NAMES[name] for name in drawn},
         **FUNCTIONS,
     )
 
@@ -153,6 +153,39 @@ def call_rows(gain: Gain) -> list[list[str]]:
     ]
 
 
+LONG = "1x4096"  # of the page's first tables
+
+
+def summaries(compared: Sequence[Gain]) -> dict[str, list[list[str]]]:
+    """Of each model the patched ways of prefilling, each beside the untouched tree of its run: the
+    GPU's own time of 4096 tokens, its ratio to the floor, and input tokens a second."""
+    tables: dict[str, list[list[str]]] = {}
+    for (model, version), trees in ways.timed(compared).items():
+        for one in trees:
+            if one.tree == gains.PATCHED:
+                row = [version, _both_ways(one), *_summary(one.gain)]
+                tables.setdefault(ways.short(model), []).append(row)
+    return tables
+
+
+def _both_ways(one: ways.Timed) -> str:
+    """How the untouched tree of the same run prefilled, and how this one did."""
+    known = gains.runs(one.gain, gains.UNTOUCHED)
+    before = ways.way_of(one.gain, gains.UNTOUCHED) if known else "-"
+    return one.way if before == one.way else f"{before} → {one.way}"
+
+
+def _summary(gain: Gain) -> list[str]:
+    busy, floor = gains.both(gains.busy_ms, gain, LONG), gain.floor_ms.get(LONG)
+    ratio = busy[1] / floor if busy[1] and floor else None
+    rates = [rate and rate / 1000 for rate in gains.both(gains.rate, gain)]
+    return [_arrow(busy), number(ratio, 2), _arrow(rates)]
+
+
+def _arrow(pair: Sequence[float | None]) -> str:
+    return " → ".join(number(one, 1) for one in pair) if any(pair) else "-"
+
+
 def served_rows(gain: Gain) -> list[list[str]]:
     """Of each kind of load: tokens a second, and first tokens."""
     rows = []
@@ -214,6 +247,6 @@ FUNCTIONS = {
     one.__name__: one
     for one in (
         *(across, busy_rows, call_rows, first_token_table),
-        *(kernel_rows, load_rows, modes, rate_row, served_rows),
+        *(kernel_rows, load_rows, modes, rate_row, served_rows, summaries),
     )
 }

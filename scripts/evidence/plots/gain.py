@@ -1,4 +1,8 @@
-"""The plot of docs/bench.md: the untouched and the patched release."""
+"""The plots of docs/bench.md about the untouched and the patched release: first tokens by length,
+input tokens a second, and the GPU's time by kind of kernel.
+
+In all of them a tree's way of prefilling has one colour.
+"""
 
 from __future__ import annotations
 
@@ -6,106 +10,182 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..gains import (
-    PATCHED,
-    REST,
-    TREES,
-    UNTOUCHED,
-    Spread,
-    calls,
-    groups,
-    largest,
-    runs,
-    shown,
-    title,
-    top,
-)
+from .. import gains, ways
+from ..benches import EAGER
+from ..gains import PATCHED, UNTOUCHED
 from ..records import Gain, spoken
+from ..ways import ASKED, Table, Timed
 from . import paper
 
-COLORS = {UNTOUCHED: "0.6", PATCHED: "tab:blue"}
+# What each shows is its text on the page.
+NAMES = {
+    "gain-first-tokens.png": "Time to the first token by the length of one prompt, log axes",
+    "gain-input-rates.png": "Input tokens a second of a prefill load, by release",
+    "gain-kernels.png": "The GPU's time of one prompt of 4096 tokens by kind of kernel",
+}
+COLORS = {
+    (UNTOUCHED, EAGER): "0.65",
+    (UNTOUCHED, "graph"): "0.25",
+    (PATCHED, EAGER): "tab:cyan",
+    (PATCHED, "graph"): "tab:blue",
+    (PATCHED, ASKED): "tab:purple",
+}
+FLOOR, FLOOR_NAME = "tab:red", "matrix products alone"
+COLUMNS = 4  # panels side by side
+LARGE = "1x4096"  # whose kernels are shown
 
 
-def draw(gains: Sequence[Gain], out: Path) -> bool:
-    """Per gain, a panel of first tokens and one of kernels. False without matplotlib or a gain."""
-    gains = [
-        gain
-        for gain in gains
-        if not gain.gain.traffic
-        and all(runs(gain, tree) and calls(gain, tree, largest(gain)) for tree in TREES)
-    ]
+def draw(found: Sequence[Gain], folder: Path) -> list[Path]:
+    """Write the plots of NAMES, each where it has something to show. Returns what was written:
+    nothing without matplotlib."""
+    table = ways.timed(found)
     pyplot = paper.pyplot()
-    if not pyplot or not gains:
-        return False
+    if not pyplot or not table:
+        return []
+    written = []
+    for name, make in zip(NAMES, (_first_tokens, _rates, _kernels)):
+        if figure := make(pyplot, table):
+            paper.save(figure, folder / name)
+            written.append(folder / name)
+    return written
 
-    figure, panels = pyplot.subplots(
-        len(gains), 2, figsize=(12, 3.6 * len(gains)), squeeze=False, width_ratios=(1.3, 1)
+
+def _of(table: Table, model: str) -> list[tuple[str, str]]:
+    return [key for key in table if key[0] == model]
+
+
+def _first_tokens(pyplot: Any, table: Table) -> Any:
+    """A panel for each model and release: one line a way, with the floor below."""
+    rows = -(-len(table) // COLUMNS)
+    size = 3.2 * COLUMNS + 0.4, 2.6 * rows + 0.9
+    figure, panels = pyplot.subplots(rows, COLUMNS, figsize=size, squeeze=False)
+    for panel, (key, trees) in zip(panels.flat, table.items()):
+        _lines(panel, trees)
+        panel.set_title("\n".join((ways.short(key[0]), key[1])), fontsize=8)
+    for panel in panels.flat[len(table) :]:
+        panel.set_axis_off()
+    figure.supxlabel("tokens of one prompt", fontsize=9)
+    figure.supylabel("milliseconds to the first token: fastest to median call", fontsize=9)
+    _common_legend(figure, panels, FLOOR_NAME)
+    return figure
+
+
+def _lines(panel: Any, trees: Sequence[Timed]) -> None:
+    for one in trees:
+        known = [(tokens, one.calls(shape)) for tokens, shape in ways.alone(one.gain)]
+        points = [(tokens, calls) for tokens, calls in known if calls]
+        across, color = [tokens for tokens, _ in points], COLORS[one.tree, one.way]
+        middle = [calls.first_quartile for _, calls in points]
+        panel.plot(across, middle, color=color, label=one.name, marker=".", markersize=4)
+        low = [calls.fastest for _, calls in points]
+        high = [calls.median for _, calls in points]
+        panel.fill_between(across, low, high, color=color, alpha=0.25, linewidth=0)
+    gain = trees[-1].gain
+    floor = [(tokens, gain.floor_ms.get(shape)) for tokens, shape in ways.alone(gain)]
+    known_floor = [(tokens, least) for tokens, least in floor if least]
+    if known_floor:
+        panel.plot(*zip(*known_floor), color=FLOOR, linestyle=":", label=FLOOR_NAME)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_xticks([64, 256, 1024, 4096], ["64", "256", "1k", "4k"], fontsize=7)
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    panel.yaxis.set_minor_formatter(
+        lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else ""
     )
-    for (left, right), gain in zip(panels, gains):
-        _first_token_panel(left, gain)
-        _kernel_panel(right, gain)
-    figure.tight_layout()
-    paper.save(figure, out)
-    return True
+    panel.tick_params(axis="y", which="both", labelsize=7)
+    panel.grid(which="major", alpha=0.25)
 
 
-def label(name: str) -> str:
-    """A group's name in a legend: matplotlib leaves out what begins with an underscore."""
-    return name.lstrip("_")[:34]
+def _common_legend(figure: Any, panels: Any, *last: str) -> None:
+    """One legend for all panels, in the order of COLORS."""
+    found: dict[str, Any] = {}
+    for panel in panels.flat:
+        handles, labels = panel.get_legend_handles_labels()
+        found |= dict(zip(labels, handles))
+    names = [f"{tree}, {way}" for tree, way in COLORS]
+    shown = [name for name in (*names, *last) if name in found]
+    figure.tight_layout(rect=(0.02, 0.01, 1, 1 - 0.55 / figure.get_figheight()))
+    figure.legend(
+        [found[name] for name in shown],
+        shown,
+        loc="upper center",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
 
 
-def _first_token_panel(panel: Any, gain: Gain) -> None:
-    """First quartiles side by side, from fastest to median; the floor as a line across."""
-    shapes = gain.gain.shapes
-    for tree, aside in zip(TREES, (-0.2, 0.2)):
-        known = [(place, calls(gain, tree, shape)) for place, shape in enumerate(shapes)]
-        _bars(panel, gain, tree, {place: one for place, one in known if one}, aside)
-    floors = [(place, gain.floor_ms.get(shape)) for place, shape in enumerate(shapes)]
-    name = "matrix products alone"
-    for place, least in floors:
-        if least:
-            across, up = [place - 0.42, place + 0.42], [least, least]
-            panel.plot(across, up, color="tab:red", linewidth=1.4, label=name)
-            name = ""
-    paper.dress(panel, [*map(spoken, shapes)], title(gain), "time to first token, ms")
-    panel.set_xlabel("requests × tokens; pale: no change is shown")
-    panel.set_ylim(top=1.3 * panel.get_ylim()[1])  # for the legend
-    paper.legend(panel)
+def _rates(pyplot: Any, table: Table) -> Any:
+    """A panel for each model: input tokens a second of a prefill load, by release."""
+    rated = {
+        key: known
+        for key, trees in table.items()
+        if (known := [one for one in trees if gains.rate(one.gain, one.tree)])
+    }
+    models = [*dict.fromkeys(model for model, _ in rated)]
+    if not models:
+        return None
+    wide = [1 + len(_of(rated, model)) for model in models]
+    size = 0.75 * sum(wide) + 1, 3.2
+    figure, panels = pyplot.subplots(1, len(models), figsize=size, squeeze=False, width_ratios=wide)
+    for panel, model in zip(panels[0], models):
+        keys = _of(rated, model)
+        for place, key in enumerate(keys):
+            _rate_bars(panel, place, rated[key])
+        title = ways.short(model).replace(", ", "\n")
+        paper.dress(panel, [version for _, version in keys], "", "", 6.5)
+        panel.set_title(title, fontsize=8)
+        panel.tick_params(axis="y", labelsize=7)
+    panels[0][0].set_ylabel("1000 input tokens/s", fontsize=8)
+    _common_legend(figure, panels)
+    return figure
 
 
-def _bars(panel: Any, gain: Gain, tree: str, found: dict[int, Spread], aside: float) -> None:
-    """One tree's first tokens, by place."""
-    heights = [one.first_quartile for one in found.values()]
-    whiskers = [
-        [one.first_quartile - one.fastest for one in found.values()],
-        [one.median - one.first_quartile for one in found.values()],
+def _rate_bars(panel: Any, place: int, trees: Sequence[Timed]) -> None:
+    """A release's bars, side by side."""
+    for number, one in enumerate(trees):
+        aside = (number - (len(trees) - 1) / 2) * 0.8 / len(trees)
+        rate = (gains.rate(one.gain, one.tree) or 0) / 1000
+        color = COLORS[one.tree, one.way]
+        panel.bar(place + aside, rate, 0.75 / len(trees), color=color, label=one.name)
+
+
+def _kernels(pyplot: Any, table: Table) -> Any:
+    """A bar for each tree and way: the GPU's time of one prompt by kind of kernel, and the
+    floor."""
+    bars = [
+        (f"{ways.short(model)}; {version}: {one.name}", one)
+        for (model, version), trees in table.items()
+        for one in trees
+        if any(one.kinds(LARGE).values())
     ]
-    places, how = [place + aside for place in found], {"ecolor": "0.2", "capsize": 2}
-    bars = panel.bar(places, heights, 0.38, yerr=whiskers, color=COLORS[tree], label=tree, **how)
-    for bar, place in zip(bars, found):
-        bar.set_alpha(1.0 if shown(gain, gain.gain.shapes[place]).endswith("%") else 0.35)
+    if not bars:
+        return None
+    figure, panel = pyplot.subplots(figsize=(11, 0.27 * len(bars) + 1.6))
+    places = range(len(bars), 0, -1)
+    ends = _stack(panel, places, [one.kinds(LARGE) for _, one in bars])
+    for place, (_, one), end in zip(places, bars, ends):
+        if least := one.gain.floor_ms.get(LARGE):
+            panel.plot([least, least], [place - 0.45, place + 0.45], color="black", linewidth=1.6)
+            panel.text(end + 1, place, f"{end / least:.2f} × floor", va="center", fontsize=6.5)
+    panel.set_yticks(places, [name for name, _ in bars], fontsize=7)
+    panel.set_ylim(0.3, len(bars) + 0.7)
+    panel.set_xlim(right=1.1 * max(ends))
+    across = f"kernel time of {spoken(LARGE)} tokens, ms; black: the floor, {FLOOR_NAME}"
+    panel.set_xlabel(across, fontsize=8)
+    panel.grid(axis="x", alpha=0.25)
+    paper.legend(panel, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=5)
+    figure.tight_layout()
+    return figure
 
 
-def _kernel_panel(panel: Any, gain: Gain) -> None:
-    """The GPU's time of the largest shape by kernel, one bar for each tree."""
-    shape = largest(gain)
-    found = [groups(gain, tree, shape) for tree in TREES]
-    named = top(*found)[:9]
-    ends = [0.0, 0.0]
+def _stack(panel: Any, places: Sequence[int], found: Sequence[dict[str, float]]) -> list[float]:
+    """Bars of several parts; where each ends."""
     from matplotlib import colormaps
 
-    for number, name in enumerate([*named, REST]):
-        parts = [
-            one.get(name, 0.0)
-            if name != REST
-            else sum(ms for other, ms in one.items() if other not in named)
-            for one in found
-        ]
-        panel.barh([1, 0], parts, left=ends, color=colormaps["tab10"](number), label=label(name))
+    ends = [0.0] * len(found)
+    for number, name in enumerate(found[0]):
+        parts = [one[name] for one in found]
+        panel.barh(places, parts, 0.8, ends, color=colormaps["tab10"](number), label=name)
         ends = [end + part for end, part in zip(ends, parts)]
-    if least := gain.floor_ms.get(shape):
-        panel.axvline(least, color="tab:red", linewidth=1.4)
-    panel.set_yticks([1, 0], TREES)
-    panel.set_ylim(-1.9, 1.5)
-    panel.set_xlabel(f"kernel time of {spoken(shape)}, ms")
-    paper.legend(panel, fontsize=6.5, ncols=2, loc="lower left")
+    return ends

@@ -1,0 +1,109 @@
+"""What all gains say together: each tree of a release in each way of prefilling, timed once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from . import gains
+from .benches import EAGER
+from .gains import PATCHED, Spread
+from .records import Gain
+
+ALONE = "1x"  # begins a shape of one request
+ASKED = "graph+states"  # SGLANG_PREFILL_GRAPH_STATES asked for them
+WAYS = (EAGER, "graph", ASKED)
+# Kinds of kernels, as a plot shows them: what a group of a profile is called, first match wins.
+KINDS = (
+    ("matrix products", r"^matrix products$"),
+    ("experts", r"moe|expert|topk|router"),
+    ("Mamba2's scan", r"_(chunk|bmm_chunk|state)_\w*fwd_kernel|^_(scan|states|steps)_kernel"
+     r"|_chunk_state_varlen"),
+    ("gated delta rule", r"gated_delta|chunk_fwd_kernel_o|recompute_w_u|chunk_scaled_dot"
+     r"|solve_tril|merge_16x16|gdn|chunk_local_cumsum|l2norm|^_begin_kernel|fused_qkvzba"),
+    ("convolution", r"conv"),
+    ("attention", r"^attention$|rope|kvcache|Rotary"),
+    ("norms and activations", r"norm|relu2|act_kernel|act_and_mul|sigmoid_mul"),
+    ("copies and element-wise", r"PyTorch|copies|copy|memcpy"),
+)  # fmt: skip
+OTHER = "other"
+
+
+def short(model: str) -> str:
+    """A model's name where there is little room: "NVIDIA-X, 12 of its 48 layers" -> "X, 12 of 48
+    layers"."""
+    return model.removeprefix("NVIDIA-").replace(" of its ", " of ")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A tree of a release, as one gain timed it. way: how it prefilled, of WAYS."""
+
+    tree: str
+    way: str
+    gain: Gain
+
+    @property
+    def name(self) -> str:
+        return f"{self.tree}, {self.way}"
+
+    def calls(self, shape: str) -> Spread | None:
+        """First tokens of a shape."""
+        return gains.calls(self.gain, self.tree, shape)
+
+    def kinds(self, shape: str) -> dict[str, float]:
+        """Milliseconds of one call by kind of kernel, in the order of KINDS."""
+        found = dict.fromkeys([*(name for name, _ in KINDS), OTHER], 0.0)
+        for group, spent in gains.groups(self.gain, self.tree, shape).items():
+            found[kind(group)] += spent
+        return found
+
+
+# (model, version) -> its trees, the untouched one first, in the order of WAYS. The model of most
+# releases comes first, and its oldest release.
+Table = dict[tuple[str, str], list[Timed]]
+
+
+def timed(found: Iterable[Gain]) -> Table:
+    """Of several gains of one tree in one way the one with most shapes of one request counts, then
+    the latest."""
+    best: dict[tuple[str, str, str, str], Gain] = {}
+    for gain in sorted(found, key=lambda one: (len(alone(one)), one.date)):
+        if not gain.gain.traffic:
+            for run in gain.runs:
+                if any(gains.calls(gain, run.tree, shape) for shape in gain.gain.shapes):
+                    best[gain.model, gain.version, run.tree, way_of(gain, run.tree)] = gain
+    models = [model for model, _ in {key[:2] for key in best}]
+
+    def place(key: tuple[str, str, str, str]) -> tuple[int, str, Version, bool, int]:
+        model, version, tree, way = key
+        of_way = tree == PATCHED, WAYS.index(way)
+        return -models.count(model), model, Version(version), *of_way
+
+    table: Table = {}
+    for model, version, tree, way in sorted(best, key=place):
+        one = Timed(tree, way, best[model, version, tree, way])
+        table.setdefault((model, version), []).append(one)
+    return table
+
+
+def way_of(gain: Gain, tree: str) -> str:
+    """How a tree prefilled in a gain."""
+    mode = gains.runs(gain, tree)[0].mode
+    if mode == EAGER:
+        return EAGER
+    return ASKED if tree == PATCHED and gains.states(gain) else "graph"
+
+
+def alone(gain: Gain) -> list[tuple[int, str]]:
+    """Tokens and name of each shape of one request, ascending."""
+    shapes = (shape for shape in gain.gain.shapes if shape.startswith(ALONE))
+    return sorted((int(shape.removeprefix(ALONE)), shape) for shape in shapes)
+
+
+def kind(group: str) -> str:
+    """The kind of a profile's group of kernels."""
+    return next((name for name, pattern in KINDS if re.search(pattern, group)), OTHER)
