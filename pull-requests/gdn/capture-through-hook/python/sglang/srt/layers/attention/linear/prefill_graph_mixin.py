@@ -15,13 +15,15 @@ from sglang.srt.layers.attention.linear.kda_prefill_graph import (
     build_track_rows,
 )
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-from sglang.srt.runtime_context import get_exec, mamba_cache_chunk_size
+from sglang.srt.runtime_context import get_exec
 
 
 class DeltaRulePrefillGraphMixin:
     # Set while a breakable prefill CUDA graph captures or replays a bucket:
     # forward_extend then runs the graph-safe chain on these static tables.
     prefill_graph_metadata: Optional[KDAPrefillGraphMetadata] = None
+    # Tokens between two states that the prefix cache keeps.
+    prefill_graph_cache_chunk_size: int
 
     @property
     def prefill_graph_max_seqs(self) -> int:
@@ -118,7 +120,7 @@ class DeltaRulePrefillGraphMixin:
             extend_seq_lens=list(forward_batch.extend_seq_lens_cpu),
             extend_prefix_lens=extend_prefix_lens,
             state_chunk_size=self.mamba_chunk_size,
-            cache_chunk_size=mamba_cache_chunk_size(),
+            cache_chunk_size=self.prefill_graph_cache_chunk_size,
             conv_len=self.conv_states_shape[-1],
             dst=forward_batch.mamba_track_indices,
         )
