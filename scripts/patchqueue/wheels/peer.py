@@ -36,14 +36,16 @@ HIGHEST = Version("9999")  # no host's replacement is for a peer
 
 LEFT_OUT = (
     bundle.LeftOut(
-        "structured output, and other front ends",
-        "xgrammar llguidance outlines-core lm-format-enforcer openai-harmony mistral-common"
-        " anthropic mcp grpcio diskcache fastapi-cli fastapi-cloud-cli sentry-sdk",
+        # xgrammar, llguidance and openai-harmony are imported whatever is served
+        "other ways to structured output, and other front ends",
+        "lm-format-enforcer mistral-common anthropic mcp grpcio diskcache fastapi-cli"
+        " fastapi-cloud-cli sentry-sdk",
         "",
     ),
     bundle.LeftOut(
         "fetching models, audio, images and video",
-        "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors soundfile av",
+        "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors soundfile av"
+        " pycountry",
         "",
     ),
     bundle.LeftOut(
