@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from packaging.version import Version
 
-from .records import Calls, Gain, GainRun, Group, Profile
+from .records import Calls, Gain, GainRun, Group, Peer, Profile
 from .store import FIRST_SUBJECT, graph_beside_eager, timed
 
 T = TypeVar("T")
@@ -108,6 +108,17 @@ def launches(gain: Gain, tree: str, shape: str) -> float | None:
 def rate(gain: Gain, tree: str) -> float | None:
     """Input tokens per second of the prefill load: the median of all loads."""
     found = [one.tokens_per_s for run in runs(gain, tree) for one in run.loads]
+    return statistics.median(found) if found else None
+
+
+def peer_calls(peer: Peer, shape: str) -> Spread | None:
+    """First tokens of a shape from a peer."""
+    return spread(peer.first_token_ms.get(shape, Calls()).all)
+
+
+def peer_rate(peer: Peer) -> float | None:
+    """Input tokens per second of the prefill load: the median of a peer's loads."""
+    found = [one.tokens_per_s for one in peer.loads]
     return statistics.median(found) if found else None
 
 

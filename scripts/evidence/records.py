@@ -274,11 +274,38 @@ class Rate(Struct, frozen=True):
     tflops: float | None = None
 
 
+class PeerProfile(Struct, frozen=True):
+    """One prefill of a peer. busy_ms: in which any kernel ran."""
+
+    busy_ms: float
+    launches: float
+
+
+class Peer(Struct, frozen=True, kw_only=True):
+    """Another engine's visit in a gain. mode: how it prefilled, in its own words."""
+
+    name: str
+    verdict: Verdict
+    version: str = ""
+    mode: str = ""
+    why: str = ""
+    first_token_ms: dict[str, Calls] = field(default_factory=dict)
+    loads: tuple[Load, ...] = ()
+    profile: dict[str, PeerProfile] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """As a table names it: "vllm 0.26.0"."""
+        return f"{self.name} {self.version}".rstrip()
+
+
 class Gain(Timed, frozen=True, kw_only=True):
-    """The untouched and the patched release. floor_ms: of each shape the matrix products alone."""
+    """The untouched and the patched release. floor_ms: of each shape the matrix products alone;
+    peers: other engines in the same run."""
 
     gain: GainPlan
     runs: tuple[GainRun, ...]
+    peers: tuple[Peer, ...] = ()
     floor_ms: dict[str, float | None] = field(default_factory=dict)
     rate: Rate = Rate()
 

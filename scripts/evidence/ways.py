@@ -11,7 +11,7 @@ from packaging.version import Version
 from . import gains
 from .benches import EAGER
 from .gains import PATCHED, Spread
-from .records import Gain
+from .records import Gain, Peer
 
 ALONE = "1x"  # begins a shape of one request
 ASKED = "graph+states"  # SGLANG_PREFILL_GRAPH_STATES asked for them
@@ -96,6 +96,11 @@ def way_of(gain: Gain, tree: str) -> str:
     if mode == EAGER:
         return EAGER
     return ASKED if tree == PATCHED and gains.states(gain) else "graph"
+
+
+def peers(trees: Iterable[Timed]) -> dict[str, tuple[Peer, Gain]]:
+    """Title -> the peer that was timed beside any of these trees, and in which gain."""
+    return {peer.title: (peer, one.gain) for one in trees for peer in one.gain.peers}
 
 
 def alone(gain: Gain) -> list[tuple[int, str]]:

@@ -4,8 +4,9 @@
 Each tree in turn has one engine with the whole GPU, and all have the same pools and dummy weights.
 An engine answers rounds of first tokens, one call of every shape after the other. Then it takes a
 prefill node's load, and then its GPU is profiled for every shape. With --traffic it takes the loads
-of users instead, with a prefix cache, and graphs of the release's default sizes. Ends within
---limit and writes what it has: RESULTS/gain.json. Exit code 0: all was measured.
+of users instead, with a prefix cache, and graphs of the release's default sizes. A --peer comes
+after the trees and is measured as they are. Ends within --limit and writes what it has:
+RESULTS/gain.json. Exit code 0: all was measured of the trees.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import kernels
 import load
 import models
 import modes
+import peers
 import run
 import subjects
 import traffic
@@ -126,6 +128,15 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         metavar="KIND",
         help=f"loads of users in place of shapes: {', '.join(traffic.KINDS)}",
     )
+    add(
+        "--peer",
+        action="append",
+        type=peers.read,
+        default=[],
+        metavar="NAME=FOLDER",
+        help="another engine beside the trees: vllm=FOLDER of its packages, or sglang=FOLDER, "
+        "another release's unpacked bundle, run as published (may be given again)",
+    )
     add("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
     add(
         "--port",
@@ -142,6 +153,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     if len(options.states) not in (1, len(options.trees)):
         parser.error(f"--states: one for all trees, or {len(options.trees)}, one for each")
     options.states = options.states * (len(options.trees) // len(options.states))
+    if options.peer and options.traffic:
+        parser.error("--peer: peers take shapes, not the loads of --traffic; leave one of them out")
     return options
 
 
@@ -166,7 +179,7 @@ class Gain:
             else subjects.alone(self.subject)
         )
         self.now: turns.Engine | None = None
-        self.facts = self._facts() | {"runs": [], "passed": False}
+        self.facts = self._facts() | {"runs": [], "peers": [], "passed": False}
         gpu, queue = self.facts["gpu"]["name"], self.facts["queue_release"]
         self.say(f"{self.facts['version']} (queue {queue}) on {gpu}: {self.subject.model}")
 
@@ -227,11 +240,16 @@ class Gain:
         model = models.write_config(
             self.place.out / "models" / self.options.subject, self.subject.config
         )
+        trees = len(self.options.trees)
         for number, (tree, mode) in enumerate(zip(self.options.trees, self.options.mode)):
-            until = time.time() + share(number, len(self.options.trees)) * (
-                self.until - time.time()
-            )
-            self._visit(number, tree, mode, own, model, until)
+            self._visit(number, tree, mode, own, model, self._end_of(number))
+        for number, peer in enumerate(self.options.peer, trees):
+            self._beside(number, peer, model, self._end_of(number))
+
+    def _end_of(self, number: int) -> float:
+        """Until when the next visit may take, as time.time() tells it."""
+        left = self.until - time.time()
+        return time.time() + left * share(number, len(self.options.trees), len(self.options.peer))
 
     def _own_tree(self) -> Path:
         """The untouched tree. Ends the run where it cannot be made."""
@@ -269,7 +287,7 @@ class Gain:
         options = argparse.Namespace(
             **vars(self.options) | ({"tree": own} if tree == UNTOUCHED else {})
         )
-        chosen, why = _mode(options, mode)
+        chosen, why = peers.mode_of(options, mode)
         label = f"{number + 1}.{tree}"
         entry = {
             "tree": tree,
@@ -287,9 +305,16 @@ class Gain:
         self.facts["runs"].append(entry)
         because = f" because {why}" if why else ""
         self.say(f"{label}: starting, {chosen}{because}{states(entry)}")
-        plan = {
+        plan = self._plan(number, label, model) | {"mode": chosen}
+        environment = {"PREFILL_WATCH": plan["watch"], "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        environment |= {STATES: entry["states"]} if entry["states"] else {}
+        its = peers.Ready(run.place_of(options), HERE / "bench_engine.py", plan, {}, environment)
+        self._measure(label, its, entry, until)
+
+    def _plan(self, number: int, label: str, model: Path) -> dict:
+        """What bench_engine.py is told, but for the mode."""
+        return {
             "model": str(model),
-            "mode": chosen,
             "port": self.options.port + 100 * number,
             "engine": self.words,
             "capture": self._sizes(),
@@ -297,20 +322,30 @@ class Gain:
             "breakable": not models.is_sparse(self.subject.config),
             "watch": str(self.place.out / f"{label}.watch"),
         }
-        _clear(Path(plan["watch"]))
+
+    def _beside(self, number: int, peer: peers.Peer, model: Path, until: float) -> None:
+        """One engine of a peer; it leaves the trees' part as it is, whatever becomes of it."""
+        label = f"{number + 1}.{peer.name}"
+        entry = {"name": peer.name, "version": "", "mode": "", "verdict": "failed", "seconds": 0}
+        self.facts["peers"].append(entry)
+        try:
+            its = peers.ready(peer, self.options, label, self._plan(number, label, model))
+        except peers.Unfit as why:
+            entry["why"] = str(why)
+            self.say(f"{label}: failed {why}")
+            return
+        entry |= {"verdict": "not run", "why": "no time was left"} | its.told
+        self.say(f"{label}: starting")
+        self._measure(label, its, entry, until)
+
+    def _measure(self, label: str, its: peers.Ready, entry: dict, until: float) -> None:
+        """One engine: started, asked everything, ended."""
+        _clear(Path(its.plan["watch"]))
         caches = {"TRITON_CACHE_DIR": str(self.place.out / f"{label}.triton")}
         for folder in caches.values():
             shutil.rmtree(folder, ignore_errors=True)
-        self.now = turns.begin(
-            run.place_of(options),
-            label,
-            HERE / "bench_engine.py",
-            plan,
-            PREFILL_WATCH=plan["watch"],
-            CUDA_DEVICE_ORDER="PCI_BUS_ID",
-            **({STATES: entry["states"]} if entry["states"] else {}),
-            **(caches if self.options.own_kernels else {}),
-        )
+        own = caches if self.options.own_kernels else {}
+        self.now = turns.begin(its.place, label, its.script, its.plan, **its.environment, **own)
         visit = Visit(self, self.now, entry, until)
         try:
             visit.measure()
@@ -323,7 +358,7 @@ class Gain:
         except NoTime as what:
             entry |= {"verdict": "not run", "why": f"no time was left for {what}"}
         finally:
-            self._close(entry, plan)
+            self._close(entry, its.plan)
         self.say(f"{label}: {entry['verdict']} {entry['why']}")
 
     def _close(self, entry: dict, plan: dict) -> None:
@@ -333,8 +368,10 @@ class Gain:
         entry["seconds"] = round(time.time() - self.now.began)
         entry["captured"] = [asdict(found) for found in run.captures(log)]
         ran = engines.watched(plan["watch"])
-        seen = entry["prefills"] = counted(ran)
-        if entry["verdict"] == "passed" and not _as_meant(entry):
+        seen = counted(ran)
+        if ran or "tree" in entry:
+            entry["prefills"] = seen
+        if "tree" in entry and entry["verdict"] == "passed" and not _as_meant(entry):
             entry |= {
                 "verdict": "failed",
                 "why": f"{seen['on_graph']} of {len(ran)} prefills ran on a graph,"
@@ -469,14 +506,13 @@ class Visit:
             "profile", PROFILE_S, count=count, length=length, calls=PROFILED, folder=str(folder)
         )
         events = _events(folder)
-        found = gputrace.profile(events, PROFILED) | {
-            "ms": answer["ms"],
-            "forwards": round(answer["forwards"] / PROFILED, 2),
-        }
+        found = gputrace.profile(events, PROFILED) | {"ms": answer["ms"]}
+        if "forwards" in answer:  # vLLM does not say
+            found["forwards"] = round(answer["forwards"] / PROFILED, 2)
         self.entry.setdefault("profile", {})[shape] = found
         self._say(
             f"profile of {shape}: {found['busy_ms']:.1f} ms busy, "
-            f"{found['launches']:.0f} launches, {found['forwards']} forwards"
+            f"{found['launches']:.0f} launches, {found.get('forwards', '?')} forwards"
         )
         self.gain.write()
         if not events:
@@ -502,13 +538,15 @@ def _events(folder: Path) -> list[gputrace.Event]:
     return gputrace.read(files[-1]) if files else []
 
 
-def share(number: int, count: int) -> float:
-    """The part of the time left that the next of `count` visits may take.
+def share(number: int, count: int, peers: int = 0) -> float:
+    """The part of the time left that the next visit may take, of `count` trees and then `peers`.
 
-    The first compiles what the others find: it has one and a half parts.
+    The first compiles what the others find: it has one and a half parts. A peer compiles all for
+    itself, and has two.
     """
-    mine = 1.5 if number == 0 else 1.0
-    return mine / (mine + count - number - 1)
+    parts = [1.0] * count + [2.0] * peers
+    parts[0] = 1.5
+    return parts[number] / sum(parts[number:])
 
 
 def spread(spans: Sequence[float]) -> dict:
@@ -533,12 +571,6 @@ def quartile(spans: Sequence[float]) -> float:
 def name(shape: Sequence[int]) -> str:
     """A shape as words and results call it: 8x512."""
     return f"{shape[0]}x{shape[1]}"
-
-
-def _mode(options: argparse.Namespace, mode: str) -> tuple[str, str]:
-    """The mode that this tree runs in, and why it is another than the one asked for."""
-    chosen = modes.flags(mode, run.fields(options), [1], False)
-    return (modes.EAGER, chosen.reason) if isinstance(chosen, modes.Unavailable) else (mode, "")
 
 
 def states(entry: dict) -> str:
@@ -611,7 +643,20 @@ def show(facts: dict) -> None:
             f"{entry['tree']}, {entry['mode']}{states(entry)}: {entry['verdict']} {entry['why']}; "
             f"input tokens/s {rates or '-'}; {entry['seconds']} s"
         )
+    for entry in facts["peers"]:
+        show_peer(entry, facts["gain"]["shapes"])
     print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
+
+
+def show_peer(entry: dict, shapes: Sequence[str]) -> None:
+    """What a peer did: first tokens, GPU-busy time and the load."""
+    rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
+    print(f"\nbeside: {entry['name']} {entry['version']}, {entry['mode'] or 'mode unknown'}")
+    print(f"{entry['verdict']} {entry['why']}; input tokens/s {rates or '-'}; {entry['seconds']} s")
+    for shape in shapes:
+        calls, profile = (entry.get(of, {}).get(shape) for of in ("first_token_ms", "profile"))
+        busy = f"GPU busy {profile['busy_ms']:.1f} ({profile['launches']:.0f})" if profile else "-"
+        print(f"  {shape:8}{_spoken(calls) if calls else '-':>26}{busy:>30}")
 
 
 def show_shapes(facts: dict, runs: Sequence[dict]) -> None:

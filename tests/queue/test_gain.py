@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).parent / "fake_gpu"
 GPU = ROOT / "tests/gpu"
+PEER = Path(__file__).parent / "fake_peer"
 SHORT = ["--shapes", "1x512", "8x64", "--rounds", "4"]
 ARGS = "sglang/srt/server_args.py"
 
@@ -28,7 +30,8 @@ def gpu(monkeypatch) -> None:
     """tests/gpu's modules can be imported, and its GPU is the fake one."""
     monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    for name in ("gain", "kernels", "turns", "launch", "run", "gputrace", "untouched", "clocks"):
+    trees = ("gain", "kernels", "turns", "launch", "run", "gputrace", "untouched", "clocks")
+    for name in (*trees, "peers", "load"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -576,3 +579,120 @@ def test_a_server_that_replays_nothing_is_not_as_meant(gpu):
     for ran in ([], [seen(2048, False, (64, 1024))], [seen(64, False)]):
         entry = {"mode": "breakable", "tree": "patched", "prefills": module.counted(ran)}
         assert not module._as_meant(entry)
+
+
+ALONE = ["--shapes", "1x512", "--rounds", "2", "--trees", "patched"]
+
+
+def told(file: Path, what: str) -> list[dict]:
+    """What the fake vllm noted of its own."""
+    notes = [json.loads(line) for line in file.read_text().splitlines()]
+    return [one for one in notes if one["what"] == what]
+
+
+@pytest.fixture
+def beside(gain, tmp_path, monkeypatch):
+    """A run of the patched tree and one peer: its exit code, what is kept of the peer, and the
+    file of its notes."""
+    monkeypatch.setattr(importlib.import_module("load"), "PREFILL_REQUESTS", 20)
+    monkeypatch.setenv("FAKE_PEER_SEEN", str(tmp_path / "seen"))
+
+    def run(*words: str, **settings) -> tuple[int, dict, Path]:
+        code, found = gain(*ALONE, *words, LOADS=1, **settings)
+        assert [entry["verdict"] for entry in found["runs"]] == ["passed"]
+        (peer,) = found["peers"]
+        return code, peer, tmp_path / "seen"
+
+    return run
+
+
+def test_vllm_is_asked_what_the_trees_are(beside, capsys):
+    code, peer, notes = beside("--peer", f"vllm={PEER}", FAKE_PEER_STEP="0.01")
+    assert code == 0 and peer["verdict"] == "passed" and peer["why"] == ""
+    assert (peer["name"], peer["version"]) == ("vllm", "0.26.0")
+    assert peer["mode"] == "VLLM_COMPILE, FULL_AND_PIECEWISE"
+    calls = peer["first_token_ms"]["1x512"]
+    assert len(calls["all"]) == 2 and calls["fastest"] >= 10 and "prefills" not in peer
+    assert peer["profile"]["1x512"]["busy_ms"] == 0.512
+    assert peer["loads"][0]["tokens_per_s"] > 0 and peer["load_profile"]["busy_ms"] == 4.096
+    said = capsys.readouterr().out
+    assert "beside: vllm 0.26.0, VLLM_COMPILE, FULL_AND_PIECEWISE" in said
+    assert max(map(len, said.partition("beside:")[2].splitlines())) <= 80
+    (words,) = told(notes, "start")
+    assert words["load_format"] == "dummy" and words["enable_prefix_caching"] is False
+    assert words["max_num_batched_tokens"] == 4096
+    assert json.loads(Path(words["model"], "config.json").read_text())["vocab_size"] > 0
+
+
+def test_a_peer_gets_the_tokens_and_the_load_of_the_trees(beside):
+    """Warm-up and rounds by number, then profiles; a load never has more than 16 under way."""
+    _, _, notes = beside("--peer", f"vllm={PEER}")
+    load = importlib.import_module("load")
+    sources = [f"round {number}" for number in (-3, -2, -1, 0, 1)]
+    first = [load.tokens(random.Random(source), 1)[0] for source in sources]
+    asked = told(notes, "generate")
+    assert [one["shape"] for one in asked] == ["1x1", *["1x512"] * (5 + 3)]
+    assert [one["first"] for one in asked[1:6]] == first
+    under_way = [one["under_way"] for one in told(notes, "enqueue")]
+    assert max(under_way) == 16 and under_way.count(16) == 5, "16 at once, then 4 one by one"
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [("dies", "planted: no kernel for this GPU"), ("dies-in-load", "prefill_load: exit code 7")],
+)
+def test_a_peer_that_dies_leaves_the_trees_their_verdict(beside, fault, why):
+    code, peer, _ = beside("--peer", f"vllm={PEER}", FAKE_PEER_FAULT=fault)
+    assert code == 0 and peer["verdict"] == "failed" and why in peer["why"]
+
+
+@pytest.fixture
+def release(laid, tmp_path) -> Path:
+    """An unpacked bundle of another release, whose own tree has no breakable graph."""
+    folder = tmp_path / "another"
+    shutil.copytree(FAKE / "tree", folder / "tree")
+    shutil.copytree(FAKE / "site", folder / "site")
+    shutil.copytree(laid, folder / "untouched")
+    (folder / "manifest.json").write_text(json.dumps({"version": "0.5.23"}))
+    return folder
+
+
+def test_another_release_of_sglang_runs_as_published(beside, release, tmp_path):
+    code, peer, _ = beside("--peer", f"sglang={release}")
+    assert code == 0 and peer["verdict"] == "passed", peer["why"]
+    assert (peer["name"], peer["version"], peer["mode"]) == ("sglang", "0.5.23", "eager")
+    assert peer["mode_why"] == "the release has no breakable graph"
+    assert peer["profile"]["1x512"]["busy_ms"] == 1.28, "its own tree, which is slower"
+    assert peer["prefills"]["on_graph"] == 0 and peer["loads"][0]["prefills"] == 20
+
+
+def test_another_release_that_cannot_be_made_is_a_peer_that_failed(beside, release):
+    (release / "untouched/plan.json").unlink()
+    code, peer, _ = beside("--peer", f"sglang={release}")
+    assert code == 0 and peer["verdict"] == "failed"
+    assert peer["why"].startswith("no untouched tree:")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("trt={}", "trt={} is no peer: vllm=FOLDER or sglang=FOLDER"),
+        ("vllm", "vllm is no peer"),
+        ("vllm={}/none", "vllm: there is no folder {}/none"),
+        ("vllm={}", "vllm: {} has no vllm, so it is not a folder of packages"),
+        ("sglang={}", "sglang: {} has no manifest.json, so it is not an unpacked bundle"),
+    ],
+)
+def test_a_wrong_peer_is_named(gain, tmp_path, capsys, word, said):
+    with pytest.raises(SystemExit):
+        gain("--peer", word.format(tmp_path))
+    assert said.format(tmp_path) in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        gain("--peer", f"vllm={PEER}", "--traffic", "long")
+    assert "peers take shapes" in capsys.readouterr().err
+
+
+def test_peers_have_more_of_the_time_than_trees(gpu):
+    share = importlib.import_module("gain").share
+    assert share(1, 2, 1) == pytest.approx(1 / 3) and share(2, 2, 1) == 1
+    assert share(0, 1, 1) == pytest.approx(1.5 / 3.5)

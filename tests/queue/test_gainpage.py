@@ -388,3 +388,43 @@ def test_loads_of_users_are_told_by_kind(tmp_path):
     assert "GPU-busy, ms" not in said and "calls of each shape" not in said
     pin = pins.load(ROOT).find("0.5.9")
     assert store.place_of(tmp_path, pin, found).name == "g.breakable.traffic.gain.json"
+
+
+def beside() -> list[dict]:
+    """Two peers: one that was timed, and one that did not start."""
+    calls = {"1x4096": {"fastest": 116.0, "all": [116.6, 118.0, 119.3, 120.0, 120.3]}}
+    loads = [{"round": number, "tokens_per_s": 34000.0 + number} for number in range(3)]
+    profile = {"1x4096": {"busy_ms": 99.0, "launches": 300.0, "groups": {}}}
+    mode = "VLLM_COMPILE, FULL_AND_PIECEWISE"
+    passed = dict(name="vllm", version="0.26.0", mode=mode, verdict="passed", why="")
+    failed = dict(name="sglang", version="0.5.12.post1", verdict="failed", why="start: exit code 1")
+    return [passed | {"first_token_ms": calls, "loads": loads, "profile": profile}, failed]
+
+
+def test_peers_stand_beside_the_trees():
+    said = told(gain(peers=beside()))
+    assert "Beside peers, the same host and run" in said
+    rows = [line for line in said.partition("Beside peers")[2].splitlines() if "|" in line]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    head = ["first token, ms", "untouched", "patched", "vllm 0.26.0", "sglang 0.5.12.post1"]
+    assert cells[0] == head and max(map(len, rows)) <= 80
+    assert ["1 × 4096", "201.0", "137.0", "118.0", "-"] in cells
+    assert ["1 × 512", "44.0", "44.0", "-", "-"] in cells
+    assert ["input tokens/s", "20481", "30119", "34001", "-"] in cells
+    assert "vllm 0.26.0 ran in its mode VLLM_COMPILE, FULL_AND_PIECEWISE." in said
+    assert "sglang 0.5.12.post1 failed: start: exit code 1." in said
+
+
+def test_a_gain_without_peers_says_nothing_of_them(text):
+    assert "peers" not in text and of(gain()).peers == ()
+
+
+def test_a_peer_is_a_line_among_first_tokens(tmp_path: Path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figure = plot._first_tokens(pyplot, ways.timed([of(gain(peers=beside()))]))
+    (panel, *_) = figure.axes
+    (line,) = [one for one in panel.get_lines() if one.get_label() == "vllm 0.26.0"]
+    assert [*line.get_xdata()] == [4096] and [*line.get_ydata()] == [118.0]
+    names = [one.get_text() for one in figure.legends[0].get_texts()]
+    assert names[-2:] == ["vllm 0.26.0", plot.FLOOR_NAME]
+    pyplot.close(figure)

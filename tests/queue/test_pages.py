@@ -532,6 +532,9 @@ CHECKED: dict[str, Check] = {
 }
 PARSED = {
     "scripts/nox bundle v0.5.9": "it fetches GBs",
+    "scripts/nox bundle --peer vllm==0.26.0 --part-size 48": (
+        "it fetches GBs; tests/queue/test_peer.py packs small wheels"
+    ),
     "scripts/nox bundle v0.5.23 --carry-torch --part-size 48": (
         "it fetches GBs; tests/queue/test_carried.py runs it on small wheels"
     ),
@@ -661,6 +664,15 @@ FOREIGN = {
         ),
         "GPUs; the words are looked at in tests/queue/test_gpu_settings.py",
     ),
+    **dict.fromkeys(
+        (
+            "python3 FOLDER/tests/gpu/gain.py --out RESULTS --trees untouched patched"
+            " --peer vllm=VLLM",
+            "python3 FOLDER/tests/gpu/gain.py --out RESULTS --trees patched --peer sglang=NEWEST"
+            " --peer vllm=VLLM",
+        ),
+        "a GPU; the words are looked at in test_the_words_of_a_run_with_peers",
+    ),
     "python3 FOLDER/tests/gpu/next_turn.py --out RESULTS": (
         "a GPU; tests/queue/test_next_turn.py asks a server without one"
     ),
@@ -786,6 +798,19 @@ def test_the_words_of_a_run_with_images():
     words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], "--engine-limit", "none"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert done.returncode == 2 and "argument --engine-limit: invalid float" in done.stderr
+
+
+def test_the_words_of_a_run_with_peers(tmp_path):
+    """A folder that is not there is all that its parser complains of."""
+    commands = [text for text in FOREIGN if "tests/gpu/gain.py" in text]
+    for command in commands:
+        words = shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:]
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 2 and "error: argument --peer: " in done.stderr
+        assert "there is no folder" in done.stderr
+    assert len(commands) == 2
 
 
 def test_the_words_of_break_memory():

@@ -222,6 +222,27 @@ def rate_row(gain: Gain) -> list[str]:
     return ["median of all loads", *(number(one or None) for one in rates), gains.change(*rates)]
 
 
+def peer_rows(gain: Gain) -> list[list[str]]:
+    """Of each shape the first quartile of every tree and peer, and of each the input tokens a
+    second; none where there is no peer."""
+    if not gain.peers:
+        return []
+    rows = [
+        [
+            spoken(shape),
+            *(_quartile(gains.calls(gain, tree, shape)) for tree in gains.TREES),
+            *(_quartile(gains.peer_calls(peer, shape)) for peer in gain.peers),
+        ]
+        for shape in gain.gain.shapes
+    ]
+    rates = [*gains.both(gains.rate, gain), *map(gains.peer_rate, gain.peers)]
+    return [*rows, ["input tokens/s", *map(number, rates)]]
+
+
+def _quartile(calls: gains.Spread | None) -> str:
+    return number(calls.first_quartile if calls else None, 1)
+
+
 def kernel_rows(gain: Gain, shape: str) -> list[list[str]]:
     """Where the time of a shape goes, before and after; none where a tree was not profiled."""
     found = gains.both(gains.groups, gain, shape)
@@ -247,6 +268,6 @@ FUNCTIONS = {
     one.__name__: one
     for one in (
         *(across, busy_rows, call_rows, first_token_table),
-        *(kernel_rows, load_rows, modes, rate_row, served_rows, summaries),
+        *(kernel_rows, load_rows, modes, peer_rows, rate_row, served_rows, summaries),
     )
 }

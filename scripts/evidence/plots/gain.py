@@ -30,6 +30,7 @@ COLORS = {
     (PATCHED, "graph"): "tab:blue",
     (PATCHED, ASKED): "tab:purple",
 }
+PEERS = {"vllm": "tab:green", "sglang": "tab:olive"}  # another release of it
 FLOOR, FLOOR_NAME = "tab:red", "matrix products alone"
 COLUMNS = 4  # panels side by side
 LARGE = "1x4096"  # whose kernels are shown
@@ -80,6 +81,11 @@ def _lines(panel: Any, trees: Sequence[Timed]) -> None:
         low = [calls.fastest for _, calls in points]
         high = [calls.median for _, calls in points]
         panel.fill_between(across, low, high, color=color, alpha=0.25, linewidth=0)
+    for title, (peer, of) in ways.peers(trees).items():
+        known_calls = [(tokens, gains.peer_calls(peer, shape)) for tokens, shape in ways.alone(of)]
+        line = [(tokens, calls.first_quartile) for tokens, calls in known_calls if calls]
+        if line:
+            panel.plot(*zip(*line), color=PEERS[peer.name], linestyle="--", label=title)
     gain = trees[-1].gain
     floor = [(tokens, gain.floor_ms.get(shape)) for tokens, shape in ways.alone(gain)]
     known_floor = [(tokens, least) for tokens, least in floor if least]
@@ -97,13 +103,14 @@ def _lines(panel: Any, trees: Sequence[Timed]) -> None:
 
 
 def _common_legend(figure: Any, panels: Any, *last: str) -> None:
-    """One legend for all panels, in the order of COLORS."""
+    """One legend for all panels, in the order of COLORS, then peers."""
     found: dict[str, Any] = {}
     for panel in panels.flat:
         handles, labels = panel.get_legend_handles_labels()
         found |= dict(zip(labels, handles))
     names = [f"{tree}, {way}" for tree, way in COLORS]
-    shown = [name for name in (*names, *last) if name in found]
+    peers = sorted(name for name in found if name not in (*names, *last))
+    shown = [name for name in (*names, *peers, *last) if name in found]
     figure.tight_layout(rect=(0.02, 0.01, 1, 1 - 0.55 / figure.get_figheight()))
     figure.legend(
         [found[name] for name in shown],

@@ -15,8 +15,10 @@ from typing import Any
 from ..environments import testing
 from ..environments.lock import version_of
 from ..hint import counted
+from ..outcome import Refused
 from ..upstream import pins as pinning
 from ..wheels import build, bundle, carried, host
+from ..wheels import peer as peers
 from . import paths, releases
 from .entry import OUT
 
@@ -71,6 +73,19 @@ def _add_bundle(commands: Any) -> None:
         action="store_true",
         help="pack the release's torch, triton and torchvision too, where the host has another",
     )
+    packed.add_argument(
+        "--peer",
+        type=_peer,
+        metavar="NAME==VERSION",
+        help="pack another engine instead, to be timed beside the release, as vllm==0.26.0",
+    )
+
+
+def _peer(text: str) -> peers.Peer:
+    try:
+        return peers.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _size(text: str) -> float:
@@ -165,9 +180,30 @@ def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
     return f"{pin.version} pins torch {pinned}, the host has {host_torch}: `--carry-torch` packs it"
 
 
+def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
+    if options.revisions or options.carry_torch or options.origin:
+        what = "a peer is packed on its own, as the package index has it"
+        step = "leave out VERSION, --carry-torch and --from"
+        raise Refused.of("bad-peer", "bundle --peer", what, step)
+    size = round(options.part_size * MIB)
+    made = peers.pack(options.root, options.peer, description, options.sm, size)
+    OUT.print(
+        f"{_shown(options, made.path)}: {sum(made.sizes.values()) / MIB:.1f} MiB,"
+        f" {counted(len(made.manifest['packages']), 'package')} as of"
+        f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
+    )
+    OUT.print(
+        "next: copy that folder to the host, beside a release's bundle; there `./unpack PEER && "
+        f"python3 FOLDER/tests/gpu/gain.py --out RESULTS --peer {options.peer.name}=PEER`"
+    )
+    return 0
+
+
 def _bundle(options: argparse.Namespace) -> int:
-    pins, chosen = chosen_of(options)
     description = options.host or options.root / host.DEFAULT
+    if options.peer:
+        return _peer_bundle(options, description)
+    pins, chosen = chosen_of(options)
     for pin in chosen:
         made = bundle.pack(
             options.root,

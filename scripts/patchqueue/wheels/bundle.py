@@ -165,22 +165,23 @@ def pack(
     site, facts = dependencies(shared, sharing, sm, one_gpu=bool(torch))
     manifest = {**_manifest(built, host, sm, shared), **facts}
     manifest["carried"] = torch.facts if torch else None
-    folder = _emptied(root / "dist/bundle" / pin.tag)
+    folder = emptied(root / "dist/bundle" / pin.tag)
     tree = folder / "tree.tar.xz"
     _pack_tree(root, built, host, tree)
     archives = {"site": site, **({"torch": torch.archive} if torch else {}), "tree": tree}
-    sizes = _write(folder, archives, part_size, manifest)
+    sizes = write(folder, archives, part_size, manifest)
     tree.unlink()
     return Bundle(folder, manifest, sizes)
 
 
-def _emptied(folder: Path) -> Path:
+def emptied(folder: Path) -> Path:
+    """The folder, with nothing in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
-def _write(
+def write(
     folder: Path, archives: dict[str, Path], part_size: int, manifest: dict[str, Any]
 ) -> dict[str, int]:
     """The archives' parts, and what a host needs to put them together. Notes the parts in

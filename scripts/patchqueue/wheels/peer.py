@@ -1,0 +1,190 @@
+"""Pack another engine for a GPU host that reaches no package index, to be timed beside sglang.
+
+Nothing of it is kept in this repository: its wheels come from the index, as they stood a few days
+after the release, and go into dist/bundle/. tests/gpu/peer_engine.py runs what is packed here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import Version
+
+from ..environments import lock
+from ..files import atomic, run
+from ..outcome import Refused
+from ..upstream.source import cache_folder
+from . import bundle, elf, packing
+from .host import Host
+from .host import load as load_host
+
+LOG = logging.getLogger(__name__)
+
+SCHEMA = 1
+DAYS = 3  # after a release, until what its requirements resolve to is fixed
+HIGHEST = Version("9999")  # no host's replacement is for a peer
+
+LEFT_OUT = (
+    bundle.LeftOut(
+        # xgrammar, llguidance and openai-harmony are imported whatever is served
+        "other ways to structured output, and other front ends",
+        "lm-format-enforcer mistral-common anthropic mcp grpcio diskcache fastapi-cli"
+        " fastapi-cloud-cli sentry-sdk",
+        "",
+    ),
+    bundle.LeftOut(
+        "fetching models, audio, images and video",
+        "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors soundfile av"
+        " pycountry",
+        "",
+    ),
+    bundle.LeftOut(
+        "kernels for models and GPUs that the runs do not use, and their compilers",
+        "flashinfer-cubin tilelang quack-kernels tokenspeed-mla tokenspeed-triton humming-kernels"
+        " nvidia-cudnn-frontend nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base"
+        " nvidia-cutlass-dsl-libs-cu13 z3-solver ml-dtypes torch-c-dlpack-ext",
+        "",
+    ),
+)
+TRIMMED = (
+    packing.Trimmed(
+        "FlashAttention 2 (300 MB): a GPU of capability 9.0 has FlashAttention 3",
+        ("vllm/vllm_flash_attn/_vllm_fa2_C*",),
+    ),
+    packing.Trimmed(
+        "kernels for 8-bit matrices and other GPUs, which the models do not call",
+        ("vllm/third_party/deep_gemm", "vllm/third_party/fmha_sm100", "vllm/_qutlass_C*"),
+    ),
+    packing.Trimmed("a front end that the runs do not start", ("vllm/vllm-rs",)),
+    bundle.TRIMMED[-1],  # programs, headers and byte code
+)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A release of another engine. name: its package on the index."""
+
+    name: str
+    version: str
+
+    @property
+    def tag(self) -> str:
+        return f"{self.name}-{self.version}"
+
+
+KNOWN = ("vllm",)
+
+
+def read(text: str) -> Peer:
+    """The peer that "vllm==0.26.0" names. Raises ValueError in a sentence."""
+    try:
+        wanted = Requirement(text)
+        (pin,) = wanted.specifier
+        version = str(Version(pin.version))
+    except (InvalidRequirement, ValueError):
+        raise ValueError(f"{text!r} names no release: as vllm==0.26.0") from None
+    if pin.operator != "==" or wanted.name not in KNOWN:
+        raise ValueError(f"{text!r} names no release of {' or '.join(KNOWN)}: as vllm==0.26.0")
+    return Peer(wanted.name, version)
+
+
+def pack(root: Path, peer: Peer, description: Path, sm: int, part_size: int) -> bundle.Bundle:
+    """Write dist/bundle/<name>-<version>/ for the host described and GPUs of compute capability
+    `sm`. part_size: in bytes. Raises Refused with uv's reason."""
+    host = load_host(description, HIGHEST)
+    as_of = released(peer, host) + datetime.timedelta(days=DAYS)
+    locked = _resolve(peer, host, as_of)
+    made_of = [locked, [rule.patterns for rule in TRIMMED], host.python, host.platform, sm, SCHEMA]
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+    kept = cache_folder() / "peers" / key
+    if not (kept / "facts.json").is_file():
+        LOG.info(f"packing {peer.tag} for sm_{sm} (some minutes and GBs, once)")
+        _make(kept, peer, locked, host, sm)
+    facts = json.loads((kept / "facts.json").read_text())
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "peer": asdict(peer),
+        "resolved_as_of": as_of.isoformat(),
+        "host": {"name": host.name, "python": host.python, "torch": host.torch},
+        "sm": sm,
+        **facts,
+    }
+    folder = bundle.emptied(root / "dist/bundle" / peer.tag)
+    sizes = bundle.write(folder, {"site": kept / "site.tar.xz"}, part_size, manifest)
+    return bundle.Bundle(folder, manifest, sizes)
+
+
+def released(peer: Peer, host: Host) -> datetime.date:
+    """The day on which the index got the release's wheel. Raises Refused."""
+    found = _compile(peer, [*_target(host), "--no-deps"], [])
+    times: list[datetime.datetime] = [
+        wheel["upload-time"] for one in found["packages"] for wheel in one["wheels"]
+    ]
+    return max(time.date() for time in times)
+
+
+def _target(host: Host) -> list[str]:
+    return ["--python-version", host.python, "--python-platform", host.platform]
+
+
+def _resolve(peer: Peer, host: Host, as_of: datetime.date) -> str:
+    """What is installed, as hashed requirements. Raises Refused, also where the peer requires
+    another torch than the host has."""
+    words = [*_target(host), "--exclude-newer", lock.until(as_of)]
+    left_out = [name for rule in LEFT_OUT for name in rule.packages.split()]
+    brought = [name for name in host.brings if name != "torch"]
+    excluded = [*left_out, *brought, *lock.cuda_libraries(bundle.CUDA)]
+    locked = lock.body(_compile(peer, words, excluded))
+    torch = lock.version_of(locked, "torch")
+    if torch not in ("", host.torch):
+        what = f"{peer.tag} requires torch {torch}, and {host.name} has {host.torch}"
+        step = "name a release for the host's torch, or describe another host with --host"
+        raise Refused.of("no-peer", "bundle --peer", what, step)
+    return re.sub(r"(?m)^torch==.*\n(?:    --hash.*\n)*", "", locked)
+
+
+def _compile(peer: Peer, words: list[str], excluded: list[str]) -> dict[str, Any]:
+    try:
+        return lock.resolve([f"{peer.name}=={peer.version}"], words, sorted({*excluded}))
+    except run.Failed as failure:
+        raise _refused("resolve", peer, failure) from None
+
+
+def _refused(what: str, peer: Peer, failure: run.Failed) -> Refused:
+    step = "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/peer.py"
+    return Refused.of("no-peer", f"uv could not {what} {peer.tag}", failure.said, step)
+
+
+def _make(kept: Path, peer: Peer, locked: str, host: Host, sm: int) -> None:
+    """Install, trim and pack into `kept`; facts.json last, so that a killed run leaves nothing that
+    looks whole."""
+    kept.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
+        wanted, site = Path(scratch) / "requirements.txt", Path(scratch) / "site"
+        wanted.write_text(locked)
+        where = ["--target", str(site), "--requirement", str(wanted)]
+        try:
+            run.uv(*bundle.INSTALL, *_target(host), *where)
+        except run.Failed as failure:
+            raise _refused("install", peer, failure) from None
+        trimmed = [packing.trim(site, rule) for rule in TRIMMED]
+        zeroed = elf.zero_all(site, sm)
+        packing.archive(Path(scratch) / "site.tar.xz", [(site, "site")])
+        os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
+    facts = {
+        "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
+        "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in LEFT_OUT],
+        "trimmed": trimmed,
+        "zeroed": asdict(zeroed),
+    }
+    atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
