@@ -38,7 +38,7 @@ from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
 from patchqueue.handover import formatting, prtest
 from patchqueue.upstream import pins
-from patchqueue.wheels import bundle, carried, host
+from patchqueue.wheels import bundle, carried, host, peer
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -213,6 +213,14 @@ def to_pack(world: World) -> None:
 def lonely_to_pack(world: World) -> None:
     to_pack(world)
     lonely(world)
+
+
+def packed_peer(world: World, what: peer.Peer) -> bundle.Bundle:
+    """In place of one that an index has."""
+    world.note(f"{what.tag} packed")
+    return bundle.Bundle(
+        world.project.root / "dist", {"packages": [], "resolved_as_of": "", "parts": []}, {}
+    )
 
 
 def to_merge(world: World) -> None:
@@ -396,6 +404,7 @@ CASES: dict[str, Case] = {
     "bundle --sm": Case("bundle --sm 80", "bundle", to_pack),
     "bundle --part-size": Case("bundle --part-size 0.001", "bundle", to_pack),
     "bundle --carry-torch": Case("bundle --carry-torch", "bundle", to_pack),
+    "bundle --peer": Case("bundle --peer vllm==0.26.0", "bundle", to_pack),
     "release --cut": Case("release --cut", "release", to_release),
     "release --next": Case("release --next", "release", released),
     "release --tag": Case(f"release --tag pcg-{fakes.QUEUE}", "release", released),
@@ -558,6 +567,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(formatting, "_run", asked.run)
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
     monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
+    monkeypatch.setattr(peer, "pack", lambda root, what, *_: packed_peer(made, what))
     monkeypatch.setitem(measuring.FIGURES, "apply", figure)
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
     monkeypatch.setattr(bundle.carried, "pack", torch(tmp_path / "cache/torch.tar.xz"))
