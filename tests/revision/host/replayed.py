@@ -39,20 +39,24 @@ class Replays:
     cache."""
 
     def __init__(
-        self, kind: str, attention: Any, layers: Layers, speculative: str | None = None
+        self,
+        kind: str,
+        attention: Any,
+        layers: Layers,
+        speculative: str | None = None,
+        derive: Callable[[type], type] = lambda release: release,
     ) -> None:
         """attention: a backend with init_forward_metadata(batch). layers(batch): what breaks do
         with the batch that they look up. speculative: the name of the algorithm that drafts for the
-        model, if any."""
+        model, if any. derive: what the release's class is made to, without its __init__."""
         self._model = _Model(lambda *_, **__: layers(_batch_of_breaks()))
-        self._runner = _made(
-            kind, self._model, _model_runner(kind, attention, self._model, speculative)
-        )
+        model_runner = _model_runner(kind, attention, self._model, speculative)
+        self.runner = _made(kind, self._model, model_runner, derive)
 
     def run(self, batch: Any) -> None:
         """One prefill, as the release's model runner has it replayed."""
-        batch.capture_hidden_mode = self._runner.capture_hidden_mode
-        replay = getattr(self._runner, "execute", None) or self._runner.replay
+        batch.capture_hidden_mode = self.runner.capture_hidden_mode
+        replay = getattr(self.runner, "execute", None) or self.runner.replay
         replay(batch)
 
 
@@ -125,7 +129,7 @@ def _backend(kind: str) -> Any:
     }[kind]
 
 
-def _made(kind: str, model: _Model, model_runner: Any) -> Any:
+def _made(kind: str, model: _Model, model_runner: Any, derive: Callable[[type], type]) -> Any:
     """The runner behind the statements of its __init__ that make its buffers; captures are stood in
     for."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
@@ -133,7 +137,7 @@ def _made(kind: str, model: _Model, model_runner: Any) -> Any:
     name = _PREFILL if _found(_PREFILL) else _OLDER[kind]
     module = importlib.import_module(name)
     cls = next(value for value in vars(module).values() if _is_runner(value, name))
-    made = cls.__new__(cls)
+    made = object.__new__(derive(cls))
     vars(made).update(
         model_runner=model_runner,
         device="cpu",

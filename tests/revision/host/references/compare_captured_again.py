@@ -41,11 +41,10 @@ class Layer:
         hidden = torch.full((size, 128), float("nan"))
         hidden[: sum(lengths)] = torch.cat(given)
         warm = [goes_on or self.prefixes[i] > 0 for i in requests]
-        output = torch.full_like(hidden, float("nan"))
         cache = compare_mamba2.backend(*pool).req_to_token_pool.mamba2_layer_cache(0)
         with torch.no_grad():
             self.tables[size].fill(lengths, warm, torch.tensor(requests) + 1)
-            captured.run(self.mixer, cache, self.tables[size], hidden, output)
+            output = captured.run(self.mixer, cache, self.tables[size], hidden)
         return output[: sum(lengths)].split(lengths)
 
     def pool(self):

@@ -15,7 +15,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ..captured import tables
 from ..compat import arguments, capture, features, model_runner, pausing
 from ..model import layers, multimodal, stack
 from ..model.layers import Refusal
-from ..piecewise import admission
+from ..piecewise import admission, with_states
 from . import breaks, crossover
 from . import sizes as capture_sizes
 from .graph import Capture, Graph
@@ -45,23 +45,35 @@ def set_up(runner: Any) -> bool:
     """Whether the release must not go on to capture its piecewise graph for a ModelRunner whose
     layers it has collected.
 
-    Where the breakable graph is asked for, it is captured here, or refused. Otherwise the server
-    may have to stay eager, and the release gets the sizes that fit.
+    Where the breakable graph is asked for, it is captured here, or refused. So is a piecewise graph
+    with recurrent layers inside. Otherwise the server may have to stay eager, and the release gets
+    the sizes that fit.
     """
-    if not runner.server_args.enable_breakable_cuda_graph:
-        return not (admission.admits(runner) and _admits_sparse(runner))
+    if runner.server_args.enable_breakable_cuda_graph:
+        _keep(runner, "breakable", lambda: make_runner(runner, _upstream()))
+        return True
+    if not (admission.admits(runner) and _admits_sparse(runner)):
+        return True
+    states = with_states.of(runner)
+    if states is None:
+        return False
+    _keep(runner, "piecewise", lambda: with_states.make_runner(runner, states))
+    return True
+
+
+def _keep(runner: Any, kind: str, make: Callable[[], Any]) -> None:
+    """Let a ModelRunner have what `make` captures, or None; log its seconds and memory."""
     begun, before = time.perf_counter(), model_runner.free_memory(runner)
-    made = make_runner(runner, _upstream())
-    runner.piecewise_cuda_graph_runner = made
+    runner.piecewise_cuda_graph_runner = made = make()
     if made is not None:
         took, used = time.perf_counter() - begun, before - model_runner.free_memory(runner)
         logger.info(
-            "Captured the breakable prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.",
+            "Captured the %s prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.",
+            kind,
             took,
             used,
             before - used,
         )
-    return True
 
 
 def _admits_sparse(runner: Any) -> bool:

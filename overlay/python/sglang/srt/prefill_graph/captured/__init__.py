@@ -4,6 +4,7 @@
     mamba2        a Mamba2 mixer's prefill
     gdn           a gated delta net's prefill, between its projections
     layers        which layers are captured, and what runs in the place of their breaks
+    states        the tables of each size, and which size a batch replays
     own_runner    the same in the releases' prefill runner from 0.5.14 on, where asked for
     extend_hook   the same through upstream's own hook (from 0.5.22), where it is asked for
     delta_hook    gated delta nets through it (0.5.23)

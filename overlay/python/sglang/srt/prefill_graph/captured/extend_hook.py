@@ -91,10 +91,8 @@ class Mamba2Prefill:
     def extend_in_graph(self, layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """A layer's prefill as launches that any batch can replay; its output, before the sum over
         the ranks."""
-        output = torch.empty_like(hidden_states)
         cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
-        mamba2.run(layer.mixer, cache, self.prefill_graph_metadata, hidden_states, output)
-        return output
+        return mamba2.run(layer.mixer, cache, self.prefill_graph_metadata, hidden_states)
 
 
 def captures(forward_batch: Any) -> Any | None:

@@ -49,9 +49,8 @@ def run(
     mixed_qkv: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
-    output: torch.Tensor,
-) -> None:
-    """Fill `output`, (1, rows, heads of values, their size), and each request's slot of the pool.
+) -> torch.Tensor:
+    """The output, (1, rows, heads of values, their size). Fills each request's slot of the pool.
 
     mixed_qkv: (rows, features); a, b: (rows, heads of values). Rows behind the batch go into no
     state, and come out as zeros.
@@ -74,7 +73,7 @@ def run(
             head_first=False,
             use_qk_l2norm_in_kernel=True,
         )
-    output.set_(made[0])  # in place of a copy: whoever holds `output` reads the kernel's own memory
+    return made[0]
 
 
 def _convolved(

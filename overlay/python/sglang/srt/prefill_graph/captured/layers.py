@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..kernels import tiles, tracked_states
 from . import gdn, mamba2, tables
 
 logger = logging.getLogger(__name__)
+Into = Callable[[torch.Tensor, torch.Tensor], Any]
 _warn = functools.lru_cache(logger.warning)  # once, not for each runner and rank's question
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment, one of:
 VALUES = {
@@ -162,17 +164,21 @@ def why_not(forward_batch: Any, captured: Captured) -> str | None:
     return None
 
 
-def run_captured(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a split op was run as captured launches, in the place of its break. Breaks call this
-    first.
+def run_captured(
+    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], hand_over: Into = torch.Tensor.set_
+) -> bool:
+    """Whether a split op was run as captured launches, in the place of its break or its function.
 
     op: the name of its function. True inside of tables.capturing_into, for the ops of RUN.
+    hand_over(output, result): how the op's `output` gets the result. With the default whoever holds
+    `output` reads the result's own memory, and nothing is copied; torch.Tensor.copy_ fills it.
     """
     now = tables.current()
     run = RUN.get(op) if now else None
     if run is None:
         return False
-    run(now, *args, **kwargs)
+    output, result = run(now, *args, **kwargs)
+    hand_over(output, result)
     return True
 
 
@@ -182,11 +188,11 @@ def _run_mamba2(
     output: torch.Tensor,
     layer_id: int,
     fuses_reduce: bool = False,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """fuses_reduce: the next norm sums over the ranks (from 0.5.15)."""
     layer = ops.forward_context().attention_layers[layer_id]
     states = now.states(layer_id)
-    mamba2.run(layer.mixer, states, now.tables, hidden_states, output, fuses_reduce)
+    return output, mamba2.run(layer.mixer, states, now.tables, hidden_states, fuses_reduce)
 
 
 def _run_gdn(
@@ -196,9 +202,9 @@ def _run_gdn(
     b: torch.Tensor,
     output: torch.Tensor,
     layer_id: int,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor]:
     layer = ops.forward_context().attention_layers[layer_id]
-    gdn.run(layer, now.states(layer_id), now.tables, mixed_qkv, a, b, output)
+    return output, gdn.run(layer, now.states(layer_id), now.tables, mixed_qkv, a, b)
 
 
 RUN = {

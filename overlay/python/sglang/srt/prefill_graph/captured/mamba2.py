@@ -41,13 +41,13 @@ def run(
     cache: Any,
     tables: Tables,
     hidden_states: torch.Tensor,
-    output: torch.Tensor,
     fuses_reduce: bool = False,
-) -> None:
-    """Fill `output`, (rows, hidden) as hidden_states, and each request's slot of the pool.
+) -> torch.Tensor:
+    """The layer's output, (rows, hidden) as hidden_states. Fills each request's slot of the pool.
 
     Rows behind the batch go into no state, and come out as the last projection makes them of zeros.
-    fuses_reduce: the last projection leaves the sum over the ranks to who reads `output`.
+    fuses_reduce: the last projection leaves the sum over the ranks to who reads the
+    output.
     """
     projected, _ = mixer.in_proj(hidden_states)
     ranks = mixer.tp_size
@@ -71,8 +71,7 @@ def run(
     scanned = _scan(mixer, cache.temporal, tables, convolved, dt, inner)
     reduced = {"skip_all_reduce": True} if fuses_reduce else {}
     result, _ = mixer.out_proj(mixer.norm(scanned, gate), **reduced)
-    # in place of a copy: whoever holds `output` reads the projection's own memory
-    output.set_(result)
+    return result
 
 
 def _scan(

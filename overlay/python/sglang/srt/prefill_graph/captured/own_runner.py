@@ -13,48 +13,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..compat import eager, model_runner
 from ..kernels import tracked_states
 from . import layers, tables
+from .states import States
 
 logger = logging.getLogger(__name__)
 CAPTURE = "capture"  # what layers.SWITCH has to say
 ASKING = CAPTURE, "all"
 BREAKS = "Layers with recurrent states run between the prefill graph's segments: %s"
 _KEPT = "captured_states"  # where a runner keeps its States
-
-
-@dataclass(frozen=True)
-class States:
-    """What a runner captures of such layers, and the tables of each size."""
-
-    captured: layers.Captured
-    tables: dict[int, tables.Tables] = field(default_factory=dict)
-
-    def placeholder(self, size: int, device: Any) -> tables.Tables:
-        """The tables of a size, with the batch of its capture: one request, whose state is in the
-        slot that no request owns, and none that the prefix cache keeps."""
-        made = self.tables.get(size) or self.captured.tables(size, device)
-        self.tables[size] = made
-        made.slots.zero_()
-        made.fill([size], [False], made.slots)
-        if made.plan.track_rows is not None:
-            made.track(made.slots[:0], made.slots[:0])
-        return made
-
-    def size_for(self, forward_batch: Any) -> int | None:
-        """The smallest size that has room for a batch's tokens, and for the states of its
-        requests."""
-        tokens, requests = len(forward_batch.input_ids), forward_batch.batch_size
-        fitting = (
-            made
-            for made in self.tables.values()
-            if tokens <= made.tokens and requests <= made.requests
-        )
-        return min((made.tokens for made in fitting), default=None)
 
 
 def of(graph_runner: Any) -> States | str | None:
@@ -110,11 +80,7 @@ def why_not(graph_runner: Any, forward_batch: Any) -> str | None:
     states = getattr(graph_runner, _KEPT, None)
     if states is None:
         return None
-    if states.size_for(forward_batch) is None:
-        places = max(made.requests for made in states.tables.values())
-        reason = f"more requests than the tables of states have places, {places}"
-    else:
-        reason = layers.why_not(forward_batch, states.captured)
+    reason: str | None = states.why_not(forward_batch)
     setattr(graph_runner, eager.LEFT, reason)
     return reason
 
@@ -137,8 +103,6 @@ def prepared(graph_runner: Any, forward_batch: Any, size: int) -> Any:
     states = getattr(graph_runner, _KEPT, None)
     if states is None:
         return backend
-    made = states.tables[size]
-    made.fill(*states.captured.batch(forward_batch))
-    states.captured.track(made, forward_batch)
+    states.describe(forward_batch, size)
     setattr(forward_batch, tracked_states.IN_TABLES, True)
     return getattr(backend, "full_attn_backend", backend)

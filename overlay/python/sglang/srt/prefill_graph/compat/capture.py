@@ -58,6 +58,12 @@ def breakable_runner() -> type | None:
     return own if own and "layer_model" in own.can_run.__code__.co_names else None
 
 
+def piecewise_runner() -> type:
+    """The release's own runner of the piecewise graph (up to 0.5.13)."""
+    module = "sglang.srt.model_executor.piecewise_cuda_graph_runner"
+    return importlib.import_module(module).PiecewiseCudaGraphRunner
+
+
 def piecewise_flag() -> Any:
     """A context manager in which the release's `graph_flag` is true."""
     return importlib.import_module(CONTEXT).enable_piecewise_cuda_graph()
@@ -123,14 +129,34 @@ def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> N
     that plan, it does: the states that requests go on from are copied out of the prefix cache.
     """
     backend = runner.attn_backend
-    linear = getattr(backend, "linear_attn_backend", None)
-    begin_states = getattr(linear, "_execute_deferred_mamba_cow_and_clear", None)
     with published_backend(runner):
-        if alone and begin_states:
-            begin_states(forward_batch)
+        if alone:
+            _begin_states(backend, forward_batch)
         ((alone and getattr(backend, "full_attn_backend", None)) or backend).init_forward_metadata(
             forward_batch
         )
+
+
+def _begin_states(backend: Any, forward_batch: Any) -> None:
+    linear = getattr(backend, "linear_attn_backend", None)
+    begin = getattr(linear, "_execute_deferred_mamba_cow_and_clear", None)
+    if begin:
+        begin(forward_batch)
+
+
+@contextlib.contextmanager
+def without_linear_plan(runner: Any, forward_batch: Any) -> Iterator[None]:
+    """A hybrid backend prepares its half with full attention alone inside, as in
+    prepare_attention."""
+    backend = runner.attn_backend
+    halves = backend.attn_backend_list
+    with published_backend(runner):
+        _begin_states(backend, forward_batch)
+    backend.attn_backend_list = [backend.full_attn_backend]
+    try:
+        yield
+    finally:
+        backend.attn_backend_list = halves
 
 
 def published_backend(runner: Any) -> contextlib.AbstractContextManager[Any]:

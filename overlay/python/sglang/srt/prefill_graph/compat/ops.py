@@ -11,13 +11,16 @@ they need them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .features import CONTEXT, FORWARD, LATER_CONTEXT, has
 
+# the split ops of layers whose states a graph can hold (captured/layers.py), as releases name them
+RECURRENT = ("nemotron_mamba2_with_output", "unified_linear_attention_with_output")
 _CONFIG = "sglang.srt.compilation.compilation_config"
 _BACKEND = "sglang.srt.compilation.backend"
 
@@ -79,6 +82,18 @@ def split_at(op_name: str) -> None:
             raise RuntimeError(f"this release has no way to split its piecewise graph at {target}")
         if target not in backend.SPLIT_OPS:
             backend.add_split_ops([target])
+
+
+@contextlib.contextmanager
+def not_split_at(op_names: Sequence[str]) -> Iterator[None]:
+    """Runners that are built inside keep these ops in their pieces (from 0.5.8)."""
+    listed = importlib.import_module(_CONFIG).SPLIT_OPS
+    before, targets = list(listed), {f"sglang.{name}" for name in op_names}
+    listed[:] = [target for target in before if target not in targets]
+    try:
+        yield
+    finally:
+        listed[:] = before
 
 
 def _add_to_every_config(config_class: type, target: str) -> None:

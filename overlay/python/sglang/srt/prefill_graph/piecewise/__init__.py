@@ -8,6 +8,7 @@ Modules, low to high:
     split_op         how a layer method becomes an op at which the graph is split
     mamba2, gdn      the split op of each kind of layer
     bypassed_topk    MoE kernels that keep the graph off
+    with_states      the piecewise graph with layers with recurrent states inside
     sparse           server arguments that keep sparse attention out of the graph
     nsa              the split ops of sparse attention
 

@@ -1,5 +1,5 @@
-"""What stands for a split op's function: its rows behind the batch zeroed, and in the overlay's
-breakable graph a break.
+"""What stands for a split op's function: its rows behind the batch zeroed, in the overlay's
+breakable graph a break, and where its layer is captured the launches of that.
 
 Where the piecewise graph is split, the breakable one breaks: `register_split_op` hands every op's
 function to `at_op`. How a break is made, on releases whose own graph has none (before 0.5.11), the
@@ -13,7 +13,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..compat import features
+import torch
+
+from ..compat import features, ops
 from . import rows
 
 Op = Callable[..., Any]
@@ -35,8 +37,26 @@ def broken_by(broken: Callable[[Op, str], Op]) -> Iterator[None]:
 def at_op(function: Op, name: str) -> Op:
     """What the release registers for a split op in place of its function; the hook in
     `register_split_op` calls this."""
-    mended = rows.zeroed(function, name)
+    mended = or_captured(rows.zeroed(function, name), name)
     return breaking(function, name, mended) if features.lacks_breaks() else mended
+
+
+def or_captured(function: Op, name: str) -> Op:
+    """The function of a split op; its layer's captured launches, while a graph is captured with
+    such (see captured/layers.py)."""
+    if name not in ops.RECURRENT:
+        return function
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # Triton's kernels need what imports this module; and a custom op must not give another
+        # memory to its argument
+        from ..captured.layers import run_captured
+
+        if not run_captured(name, args, kwargs, torch.Tensor.copy_):
+            function(*args, **kwargs)
+
+    return rows.with_signature(run, function)
 
 
 def breaking(function: Op, name: str, otherwise: Op | None = None) -> Op:

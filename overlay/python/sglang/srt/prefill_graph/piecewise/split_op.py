@@ -57,7 +57,9 @@ def split_op(name: str, tokens: Callable[[Any], int]) -> Callable[[Body], Callab
 
     def decorate(body: Body) -> Callable[..., None]:
         if not hasattr(torch.ops.sglang, name):
-            return define(name, op_function.breaking(_op_function(body, tokens), name), "output")
+            run = _op_function(body, tokens)
+            either = op_function.or_captured(run, name)
+            return define(name, op_function.breaking(run, name, either), "output")
         ops.split_at(name)
         return getattr(torch.ops.sglang, name)
 

@@ -1,0 +1,373 @@
+"""Layers with recurrent states inside the pieces of the piecewise graph: what is split, what is
+captured, and the tables of each replay."""
+
+import contextlib
+import logging
+from types import SimpleNamespace
+
+import pytest
+from test_breakable_runner import _sums_by_table, batch_of
+
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
+MAMBA2, NET = "nemotron_mamba2_with_output", "unified_linear_attention_with_output"
+PATTERN = "M-M*M-"
+ROWS, REAL = 8, 5
+
+
+def tables_of(tokens, places, lengths):
+    """Tables of a size on the CPU, with a batch of `lengths`."""
+    import torch
+    from sglang.srt.prefill_graph.captured import tables
+
+    made = tables.Tables(tokens, places, 16, torch.device("cpu"))
+    made.fill(lengths, [False] * len(lengths), torch.arange(1, places + 1))
+    return made
+
+
+# --- the ops
+
+
+def test_the_layers_that_can_be_captured_are_those_that_are_not_split_at():
+    from sglang.srt.prefill_graph.captured import layers
+    from sglang.srt.prefill_graph.compat import ops
+
+    assert set(ops.RECURRENT) == set(layers.RUN)
+
+
+def test_an_op_is_not_split_at_for_runners_that_are_built_inside():
+    import sglang.srt.layers.radix_linear_attention
+    import sglang.srt.models.nemotron_h  # noqa: F401
+    from host import graph
+    from sglang.srt.prefill_graph.compat import ops
+
+    before = list(graph.split_ops())
+    targets = {f"sglang.{name}" for name in ops.RECURRENT}
+    assert targets < set(before)
+    with pytest.raises(ZeroDivisionError), ops.not_split_at(ops.RECURRENT):
+        assert [op for op in before if op not in targets] == graph.split_ops()
+        raise ZeroDivisionError
+    assert graph.split_ops() == before
+
+
+@pytest.mark.parametrize("op", [MAMBA2, NET])
+def test_an_op_fills_its_output_while_its_layer_is_captured(op, monkeypatch):
+    """A custom op must not give another memory to its argument; a break does."""
+    import torch
+    from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.piecewise import op_function
+
+    calls = []
+
+    def function(hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> None:
+        calls.append(layer_id)
+
+    def run(now, hidden_states, output, layer_id):
+        return output, hidden_states * now.tables.tokens + layer_id
+
+    monkeypatch.setitem(layers.RUN, op, run)
+    either = op_function.or_captured(function, op)
+    rows = torch.ones(ROWS, 4)
+    output = torch.zeros_like(rows)
+    memory = output.data_ptr()
+    with tables.capturing_into(tables_of(ROWS, 2, [REAL]), None):
+        either(rows, output, 3)
+    assert output.data_ptr() == memory and bool((output == ROWS + 3).all()) and not calls
+    either(rows, output, 4)
+    assert calls == [4]
+    assert op_function.or_captured(function, "unified_attention_with_output") is function
+
+
+@pytest.mark.parametrize("name", ["models.nemotron_h", "layers.radix_linear_attention"])
+def test_the_releases_own_op_is_captured(name, monkeypatch):
+    """What the release registers, or this package where it has no such op."""
+    import torch
+    from host import bodies
+    from sglang.srt.prefill_graph.captured import layers, tables
+
+    op = MAMBA2 if name.startswith("models") else NET
+    module = bodies.load_undecorated(f"sglang.srt.{name}", monkeypatch)
+    run = getattr(module, op, None) or getattr(torch.ops.sglang, op)
+    monkeypatch.setitem(layers.RUN, op, lambda now, *given: (given[-2], given[0] + 1))
+    rows, rest = torch.ones(ROWS, 4), [torch.ones(ROWS, 2)] * 2 if op == NET else []
+    output = torch.zeros_like(rows)
+    with tables.capturing_into(tables_of(ROWS, 2, [REAL]), None):
+        run(rows, *rest, output, 0)
+    assert bool((output == 2).all())
+
+
+# --- the pieces
+
+
+@pytest.fixture
+def nemotron(build_model):
+    import torch
+
+    return build_model(
+        "nemotron_h",
+        device="cpu",
+        dtype=torch.float32,
+        hybrid_override_pattern=PATTERN,
+        num_hidden_layers=len(PATTERN),
+    )
+
+
+def attention(query, key, value, output, save_kv_cache, layer_id, **_):
+    output.copy_(query)
+
+
+@pytest.fixture
+def traced(nemotron, monkeypatch):
+    """traced(lengths): NemotronH's stack as the release's own compiler splits and runs it, on the
+    tables of a batch."""
+    from host import bodies, graph
+    from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.compat import ops
+    from sglang.srt.prefill_graph.model import layers as described
+    from sglang.srt.prefill_graph.model import stack
+
+    with monkeypatch.context() as plain:
+        undecorated = bodies.load_undecorated("sglang.srt.models.nemotron_h", plain)
+    monkeypatch.setitem(layers.RUN, MAMBA2, _sums_by_table)
+    table = described.describe(stack.find(nemotron).layers)
+    names = "attention_layers", "moe_layers", "moe_fusions"
+    batch = graph.prefill_batch(ROWS, extend_num_tokens=REAL)
+
+    def run(lengths):
+        with contextlib.ExitStack() as inside:
+            enter = inside.enter_context
+            enter(graph.cpu_kernel("unified_attention_with_output", attention))
+            if hasattr(undecorated, MAMBA2):  # else this package's op, which runs on any device
+                enter(graph.cpu_kernel(MAMBA2, getattr(undecorated, MAMBA2)))
+            enter(ops.not_split_at(ops.RECURRENT))
+            enter(tables.capturing_into(tables_of(ROWS, 4, lengths), None))
+            lists = {name: getattr(table, name) for name in names}
+            return graph.traced_forward(nemotron, batch, lists, ROWS)
+
+    return run
+
+
+def test_a_model_is_split_at_attention_alone(traced):
+    pieces = traced([REAL]).pieces
+    assert [piece.op for piece in pieces] == ["", "sglang.unified_attention_with_output", ""]
+    assert all(piece.has_size for piece in pieces if not piece.op)
+
+
+def test_the_pieces_read_the_tables(traced):
+    """The layers stood in for sum up a request's rows: a second request begins anew."""
+    import torch
+
+    [one, _], [two, _] = traced([REAL]).outputs, traced([2, 3]).outputs
+    torch.testing.assert_close(one[:2], two[:2])
+    assert not torch.isclose(one[2:REAL], two[2:REAL]).all(-1).any()
+    assert one.isfinite().all()
+
+
+# --- the runner
+
+
+class Pool:
+    def mamba2_layer_cache(self, layer_id):
+        return f"the states of layer {layer_id}"
+
+    def get_mamba_indices(self, requests):
+        return requests + 1
+
+
+@pytest.fixture
+def states():
+    from sglang.srt.prefill_graph.captured import layers
+    from sglang.srt.prefill_graph.captured.states import States
+
+    return States(layers.Captured(Pool(), chunk=16))
+
+
+def test_sizes_are_captured_with_their_tables_and_nothing_is_split_at_their_layers(states):
+    from host import graph
+    from sglang.srt.prefill_graph.captured import tables
+    from sglang.srt.prefill_graph.compat import ops
+    from sglang.srt.prefill_graph.piecewise import with_states
+
+    told = []
+
+    class Release:
+        """As the release's runner goes about it."""
+
+        def __init__(self, runner):
+            self.device = "cpu"
+            told.append(set(graph.split_ops()))
+            self.capture_one_batch_size(16)
+            self.capture_one_batch_size(8)
+
+        def capture_one_batch_size(self, num_tokens):
+            now = tables.current()
+            told.append((num_tokens, now.tables.tokens, now.states(3)))
+
+    with_states._class(Release)(None, states)
+    assert told[0].isdisjoint(f"sglang.{name}" for name in ops.RECURRENT)
+    assert told[1:] == [(16, 16, "the states of layer 3"), (8, 8, "the states of layer 3")]
+    assert tables.current() is None and sorted(states.tables) == [8, 16]
+
+
+class Attention:
+    """A hybrid backend as the runner sees one: which halves prepared which batch. before: from
+    0.5.13 on states are copied out of the prefix cache first."""
+
+    def __init__(self):
+        self.prepared, self.before = [], []
+        self.full_attn_backend = SimpleNamespace(
+            init_forward_metadata=lambda batch: self.prepared.append("full")
+        )
+        self.linear_attn_backend = SimpleNamespace(
+            init_forward_metadata=lambda batch: self.prepared.append("linear"),
+            _execute_deferred_mamba_cow_and_clear=self.before.append,
+        )
+        self.attn_backend_list = [self.full_attn_backend, self.linear_attn_backend]
+
+    def init_forward_metadata(self, batch):
+        for half in self.attn_backend_list:
+            half.init_forward_metadata(batch)
+
+
+@pytest.fixture
+def replays(states):
+    """replays(layers): the release's own runner with `states` inside and no graph behind it, and
+    its backend. layers(batch): what runs in the place of the graph."""
+    from host import replayed
+    from sglang.srt.prefill_graph.piecewise import with_states
+
+    def make(layers):
+        attention = Attention()
+        made = replayed.Replays("piecewise", attention, layers, derive=with_states._class)
+        made.runner.states = states
+        made.runner.max_num_tokens = replayed.SIZES[-1]
+        for size in replayed.SIZES:
+            states.placeholder(size, "cpu")
+        return made, attention
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "lengths, size",
+    [([60], 64), ([3, 4, 5], 64), ([1] * 8, 64), ([1] * 9, 256), ([65], 256)],
+    ids=str,
+)
+def test_a_batch_replays_a_size_with_places_for_its_requests(lengths, size, replays, states):
+    told = []
+
+    def layers(batch):
+        made = states.tables[size]
+        cu, slots = made.plan.cu.tolist(), made.slots[: len(lengths)].tolist()
+        told.append((len(batch.input_ids), cu[len(lengths)], slots))
+
+    made, attention = replays(layers)
+    batch = batch_of(lengths)
+    assert made.runner.can_run(batch)
+    made.run(batch)
+    assert told == [(size, sum(lengths), [i + 1 for i in range(len(lengths))])]
+    assert attention.prepared == ["full"] and attention.before == [batch]
+    assert attention.attn_backend_list == [
+        attention.full_attn_backend,
+        attention.linear_attn_backend,
+    ]
+    assert made.runner.capture_num_tokens == [64, 256]
+
+
+def test_a_forward_that_fails_leaves_the_runner_as_it_was(replays):
+    def layers(batch):
+        raise ZeroDivisionError
+
+    made, attention = replays(layers)
+    with pytest.raises(ZeroDivisionError):
+        made.run(batch_of([1] * 9))
+    assert made.runner.capture_num_tokens == [64, 256] and len(attention.attn_backend_list) == 2
+
+
+def test_batches_that_cannot_be_replayed_run_eagerly_and_say_why(replays):
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.prefill_graph.compat import eager
+
+    made, _ = replays(print)
+    del made.runner.layer_model  # which a breakable runner has
+    runner = SimpleNamespace(piecewise_cuda_graph_runner=made.runner)
+    mixed, many, long = batch_of([3]), batch_of([1] * 17), batch_of([257])
+    mixed.forward_mode = ForwardMode.MIXED
+    reasons = {
+        "requests that decode are in the batch": mixed,
+        "more requests than the tables of states have places, 16": many,
+    }
+    for reason, batch in reasons.items():
+        assert not made.runner.can_run(batch)
+        assert eager.why(runner, batch) == reason
+    assert not made.runner.can_run(long)
+    assert "places" not in eager.why(runner, long)
+    assert made.runner.can_run(batch_of([3]))
+
+
+# --- which servers
+
+
+@pytest.fixture
+def of(monkeypatch, caplog):
+    """of(found, **server_args): what is captured where the layers could be, and what was logged."""
+    from sglang.srt.prefill_graph.captured import layers
+    from sglang.srt.prefill_graph.piecewise import with_states
+
+    def ask(found, tp_rank=0, **server_args):
+        caplog.clear()
+        monkeypatch.setattr(layers, "of", lambda runner: found)
+        runner = SimpleNamespace(server_args=SimpleNamespace(**server_args), tp_rank=tp_rank)
+        with caplog.at_level(logging.INFO, with_states.__name__):
+            made = with_states.of(runner)
+        return made, [one.getMessage() for one in caplog.records]
+
+    return ask
+
+
+def test_a_server_with_such_layers_captures_them(of):
+    from sglang.srt.prefill_graph.captured import layers
+
+    found = layers.Captured(Pool())
+    made, told = of(found)
+    assert made.captured is found and not told
+
+
+def test_a_server_that_cannot_is_split_as_before_and_says_why(of):
+    from sglang.srt.prefill_graph.captured import layers
+
+    said = "The prefill graph is split at layers with recurrent states: "
+    assert of("SGLANG_PREFILL_GRAPH_STATES=break is set") == (
+        None,
+        [said + "SGLANG_PREFILL_GRAPH_STATES=break is set"],
+    )
+    assert of("no tiles", tp_rank=1) == (None, [])
+    assert of(None) == (None, [])
+    made, told = of(layers.Captured(Pool()), enable_dp_attention=True)
+    assert made is None and told == [
+        said + "layers gather tokens of other ranks, which may be idle"
+    ]
+
+
+@pytest.mark.parametrize("breakable", [False, True])
+def test_set_up_captures_the_graph_that_is_asked_for(breakable, monkeypatch, caplog, states):
+    """A ModelRunner of the release with neither piece to capture nor memory to count."""
+    from sglang.srt.prefill_graph.breakable import runner as set_up
+
+    made = SimpleNamespace(
+        server_args=SimpleNamespace(enable_breakable_cuda_graph=breakable), tp_rank=0
+    )
+    monkeypatch.setattr(set_up.model_runner, "free_memory", lambda runner: 0.0)
+    monkeypatch.setattr(set_up, "make_runner", lambda *_: "breakable")
+    monkeypatch.setattr(set_up.admission, "admits", lambda runner: True)
+    monkeypatch.setattr(set_up, "_admits_sparse", lambda runner: True)
+    monkeypatch.setattr(set_up.with_states, "make_runner", lambda *_: "piecewise")
+    monkeypatch.setattr(set_up.with_states, "of", lambda runner: states)
+    kind = "breakable" if breakable else "piecewise"
+    with caplog.at_level(logging.INFO, set_up.__name__):
+        assert set_up.set_up(made)
+    assert made.piecewise_cuda_graph_runner == kind
+    assert f"Captured the {kind} prefill graph in" in caplog.text
+    monkeypatch.setattr(set_up.with_states, "of", lambda runner: None)
+    del made.piecewise_cuda_graph_runner
+    assert set_up.set_up(made) is breakable
+    assert hasattr(made, "piecewise_cuda_graph_runner") is breakable
