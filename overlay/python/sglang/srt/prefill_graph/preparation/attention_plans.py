@@ -73,9 +73,11 @@ def offsets(
     new, cached: (requests + 1,) int32 on the GPU, running sums of the new tokens and of `attended`,
     what the paged wrapper attends to: all tokens of each request, or its cached ones. seq_lens:
     (requests,).
+    Offsets of more requests than the batch has stay as they are: in its piecewise graph 0.5.10 adds
+    one for the padding.
     """
     known, updater.known_lengths = getattr(updater, "known_lengths", None), None
-    if known is None or known.seq_lens is not seq_lens:
+    if known is None or known.seq_lens is not seq_lens or len(new) != len(seq_lens) + 1:
         return new, cached
     if attended is known.prefixes:
         counts = known.prefixes.host.tolist()
