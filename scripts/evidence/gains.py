@@ -11,7 +11,7 @@ from typing import TypeVar
 from packaging.version import Version
 
 from .records import Calls, Gain, GainRun, Group, Peer, Profile
-from .store import FIRST_SUBJECT, graph_beside_eager, timed
+from .store import FIRST_SUBJECT, graph_told, timed
 
 T = TypeVar("T")
 UNTOUCHED, PATCHED = "untouched", "patched"
@@ -55,21 +55,21 @@ def load(root: Path) -> list[Gain]:
             gain.model,
             Version(gain.version),
             gain.gpu.name,
-            beside_eager(gain),
+            graph_of(gain),
         ),
     )
 
 
 def title(gain: Gain) -> str:
-    graph = beside_eager(gain)
-    beside = f", {graph} graph" if graph else ""
+    graph = graph_of(gain)
+    beside = f", {graph.replace('-', ' ')} graph" if graph else ""
     beside += ", states in the graph" if states(gain) else ""
     beside += ", loads of users" if gain.gain.traffic else ""
     return f"{gain.version} on {gain.gpu.name}: {gain.model.partition(',')[0]}{beside}"
 
 
-def beside_eager(gain: Gain) -> str:
-    return graph_beside_eager((run.tree, run.mode) for run in gain.runs)
+def graph_of(gain: Gain) -> str:
+    return graph_told((run.tree, run.mode) for run in gain.runs)
 
 
 def runs(gain: Gain, tree: str) -> list[GainRun]:

@@ -36,6 +36,7 @@ LOCK = Path("work/.patchqueue/evidence.lock")
 Entry = dict[str, Any]  # a file, or a run, as JSON has it: it holds more than anything here reads
 Key = tuple[Any, ...]
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
+EAGER = "eager"
 BREAKABLE = "breakable"  # the mode whose breaks tests/gpu/lifetimes.py checks
 # what two runs must share to be kept in one file
 SAME = ("changes", "torch", "kernel", "gpu", "harness", "idle", "cpus")
@@ -71,9 +72,9 @@ class Taken:
     passed: bool
 
 
-def take(root: Path, pins: Pins, file: Path, stale: bool = False) -> Taken:
+def take(root: Path, pins: Pins, file: Path, stale: bool = False) -> list[Taken]:
     """Check one result and write it below evidence/. Raises Refused where it is unreadable or about
-    another tree.
+    another tree. Most results become one file; a gain is one for each mode of the patched tree.
 
     stale: keep it even though the queue has changed since; the matrix and the bench's page then say
     so.
@@ -83,7 +84,20 @@ def take(root: Path, pins: Pins, file: Path, stale: bool = False) -> Taken:
     if not (stale and found["tree_untouched"]):
         check_tree(root, pin, found, file.name)
     with locked(root / LOCK):
-        return _keep(place_of(root, pin, found), clean(found))
+        return [_keep(place_of(root, pin, one), clean(one)) for one in _by_mode(found)]
+
+
+def _by_mode(found: Entry) -> list[Entry]:
+    """A gain whose patched tree ran in several modes, as one for each of them beside the untouched
+    tree. Anything else as it is."""
+    runs = found["runs"]
+    modes = dict.fromkeys(run["mode"] for run in runs if run.get("tree") == "patched")
+    if "gain" not in found or len(modes) < 2:
+        return [found]
+    return [
+        found | {"runs": [run for run in runs if run["tree"] != "patched" or run["mode"] == mode]}
+        for mode in modes
+    ]
 
 
 def _keep(path: Path, found: Entry) -> Taken:
@@ -143,25 +157,31 @@ def without(entry: Entry, *names: str) -> Entry:
 
 def _kind(found: Entry) -> str:
     """What tells the files of one host apart: a bench or a gain, of which model where it is not the
-    first one, in which graph where the untouched release prefilled eagerly beside it, and whether
-    it took loads of users."""
+    first one, in which graphs, and whether it took loads of users."""
     subject = found.get("subject", FIRST_SUBJECT)
     kind = "bench" if "load" in found else "gain" if "gain" in found else ""
     runs = found["runs"] if kind == "gain" else []
-    beside = graph_beside_eager((run["tree"], run["mode"]) for run in runs)
+    beside = graph_told((run["tree"], run["mode"]) for run in runs)
     served = "traffic" if found.get("gain", {}).get("traffic") else ""
     words = ("" if subject == FIRST_SUBJECT or not kind else subject, beside, served, kind)
     return "".join(f".{word}" for word in words if word)
 
 
-def graph_beside_eager(ran: Iterable[tuple[str, str]]) -> str:
-    """The graph that the patched release ran in while the untouched one prefilled eagerly; empty
-    where both ran alike. ran: tree and mode of each run."""
+def graph_told(ran: Iterable[tuple[str, str]]) -> str:
+    """The graphs of a comparison, as its name tells them. ran: tree and mode of each run.
+
+    Of the patched release alone, while the untouched one prefilled eagerly. Of both, where they are
+    not the same; where they are, a piecewise one: empty stands for both eager or both breakable.
+    """
     modes: dict[str, set[str]] = {"untouched": set(), "patched": set()}
     for tree, mode in ran:
         modes[tree].add(mode)
-    beside = modes["untouched"] == {"eager"} and modes["patched"] - {"eager"}
-    return min(modes["patched"]) if beside else ""
+    before, after = (min(modes[tree] - {EAGER}, default="") for tree in ("untouched", "patched"))
+    if not modes["untouched"] or before == after == BREAKABLE or not after:
+        return ""
+    if modes["untouched"] == {EAGER} or before == after:
+        return after
+    return f"{after}-beside-{before}"
 
 
 def read(file: Path) -> Entry:

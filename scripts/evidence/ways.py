@@ -15,7 +15,8 @@ from .records import Gain, Peer
 
 ALONE = "1x"  # begins a shape of one request
 ASKED = "graph+states"  # SGLANG_PREFILL_GRAPH_STATES asked for them
-WAYS = (EAGER, "graph", ASKED)
+PIECEWISE = "piecewise"  # begins the name of a mode in that graph
+WAYS = (EAGER, PIECEWISE, "graph", ASKED)
 # Kinds of kernels, as a plot shows them: what a group of a profile is called, first match wins.
 KINDS = (
     ("matrix products", r"^matrix products$"),
@@ -95,6 +96,8 @@ def way_of(gain: Gain, tree: str) -> str:
     mode = gains.runs(gain, tree)[0].mode
     if mode == EAGER:
         return EAGER
+    if mode.startswith(PIECEWISE):
+        return PIECEWISE
     return ASKED if tree == PATCHED and gains.states(gain) else "graph"
 
 

@@ -73,7 +73,8 @@ def result(project, **changes) -> dict:
 def take(project, tmp_path, found: dict) -> store.Taken:
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(found))
-    return store.take(project.root, pins.load(project.root), file)
+    [taken] = store.take(project.root, pins.load(project.root), file)
+    return taken
 
 
 def test_a_result_is_kept_by_release_and_gpu_without_its_hosts_paths(applied, tmp_path):
@@ -128,6 +129,42 @@ def test_a_graph_beside_eager_prefill_is_a_comparison_of_its_own(applied, tmp_pa
         take(applied, tmp_path, result(applied, gain={}, runs=both)).path.name
         == "nvidia-fake-1.gain.json"
     )
+
+
+def test_piecewise_graphs_are_a_comparison_of_their_own_too(applied, tmp_path):
+    def kept(before: str, after: str) -> str:
+        runs = [
+            {"tree": tree, "mode": mode, "measure": f"gain {tree}", "verdict": "passed", "why": ""}
+            for tree, mode in (("untouched", before), ("patched", after))
+        ]
+        return take(applied, tmp_path, result(applied, gain={}, runs=runs)).path.name
+
+    assert kept("piecewise", "piecewise") == "nvidia-fake-1.piecewise.gain.json"
+    assert kept("eager", "piecewise") == "nvidia-fake-1.piecewise.gain.json"
+    assert kept("piecewise", "breakable") == "nvidia-fake-1.breakable-beside-piecewise.gain.json"
+    assert kept("breakable", "eager") == "nvidia-fake-1.gain.json"
+
+
+def test_a_gain_of_several_modes_is_one_for_each(applied, tmp_path):
+    """Calls of one tree in two modes would be mixed up."""
+    ran = ("patched", "piecewise"), ("patched", "breakable"), ("untouched", "piecewise")
+    runs = [
+        {"tree": tree, "mode": mode, "measure": f"gain {i}", "verdict": "passed", "why": ""}
+        for i, (tree, mode) in enumerate(ran)
+    ]
+    file = tmp_path / "gain.json"
+    file.write_text(json.dumps(result(applied, gain={}, runs=runs)))
+    found = store.take(applied.root, pins.load(applied.root), file)
+    kept = [json.loads(taken.path.read_text())["runs"] for taken in found]
+    assert [taken.path.name.split(".")[1] for taken in found] == [
+        "piecewise",
+        "breakable-beside-piecewise",
+    ]
+    for mode, entry in zip(("piecewise", "breakable"), kept, strict=True):
+        assert {(run["tree"], run["mode"]) for run in entry} == {
+            ("untouched", "piecewise"),
+            ("patched", mode),
+        }
 
 
 def test_a_later_run_of_other_models_is_added_and_one_of_the_same_replaces(applied, tmp_path):
@@ -227,7 +264,7 @@ def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, nam
 def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_path):
     file = tmp_path / "evidence.json"
     file.write_text(json.dumps(result(applied, changes="sha256:" + "0" * 64)))
-    taken = store.take(applied.root, pins.load(applied.root), file, stale=True)
+    [taken] = store.take(applied.root, pins.load(applied.root), file, stale=True)
     assert taken.path.is_file()  # the matrix and the bench's page tell it from today's queue
 
 

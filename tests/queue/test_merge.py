@@ -257,7 +257,7 @@ def test_a_result_that_is_taken_later_keeps_only_what_is_alike(fleet):
     fleet.lay("b", ran("two"), gpu=gpu("590"), date="2030-01-03")
     fleet.merge()
     later = fleet.lay("c", ran("three"), gpu=gpu("590"), date="2030-01-04")
-    taken = store.take(fleet.root, pins.load(fleet.root), later)
+    [taken] = store.take(fleet.root, pins.load(fleet.root), later)
     kept = json.loads(fleet.kept.read_text())
     assert taken.kept == 2 and {
         one["model"]: store.facts(kept, one)["date"] for one in kept["runs"]

@@ -359,8 +359,9 @@ def test_set_up_captures_the_graph_that_is_asked_for(breakable, monkeypatch, cap
     monkeypatch.setattr(set_up.model_runner, "free_memory", lambda runner: 0.0)
     monkeypatch.setattr(set_up, "make_runner", lambda *_: "breakable")
     monkeypatch.setattr(set_up.admission, "admits", lambda runner: True)
+    monkeypatch.setattr(set_up.arguments, "has_default_sizes", lambda args: False)
     monkeypatch.setattr(set_up, "_admits_sparse", lambda runner: True)
-    monkeypatch.setattr(set_up.with_states, "make_runner", lambda *_: "piecewise")
+    monkeypatch.setattr(set_up, "_with_states", lambda *_: "piecewise")
     monkeypatch.setattr(set_up.with_states, "of", lambda runner: states)
     kind = "breakable" if breakable else "piecewise"
     with caplog.at_level(logging.INFO, set_up.__name__):
@@ -371,3 +372,29 @@ def test_set_up_captures_the_graph_that_is_asked_for(breakable, monkeypatch, cap
     del made.piecewise_cuda_graph_runner
     assert set_up.set_up(made) is breakable
     assert hasattr(made, "piecewise_cuda_graph_runner") is breakable
+
+
+@pytest.mark.parametrize("tokens", [None, [512, 2048]])
+def test_default_sizes_end_where_eager_prefill_is_as_fast(tokens, monkeypatch, states):
+    """And are closer to each other; those that a user gave stay."""
+    from host import process
+    from sglang.srt.prefill_graph.breakable import runner as set_up
+
+    args = process.default_server_args(piecewise_cuda_graph_max_tokens=8192)
+    default = args._generate_piecewise_cuda_graph_tokens()
+    args.piecewise_cuda_graph_tokens = tokens or default
+    monkeypatch.setattr(set_up.model_runner, "free_memory", lambda runner: 0.0)
+    monkeypatch.setattr(set_up.admission, "admits", lambda runner: True)
+    monkeypatch.setattr(set_up, "_admits_sparse", lambda runner: True)
+    monkeypatch.setattr(set_up, "_enough", lambda runner: 1500)
+    monkeypatch.setattr(set_up.with_states, "of", lambda runner: states)
+    monkeypatch.setattr(set_up.with_states, "make_runner", lambda *_: SimpleNamespace())
+    made = SimpleNamespace(server_args=args, tp_rank=0)
+    assert set_up.set_up(made)
+    found, why = args.piecewise_cuda_graph_tokens, made.piecewise_cuda_graph_runner.why_these_sizes
+    if tokens:
+        assert (found, why) == (tokens, None)
+    else:
+        assert max(found) == min(size for size in default if size >= 1500)
+        assert len(found) > len([size for size in default if size <= max(found)])
+        assert "from 1500 tokens on eager prefill is as fast" in why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -154,8 +155,8 @@ def _run(options: argparse.Namespace, script: str) -> int:
 
 
 def _keep(options: argparse.Namespace, pins: pinning.Pins, script: str, files: list[Path]) -> int:
-    for file in files:
-        taken = store.take(options.root, pins, file, options.stale)
+    found = (store.take(options.root, pins, file, options.stale) for file in files)
+    for taken in itertools.chain.from_iterable(found):
         kept = f", {taken.kept} kept from before" if taken.kept else ""
         verdict = "all passed" if taken.passed else "not all passed"
         path = taken.path.relative_to(options.root)

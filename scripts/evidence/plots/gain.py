@@ -14,7 +14,7 @@ from .. import gains, ways
 from ..benches import EAGER
 from ..gains import PATCHED, UNTOUCHED
 from ..records import Gain, spoken
-from ..ways import ASKED, Table, Timed
+from ..ways import ASKED, PIECEWISE, Table, Timed
 from . import paper
 
 # What each shows is its text on the page.
@@ -25,8 +25,10 @@ NAMES = {
 }
 COLORS = {
     (UNTOUCHED, EAGER): "0.65",
+    (UNTOUCHED, PIECEWISE): "tab:brown",
     (UNTOUCHED, "graph"): "0.25",
     (PATCHED, EAGER): "tab:cyan",
+    (PATCHED, PIECEWISE): "tab:orange",
     (PATCHED, "graph"): "tab:blue",
     (PATCHED, ASKED): "tab:purple",
 }
@@ -62,7 +64,9 @@ def _first_tokens(pyplot: Any, table: Table) -> Any:
     figure, panels = pyplot.subplots(rows, COLUMNS, figsize=size, squeeze=False)
     for panel, (key, trees) in zip(panels.flat, table.items()):
         _lines(panel, trees)
-        panel.set_title("\n".join((ways.short(key[0]), key[1])), fontsize=8)
+        panel.set_title(
+            "\n".join((ways.short(key[0]).replace(", nets", "\nnets"), key[1])), fontsize=8
+        )
     for panel in panels.flat[len(table) :]:
         panel.set_axis_off()
     figure.supxlabel("tokens of one prompt", fontsize=9)
@@ -177,7 +181,7 @@ def _kernels(pyplot: Any, table: Table) -> Any:
             panel.text(end + 1, place, f"{end / least:.2f} × floor", va="center", fontsize=6.5)
     panel.set_yticks(places, [name for name, _ in bars], fontsize=7)
     panel.set_ylim(0.3, len(bars) + 0.7)
-    panel.set_xlim(right=1.1 * max(ends))
+    panel.set_xlim(right=1.15 * max(ends))
     across = f"kernel time of {spoken(LARGE)} tokens, ms; black: the floor, {FLOOR_NAME}"
     panel.set_xlabel(across, fontsize=8)
     panel.grid(axis="x", alpha=0.25)

@@ -23,6 +23,7 @@ import tqdm
 
 from ..captured import layers as captured_layers
 from ..captured import tables
+from ..captured.states import States
 from ..compat import arguments, capture, features, model_runner, pausing
 from ..model import layers, multimodal, stack
 from ..model.layers import Refusal
@@ -52,13 +53,31 @@ def set_up(runner: Any) -> bool:
     if runner.server_args.enable_breakable_cuda_graph:
         _keep(runner, "breakable", lambda: make_runner(runner, _upstream()))
         return True
+    by_default = arguments.has_default_sizes(runner.server_args)
     if not (admission.admits(runner) and _admits_sparse(runner)):
         return True
     states = with_states.of(runner)
     if states is None:
         return False
-    _keep(runner, "piecewise", lambda: with_states.make_runner(runner, states))
+    _keep(runner, "piecewise", lambda: _with_states(runner, states, by_default))
     return True
+
+
+def _with_states(runner: Any, states: States, by_default: bool) -> Any:
+    """The release's runner with states inside. by_default: nobody chose its sizes."""
+    args = runner.server_args
+    chosen = None
+    if by_default:
+        chosen = capture_sizes.of_defaults(args.piecewise_cuda_graph_tokens, _enough(runner))
+        args.piecewise_cuda_graph_tokens = chosen.tokens
+    made = with_states.make_runner(runner, states)
+    made.why_these_sizes = chosen and chosen.why
+    return made
+
+
+def _enough(runner: Any) -> int | None:
+    """From how many tokens on eager prefill is as fast, where that is known."""
+    return crossover.tokens(stack.inner_stack(runner.model).layers, torch.device(runner.device))
 
 
 def _keep(runner: Any, kind: str, make: Callable[[], Any]) -> None:
@@ -227,8 +246,8 @@ class BreakableRunner:
         self.graphs: dict[int, Any] = {}
         # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
         self.output: Any = None
-        enough = crossover.tokens(self.stack.layers, torch.device(runner.device))
-        chosen = capture_sizes.choose(runner.server_args, sizes_that_fit(runner), enough)
+        fitting = sizes_that_fit(runner)
+        chosen = capture_sizes.choose(runner.server_args, fitting, _enough(runner))
         self.why_these_sizes = chosen.why
         self.inputs = static_inputs(runner, chosen.tokens[-1])
         self._capture(chosen.tokens)

@@ -1,4 +1,4 @@
-"""Which sizes the breakable graph captures where nobody chose any: the release's own, more where
+"""Which sizes a graph captures where nobody chose any: the release's own, more where
 padding would cost much, and none from where eager prefill is as fast.
 
 A batch replays the smallest size that holds it, and the GPU works on all of its rows. Up to some
@@ -36,6 +36,11 @@ def choose(server_args: Any, fitting: Sequence[int], enough: int | None = None) 
     """
     if not arguments.has_default_sizes(server_args):
         return Sizes(list(fitting), "those that were asked for")
+    return of_defaults(fitting, enough)
+
+
+def of_defaults(fitting: Sequence[int], enough: int | None = None) -> Sizes:
+    """The same where nobody chose any: `fitting` are the release's own."""
     useful = up_to(fitting, enough)
     made = with_less_padding(useful)
     why = ["the release's default ones"]
