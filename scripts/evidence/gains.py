@@ -105,6 +105,12 @@ def launches(gain: Gain, tree: str, shape: str) -> float | None:
     return statistics.median(found) if found else None
 
 
+def repeated_ms(gain: Gain, tree: str, shape: str) -> float | None:
+    """One of many prefills that follow each other: the median over visits."""
+    found = [run.back_to_back[shape].ms for run in runs(gain, tree) if shape in run.back_to_back]
+    return statistics.median(found) if found else None
+
+
 def rate(gain: Gain, tree: str) -> float | None:
     """Input tokens per second of the prefill load: the median of all loads."""
     found = [one.tokens_per_s for run in runs(gain, tree) for one in run.loads]

@@ -237,6 +237,15 @@ class Served(Struct, frozen=True):
     first_ms: dict[str, float]
 
 
+class Repeated(Struct, frozen=True):
+    """A prefill that followed itself `times` times. ms: of one; forwards: that it took, whose
+    milliseconds are added up."""
+
+    ms: float
+    times: int
+    forwards: int = 1
+
+
 class GainRun(TimedRun, frozen=True, kw_only=True):
     """One visit of a tree. mode_why: why it is that mode; states: what its environment said of
     layers with recurrent states."""
@@ -246,6 +255,7 @@ class GainRun(TimedRun, frozen=True, kw_only=True):
     states: str | None = None
     first_answer_s: float | None = None
     profile: dict[str, Profile] = field(default_factory=dict)
+    back_to_back: dict[str, Repeated] = field(default_factory=dict)
     load_profile: LoadProfile | None = None
     clock: Clock = Clock()
     traffic: dict[str, tuple[Served, ...]] = field(default_factory=dict)

@@ -22,6 +22,8 @@ import engine as engines
 import load
 import traffic
 
+AGAIN = "-again"  # behind the watch's name: the file of watch/sitecustomize.py's times_again
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -95,6 +97,18 @@ class Served:
         spans = [self._call(source, count, length, answer=0) for _ in range(calls)]
         self.engine.stop_profile()
         return {"ms": spans, "forwards": len(self._ran(since))}
+
+    def again(self, count: int, length: int, times: int) -> dict:
+        """Milliseconds of a prefill that follows itself `times` times, without the scheduler in
+        between. forwards: how many it took; their milliseconds are added up."""
+        file, since = Path(self.plan["watch"] + AGAIN), time.time()
+        file.write_text(str(times))
+        try:
+            self._call(random.Random(f"again {count} {length}"), count, length, answer=0)
+        finally:
+            file.unlink()
+        found = [line["again_ms"] for line in self._ran(since)]
+        return {"ms": round(sum(found), 3), "forwards": len(found)}
 
     def prefill_load(self, number: int, requests: int) -> dict:
         """Input tokens per second of a prefill node's load. number: of the load, which settles its

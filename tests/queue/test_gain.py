@@ -118,6 +118,8 @@ def test_both_trees_are_timed_in_one_run(gain, tmp_path, capsys):
             "prefills"
         ] == 4
         assert run["profile"]["8x64"]["forwards"] == 1 and run["profile"]["8x64"]["launches"] == 2
+        again = run["back_to_back"]["8x64"]
+        assert again["ms"] > 0 and (again["times"], again["forwards"]) == (20, 1)
         assert run["clock"]["samples"] > 1 and run["clock"]["power_capped"] == pytest.approx(
             0.5, 0.2
         )
@@ -136,6 +138,7 @@ def test_both_trees_are_timed_in_one_run(gain, tmp_path, capsys):
     assert (
         "1.untouched: started in" in said
         and "2.patched: profile of 8x64: 1.0 ms busy, 2 launches" in said
+        and "2.patched: 20 prefills back to back, ms of one: 1x512 " in said
     )
 
 

@@ -127,6 +127,16 @@ def test_every_shape_has_its_row_before_and_after(text):
     assert max(map(len, rows)) <= 80
 
 
+def test_prefills_back_to_back_have_their_rows_where_they_were_measured(text):
+    found = gain()
+    for run, ms in zip(found["runs"], (187.0, 102.0), strict=True):
+        run["back_to_back"] = {"1x4096": {"ms": ms, "times": 20}}
+    row = next(line for line in told(found).splitlines() if "187.0" in line)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["1 × 4096", "187.0", "102.0", "-45.5 %"]
+    assert "back to back" in told(found) and "back to back" not in text
+
+
 def test_how_it_ran_is_said(text):
     assert (
         "Untouched: eager prefill (the release has no breakable graph). "

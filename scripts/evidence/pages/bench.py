@@ -217,6 +217,16 @@ def busy_rows(gain: Gain) -> list[list[str]]:
     return rows
 
 
+def repeated_rows(gain: Gain) -> list[list[str]]:
+    """Prefills that follow each other, before and after; none where nobody measured them."""
+    found = {shape: gains.both(gains.repeated_ms, gain, shape) for shape in gain.gain.shapes}
+    return [
+        [spoken(shape), *(number(one, 1) for one in both), gains.change(*both)]
+        for shape, both in found.items()
+        if any(both)
+    ]
+
+
 def rate_row(gain: Gain) -> list[str]:
     rates = gains.both(gains.rate, gain)
     return ["median of all loads", *(number(one or None) for one in rates), gains.change(*rates)]
@@ -267,7 +277,7 @@ def modes(gain: Gain, tree: str) -> str:
 FUNCTIONS = {
     one.__name__: one
     for one in (
-        *(across, busy_rows, call_rows, first_token_table),
+        *(across, busy_rows, call_rows, first_token_table, repeated_rows),
         *(kernel_rows, load_rows, modes, peer_rows, rate_row, served_rows, summaries),
     )
 }

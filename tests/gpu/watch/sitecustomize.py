@@ -41,6 +41,7 @@ state = {
     "noted": False,
     "why": None,
 }
+AGAIN = "-again"  # ends the name of the file that times_again reads
 REFUSED_IN = 4  # lines of a runner's code that show a refusal: conditions, and what was returned
 
 
@@ -114,6 +115,26 @@ def reason(runner, batch, lines):
     return f"{pathlib.Path(lines[-1][0]).name}:{lines[-1][1]}: {code}"
 
 
+def times_again():
+    """How often each prefill is to run once more: what a file says, while it is there."""
+    try:
+        return int(pathlib.Path(os.environ["PREFILL_WATCH"] + AGAIN).read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def back_to_back(forward, count):
+    """Milliseconds of one forward where `count` of them follow each other."""
+    import torch
+
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        forward()
+    torch.cuda.synchronize()
+    return round((time.perf_counter() - began) * 1e3 / count, 3)
+
+
 def watch_model_runner(module):
     original = module.ModelRunner.forward
 
@@ -140,6 +161,10 @@ def watch_model_runner(module):
             "runner": state["runner"],
             "launches": state["launches"] - before,
         }
+        if again := times_again():
+            line["again_ms"] = back_to_back(
+                lambda: original(self, forward_batch, *args, **kwargs), again
+            )
         if state["why"]:
             line["why"] = state["why"]
         if state["runner"] and not state["noted"]:

@@ -12,3 +12,7 @@ class cuda:
     class CUDAGraph:
         def replay(self):
             pass
+
+    @staticmethod
+    def synchronize():
+        pass
