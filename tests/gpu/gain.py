@@ -3,9 +3,10 @@
 
 Each tree in turn has one engine with the whole GPU, and all have the same pools and dummy weights.
 An engine answers rounds of first tokens, one call of every shape after the other. Then it takes a
-prefill node's load, its GPU is profiled for every shape, and each prefill follows itself 20 times. With --traffic it takes the loads
-of users instead, with a prefix cache, and graphs of the release's default sizes. A --peer comes
-after the trees and is measured as they are. Ends within --limit and writes what it has:
+prefill node's load, its GPU is profiled for every shape, and each prefill follows itself 20 times.
+With --traffic it takes the loads of users instead, with a prefix cache, and graphs of the release's
+default sizes. A --peer comes after the trees and is measured as they are, but for the last. Ends
+within --limit and writes what it has:
 RESULTS/gain.json. Exit code 0: all was measured of the trees.
 """
 
