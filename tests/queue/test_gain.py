@@ -119,7 +119,8 @@ def test_both_trees_are_timed_in_one_run(gain, tmp_path, capsys):
         ] == 4
         assert run["profile"]["8x64"]["forwards"] == 1 and run["profile"]["8x64"]["launches"] == 2
         again = run["back_to_back"]["8x64"]
-        assert again["ms"] > 0 and (again["times"], again["forwards"]) == (20, 1)
+        # the fake GPU ends 10 ms behind its host: the clock stops when it has
+        assert 0.5 <= again["ms"] < 5 and (again["times"], again["forwards"]) == (20, 1)
         assert run["clock"]["samples"] > 1 and run["clock"]["power_capped"] == pytest.approx(
             0.5, 0.2
         )

@@ -166,7 +166,9 @@ def _programs(world: World) -> None:
         f"{name}={shlex.quote(value)}" for name, value in engine.variables.items() if name != "PATH"
     )
     path = f"PATH={shlex.quote(engine.variables['PATH'])}" if "PATH" in engine.variables else ""
-    fakes.program(found / "quilt", f'{path} {settings} exec {engine.command} "$@"')
+    # by its whole path: where quilt is installed, the name alone would find this program again
+    command = shutil.which(engine.command)
+    fakes.program(found / "quilt", f'{path} {settings} exec {command} "$@"')
     host = f"--target {world.site} --upgrade --python-version 3.12 --only-binary :all:"
     fakes.program(found / "nox", f'exec "{sys.executable}" -m nox "$@"')
     fakes.program(
@@ -292,7 +294,8 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("scripts/nox new v0.5.9 nsa/skip-pointer-check", "is the top patch now"),
         Step(
             "cd work/v0.5.9 && quilt add python/sglang/…",
-            "added to patch nsa/skip-pointer-check.patch",
+            # Debian's settings put the patches' folder before the name
+            "nsa/skip-pointer-check.patch",
             put={"python/sglang/…": NEW},
         ),
         edit(f"work/v0.5.9/{NEW}", "step_1 = 1\n", "step_1 = 11\n"),

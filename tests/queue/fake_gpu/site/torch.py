@@ -1,5 +1,7 @@
 """As much of torch as the watch and run.py look at."""
 
+import time
+
 Tensor = object
 __version__ = "2.11.0+cu130"
 
@@ -15,4 +17,4 @@ class cuda:
 
     @staticmethod
     def synchronize():
-        pass
+        time.sleep(0.01)  # the GPU ends behind its host
