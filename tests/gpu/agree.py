@@ -47,13 +47,15 @@ def main(words: Sequence[str] | None = None) -> int:
     tree = options.tree or run.HERE.parents[1] / "tree"
     try:
         untouched.make(
-            tree, options.untouched or run.HERE.parents[1] / "untouched", place.out / "untouched"
+            tree,
+            options.untouched or run.HERE.parents[1] / "untouched",
+            place.scratch / "untouched",
         )
     except untouched.Unmade as reason:
         sys.exit(f"no untouched tree: {reason}")
     facts = run.describe(place, options) | {"runs": []}
     subprocess.run(
-        [place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model],
+        [place.python, str(HERE / "models.py"), str(place.scratch / "models"), *options.model],
         env=place.environment(),
         check=True,
     )
@@ -103,7 +105,7 @@ def agree(place: launch.Place, options: argparse.Namespace, tree: Path, model: s
     began, of_release = (
         time.time(),
         tuple(
-            place.out / "untouched" if folder == tree.absolute() else folder
+            place.scratch / "untouched" if folder == tree.absolute() else folder
             for folder in place.path
         ),
     )
@@ -142,7 +144,7 @@ def _job(
 ) -> launch.Job:
     out = place.out / f"agree.{model}.{name}"
     plan = {
-        "model": str(place.out / "models" / model),
+        "model": str(place.scratch / "models" / model),
         "mode": modes.EAGER,
         "port": options.port_base + run.PORTS * number,
         "out": f"{out}.json",

@@ -124,7 +124,10 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
 
 def folders(place: launch.Place, model: str) -> tuple[Path, Path]:
     """Two checkpoints of one shape."""
-    return place.out / "models" / f"{model}-wide", place.out / "models" / f"{model}-wide-other"
+    return (
+        place.scratch / "models" / f"{model}-wide",
+        place.scratch / "models" / f"{model}-wide-other",
+    )
 
 
 def write(model: str, seed: int, folder: Path) -> None:

@@ -173,7 +173,7 @@ class Bench:
             "cpus": len(os.sched_getaffinity(0)),
         }
         run.say(
-            f"{facts['version']} (queue {facts['queue_release']}) on {facts['gpu']['name']}, torch"
+            f"{facts['version']} ({run.queue_of(facts)}) on {facts['gpu']['name']}, torch"
             f" {facts['torch']['version']}: {' '.join(options.mode)}"
         )
         run.say(f"{self.running} requests at once in each, {options.limit:.0f} s at most")
@@ -198,7 +198,7 @@ class Bench:
         """Everything, in order; what is measured is written as it comes, so that an end from
         outside loses little."""
         model = models.write_config(
-            self.place.out / "models" / self.options.subject, self.subject.config
+            self.place.scratch / "models" / self.options.subject, self.subject.config
         )
         for number, mode in enumerate(self.options.mode):
             self.engines.append(self._begin(model, number, mode))

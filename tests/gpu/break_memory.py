@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.engine:
         return _engine(json.loads(options.engine))
     place, rows = run.place_of(options), []
-    folder = place.out / "qwen3-8b"
+    folder = place.scratch / "qwen3-8b"
     folder.mkdir(exist_ok=True)
     config = subjects.QWEN3_8B | ({"num_hidden_layers": options.layers} if options.layers else {})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -182,8 +182,8 @@ class Gain:
         )
         self.now: turns.Engine | None = None
         self.facts = self._facts() | {"runs": [], "peers": [], "passed": False}
-        gpu, queue = self.facts["gpu"]["name"], self.facts["queue_release"]
-        self.say(f"{self.facts['version']} (queue {queue}) on {gpu}: {self.subject.model}")
+        gpu, queue = self.facts["gpu"]["name"], run.queue_of(self.facts)
+        self.say(f"{self.facts['version']} ({queue}) on {gpu}: {self.subject.model}")
 
     def say(self, text: str) -> None:
         run.say(f"{time.time() - self.began:4.0f} s: {text}")
@@ -240,7 +240,7 @@ class Gain:
         )
         self.say(f"attention kernels compiled in {seconds:.0f} s")
         model = models.write_config(
-            self.place.out / "models" / self.options.subject, self.subject.config
+            self.place.scratch / "models" / self.options.subject, self.subject.config
         )
         trees = len(self.options.trees)
         for number, (tree, mode) in enumerate(zip(self.options.trees, self.options.mode)):
@@ -255,7 +255,7 @@ class Gain:
 
     def _own_tree(self) -> Path:
         """The untouched tree. Ends the run where it cannot be made."""
-        out = self.place.out / UNTOUCHED
+        out = self.place.scratch / UNTOUCHED
         patched = self.options.tree or HERE.parents[1] / "tree"
         try:
             found = untouched.make(
@@ -343,7 +343,7 @@ class Gain:
     def _measure(self, label: str, its: peers.Ready, entry: dict, until: float) -> None:
         """One engine: started, asked everything, ended."""
         _clear(Path(its.plan["watch"]))
-        caches = {"TRITON_CACHE_DIR": str(self.place.out / f"{label}.triton")}
+        caches = {"TRITON_CACHE_DIR": str(self.place.scratch / f"{label}.triton")}
         for folder in caches.values():
             shutil.rmtree(folder, ignore_errors=True)
         own = caches if self.options.own_kernels else {}
@@ -498,7 +498,7 @@ class Visit:
 
     def _traces(self, name: str) -> Path:
         """A new folder for a trace."""
-        folder = self.engine.log.with_suffix(".traces") / name
+        folder = self.gain.place.scratch / f"{self.engine.log.stem}.traces" / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder

@@ -316,7 +316,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = run.place_of(options)
     facts = run.describe(place, options)
-    folder = place.out / "models" / "qwen3-5"
+    folder = place.scratch / "models" / "qwen3-5"
     subprocess.run(
         [place.python, __file__, "--write", str(folder)], env=place.environment(), check=True
     )

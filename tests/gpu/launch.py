@@ -54,6 +54,12 @@ class Place:
     out: Path
     python: str = sys.executable
 
+    @property
+    def scratch(self) -> Path:
+        """What runs need and nobody reads afterwards: weights, byte code, trees, traces. A GB or
+        more, so that it lies apart."""
+        return self.out / "scratch"
+
     def environment(self, **more: str) -> dict[str, str]:
         kept = {
             name: value
@@ -73,7 +79,7 @@ class Place:
             | more
             | {
                 "PYTHONPATH": os.pathsep.join(map(str, self.path)),
-                "PYTHONPYCACHEPREFIX": str(self.out / "bytecode"),
+                "PYTHONPYCACHEPREFIX": str(self.scratch / "bytecode"),
             }
         )
 

@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
     place, began = run.place_of(options), time.time()
     facts = run.describe(place, options)
     subprocess.run(
-        [place.python, str(HERE / "models.py"), str(place.out / "models"), MODEL],
+        [place.python, str(HERE / "models.py"), str(place.scratch / "models"), MODEL],
         env=place.environment(),
         check=True,
     )
@@ -121,7 +121,7 @@ def _server(
     """An engine as a trainer starts it, with a small model; ended with all that it started."""
     out, plan = place.out / f"{name}.json", place.out / f"{name}.plan.json"
     out.unlink(missing_ok=True)
-    words = {"model": str(place.out / "models" / MODEL), "mode": modes.BREAKABLE}
+    words = {"model": str(place.scratch / "models" / MODEL), "mode": modes.BREAKABLE}
     words |= {"port": port, "out": str(out), "engine": ENGINE}
     plan.write_text(json.dumps(words))
     with (place.out / f"{name}.log").open("wb") as log:

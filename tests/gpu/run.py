@@ -12,10 +12,7 @@ beside it. Exit code 0: every check passed.
 from __future__ import annotations
 
 import argparse
-import base64
-import csv
 import datetime
-import hashlib
 import json
 import os
 import re
@@ -35,6 +32,7 @@ import kernels
 import launch
 import models
 import modes
+import record
 
 HERE = Path(__file__).resolve().parent
 SCHEMA, RESULT = 1, "evidence.json"
@@ -68,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     facts = describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
     say(
-        f"{facts['version']} (queue {facts['queue_release']}) on {len(gpus)} x"
+        f"{facts['version']} ({queue_of(facts)}) on {len(gpus)} x"
         f" {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch"
         f" {facts['torch']['version']}"
     )
@@ -100,7 +98,12 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with kernels.made_ahead(place, gpus[0].use):
             subprocess.run(
-                [place.python, str(HERE / "models.py"), str(place.out / "models"), *options.model],
+                [
+                    place.python,
+                    str(HERE / "models.py"),
+                    str(place.scratch / "models"),
+                    *options.model,
+                ],
                 env=place.environment(),
                 check=True,
             )
@@ -230,9 +233,9 @@ def place_of(options: argparse.Namespace) -> launch.Place:
     # packages hides it
     head = [folder for folder in sites if (folder / "sitecustomize.py").is_file()]
     path = [HERE / "watch", *head, tree, *(folder for folder in sites if folder not in head)]
-    out = options.out.absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    return launch.Place(tuple(folder.absolute() for folder in path), out)
+    place = launch.Place(tuple(folder.absolute() for folder in path), options.out.absolute())
+    place.scratch.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 def sites_of(options: argparse.Namespace) -> list[Path]:
@@ -326,7 +329,7 @@ def job(
     name = f"{model}.{mode}"
     reference = mode in modes.REFERENCES
     plan = {
-        "model": str(place.out / "models" / model),
+        "model": str(place.scratch / "models" / model),
         "mode": mode,
         "port": options.port_base + PORTS * number,
         "out": str(place.out / f"{name}.json"),
@@ -349,29 +352,24 @@ def job(
 def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     """What is about to run, and where: everything that evidence must name."""
     tree = options.tree or HERE.parents[1] / "tree"
-    record, untouched = identity(tree)
-    if "changes" not in record:
-        sys.exit(
-            f"{tree}: its record does not say what the queue changes: it was built by an earlier"
-            " tool, build it again"
-        )
+    made, untouched = record.identity(tree)
     bundle = manifest_of(options)
     torch = place.ask(
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda':"
         " torch.version.cuda, 'python': __import__('platform').python_version()}))"
     )
-    pinned = torch_pin(tree)
+    pinned = record.torch_pin(tree)
     return {
         "schema": SCHEMA,
-        "version": record["version"],
-        "tag": record["tag"],
-        "queue_release": record.get("release"),
-        "queue": record["queue"],
-        "changes": record["changes"],
-        "tree": record["tree"]["after"],
+        "version": made["version"],
+        "tag": made["tag"],
+        "queue_release": made.get("release"),
+        "queue": made["queue"],
+        "changes": made["changes"],
+        "tree": made["tree"]["after"],
         "tree_untouched": untouched,
-        "patches": record["patches"],
-        "overlay": record.get("overlay", []),
+        "patches": made["patches"],
+        "overlay": made.get("overlay", []),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "gpu": gpu(),
         "torch": {
@@ -400,27 +398,9 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     }
 
 
-def identity(tree: Path) -> tuple[dict, bool]:
-    """The tree's own record (from its .dist-info/, else from the work tree above), and whether
-    every file is as built."""
-    found = sorted(tree.glob("sglang-*.dist-info/patch_queue.json"))
-    if not found:
-        return json.loads((tree.parent / "provenance.json").read_text()), True
-    rows = csv.reader((found[0].with_name("RECORD")).read_text().splitlines())
-    untouched = all(not row[1] or row[1] == _record_hash(tree / row[0]) for row in rows if row)
-    return json.loads(found[0].read_text()), untouched
-
-
-def _record_hash(file: Path) -> str:
-    digest = hashlib.sha256(file.read_bytes()).digest() if file.is_file() else b""
-    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-def torch_pin(tree: Path) -> str:
-    """The torch version that the release's own metadata asks for; empty where it does not say."""
-    text = "".join(file.read_text() for file in tree.glob("sglang-*.dist-info/METADATA"))
-    found = re.search(r"(?m)^Requires-Dist: torch==([^\s;]+)", text)
-    return found[1] if found else ""
+def queue_of(facts: dict) -> str:
+    """Which queue a tree was made by, in words."""
+    return f"queue {facts['queue_release']}" if facts["queue"] else "made by no queue"
 
 
 @dataclass(frozen=True)

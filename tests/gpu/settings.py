@@ -215,7 +215,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
 
 def _untouched(place: launch.Place, options: argparse.Namespace) -> launch.Place:
     """The same place with the release's own tree."""
-    out = place.out / "untouched"
+    out = place.scratch / "untouched"
     tree = options.tree or run.HERE.parents[1] / "tree"
     try:
         untouched.make(tree, options.untouched or run.HERE.parents[1] / "untouched", out)
@@ -319,7 +319,7 @@ def job(
 
 def folder(place: launch.Place, name: str, model: str) -> Path:
     """The checkpoint's folder: the setting's own where it changes config.json."""
-    return place.out / "models" / (f"{model}-{name}" if SETTINGS[name].config else model)
+    return place.scratch / "models" / (f"{model}-{name}" if SETTINGS[name].config else model)
 
 
 def passes(setting: Setting, mode: str) -> list[str]:
@@ -358,7 +358,7 @@ def _write_models(place: launch.Place, jobs: Sequence[launch.Job]) -> None:
     """Every model's checkpoint; one with another config.json has the same weights."""
     wanted = sorted({one.plan["of"] for one in jobs})
     subprocess.run(
-        [place.python, str(HERE / "models.py"), str(place.out / "models"), *wanted],
+        [place.python, str(HERE / "models.py"), str(place.scratch / "models"), *wanted],
         env=place.environment(),
         check=True,
     )

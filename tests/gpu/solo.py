@@ -87,7 +87,7 @@ def asked(
     """Write the model, start the engine, and judge what it answered; or one bad check that says why
     it did not."""
     subprocess.run(
-        [place.python, str(HERE / "models.py"), str(place.out / "models"), question.model],
+        [place.python, str(HERE / "models.py"), str(place.scratch / "models"), question.model],
         env=place.environment(),
         check=True,
     )
@@ -109,7 +109,7 @@ def job(question: Question, place: launch.Place, options: argparse.Namespace) ->
     """Prefills are eager: graphs for decoding alone are captured."""
     name = f"{question.name.replace('_', '-')}.{options.without or 'patched'}"
     plan = {
-        "model": str(place.out / "models" / question.model),
+        "model": str(place.scratch / "models" / question.model),
         "mode": modes.EAGER,
         "port": options.port_base,
         "out": str(place.out / f"{name}.json"),

@@ -32,7 +32,8 @@ SHORT = ["--shapes", "1x64", "--times", "2", "--loads", "3"]
 
 @pytest.fixture(autouse=True)
 def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
-    (tmp_path / "bytecode").symlink_to(engine_bytecode)
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch/bytecode").symlink_to(engine_bytecode)
 
 
 @pytest.fixture

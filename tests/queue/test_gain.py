@@ -69,8 +69,8 @@ def laid(gpu, tmp_path) -> Path:
 @pytest.fixture
 def gain(laid, monkeypatch, tmp_path, engine_bytecode):
     """Run it here: exit code, what it wrote. Keywords are its settings, or FAKE_… variables."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/bytecode").symlink_to(engine_bytecode)
+    (tmp_path / "out/scratch").mkdir(parents=True)
+    (tmp_path / "out/scratch/bytecode").symlink_to(engine_bytecode)
     module = importlib.import_module("gain")
     monkeypatch.setattr(module.load, "PREFILL_REQUESTS", 4)
     monkeypatch.setattr(module.load, "PROFILED_REQUESTS", 2)

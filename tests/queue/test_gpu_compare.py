@@ -7,12 +7,15 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from patchqueue.files.tree import hash_listing, list_package
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
@@ -22,15 +25,21 @@ MODEL = "qwen3-next"
 
 @pytest.fixture(autouse=True)
 def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
-    (tmp_path / "bytecode").symlink_to(engine_bytecode)
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch/bytecode").symlink_to(engine_bytecode)
 
 
 def run(
-    out: Path, script: str, *words: str, fault: str = "", **variables: str
+    out: Path,
+    script: str,
+    *words: str,
+    fault: str = "",
+    tree: Path = FAKE / "tree",
+    **variables: str,
 ) -> tuple[int, dict, str]:
     """One run of tests/gpu on the fake engine: exit code, what it wrote, what it said."""
-    (out / "models" / MODEL).mkdir(parents=True, exist_ok=True)
-    (out / "models" / MODEL / "model.safetensors").touch()  # the fake engine has no weights
+    (out / "scratch/models" / MODEL).mkdir(parents=True, exist_ok=True)
+    (out / "scratch/models" / MODEL / "model.safetensors").touch()  # the fake engine has no weights
     environment = (
         os.environ
         | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_FAULT": fault}
@@ -44,7 +53,7 @@ def run(
         "--out",
         str(out),
         "--tree",
-        str(FAKE / "tree"),
+        str(tree),
         "--site",
         str(FAKE / "site"),
         *words,
@@ -52,6 +61,49 @@ def run(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     written = out / ("settings.json" if script == "settings" else "evidence.json")
     return done.returncode, json.loads(written.read_text()), done.stdout + done.stderr
+
+
+@pytest.fixture
+def unrecorded(tmp_path: Path) -> Path:
+    """A tree that the queue did not make, as a wheel of 0.5.23 has it."""
+    shutil.copytree(FAKE / "tree/sglang", tmp_path / "checkout/python/sglang")
+    version = tmp_path / "checkout/python/sglang/_version.py"
+    version.write_text("__version__ = version = '0.5.9'\n__commit_id__ = commit_id = None\n")
+    return tmp_path / "checkout/python"
+
+
+def test_a_tree_without_a_record_is_asked_and_names_no_queue(tmp_path, unrecorded):
+    words = ("--model", MODEL, "--mode", "breakable")
+    code, found, said = run(tmp_path, "run", *words, tree=unrecorded)
+    assert code == 0 and "0.5.9 (made by no queue) on 1 x NVIDIA Fake" in said
+    assert (found["version"], found["tag"]) == ("0.5.9", "v0.5.9")
+    assert found["queue"] == found["changes"] == "" and found["patches"] == []
+    assert found["tree"] == hash_listing(list_package(unrecorded))
+
+
+def test_a_tree_that_says_no_version_is_refused_in_a_sentence(tmp_path, unrecorded):
+    (unrecorded / "sglang/_version.py").unlink()
+    with pytest.raises(FileNotFoundError):  # nothing was written
+        run(tmp_path, "run", "--model", MODEL, tree=unrecorded)
+    words = ["--out", str(tmp_path), "--tree", str(unrecorded), "--site", str(FAKE / "site")]
+    path = f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, str(GPU / "run.py"), *words],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and done.stderr == (
+        f"{unrecorded}: no sglang/ that says its version in _version.py or version.py;"
+        " --tree names the folder that holds sglang/\n"
+    )
+
+
+def test_results_are_small_beside_their_scratch_folder(tmp_path):
+    run(tmp_path, "run", "--model", MODEL, "--mode", "eager")
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()} - {"home"}
+    assert folders == {"scratch", f"{MODEL}.reference.runtime", f"{MODEL}.eager.runtime"}
+    assert {path.name for path in (tmp_path / "scratch").iterdir()} == {"bytecode", "models"}
 
 
 def one_mode(tmp_path, fault: str) -> dict:
@@ -230,8 +282,8 @@ def test_a_run_that_is_ended_ends_its_engines_and_writes_what_it_has(tmp_path):
         "PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "FAKE_FAULT": "stuck",
     }
-    (tmp_path / "models" / MODEL).mkdir(parents=True)
-    (tmp_path / "models" / MODEL / "model.safetensors").touch()
+    (tmp_path / "scratch/models" / MODEL).mkdir(parents=True)
+    (tmp_path / "scratch/models" / MODEL / "model.safetensors").touch()
     words = [
         "--out",
         str(tmp_path),

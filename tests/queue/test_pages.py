@@ -607,6 +607,9 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": (
         "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
     ),
+    "python3 SITES/v0.5.9/tests/gpu/releases.py SITES --out RESULTS": (
+        "tests/gpu/releases.py: needs a GPU; tests/queue/test_gpu_releases.py runs it"
+    ),
     "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": (
         "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
     ),
