@@ -400,14 +400,18 @@ def test_where_one_branch_is_the_users_none_is_made(sent):
     assert refused(sent, COUNT, CUT).name == "branch-exists"
 
 
-def test_git_am_of_the_mails_gives_the_same_commits(sent, tmp_path):
-    [request] = send(sent).requests
+@pytest.mark.parametrize("title", ["", "[Fix] Count once more"])
+def test_git_am_of_the_mails_gives_the_same_commits(sent, tmp_path, title):
+    if title:
+        sent.write(f"pull-requests/{COUNT}/pull-request.toml", TEXT)
+    [request] = send(sent, *([COUNT] if title else [])).requests
     files = export.write(request, {"body.md": "text"}, tmp_path / "out")
-    assert [file.name[:4] for file in files] == ["body", "0001", "0002"]
+    assert [file.name[:4] for file in files] == ["body", "0001", "0002"][: 2 if title else 3]
+    assert not title or title.encode() in request.mails[files[1].name]
     git(sent, "clone", "-q", "--no-checkout", ".", str(tmp_path / "clone"))
     for words in (
         ("checkout", "-q", request.base),
-        ("am", "-q", "--committer-date-is-author-date", *map(str, files[1:])),
+        ("am", "--keep-non-patch", "-q", "--committer-date-is-author-date", *map(str, files[1:])),
     ):
         subprocess.run(["git", *words], cwd=tmp_path / "clone", check=True)
     assert (

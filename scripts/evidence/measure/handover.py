@@ -92,7 +92,9 @@ def am(checkout: Path, clone: Path, base: str, mails: Sequence[Path]) -> tuple[s
     git(clone, "checkout", "-q", "--detach", base)
     who = open_repository(str(checkout)).person()
     person = ("-c", f"user.name={who.name}", "-c", f"user.email={who.email}")
-    git(clone, *person, "am", "-q", "--committer-date-is-author-date", *map(str, mails))
+    # without the second word git drops a title's [Fix]
+    words = ("am", "--keep-non-patch", "-q", "--committer-date-is-author-date")
+    git(clone, *person, *words, *map(str, mails))
     return git(clone, "rev-parse", "HEAD^{tree}").strip(), git(clone, "rev-parse", "HEAD").strip()
 
 

@@ -64,7 +64,9 @@ def _add_export(commands: Any) -> None:
     sent.add_argument("patches", nargs="*", metavar="PATCH", help=text)
     text = "make one branch of all patches of a topic, in place of one for each"
     sent.add_argument("--together", action="store_true", help=text)
-    text = f"write each one's text and mails here (default: {OUTPUT}/)"
+    text = (
+        f"write each one's text here, and mails for `git am --keep-non-patch` (default: {OUTPUT}/)"
+    )
     sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=text)
     text = (
         "run each one's tests in the release's environment, with and without its changes (the"
