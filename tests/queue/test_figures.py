@@ -202,3 +202,8 @@ def test_what_was_not_measured_again_stays():
 )
 def test_what_a_kill_left(moment, left):
     assert figures.tree_then(moment) == left
+
+
+def test_what_is_rebased_onto_is_no_pin():
+    """A rebase onto a pinned release says so, and measures nothing."""
+    assert f"v{queue_figures.UNPINNED}" not in {pin.tag for pin in pins.load(ROOT).all}

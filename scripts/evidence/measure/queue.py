@@ -37,7 +37,7 @@ from . import edited, handover, kills, newcomer, wheels
 from .copies import REPEATS, ROOT, Copy, counted_right
 
 FIRST_MINUTES = 300  # seconds that a new user may need, with everything fetched and made anew
-UNPINNED = "0.5.22"  # a release between two pins
+UNPINNED = "0.5.15"  # a release between two pins
 
 
 def seconds(name: str, limit: float, measure: Callable[[], float]) -> Figure:
@@ -108,8 +108,8 @@ def bad_input(copy: Copy, options: argparse.Namespace) -> Figure:
 
 
 def rebase_time(copy: Copy, options: argparse.Namespace) -> Figure:
-    """The report of the whole queue on a release that is not pinned, and the first conflict laid
-    out."""
+    """The report of the whole queue on a release that is not pinned. Where a patch conflicts the
+    first one is laid out too, and the rebase is given up."""
 
     def once() -> float:
         took = copy.run("rebase", UNPINNED)
@@ -117,9 +117,8 @@ def rebase_time(copy: Copy, options: argparse.Namespace) -> Figure:
             copy.run("rebase", UNPINNED, "--abort")
         return took
 
-    copy.run("rebase", UNPINNED)  # fetches its wheel
-    copy.run("rebase", UNPINNED, "--abort")
-    return seconds(f"rebase onto {UNPINNED}, first conflict laid out", 30, once)
+    once()  # fetches its wheel
+    return seconds(f"rebase onto {UNPINNED}, every patch told", 30, once)
 
 
 def branches(copy: Copy, options: argparse.Namespace) -> Figure:
