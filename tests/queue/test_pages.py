@@ -607,6 +607,7 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": (
         "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
     ),
+    "git am --keep-non-patch": "git's own; tests/queue/test_export.py runs it on such mails",
     "python3 SITES/v0.5.9/tests/gpu/releases.py SITES --out RESULTS": (
         "tests/gpu/releases.py: needs a GPU; tests/queue/test_gpu_releases.py runs it"
     ),
