@@ -67,7 +67,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for way in options.ways:
         rows.append(_way(place, folder, way, options))
         print(told(rows[-1]), flush=True)
-    (place.out / "break_memory.json").write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
+        # whatever ends the next way leaves this one's figures
+        (place.out / "break_memory.json").write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
     return 0 if all(row["captured"] for row in rows) else 1
 
 

@@ -123,6 +123,20 @@ def test_a_row_of_each_way(break_memory, tmp_path, monkeypatch, capsys):
     ]
     rows = json.loads((tmp_path / "out/break_memory.json").read_text())
     assert [row["captured"]["sizes"] for row in rows] == [[4, 8, 12]] * 3
-    config = json.loads((tmp_path / "out/qwen3-8b/config.json").read_text())
+    config = json.loads((tmp_path / "out/scratch/qwen3-8b/config.json").read_text())
     assert config == importlib.import_module("subjects").SUBJECTS["qwen3"].config
     assert config["model_type"] == "qwen3" and config["num_hidden_layers"] == 36
+
+
+def test_what_was_measured_stays_where_the_next_way_is_ended(break_memory, tmp_path, monkeypatch):
+    def ended(place, folder, way, options):
+        if way == "strong":
+            raise KeyboardInterrupt
+        return {"way": way, "captured": None, "lifetimes": []}
+
+    monkeypatch.setattr(break_memory, "_way", ended)
+    words = ["--out", str(tmp_path / "out"), "--tree", str(tree(tmp_path / "tree", "patched"))]
+    with pytest.raises(KeyboardInterrupt):
+        break_memory.main(words)
+    rows = json.loads((tmp_path / "out/break_memory.json").read_text())
+    assert [row["way"] for row in rows] == ["main"]

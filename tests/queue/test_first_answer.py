@@ -149,7 +149,7 @@ def test_an_engine_starts_with_decoding_graphs_and_is_asked_nothing(first_answer
             "cuda_graph_bs": [1, 2, 4, 8],
             "cuda_graph_max_bs": 8,
             "disable_radix_cache": True,
-            "model_path": "out/models/qwen3-next",
+            "model_path": "out/scratch/models/qwen3-next",
         }
     ]
 

@@ -225,7 +225,7 @@ def test_the_release_itself_runs_as_a_control(tmp_path, settings):
     assert "| 0.5.9 without queue on NVIDIA Fake |" in said
     ran = (tmp_path / "out/mixed-chunk.qwen3-next.breakable.log").read_text()
     assert "all answers written" in ran
-    assert (tmp_path / "out/untouched/sglang/__init__.py").is_file()
+    assert (tmp_path / "out/scratch/untouched/sglang/__init__.py").is_file()
 
 
 def test_a_function_that_is_left_out_does_nothing(tmp_path):
