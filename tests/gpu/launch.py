@@ -42,7 +42,7 @@ SETTINGS = {
 MARK = "» "  # begins a line of an engine's log that is shown while it runs
 STACKS, STACKS_S = signal.SIGUSR1, 1.0  # asks a process for its stacks; it writes meanwhile
 GRACE_S = 5  # for an engine that has answered to end by itself
-LEAD_S = 200  # how long the others wait at most for the first engine
+LEAD_S = 200  # how long others wait at most for the first engine of their kind
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Place:
 @dataclass
 class Job:
     """One process: a script with a plan. name: also of its files; needs: the job without whose
-    answer it is worth nothing.
+    answer it is worth nothing; kind: jobs of one kind compile the same kernels.
 
     After `run_all`: code (exit code; None where it never ran or had no time), seconds, why it did
     not do what it should, and the device (as in CUDA_VISIBLE_DEVICES) that it ran on; empty where
@@ -125,6 +125,7 @@ class Job:
     plan: dict
     limit_s: float
     needs: str = ""
+    kind: str = ""
     code: int | None = None
     seconds: float = 0.0
     why: str = ""
@@ -144,8 +145,8 @@ def run_all(
     devices: Sequence[str] = ("",),
     ended: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run every job, `width` at once on each device; the first alone until it is ready, because it
-    compiles what the others reuse.
+    """Run every job, `width` at once on each device. With `lead`, the first job of each kind goes
+    ahead of the others until it is ready, because it compiles what they reuse.
 
     devices: names for CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline:
     time.time() after which nothing starts and what runs is ended. ended: called whenever a job has.
@@ -173,8 +174,10 @@ def run_all(
                 waiting = []
             device = min(devices, key=lambda name: sum(job.device == name for job in running))
             room = sum(job.device == device for job in running) < width
-            if waiting and room and not (lead and running == [jobs[0]] and _leads(jobs[0])):
-                job = waiting.pop(0)
+            ready = [job for job in waiting if not (lead and _follows(job, jobs))]
+            if ready and room:
+                job = ready[0]
+                waiting.remove(job)
                 job.device = device
                 _begin(place, job)
                 running.append(job)
@@ -189,9 +192,13 @@ def run_all(
                 kill(job.process)
 
 
-def _leads(job: Job) -> bool:
-    """Whether others still wait for the first job."""
-    return not Path(job.plan["out"] + ".ready").exists() and time.time() - job.began < LEAD_S
+def _follows(job: Job, jobs: Sequence[Job]) -> bool:
+    """Whether a job still waits for the first one of its kind."""
+    leader = next(other for other in jobs if other.kind == job.kind)
+    if leader is job or leader.code is not None or leader.why:
+        return False
+    ready = Path(leader.plan["out"] + ".ready").exists()
+    return not ready and (not leader.began or time.time() - leader.began < LEAD_S)
 
 
 def _pass_on(place: Place, job: Job, say: Callable[[str], None]) -> None:

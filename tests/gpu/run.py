@@ -346,6 +346,7 @@ def job(
         plan,
         options.engine_limit,
         "" if reference else f"{model}.{modes.reference(mode, known)}",
+        models.MODELS[model]["model_type"],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 import time
@@ -20,6 +21,18 @@ def waits_for_a_kernel():
 
 other = subprocess.Popen(["sleep", "60"])  # as a compiler that an engine has started
 waits_for_a_kernel()
+"""
+# one that is ready after a while, and then answers
+ENGINE = """
+import json, sys, time
+from pathlib import Path
+
+plan = json.loads(Path(sys.argv[1]).read_text())
+began = time.time()
+time.sleep(1)
+Path(plan["out"] + ".ready").touch()
+time.sleep(1.5)
+Path(plan["out"]).write_text(json.dumps({"began": began, "ready": began + 1, "ended": time.time()}))
 """
 
 
@@ -41,6 +54,38 @@ def test_an_engine_over_its_limit_leaves_its_stacks_in_its_log(launch, tmp_path)
     said = (tmp_path / "engine.log").read_text()
     assert "in waits_for_a_kernel" in said and f'File "{script}", line 6' in said
     assert not launch.members(job.process.pid)
+
+
+def test_the_first_of_each_kind_goes_ahead(launch, tmp_path):
+    """Others of its kind reuse what it compiles; those of another kind have nothing to wait for."""
+    kinds = {"first": "a", "second": "a", "other": "b", "another": "b"}
+    told = _told(launch, tmp_path, kinds, width=4)
+    assert told["other"]["began"] < told["first"]["ready"]
+    for follower, leader in (("second", "first"), ("another", "other")):
+        assert told[leader]["ready"] < told[follower]["began"] < told[leader]["ended"]
+
+
+def test_a_follower_takes_no_room_while_it_waits(launch, tmp_path):
+    told = _told(launch, tmp_path, {"first": "a", "second": "a", "other": "b"}, width=2)
+    assert told["other"]["began"] < told["first"]["ready"] < told["second"]["began"]
+
+
+def test_nobody_follows_where_there_is_no_lead(launch, tmp_path):
+    told = _told(launch, tmp_path, {"first": "a", "second": "a"}, width=2, lead=False)
+    assert told["second"]["began"] < told["first"]["ready"]
+
+
+def _told(launch, folder, kinds, **words) -> dict[str, dict[str, float]]:
+    """When each job began, was ready and ended, by its name."""
+    script = folder / "engine.py"
+    script.write_text(ENGINE)
+    jobs = [
+        launch.Job(name, script, {"out": str(folder / f"{name}.json")}, 20, kind=kind)
+        for name, kind in kinds.items()
+    ]
+    place = launch.Place((GPU / "watch",), folder)
+    launch.run_all(place, jobs, deadline=time.time() + 30, say=print, **words)
+    return {job.name: json.loads(Path(job.plan["out"]).read_text()) for job in jobs}
 
 
 def test_a_process_that_does_not_listen_is_left_alone(launch):
