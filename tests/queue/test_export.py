@@ -162,6 +162,15 @@ def test_a_patch_comes_with_what_it_needs_below_it(sent):
     assert 'This stands on "Count the steps once more"' in text.replace("\n", " ")
 
 
+def test_what_a_patch_needs_is_below_it_though_the_series_has_it_later(sent):
+    pending = "Upstream-Status: Pending"
+    sent.edit(f"patches/{COUNT}.patch", pending, f"{pending}\nNeeds: {CUT}.patch")
+    assert [(part.patch, part.own) for part in send(sent, COUNT).requests[0].parts] == [
+        (CUT, False),
+        (COUNT, True),
+    ]
+
+
 def test_a_patch_that_stands_on_another_one_unsaid_comes_with_it(sent):
     after = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
     text = fakes.patch_text(

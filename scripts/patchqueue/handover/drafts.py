@@ -159,7 +159,8 @@ def _along(
 
 
 def _standing(ground: Ground, chosen: list[Patch]) -> list[Patch]:
-    """The chosen patches and those that their headers need, in the series' order."""
+    """The chosen patches and those that their headers need, each behind what it needs, and else in
+    the series' order."""
     queue = ground.queue
     wanted = {queue.base(patch.name) for patch in chosen}
     while (
@@ -172,7 +173,22 @@ def _standing(ground: Ground, chosen: list[Patch]) -> list[Patch]:
         - wanted
     ):
         wanted |= more
-    return [patch for patch in ground.selected if queue.base(patch.name) in wanted]
+    there = {queue.base(patch.name): patch for patch in ground.selected}
+    begun: set[str] = set()
+    found: list[Patch] = []
+
+    def add(name: str) -> None:
+        if name in begun or name not in there:
+            return
+        begun.add(name)
+        for need in queue.header(there[name].name).needs:
+            add(need)
+        found.append(there[name])
+
+    for name in there:
+        if name in wanted:
+            add(name)
+    return found
 
 
 def _same_files(chosen: Iterable[Patch], selected: list[Patch]) -> list[Patch]:
