@@ -38,9 +38,11 @@ HERE = Path(__file__).resolve().parent
 SCHEMA, RESULT = 1, "evidence.json"
 GOOD = ("passed", "not applicable")
 PORTS = 20  # of each engine: the first for its server, the second for its process group
+# the releases' own line, and that of the queue's runners (_keep, breakable/runner.py)
 CAPTURED = re.compile(
-    r"Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]\s*(?P<s>[\d.]+).*?mem"
-    r" usage=(?P<gb>-?[\d.]+)",
+    r"(?:Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]"
+    r"|Captured the (?P<ours>[^.\n]*?graph) in)"
+    r"\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)",
     re.I,
 )
 # the latter: lifetimes.py's exit code where there is no graph with breaks
@@ -555,7 +557,7 @@ def captures(log: str) -> list[Capture]:
     """Every capture that a log tells of. Memory counts the whole GPU: with engines side by side it
     says nothing."""
     return [
-        Capture(found["what"], float(found["s"]), float(found["gb"]))
+        Capture(found["what"] or found["ours"], float(found["s"]), float(found["gb"]))
         for found in CAPTURED.finditer(log)
     ]
 
