@@ -2,9 +2,10 @@
 """Prove several releases on this host, one after another: `python releases.py SITES --out RESULTS`.
 
 SITES are unpacked bundles, or a folder that holds them. Each one's own run.py runs in the order
-given, with what is left of --limit, into RESULTS/TAG. Whatever ends this early leaves the results
-of the releases before. RESULTS/results.tar.gz holds evidence and logs, and is all that has to be
-brought back: it is written anew behind each release. Exit code 0: all of them passed.
+given, with what is left of --limit, into RESULTS/TAG; --at-once lets several run side by side.
+Whatever ends this early leaves the results of the releases before. RESULTS/results.tar.gz holds
+evidence and logs, and is all that has to be brought back: it is written anew behind each release.
+Exit code 0: all of them passed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import queue
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +33,7 @@ PACKED = "results.tar.gz"
 NIGHT_S = 8 * 3600
 END_S = 180  # what a run may take to end behind its limit: lifetimes.py, and what it writes
 LEAST_S = 120  # less is not worth starting: two engines take that
+FIRST_PORT, PORTS = 21000, 1000  # run.py's own first one; those of one release's engines
 NOT_STARTED = "not started"
 
 
@@ -47,21 +52,19 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     # run.py is ended with this, and what was found is packed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    bundles = list(_bundles(options.sites))
+    bundles, began = list(_bundles(options.sites)), time.time()
     options.out.mkdir(parents=True, exist_ok=True)
-    until, proofs = time.time() + options.limit, []
-    for bundle in bundles:
-        left = until - time.time() - END_S
-        if left < LEAST_S:
-            proofs.append(Proof(bundle.name, NOT_STARTED, 0.0, {}))
-            continue
-        run.say(f"{bundle.name}: starting, {left:.0f} s are left")
-        try:
-            proofs.append(prove(bundle, options.out / bundle.name, left, options.words))
-        finally:
-            pack(options.out)
-        run.say(_told(proofs[-1]))
-    print(table(proofs))
+    found: dict[str, Proof] = {}
+    try:
+        for proof in prove_all(bundles, options, began + options.limit):
+            found[proof.tag] = proof
+            if proof.verdict != NOT_STARTED:
+                pack(options.out)
+                run.say(_told(proof))
+    finally:  # also what was ended
+        pack(options.out)
+    proofs = [found[bundle.name] for bundle in bundles]
+    print(table(proofs, time.time() - began))
     return 0 if all(proof.verdict == run.GOOD[0] for proof in proofs) else 1
 
 
@@ -82,6 +85,13 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=NIGHT_S,
         help=f"seconds in which all ends (default {NIGHT_S}, a night)",
+    )
+    parser.add_argument(
+        "--at-once",
+        type=run._count,
+        default=1,
+        metavar="N",
+        help="releases that run side by side, each with its own --width (default 1)",
     )
     parser.add_argument(
         "--pass",
@@ -110,9 +120,41 @@ def _is_bundle(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("manifest.json", "tests/gpu/run.py"))
 
 
-def prove(bundle: Path, out: Path, limit_s: float, words: Sequence[str]) -> Proof:
+def prove_all(
+    bundles: Sequence[Path], options: argparse.Namespace, until: float
+) -> Iterator[Proof]:
+    """Each release's proof, as it comes. Those that run are ended where the caller stops asking."""
+    ending, slots = threading.Event(), queue.SimpleQueue()
+    for slot in range(options.at_once):
+        slots.put(slot)
+
+    def one(bundle: Path) -> Proof:
+        slot = slots.get()
+        try:
+            left = until - time.time() - END_S
+            if ending.is_set() or left < LEAST_S:
+                return Proof(bundle.name, NOT_STARTED, 0.0, {})
+            run.say(f"{bundle.name}: starting, {left:.0f} s are left")
+            ports = ("--port-base", str(FIRST_PORT + PORTS * slot))
+            out = options.out / bundle.name
+            return prove(bundle, out, left, [*ports, *options.words], ending)
+        finally:
+            slots.put(slot)
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        futures = [pool.submit(one, bundle) for bundle in bundles]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            ending.set()
+
+
+def prove(
+    bundle: Path, out: Path, limit_s: float, words: Sequence[str], ending: threading.Event
+) -> Proof:
     """One release's own run.py, in a session of its own: it is ended with all its engines where it
-    hangs."""
+    hangs, and once `ending` is set."""
     out.mkdir(parents=True, exist_ok=True)
     (out / run.RESULT).unlink(missing_ok=True)
     began, script = time.time(), bundle / "tests/gpu/run.py"
@@ -122,8 +164,9 @@ def prove(bundle: Path, out: Path, limit_s: float, words: Sequence[str]) -> Proo
             command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(limit_s + END_S)
+            while process.poll() is None and time.time() < began + limit_s + END_S:
+                if ending.wait(0.2):
+                    break
         finally:
             _end(process)
     return _proof(bundle.name, out, time.time() - began)
@@ -161,15 +204,16 @@ def _told(proof: Proof) -> str:
     return f"{proof.tag}: {proof.verdict} after {proof.seconds / 60:.1f} min ({engines or 'none'})"
 
 
-def table(proofs: Sequence[Proof]) -> str:
-    """Verdicts and minutes of each release, and how many a night takes."""
+def table(proofs: Sequence[Proof], took_s: float) -> str:
+    """Verdicts and minutes of each release, and how many a night takes at that rate. took_s: all of
+    them together."""
     rows = [f"{'release':<16}{'verdict':<14}{'minutes':>7}  engines"]
     for proof in proofs:
         engines = ", ".join(f"{count} {name}" for name, count in proof.engines.items())
         rows.append(f"{proof.tag:<16}{proof.verdict:<14}{proof.seconds / 60:>7.1f}  {engines}")
-    took = [proof.seconds for proof in proofs if proof.engines]
-    if took:
-        mean = sum(took) / len(took)
+    done = sum(bool(proof.engines) for proof in proofs)
+    if done:
+        mean = took_s / done
         rows.append(
             f"\na release takes {mean / 60:.1f} min, a night of 8 hours {NIGHT_S / mean:.0f}"
         )

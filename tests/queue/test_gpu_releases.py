@@ -91,13 +91,27 @@ def test_the_table_says_what_a_night_takes(monkeypatch):
         releases.Proof("v0.5.13.post1", "passed", 150.0, {"passed": 20}),
         releases.Proof("v0.5.16", "not started", 0.0, {}),
     ]
-    assert releases.table(found) == (
+    assert releases.table(found, 480.0) == (
         "release         verdict       minutes  engines\n"
         "v0.5.12.post1   failed            5.5  31 passed, 1 failed\n"
         "v0.5.13.post1   passed            2.5  20 passed\n"
         "v0.5.16         not started       0.0  \n"
         "\na release takes 4.0 min, a night of 8 hours 120"
     )
+
+
+def test_several_run_side_by_side_on_ports_of_their_own(sites):
+    done = prove(sites, str(sites), "--at-once", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = done.stdout.splitlines()
+    first = next(at for at, line in enumerate(told) if "passed after" in line)
+    assert sum(": starting," in line for line in told[:first]) == 2
+    out = sites.parent / "out"
+    plans = [out / tag / f"{MODEL}.breakable.plan.json" for tag in ("v0.5.9", "v0.5.12.post1")]
+    ports = [json.loads(plan.read_text())["port"] for plan in plans]
+    assert abs(ports[0] - ports[1]) == 1000
+    rows = [line.split()[:2] for line in done.stdout.split("release         ")[1].splitlines()]
+    assert rows[1:3] == [["v0.5.12.post1", "passed"], ["v0.5.9", "passed"]]  # by their names
 
 
 def test_nothing_starts_that_would_not_end_in_time(sites):
