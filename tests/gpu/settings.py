@@ -133,6 +133,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # servers are ended
     place = run.place_of(options)
+    if options.one_gpu and declares(options):
+        place = launch.Place((HERE / "sharing", *place.path), place.out)
     facts = run.describe(place, options) | {"without": options.without, "tp": options.tp}
     known, began = run.fields(options), time.time()
     if options.without == QUEUE:
@@ -302,7 +304,7 @@ def job(
         "mode": mode,
         "gpus": 1 if options.one_gpu else ranks,
         "ranks": ranks,
-        "one_gpu": options.one_gpu and ranks > 1,
+        "one_gpu": options.one_gpu and ranks > 1 and not declares(options),
         "enforce": models.MODELS[model]["model_type"] == "qwen3_next",
         "out": str(place.out / f"{one.name}.json"),
         "watch": str(place.out / f"{one.name}.watch"),
@@ -315,6 +317,13 @@ def job(
         "forget": FORGOTTEN.get(options.without, ""),
     }
     return one
+
+
+def declares(options: argparse.Namespace) -> bool:
+    """Whether ranks learn of their GPUs from what a release declares of its arguments: from 0.5.20
+    on, where these are sealed. There sharing/ lets ranks share a GPU, and watch/ elsewhere."""
+    file = run._srt(options) / "entrypoints/engine.py"
+    return file.is_file() and "get_device().gpu_id_step" in file.read_text(encoding="utf-8")
 
 
 def folder(place: launch.Place, name: str, model: str) -> Path:

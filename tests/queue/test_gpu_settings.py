@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_gpu_compare import GPU, MODEL, ROOT, kept_bytecode, run  # noqa: F401
@@ -470,3 +471,32 @@ def test_ranks_share_one_gpu_where_it_is_asked_for(tmp_path):
         )
         seen, host, process = ran.stdout.split()
         assert seen == step and host == (process if one else "-")
+
+
+def test_ranks_share_one_gpu_where_arguments_are_sealed(settings, tmp_path):
+    """From 0.5.20 on a release takes no other value for an argument: it is declared."""
+    srt = tmp_path / "tree/sglang/srt"
+    for name in ("arg_groups", "entrypoints"):
+        (srt / name).mkdir(parents=True)
+    options = SimpleNamespace(tree=tmp_path / "tree")
+    assert not settings.declares(options)
+    (srt / "server_args.py").write_text(
+        "class ServerArgs:\n    __slots__ = ('declared',)\n"
+        "    def check_server_args(self):\n        self.declared = {}\n"
+    )
+    (srt / "arg_groups/overrides.py").write_text(
+        "def declare_resolution(args, source, **fields):\n    args.declared |= fields\n"
+    )
+    (srt / "entrypoints/engine.py").write_text("gpu_id = rank * get_device().gpu_id_step\n")
+    assert settings.declares(options)
+    script = (
+        "import os; from sglang.srt.server_args import ServerArgs; made = ServerArgs()\n"
+        "made.check_server_args(); own = os.environ['NCCL_HOSTID'] == str(os.getpid())\n"
+        "print(made.declared, own)"
+    )
+    path = os.pathsep.join([str(GPU / "sharing"), str(GPU / "watch"), str(tmp_path / "tree")])
+    words = {"PREFILL_WATCH": str(tmp_path / "w"), "PYTHONPATH": path}
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | words, capture_output=True, text=True
+    )
+    assert ran.stdout.strip() == "{'gpu_id_step': 0} True", ran.stderr
