@@ -9,9 +9,11 @@ It changes names of a module after its import and no file. A tree that the queue
 import importlib.util
 import os
 import pathlib
-import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+SPEC = importlib.util.spec_from_file_location("startup", HERE.parent / "startup.py")
+startup = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(startup)
 MODULE = (
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
     "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",  # 0.5.11 to 0.5.13
@@ -57,40 +59,6 @@ def change(module, way):
         module._weak_ref_if_tensor = lambda value: value
 
 
-class AfterImport:
-    """Runs `change` once the module is there."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name not in MODULE:
-            return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
-        if spec is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            change(module, os.environ["BREAK_HOLDS"])
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-def next_sitecustomize():
-    """Another one further down the path would not be run otherwise."""
-    folders = [pathlib.Path(folder or ".").resolve() for folder in sys.path]
-    for folder in folders[folders.index(HERE) + 1 :] if HERE in folders else []:
-        file = folder / "sitecustomize.py"
-        if file.is_file():
-            spec = importlib.util.spec_from_file_location("next_sitecustomize", file)
-            spec.loader.exec_module(importlib.util.module_from_spec(spec))
-            return
-
-
 if os.environ.get("BREAK_HOLDS"):
-    sys.meta_path.insert(0, AfterImport())
-next_sitecustomize()
+    startup.after_import(MODULE, lambda module: change(module, os.environ["BREAK_HOLDS"]))
+startup.next_sitecustomize(HERE)

@@ -7,12 +7,13 @@ that is another's.
 """
 
 import functools
-import importlib.abc
 import importlib.util
 import pathlib
-import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+SPEC = importlib.util.spec_from_file_location("startup", HERE.parent / "startup.py")
+startup = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(startup)
 MODULE = "sglang.srt.model_loader.loader"
 old = []  # never given back
 
@@ -44,34 +45,5 @@ def hook(module):
     loader.load_weights_and_postprocess = staticmethod(load)
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
-    done = False
-
-    def find_spec(self, name, path, target=None):
-        if name != MODULE or self.done:
-            return None
-        self.done = True
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            hook(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-def next_sitecustomize():
-    """Python runs the first one on its path alone."""
-    folders = [pathlib.Path(folder or ".").resolve() for folder in sys.path]
-    for folder in folders[folders.index(HERE) + 1 :] if HERE in folders else []:
-        file = folder / "sitecustomize.py"
-        if file.is_file():
-            spec = importlib.util.spec_from_file_location("next_sitecustomize", file)
-            spec.loader.exec_module(importlib.util.module_from_spec(spec))
-            return
-
-
-sys.meta_path.insert(0, AfterImport())
-next_sitecustomize()
+startup.after_import([MODULE], hook)
+startup.next_sitecustomize(HERE)

@@ -8,13 +8,14 @@ talk through sockets.
 """
 
 import functools
-import importlib.abc
 import importlib.util
 import os
 import pathlib
-import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+SPEC = importlib.util.spec_from_file_location("startup", HERE.parent / "startup.py")
+startup = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(startup)
 MODULE = "sglang.srt.server_args"
 
 
@@ -31,39 +32,10 @@ def share(module):
     module.ServerArgs.check_server_args = check
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
-    done = False
-
-    def find_spec(self, name, path, target=None):
-        if name != MODULE or self.done:
-            return None
-        self.done = True
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            share(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-def next_sitecustomize():
-    """Another one further down the path would not be run otherwise."""
-    folders = [pathlib.Path(folder or ".").resolve() for folder in sys.path]
-    for folder in folders[folders.index(HERE) + 1 :] if HERE in folders else []:
-        file = folder / "sitecustomize.py"
-        if file.is_file():
-            spec = importlib.util.spec_from_file_location("next_sitecustomize", file)
-            spec.loader.exec_module(importlib.util.module_from_spec(spec))
-            return
-
-
 os.environ |= {
     "NCCL_HOSTID": str(os.getpid()),
     "NCCL_IB_DISABLE": "1",
     "NCCL_SOCKET_IFNAME": "lo",
 }
-sys.meta_path.insert(0, AfterImport())
-next_sitecustomize()
+startup.after_import([MODULE], share)
+startup.next_sitecustomize(HERE)
