@@ -4,6 +4,7 @@ Standard library only."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -39,6 +40,7 @@ SETTINGS = {
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",
 }
+COMPILED = "FLASHINFER_WORKSPACE_BASE"  # where flashinfer keeps .cache/flashinfer/
 MARK = "» "  # begins a line of an engine's log that is shown while it runs
 STACKS, STACKS_S = signal.SIGUSR1, 1.0  # asks a process for its stacks; it writes meanwhile
 GRACE_S = 5  # for an engine that has answered to end by itself
@@ -75,6 +77,7 @@ class Place:
             kept
             | cuda
             | self._of_another_cuda(kept | cuda)
+            | self._compiled_attention(kept)
             | SETTINGS
             | more
             | {
@@ -93,6 +96,17 @@ class Place:
         host = [f"{known['CUDA_HOME']}/lib64"] if "CUDA_HOME" in known else []
         before = [known["LD_LIBRARY_PATH"]] if known.get("LD_LIBRARY_PATH") else []
         return {"LD_LIBRARY_PATH": os.pathsep.join([*found, *host, *before])}
+
+    def _compiled_attention(self, known: dict[str, str]) -> dict[str, str]:
+        """A cache of compiled kernels for each copy of FlashInfer. Its own is named by version and
+        GPU alone, and the build files in it hold the package's paths (flashinfer 0.6.12,
+        jit/env.py and jit/cpp_ext.py): two bundles with one version would compile each other's
+        kernels anew, side by side without end."""
+        found = [folder / "flashinfer" for folder in self.path if (folder / "flashinfer").is_dir()]
+        if not found or known.get(COMPILED):
+            return {}
+        copy = hashlib.sha256(str(found[0].resolve()).encode()).hexdigest()[:12]
+        return {COMPILED: str(Path.home() / ".cache/sglang-patch-queue/flashinfer" / copy)}
 
     def ask(self, code: str, limit_s: float = 300) -> object:
         """The JSON that `code`, run as the engines are, prints last. Raises RuntimeError with its

@@ -56,6 +56,27 @@ def test_an_engine_over_its_limit_leaves_its_stacks_in_its_log(launch, tmp_path)
     assert not launch.members(job.process.pid)
 
 
+def test_each_copy_of_flashinfer_has_compiled_kernels_of_its_own(launch, tmp_path, monkeypatch):
+    """Two bundles of one version share none; two folders that lead to one copy do."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(launch.COMPILED, raising=False)
+    for name in ("one", "other"):
+        (tmp_path / name / "flashinfer").mkdir(parents=True)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/flashinfer").symlink_to(tmp_path / "one/flashinfer")
+
+    def cache(*folders: str) -> str | None:
+        place = launch.Place(tuple(tmp_path / name for name in folders), tmp_path)
+        return place.environment().get(launch.COMPILED)
+
+    assert cache("one") == cache("linked") != cache("other")
+    assert Path(cache("one")).is_relative_to(tmp_path / "home")
+    assert cache("missing") is None
+    assert cache("other", "one") == cache("other")  # the first on the path is imported
+    monkeypatch.setenv(launch.COMPILED, "/chosen")
+    assert cache("one") == "/chosen"
+
+
 def test_the_first_of_each_kind_goes_ahead(launch, tmp_path):
     """Others of its kind reuse what it compiles; those of another kind have nothing to wait for."""
     kinds = {"first": "a", "second": "a", "other": "b", "another": "b"}
