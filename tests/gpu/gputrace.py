@@ -40,6 +40,8 @@ GROUPS = (
 )
 # a plain name, and no library's
 TRITON = re.compile(r"^(?!nvjet|cutlass|cublas|gemm|gemv|sm\d+_|ampere_|turing_|volta_)\w+$")
+# before the name of a kernel that CuTe's compiler made (nvidia-cutlass-dsl 4.8.0)
+CUTE = "kernel_cutlass_kernel_"
 RAW = 30  # kernels that are kept by their own names
 
 
@@ -90,7 +92,8 @@ def span_us(events: Iterable[Event]) -> float:
 
 def group(name: str) -> str:
     """What a kernel is counted as: itself where it is Triton's or nobody knows it."""
-    if TRITON.match(name):
+    name, before = name.removeprefix(CUTE), name
+    if TRITON.match(name) and name == before:
         return name
     return next((called for called, pattern in GROUPS if pattern.search(name)), short(name))
 

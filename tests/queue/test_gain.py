@@ -383,6 +383,11 @@ def test_a_profile_is_of_one_call(gpu):
             "element-wise of PyTorch",
         ),
         ("void moe::(anonymous namespace)::align<int, (bool)1>(int*, int)", "moe::align"),
+        (
+            "kernel_cutlass_kernel_flashinfernormkernelsfused_add_rmsnormFusedAddRMSNormKernel_o",
+            "norms",
+        ),
+        ("kernel_cutlass_kernel_some_layer_object_at", "some_layer_object_at"),
     ],
 )
 def test_kernels_are_told_by_their_names(gpu, name, group):

@@ -127,6 +127,17 @@ def test_every_shape_has_its_row_before_and_after(text):
     assert max(map(len, rows)) <= 80
 
 
+def test_a_kernel_of_a_long_name_fits_the_terminal():
+    found = gain()
+    long = "kernel_" + "of_a_compiler_that_writes_all_its_types_" * 4
+    for run in found["runs"]:
+        groups = run["profile"]["1x4096"]["groups"]
+        groups[long] = groups.pop("_chunk_scan_fwd_kernel")
+    rows = [line for line in told(found).splitlines() if line.startswith("| ")]
+    assert max(map(len, rows)) <= 80
+    assert any(row.startswith("| kernel_of_a_compiler_") and "…" in row for row in rows)
+
+
 def test_prefills_back_to_back_have_their_rows_where_they_were_measured(text):
     found = gain()
     for run, ms in zip(found["runs"], (187.0, 102.0), strict=True):

@@ -154,6 +154,7 @@ def call_rows(gain: Gain) -> list[list[str]]:
 
 
 LONG = "1x4096"  # of the page's first tables
+NAME = 44  # the longest name of a kernel
 
 
 def summaries(compared: Sequence[Gain]) -> dict[str, list[list[str]]]:
@@ -253,6 +254,11 @@ def _quartile(calls: gains.Spread | None) -> str:
     return number(calls.first_quartile if calls else None, 1)
 
 
+def _cut(name: str) -> str:
+    """A kernel's name as a terminal of 80 columns shows it beside two numbers."""
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+
+
 def kernel_rows(gain: Gain, shape: str) -> list[list[str]]:
     """Where the time of a shape goes, before and after; none where a tree was not profiled."""
     found = gains.both(gains.groups, gain, shape)
@@ -260,7 +266,7 @@ def kernel_rows(gain: Gain, shape: str) -> list[list[str]]:
         return []
     named = gains.top(*found)
     rest = [sum(ms for name, ms in one.items() if name not in named) for one in found]
-    rows = [[name, *(number(one.get(name), 2) for one in found)] for name in named]
+    rows = [[_cut(name), *(number(one.get(name), 2) for one in found)] for name in named]
     return [*rows, [gains.REST, *(number(one, 2) for one in rest)]]
 
 
