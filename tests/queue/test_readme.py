@@ -105,32 +105,48 @@ def test_every_patch_has_a_row_with_its_releases():
         assert re.split(" – |, ", told) == ends, name
 
 
-GAINS = {  # the first cell of the front page's rows: the evidence of the figures behind it
-    "0.5.9": "0.5.9/nvidia-h200.gain.json",
-    "0.5.12.post1": "0.5.12.post1/nvidia-h200.gain.json",
-    "0.5.16, breakable graph": "0.5.16/nvidia-h200.gain.json",
-    "0.5.16, states in the graph (opt-in)": "0.5.16/nvidia-h200.capture.gain.json",
-    "0.5.12.post1, 30B-A3B": "0.5.12.post1/nvidia-h200.nemotron-3-nano.gain.json",
+# the front page's rows, in order: the evidence of the figures behind each
+GAINS = {
+    "0.5.9, eager": "0.5.9/nvidia-h200.gain.json",
+    "0.5.12.post1, piecewise": "0.5.12.post1/nvidia-h200.piecewise.gain.json",
+    "0.5.12.post1, piecewise → breakable": (
+        "0.5.12.post1/nvidia-h200.breakable-beside-piecewise.gain.json"
+    ),
+    "0.5.16, breakable (1)": "0.5.16/nvidia-h200.capture.gain.json",
+    "0.5.23, eager → breakable (1, 2)": "0.5.23/nvidia-h200.breakable.gain.json",
+    "0.5.12.post1, eager": "0.5.12.post1/nvidia-h200.nemotron-3-nano.gain.json",
+    "Qwen3.5-35B-A3B": "0.5.12.post1/nvidia-h200.qwen3.5-moe.breakable.gain.json",
+    "Qwen3-Next-80B-A3B, 32 of 48 layers": (
+        "0.5.12.post1/nvidia-h200.qwen3-next-32.breakable.gain.json"
+    ),
 }
+SHAPES = ("1x64", "1x512", "1x4096")
 
 
 def test_the_front_page_gains_are_those_measured():
-    """First quartiles, and the middle one of the loads, rounded to hundreds."""
-    told = re.findall(r"^\| ([^|]+?)((?: \| \d+ → \d+)+) \|$", text_of("README.md"), re.MULTILINE)
-    assert [name for name, _ in told] == list(GAINS)
-    for name, cells in told:
-        runs = json.loads((ROOT / "evidence" / GAINS[name]).read_text())["runs"]
-        runs.sort(key=lambda run: run["tree"] != "untouched")
-        spans = [
-            [run["first_token_ms"][shape]["first_quartile"] for run in runs]
-            for shape in ("1x2048", "1x4096", "8x512")
-        ]
+    """First quartiles, and the middle one of the loads, rounded to hundreds. A row says how both
+    trees prefilled."""
+    cell = r"(-|\d+ → \d+)"
+    row = rf"^\| ([^|]+) \| ([^|]+) \| {cell} \| {cell} \| {cell} \| {cell} \|$"
+    told = re.findall(row, text_of("README.md"), re.MULTILINE)
+    assert len(told) == len(GAINS)
+    for (model, how, *cells), (key, file) in zip(told, GAINS.items(), strict=True):
+        assert key in (model, how)
+        evidence = json.loads((ROOT / "evidence" / file).read_text())
+        runs = sorted(evidence["runs"], key=lambda run: run["tree"] != "untouched")
+        ways = list(dict.fromkeys(run["mode"] for run in runs))
+        assert how.split(" (")[0] == f"{evidence['version']}, {' → '.join(ways)}"
+        spans = [[run["first_token_ms"].get(shape) for run in runs] for shape in SHAPES]
         rates = [statistics.median(load["tokens_per_s"] for load in run["loads"]) for run in runs]
-        shown = [[int(number) for number in pair] for pair in re.findall(r"(\d+) → (\d+)", cells)]
-        assert shown == [
-            *([round(span) for span in pair] for pair in spans),
-            [round(rate, -2) for rate in rates],
+        shown = [
+            *(_pair([span and round(span["first_quartile"]) for span in pair]) for pair in spans),
+            _pair([round(rate / 100) * 100 for rate in rates]),
         ]
+        assert cells == shown, how
+
+
+def _pair(numbers: list[int | None]) -> str:
+    return "-" if None in numbers else " → ".join(map(str, numbers))
 
 
 @pytest.mark.parametrize("session", SESSIONS)
