@@ -342,6 +342,8 @@ def as_clone(root: Path) -> None:
     tools = root / ".nox/tools"
     (tools / "bin").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")
+    (tools / "made-at.txt").write_text(f"{tools}\n")
+    program(tools / "bin/python", f'exec "{sys.executable}" "$@"')
     program(tools / "bin/nox", f'exec "{sys.executable}" -m nox "$@"')
 
 

@@ -241,6 +241,14 @@ def test_one_kind_of_gpu_fits_githubs_limit_of_jobs(capsys):
     assert 0 < len(printed(capsys, "--gpu", "H200")["include"]) <= 256
 
 
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name
+)
+def test_a_step_of_a_workflow_fails_with_its_command(file):
+    """`echo "x=$(command)"` succeeds whatever the command does: an empty matrix would be kept."""
+    assert not re.search(r"echo [^\n]*\$\(scripts/nox", file.read_text(encoding="utf-8"))
+
+
 def test_the_workflow_uses_what_the_matrix_has(capsys):
     (row,) = printed(capsys, "v0.5.9", "--gpu", "H200", "--model", "llama")["include"]
     used = set(

@@ -475,6 +475,19 @@ def test_commands_run_as_they_stand(world, story):
             step(world)
 
 
+def test_the_last_line_of_an_image_sees_another_sglang(world):
+    """A later step may install one that Python finds first: the build has to end."""
+    world.run("scripts/nox install --site-packages ~/site")
+    other = fakes.install(world.home / "other", fakes.release_of("0.5.11"), "0.5.11")
+    (line,) = [
+        shown.command for shown in COMMANDS if re.match("RUN python .*--verify", shown.command)
+    ]
+    typed = line.replace("/sgl-workspace/sglang/python", str(world.site)).split()[2:]
+    ask = shlex.join([sys.executable, *typed])
+    world.run(f"PYTHONPATH={world.site} {ask}")
+    world.run(f"PYTHONPATH={other}:{world.site} {ask}", code=1)
+
+
 # Sessions that would need what a test has not: their words go through the command's own parser and
 # first checks, on this project.
 
@@ -552,13 +565,13 @@ PARSED = {
     "scripts/nox status --merge results": (
         "it writes this project's pages; tests/queue/test_merge.py gathers"
     ),
-    "RUN --mount=type=bind,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
+    "RUN --mount=type=bind,target=/queue,rw --mount=type=cache,target=/root/.cache /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
         "it needs Docker"
     ),
-    "RUN --mount=type=bind,from=queue,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
+    "RUN --mount=type=bind,from=queue,target=/queue,rw --mount=type=cache,target=/root/.cache /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
         "it needs Docker"
     ),
-    "RUN --mount=type=bind,from=queue,target=/queue,rw /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python --pristine": (  # noqa: E501
+    "RUN --mount=type=bind,from=queue,target=/queue,rw --mount=type=cache,target=/root/.cache /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python --pristine": (  # noqa: E501
         "it needs Docker"
     ),
     "scripts/nox figures edited": "it measures for minutes",
@@ -587,7 +600,7 @@ FOREIGN = {
             "COPY docker/patch/v0.5.15.post1/ /patch/",
             'RUN cd /sgl-workspace/sglang && for file in /patch/sglang*.patch; do git apply --check "$file" && git apply "$file" || exit 1; done',  # noqa: E501
             "RUN pip install verl",
-            "RUN python /sgl-workspace/sglang/python/sglang/srt/prefill_graph --verify",
+            "RUN python -m sglang.srt.prefill_graph --verify",
         ),
         "Docker; tests/queue/test_edited.py lays both orders, and asks the folder",
     ),

@@ -163,7 +163,7 @@ def test_other_content_under_the_same_number_is_refused(cut, run, command):
     assert released.differences(cut.root, QUEUE, today(cut)) != []
     code, said = run(cut, command)
     assert code == 1 and f"{RECORD}: was cut with another content for 9.9.1" in said
-    assert f"RELEASE = {QUEUE + 1} in scripts/patchqueue/__init__.py begins the next" in said
+    assert "next: `scripts/nox release --next` begins the next release" in said
 
 
 def today(project) -> list[released.Hashes]:
@@ -354,8 +354,26 @@ def test_every_release_has_its_changes():
     text = changelog.read(ROOT)
     for each in released.every(ROOT):
         assert changelog.entry(text, each.release, cut=True)
-    if released.read(ROOT, QUEUE) is None:
+    if has_news(ROOT):
         assert changelog.entry(text, QUEUE, cut=False)
+
+
+def has_news(root: Path) -> bool:
+    """Whether the queue lays other lines than the release that was cut last: `release --next`
+    begins with an empty heading, and that commit has to pass. (`queue` has the number in it.)"""
+    now = assets.today(root, pins.load(root))
+    last = released.every(root)[-1:]
+    changes = {each.version: each.changes for each in last[0].revision} if last else {}
+    return any(changes.get(each.version) != each.changes for each in now)
+
+
+def test_a_release_has_no_news_before_it_has_a_change(cut, run):
+    assert run(cut, "release", "--next")[0] == 0
+    assert not has_news(cut.root)
+    with pytest.raises(Refused, match="has nothing under `## Next`"):
+        changelog.entry(changelog.read(cut.root), QUEUE + 1, cut=False)
+    cut.edit("overlay/python/sglang/srt/steps/__init__.py", "Steps", "More steps")
+    assert has_news(cut.root)
 
 
 def test_hashes_tell_every_part_of_the_real_queue():

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fakes
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOX = '#!/bin/sh\nshift 2\nfor word in "$@"; do echo "<$word>"; done\n'
+NOX = 'shift 2\nfor word in "$@"; do echo "<$word>"; done'
 
 
 @pytest.fixture
@@ -24,8 +25,9 @@ def call(tmp_path):
     tools = tmp_path / "queue/.nox/tools"
     (tools / "bin").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")
-    (tools / "bin/nox").write_text(NOX)
-    (tools / "bin/nox").chmod(0o755)
+    (tools / "made-at.txt").write_text(f"{tools}\n")
+    fakes.program(tools / "bin/nox", NOX)
+    fakes.program(tools / "bin/python", ":")
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -76,6 +78,44 @@ def test_a_clone_that_cannot_be_written_is_named(call, tmp_path):
         f"{tmp_path}/queue/.nox cannot be written, and the tools are kept there: use a clone that"
         " can be written"
     ]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda queue: queue.rename(queue.with_name("moved")),
+        lambda queue: fakes.program(queue / ".nox/tools/bin/python", "exit 1"),
+        lambda queue: (queue / ".nox/tools/bin/python").unlink(),
+    ],
+    ids=["the clone lies elsewhere", "its packages are of another Python", "its Python is gone"],
+)
+def test_an_environment_that_does_not_run_here_is_made_anew(call, tmp_path, monkeypatch, spoil):
+    """As when a container build shares the clone with its host: the same files under another
+    path, or beside another Python."""
+    spoil(tmp_path / "queue")
+    (folder,) = [path for path in (tmp_path / "queue", tmp_path / "moved") if path.is_dir()]
+    venv = 'mkdir -p "$4/bin"; cp "$0.venv" "$4/bin/python"; cp "$0.nox" "$4/bin/nox"'
+    python = fakes.program(tmp_path / "python", f'if [ "$2" = venv ]; then {venv}; fi')
+    fakes.program(tmp_path / "python.venv", ":")
+    fakes.program(tmp_path / "python.nox", NOX)
+    monkeypatch.setenv("PYTHON", str(python))
+    for said in ("making the tools' environment", ""):
+        done = subprocess.run([folder / "scripts/nox", "-l"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "<-l>\n"), done.stderr
+        assert done.stderr.startswith(said) and bool(done.stderr) == bool(said)
+
+
+def test_an_environment_behind_a_link_stays(call, tmp_path):
+    """As in the copies that `scripts/nox figures` measures."""
+    tools = tmp_path / "queue/.nox/tools"
+    (tmp_path / "copy/.nox").mkdir(parents=True)
+    (tmp_path / "copy/.nox/tools").symlink_to(tools)
+    for name in ("scripts", "noxfile.py"):
+        (tmp_path / "copy" / name).symlink_to(tmp_path / "queue" / name)
+    done = subprocess.run(
+        [tmp_path / "copy/scripts/nox", "-l"], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("<-l>\n", "")
 
 
 def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from packaging.version import Version
 
 from ..files import record
-from ..hint import some
+from ..hint import some, to_type
 from ..outcome import Problem, Refused
 
 FOLDER = Path("releases")
@@ -189,7 +189,8 @@ def differences(root: Path, number: int, today: Iterable[Hashes]) -> list[Proble
     newest = max((each.release for each in every(root)), default=0)
     if number < newest:
         what = f"RELEASE is {number}, and release {newest} was cut"
-        return [Problem("old-number", NUMBERED, what, _raise_to(newest + 1))]
+        step = f"RELEASE = {newest + 1} in {NUMBERED} begins the next release"
+        return [Problem("old-number", NUMBERED, what, step)]
     cut = read(root, number)
     if cut is None:
         return []
@@ -197,15 +198,15 @@ def differences(root: Path, number: int, today: Iterable[Hashes]) -> list[Proble
     if not changed:
         return []
     what = f"was cut with another content for {some(changed)}"
-    return [Problem("frozen-release", str(file(number)), what, _raise_to(number + 1))]
+    return [Problem("frozen-release", str(file(number)), what, _next())]
 
 
 def _same(cut: Revision | None, now: Hashes) -> bool:
     return cut is not None and (cut.queue, cut.changes) == (now.queue, now.changes)
 
 
-def _raise_to(number: int) -> str:
-    return f"RELEASE = {number} in {NUMBERED} begins the next release"
+def _next() -> str:
+    return f"{to_type('release', '--next')} begins the next release"
 
 
 def refuse_other(root: Path, number: int, version: Version, queue: str) -> None:
@@ -215,7 +216,7 @@ def refuse_other(root: Path, number: int, version: Version, queue: str) -> None:
     found = cut.find(version) if cut else None
     if cut and (found is None or found.queue != queue):
         what = f"was cut with another content for {version}, and a wheel of that name exists"
-        raise Refused.of("frozen-release", str(file(number)), what, _raise_to(number + 1))
+        raise Refused.of("frozen-release", str(file(number)), what, _next())
 
 
 def mismatches(cut: Release, made: Mapping[str, Asset]) -> list[Problem]:
@@ -225,7 +226,7 @@ def mismatches(cut: Release, made: Mapping[str, Asset]) -> list[Problem]:
     for name, asset in sorted(made.items()):
         old = known.get(name)
         if old is None:
-            what, step = f"has no {name}", f"leave it out, or {_raise_to(cut.release + 1)}"
+            what, step = f"has no {name}", f"leave it out, or {_next()}"
             problems.append(Problem("not-released", where, what, step))
         elif old.sha256 != asset.sha256:
             problems.append(_other(where, cut.zlib, old, asset))
