@@ -4,10 +4,12 @@ script take them as they are printed."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -247,6 +249,51 @@ def test_one_kind_of_gpu_fits_githubs_limit_of_jobs(capsys):
 def test_a_step_of_a_workflow_fails_with_its_command(file):
     """`echo "x=$(command)"` succeeds whatever the command does: an empty matrix would be kept."""
     assert not re.search(r"echo [^\n]*\$\(scripts/nox", file.read_text(encoding="utf-8"))
+
+
+def step(folder: Path, jobs: int, **environment: str) -> tuple[int, str, dict[str, str]]:
+    """The workflow's own step that asks for the matrix, where the tool prints so many jobs, oldest
+    release first. Its exit code, what it printed, and its outputs."""
+    if not shutil.which("jq"):
+        pytest.skip("jq is not installed")
+    text = re.search(r"\n        run: \|\n((?: {10}.*\n|\n)+)", WORKFLOW)[1]
+    include = json.dumps({"include": [{"revision": f"v{number}"} for number in range(jobs)]})
+    (folder / "matrix.json").write_text(include)
+    (folder / "scripts").mkdir()
+    (folder / "scripts/nox").write_text("#!/bin/sh\ncat matrix.json\n")
+    (folder / "scripts/nox").chmod(0o755)
+    known = {name: "" for name in ("REVISIONS", "GPUS", "MODELS", "ALL")} | environment
+    ran = subprocess.run(
+        ["bash", "-e", "-c", textwrap.dedent(text)],
+        cwd=folder,
+        env=os.environ | known | {"GITHUB_OUTPUT": str(folder / "outputs")},
+        capture_output=True,
+        text=True,
+    )
+    found = folder / "outputs"
+    lines = found.read_text().splitlines() if found.exists() else []
+    return ran.returncode, ran.stdout, dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize("jobs", [0, 256])
+def test_the_workflow_runs_every_job_of_a_matrix(tmp_path, jobs):
+    code, said, outputs = step(tmp_path, jobs)
+    assert (code, said, outputs["jobs"]) == (0, "", str(jobs))
+    assert len(json.loads(outputs["matrix"])["include"]) == jobs
+
+
+def test_a_fleet_with_more_jobs_than_a_matrix_takes_proves_the_newest_first(tmp_path):
+    """The others come in later nights: what has evidence is not asked for again."""
+    code, said, outputs = step(tmp_path, 300)
+    assert code == 0 and said.startswith("::warning::300 jobs") and outputs["jobs"] == "256"
+    kept = [row["revision"] for row in json.loads(outputs["matrix"])["include"]]
+    assert kept == [f"v{number}" for number in range(44, 300)]
+
+
+def test_a_matrix_of_everything_is_refused_where_it_is_too_long(tmp_path):
+    """The same jobs would be asked for each time, and the others never."""
+    code, said, outputs = step(tmp_path, 300, ALL="true")
+    assert code == 1 and "dispatch with fewer" in said and outputs == {}
 
 
 def test_the_workflow_uses_what_the_matrix_has(capsys):
