@@ -262,7 +262,7 @@ def step(folder: Path, jobs: int, **environment: str) -> tuple[int, str, dict[st
     (folder / "scripts").mkdir()
     (folder / "scripts/nox").write_text("#!/bin/sh\ncat matrix.json\n")
     (folder / "scripts/nox").chmod(0o755)
-    known = {name: "" for name in ("REVISIONS", "GPUS", "MODELS", "ALL")} | environment
+    known = dict.fromkeys(("REVISIONS", "GPUS", "MODELS", "ALL"), "") | environment
     ran = subprocess.run(
         ["bash", "-e", "-c", textwrap.dedent(text)],
         cwd=folder,
