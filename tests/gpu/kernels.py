@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import launch
@@ -25,25 +25,10 @@ HEADS, KV_HEADS, HEAD_DIM = (8, 2, 128)
 
 
 @contextlib.contextmanager
-def made_ahead(place: launch.Place, device: str) -> Iterator[None]:
+def made_ahead(
+    place: launch.Place, device: str, head_dim: int = HEAD_DIM
+) -> Iterator[list[subprocess.Popen]]:
     """One process for each kind beside what runs inside; none is left behind."""
-    with _making(place, device, HEAD_DIM):
-        yield
-
-
-def make(place: launch.Place, device: str, limit_s: float, head_dim: int = HEAD_DIM) -> float:
-    """The same before anything else runs: an engine that is timed has the host to itself. Returns
-    the seconds it took."""
-    began = time.time()
-    with _making(place, device, head_dim) as processes:
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, began + limit_s - time.time()))
-    return time.time() - began
-
-
-@contextlib.contextmanager
-def _making(place: launch.Place, device: str, head_dim: int) -> Iterator[list[subprocess.Popen]]:
     with contextlib.ExitStack() as stack:
         processes = []
         for kind in KINDS:
@@ -64,6 +49,22 @@ def _making(place: launch.Place, device: str, head_dim: int) -> Iterator[list[su
             )
             stack.callback(launch.kill, processes[-1])
         yield processes
+
+
+def make(place: launch.Place, device: str, limit_s: float, head_dim: int = HEAD_DIM) -> float:
+    """The same before anything else runs. Returns the seconds it took."""
+    began = time.time()
+    with made_ahead(place, device, head_dim) as processes:
+        wait(processes, began + limit_s)
+    return time.time() - began
+
+
+def wait(processes: Sequence[subprocess.Popen], until: float) -> None:
+    """Until all have ended, or time.time() is `until`: an engine that is timed then has the host to
+    itself."""
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.time()))
 
 
 def decode(torch, flashinfer, workspace, head_dim) -> None:

@@ -422,7 +422,7 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     assert floor.milliseconds(models.NANO_9B, 1, 4096, 690.0) == pytest.approx(91.6, abs=0.5)
 
 
-def test_attention_kernels_are_compiled_before_the_first_engine_starts(gpu, tmp_path):
+def test_attention_kernels_that_cannot_be_compiled_say_why(gpu, tmp_path):
     """Here there is nothing to compile with: each process says so in its log, and none is left."""
     kernels, launch = importlib.import_module("kernels"), importlib.import_module("launch")
     assert kernels.make(launch.Place((), tmp_path), "0", limit_s=60) < 60
@@ -442,6 +442,31 @@ def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
     for kind in kernels.KINDS:
         words = (tmp_path / f"kernels.{kind}.log").read_text().split()
         assert words[1:] == [kind, "256"]
+
+
+COMPILES = """
+import os, time
+journal = os.environ["FAKE_JOURNAL"]
+time.sleep(3)
+open(journal, "a").write("kernels made\\n")
+"""
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["kept kernels", "own kernels"])
+def test_the_first_engine_starts_while_attention_kernels_compile(gain, tmp_path, own):
+    """Both take a minute on a fresh host. Nothing is timed before they are done; where a start
+    itself is timed, it begins behind them."""
+    (tmp_path / "compiler/flashinfer").mkdir(parents=True)
+    (tmp_path / "compiler/flashinfer/__init__.py").write_text(COMPILES)
+    journal = tmp_path / "journal"
+    words = [*SHORT, "--site", str(tmp_path / "compiler"), *(["--own-kernels"] if own else [])]
+    code, _ = gain(*words, FAKE_JOURNAL=str(journal))
+    lines = journal.read_text().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.endswith(" start")]
+    compiled = [number for number, line in enumerate(lines) if line == "kernels made"]
+    timed = next(number for number, line in enumerate(lines) if " first-token " in line)
+    assert code == 0 and len(compiled) == 3 and max(compiled) < timed
+    assert (starts[0] < min(compiled)) != own
 
 
 def test_clock_samples_are_summed_up(gpu):

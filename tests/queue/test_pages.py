@@ -693,6 +693,18 @@ FOREIGN = {
         ),
         "a GPU; the words are looked at in test_the_words_of_a_run_with_peers",
     ),
+    **dict.fromkeys(
+        (
+            "CUDA_VISIBLE_DEVICES=0 taskset -c 0-11 python3 SITES/v0.5.23/tests/gpu/gain.py"
+            " --out R/gain --trees untouched patched     --mode eager breakable --states break all"
+            ' --limit 430 --beside "answers on the other GPU and its 20 cores" &',
+            "CUDA_VISIBLE_DEVICES=1 taskset -c 12-31"
+            " python3 SITES/v0.5.13.post1/tests/gpu/releases.py SITES/v0.5.13.post1 SITES/v0.5.11"
+            "     --out R/proofs --at-once 2 --limit 900 --pass=--width --pass=6 --pass=--mode"
+            " --pass=breakable --pass=piecewise --pass=piecewise-inductor &",
+        ),
+        "two GPUs; the words are looked at in test_the_words_of_runs_on_two_gpus",
+    ),
     "python3 FOLDER/tests/gpu/next_turn.py --out RESULTS": (
         "a GPU; tests/queue/test_next_turn.py asks a server without one"
     ),
@@ -822,7 +834,7 @@ def test_the_words_of_a_run_with_images():
 
 def test_the_words_of_a_run_with_peers(tmp_path):
     """A folder that is not there is all that its parser complains of."""
-    commands = [text for text in FOREIGN if "tests/gpu/gain.py" in text]
+    commands = [text for text in FOREIGN if "gain.py" in text and "--peer" in text]
     for command in commands:
         words = shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:]
         done = subprocess.run(
@@ -831,6 +843,28 @@ def test_the_words_of_a_run_with_peers(tmp_path):
         assert done.returncode == 2 and "error: argument --peer: " in done.stderr
         assert "there is no folder" in done.stderr
     assert len(commands) == 2
+
+
+@pytest.mark.parametrize("script", ["gain.py", "releases.py"])
+def test_the_words_of_runs_on_two_gpus(script, tmp_path):
+    """Their parsers take the words, and run.py's takes what releases.py passes on: a wrong one
+    behind them is all that is complained of."""
+    (command,) = [text for text in FOREIGN if "taskset" in text and f"tests/gpu/{script}" in text]
+    words = shlex.split(command.removesuffix("&").partition("python3 ")[2])[1:]
+    refused = _refused(script, [*words, "--no-such-word"], tmp_path)
+    assert refused.endswith("error: unrecognized arguments: --no-such-word")
+    passed = [word.removeprefix("--pass=") for word in words if word.startswith("--pass=")]
+    if passed:
+        refused = _refused("run.py", ["--out", "R", *passed, "--no-such-word"], tmp_path)
+        assert refused.endswith("error: unrecognized arguments: --no-such-word")
+
+
+def _refused(script: str, words: list[str], folder: Path) -> str:
+    """The last line of a script of tests/gpu that refuses its words."""
+    command = [sys.executable, str(ROOT / "tests/gpu" / script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 2
+    return done.stderr.strip().splitlines()[-1]
 
 
 def test_the_words_of_break_memory():
