@@ -140,6 +140,13 @@ HOST_TORCH = torch("2.11.0", 13, "2.28")
 NEWER, OLDER = torch("2.14.1", 13, "2.30 ncclNew"), torch("2.9.1", 12, "2.27")
 
 
+def vision(number: int, wants: str = "libcublas.so.13") -> tuple[str, dict[str, bytes], str]:
+    """torchvision, as made for one torch; wants: a CUDA library that it calls."""
+    library = linked([wants], ["cublasSetStream"], (), CODES)
+    about = f"number = {number}\n".encode()
+    return f"torchvision=={number}", {"torchvision/a.py": about, "torchvision/_C.so": library}, ""
+
+
 def list_files(folder: Path) -> None:
     """Write the index's page of a package."""
     files = [
@@ -163,7 +170,7 @@ def index(tmp_path, project, monkeypatch):
     made = [*HOST_TORCH, *NEWER, *OLDER]
     made += [(f"sglang=={fakes.VERSION}", {}, "torch==2.14.1 plain"), ("dill==1", {}, "")]
     plain = {"plain.py": b"kept = 1\n", "plain.so": linked((), (), (), CODES)}
-    made += [("plain==1", plain, "")]
+    made += [("plain==1", plain, ""), *map(vision, (1, 2)), vision(3, "libcusolver.so.12")]
     for package, files, requires in made:
         name = package.partition("==")[0]
         wheel(simple / name, package, files, requires)
@@ -263,6 +270,38 @@ def test_what_was_packed_is_not_packed_again_and_other_trees_share_it(index, mon
     assert run(index, capsys, "--carry-torch")[0] == 0
     monkeypatch.setattr(carried, "_install", lambda *words: pytest.fail("packed again"))
     assert run(index, capsys, "--carry-torch")[0] == 0
+
+
+def require(index, monkeypatch, requires: str) -> None:
+    """Let the release require these."""
+    folder = index.root.parent / "index/sglang"
+    wheel(folder, f"sglang=={fakes.VERSION}", {}, requires)
+    list_files(folder)
+    monkeypatch.setenv("UV_CACHE_DIR", str(index.root.parent / f"uv-cache-{requires[-1]}"))
+
+
+def test_releases_of_one_torch_share_its_archive(
+    index, host_packages, monkeypatch, tmp_path, capsys
+):
+    """What is made for it, as torchvision, may differ, and comes with their other packages."""
+    found = []
+    for number in (1, 2):
+        require(index, monkeypatch, f"torch==2.14.1 plain torchvision=={number}")
+        assert run(index, capsys, "--carry-torch")[0] == 0
+        monkeypatch.setattr(carried, "_install", lambda *words: pytest.fail("packed again"))
+        made, there = index.root / "dist/bundle" / TAG, tmp_path / f"there-{number}"
+        found.append([path.read_bytes() for path in sorted(made.glob("torch.tar.xz.*"))])
+        assert unpack(made, there, host_packages).returncode == 0
+        assert (there / "site/torchvision/a.py").read_text() == f"number = {number}\n"
+        library = (there / "site/torchvision/_C.so").read_bytes()
+        assert OURS in library and THEIRS not in library
+    assert found[0] == found[1] != []
+
+
+def test_what_is_made_for_torch_may_ask_for_no_more_of_cuda_than_torch(index, monkeypatch, capsys):
+    require(index, monkeypatch, "torch==2.14.1 plain torchvision==3")
+    code, _, said = run(index, capsys, "--carry-torch")
+    assert code == 1 and "packages made for torch want libcusolver.so.12, which torch" in said
 
 
 def test_installed_packages_stay_as_they_are(index, tmp_path, capsys):

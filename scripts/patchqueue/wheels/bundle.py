@@ -156,13 +156,15 @@ def pack(
     built = build.build(root, pin, target, origin, root / "dist")
     torch = carried.pack(pin, host, sm, _never_reached(pin)) if carry_torch else None
     if torch:
-        besides = carried.BOUND_TO_CUDA if torch.own_cuda else ()
-        host = with_release_torch(host, pin.version, besides)
+        bound = carried.BOUND_TO_CUDA if torch.own_cuda else ()
+        host = with_release_torch(host, pin.version, (*carried.MADE_FOR_TORCH, *bound))
         shared, sharing = pin, host
     else:
         shared = pins.find(str(host.dependencies_of))
         sharing = load_host(description, shared.version)
     site, facts = dependencies(shared, sharing, sm, one_gpu=bool(torch))
+    if torch:
+        carried.check(facts, torch)
     manifest = {**_manifest(built, host, sm, shared), **facts}
     manifest["carried"] = torch.facts if torch else None
     folder = emptied(root / "dist/bundle" / pin.tag)
@@ -336,6 +338,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: 
         if host.kernel:
             _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
         zeroed = elf.zero_all(site, sm) if one_gpu else None
+        asks = carried.asks(site) if one_gpu else []
         packing.archive(Path(scratch) / "site.tar.xz", [(site, "site")])
         os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
     facts = {
@@ -346,6 +349,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: 
         ],
         "trimmed": trimmed,
         "zeroed": asdict(zeroed) if zeroed else None,
+        "asks": asks,
     }
     atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
 

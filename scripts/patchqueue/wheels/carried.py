@@ -34,7 +34,10 @@ from .packing import Trimmed
 LOG = logging.getLogger(__name__)
 
 SCHEMA = 1
-PACKAGES = ("torch", "torchvision", "torchaudio", "triton")
+PACKAGES = ("torch", "triton")
+# Made for one torch each, and packed with the release's other packages: releases of one torch
+# differ in these, and share the archive of torch itself.
+MADE_FOR_TORCH = ("torchvision", "torchaudio")
 LIBRARIES = f"{lock.CUDA} cuda-runtime"
 # What binds Python to one CUDA: the host's own is for the host's torch.
 BOUND_TO_CUDA = ("cuda-bindings", "cuda-pathfinder", "cuda-python")
@@ -159,6 +162,23 @@ def choose(
         if cuda_stubs.stem(name).removeprefix("lib") in rule.libraries.split():
             return Chosen(Origin.STAND_IN, rule.reason)
     return Chosen(Origin.CARRIED, lacks)
+
+
+def check(site: Mapping[str, Any], torch: Carried) -> None:
+    """Raises Refused where a release's packages ask for CUDA libraries that a carried torch leaves
+    out. site: the facts of its packages."""
+    missing = sorted(set(site["asks"]) - set(torch.facts["libraries"]))
+    if missing:
+        what = f"packages made for torch want {', '.join(missing)}, which torch itself does not"
+        step = "settle it as what torch asks for (scripts/patchqueue/wheels/carried.py)"
+        raise Refused.of("no-library", "bundle --carry-torch", what, step)
+
+
+def asks(site: Path) -> list[str]:
+    """The CUDA libraries that MADE_FOR_TORCH want, less those that they bring themselves."""
+    files = [file for name in MADE_FOR_TORCH for file in (site / name).rglob("*.so*")]
+    own = {file.name for name in MADE_FOR_TORCH for file in (site / f"{name}.libs").glob("*.so*")}
+    return sorted(asked_of(file for file in files if file.is_file()).keys() - own)
 
 
 def asked_of(files: Iterable[Path]) -> dict[str, Asked]:
