@@ -58,6 +58,7 @@ OF_HOST = (
 )
 TREE = ("tree_untouched", "changes", "queue", "tree")  # what of a result names the tree
 MEASURED = (".bench.json", ".gain.json")  # how files end that hold times, not proofs
+ATTENTION = "flashinfer"  # of the runs that the matrix is about
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
@@ -188,6 +189,10 @@ def read(file: Path) -> Entry:
     """A result as a host wrote it. Raises Refused naming what is wrong with it."""
     load(file, Record)
     found: Entry = json.loads(file.read_bytes())
+    if found.get("attention", ATTENTION) != ATTENTION:
+        what = f"ran with {found['attention']}, and the matrix is about {ATTENTION}'s attention"
+        step = "tell of it in docs/runs.md"
+        raise Refused(Problem("other-attention", str(file), what, step))
     return found
 
 

@@ -12,6 +12,7 @@ beside it. Exit code 0: every check passed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -48,6 +49,7 @@ CAPTURED = re.compile(
 # the latter: lifetimes.py's exit code where there is no graph with breaks
 LIFETIMES_S, NO_PRIMITIVE = (120, 3)
 NO_REFERENCE = "its reference did not run"
+ATTENTION = ("flashinfer", "fa3")  # of models without sparse attention, which has its own
 WHY_OFF = re.compile(
     r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I
 )
@@ -67,6 +69,8 @@ def main(words: Sequence[str] | None = None) -> int:
         f" {options.width} engines at once on each"
     )
     facts = describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
+    if options.attention != ATTENTION[0]:
+        facts["attention"] = options.attention
     say(
         f"{facts['version']} ({queue_of(facts)}) on {len(gpus)} x"
         f" {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch"
@@ -85,6 +89,8 @@ def main(words: Sequence[str] | None = None) -> int:
         job(place, options, known, number, model, mode)
         for number, (model, mode) in enumerate(wanted(options, known))
     ]
+    for one in jobs:  # what a model has of its own, as sparse attention, stays
+        one.plan["engine"] = {"attention_backend": options.attention} | one.plan["engine"]
 
     def write(complete: bool = False) -> None:
         facts["runs"] = [judge(place, one, jobs) for one in jobs]
@@ -98,7 +104,9 @@ def main(words: Sequence[str] | None = None) -> int:
         part.replace(place.out / RESULT)
 
     try:
-        with kernels.made_ahead(place, gpus[0].use):
+        with contextlib.ExitStack() as stack:
+            if options.attention == ATTENTION[0]:
+                stack.enter_context(kernels.made_ahead(place, gpus[0].use))
             subprocess.run(
                 [
                     place.python,
@@ -147,6 +155,13 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         choices=modes.ALL,
         default=[*modes.ALL],
         help="the reference always runs",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTION,
+        default=ATTENTION[0],
+        help=f"default {ATTENTION[0]}, which the matrix is about; fa3, which servers choose by"
+        " themselves on Hopper, wants a bundle made with --flash",
     )
     parser.add_argument(
         "--gpus",

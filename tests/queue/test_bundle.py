@@ -16,6 +16,7 @@ import pytest
 from packaging.version import Version
 
 from patchqueue.outcome import Refused
+from patchqueue.upstream import pins
 from patchqueue.wheels import bundle, host, packing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +96,16 @@ def test_trimming_says_how_much_it_took(folder):
 def test_kernels_of_other_gpus_are_trimmed():
     patterns = [pattern for rule in bundle.trim_rules(90) for pattern in rule.patterns]
     assert "sgl_kernel/sm100" in patterns and "sgl_kernel/sm90" not in patterns
+
+
+def test_flash_attention_is_packed_where_it_is_asked_for(project):
+    """And nothing stands in for it then."""
+    pin = pins.load(project.root).default
+    for flash in (False, True):
+        patterns = [pattern for rule in bundle.trim_rules(90, flash) for pattern in rule.patterns]
+        assert ("sgl_kernel/flash_ops*" in patterns) != flash
+        assert ("sgl_kernel.flash_ops" in bundle.stand_ins(pin, flash)) != flash
+        assert "sgl_kernel/infllm_ops*" in patterns and "tilelang" in bundle.stand_ins(pin, flash)
 
 
 def test_a_missing_kernel_raises_when_called_not_when_imported(tmp_path):

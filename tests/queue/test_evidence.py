@@ -253,6 +253,7 @@ def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
         ({"tree": "sha256:" + "0" * 64}, "tree-mismatch"),
         ({"schema": 2}, "Invalid enum value 2 - at `..schema"),
         ({"version": "9.9.2"}, "is not pinned"),
+        ({"attention": "fa3"}, "ran with fa3, and the matrix is about flashinfer's attention"),
     ],
 )
 def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, named):

@@ -159,6 +159,18 @@ def test_engines_that_agree_pass(tmp_path):
     ] == 82 * 8 + 109 * 8
 
 
+def test_a_run_with_another_attention_says_so_and_compiles_none_of_flashinfers(tmp_path):
+    words = ("--model", MODEL, "--mode", "eager")
+    for attention in ("flashinfer", "fa3"):
+        out = tmp_path / attention
+        out.mkdir()
+        _, found, said = run(out, "run", *words, "--attention", attention)
+        plan = json.loads((out / f"{MODEL}.eager.plan.json").read_text())
+        assert plan["engine"]["attention_backend"] == attention, said
+        assert found.get("attention", "flashinfer") == attention
+        assert bool([*out.glob("kernels.*.log")]) == (attention == "flashinfer")
+
+
 @pytest.mark.parametrize(
     ("wrote", "verdict", "why"),
     [

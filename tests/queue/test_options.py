@@ -404,6 +404,7 @@ CASES: dict[str, Case] = {
     "bundle --sm": Case("bundle --sm 80", "bundle", to_pack),
     "bundle --part-size": Case("bundle --part-size 0.001", "bundle", to_pack),
     "bundle --carry-torch": Case("bundle --carry-torch", "bundle", to_pack),
+    "bundle --flash": Case("bundle --flash", "bundle", to_pack),
     "bundle --peer": Case("bundle --peer vllm==0.26.0", "bundle", to_pack),
     "release --cut": Case("release --cut", "release", to_release),
     "release --next": Case("release --next", "release", released),
@@ -603,7 +604,7 @@ def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
 
     def dependencies(pin: pins.Pin, machine: host.Host, sm: int, **_: bool) -> tuple[Path, dict]:
         site.write_bytes(b"x" * 3000)
-        return site, {"packages": [], "for": [machine.name, sm]}
+        return site, {"packages": [], "asks": [], "for": [machine.name, sm]}
 
     return dependencies
 

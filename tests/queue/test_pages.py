@@ -554,6 +554,9 @@ PARSED = {
     "scripts/nox bundle v0.5.23 --carry-torch --part-size 48": (
         "it fetches GBs; tests/queue/test_carried.py runs it on small wheels"
     ),
+    "scripts/nox bundle v0.5.13.post1 --flash --part-size 48": (
+        "it fetches GBs; what it packs is looked at in tests/queue/test_bundle.py"
+    ),
     "scripts/nox release --cut": "it commits; tests/queue/test_release.py runs it",
     "scripts/nox release --next": "it writes the pages; tests/queue/test_release.py runs it",
     "scripts/nox figures": "it measures for minutes",
@@ -618,6 +621,9 @@ FOREIGN = {
         "Docker"
     ),
     "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": (
+        "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
+    ),
+    "python3 FOLDER/tests/gpu/run.py --out RESULTS --attention fa3": (
         "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
     ),
     "git am --keep-non-patch": "git's own; tests/queue/test_export.py runs it on such mails",
@@ -879,15 +885,14 @@ def test_the_words_of_break_memory():
 def test_the_words_of_a_gpu_run(script):
     """They go through its own parser: a wrong model is what it complains of, not the words beside
     it."""
-    (command,) = [text for text in FOREIGN if f"python3 FOLDER/tests/gpu/{script}" in text]
-    words = shlex.split(command.replace("FOLDER/", f"{ROOT}/").partition(" --model")[0])[1:]
-    words += ["--model", "no-model"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert (
-        done.returncode == 2
-        and "argument --model: invalid choice: 'no-model'" in done.stderr
-        and "'llama'" in done.stderr
-    )
+    commands = [text for text in FOREIGN if f"python3 FOLDER/tests/gpu/{script}" in text]
+    assert commands
+    for command in commands:
+        words = shlex.split(command.replace("FOLDER/", f"{ROOT}/").partition(" --model")[0])[1:]
+        words += ["--model", "no-model"]
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        assert done.returncode == 2 and "'llama'" in done.stderr
+        assert "argument --model: invalid choice: 'no-model'" in done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -87,7 +87,7 @@ def test_a_release_that_the_index_lacks_is_refused_in_uv_s_words(index, capsys):
 
 
 def test_a_peer_is_packed_on_its_own(index, capsys):
-    for more in (["v" + str(fakes.VERSION)], ["--carry-torch"]):
+    for more in (["v" + str(fakes.VERSION)], ["--carry-torch"], ["--flash"]):
         code, out, err = run(index, capsys, *more, "--peer", "vllm==0.26.0")
         assert code == 1 and "a peer is packed on its own" in out + err
 

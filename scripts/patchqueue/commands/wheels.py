@@ -74,6 +74,12 @@ def _add_bundle(commands: Any) -> None:
         help="pack the release's torch, triton and torchvision too, where the host has another",
     )
     packed.add_argument(
+        "--flash",
+        action="store_true",
+        help="pack FlashAttention 3 too, which servers choose by themselves on Hopper;"
+        " `run.py --attention fa3` asks for it there",
+    )
+    packed.add_argument(
         "--peer",
         type=_peer,
         metavar="NAME==VERSION",
@@ -181,9 +187,9 @@ def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
 
 
 def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
-    if options.revisions or options.carry_torch or options.origin:
+    if options.revisions or options.carry_torch or options.flash or options.origin:
         what = "a peer is packed on its own, as the package index has it"
-        step = "leave out VERSION, --carry-torch and --from"
+        step = "leave out VERSION, --carry-torch, --flash and --from"
         raise Refused.of("bad-peer", "bundle --peer", what, step)
     size = round(options.part_size * MIB)
     made = peers.pack(options.root, options.peer, description, options.sm, size)
@@ -204,17 +210,10 @@ def _bundle(options: argparse.Namespace) -> int:
     if options.peer:
         return _peer_bundle(options, description)
     pins, chosen = chosen_of(options)
+    size = round(options.part_size * MIB)
+    wanted = bundle.Wanted(options.sm, size, options.carry_torch, options.flash)
     for pin in chosen:
-        made = bundle.pack(
-            options.root,
-            pins,
-            pin,
-            description,
-            options.sm,
-            round(options.part_size * MIB),
-            options.origin,
-            options.carry_torch,
-        )
+        made = bundle.pack(options.root, pins, pin, description, options.origin, wanted)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(
             f"{_shown(options, made.path)}: {sizes},"

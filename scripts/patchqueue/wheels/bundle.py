@@ -102,12 +102,13 @@ CUDA = (
     "cublas cuda-cccl cuda-cupti cuda-nvcc cuda-nvrtc cuda-runtime cudnn cufft cufile curand"
     " cusolver cusparse cusparselt nccl nvjitlink nvshmem nvtx nvvm cuda-crt"
 )
+FLASH = packing.Trimmed(
+    "FlashAttention 3 (1 GB): the runs use flashinfer's attention and FlashMLA's",
+    ("sgl_kernel/flash_ops*",),
+)
+FLASH_MODULE = "sgl_kernel.flash_ops"
 TRIMMED = (
-    packing.Trimmed(
-        "FlashAttention 3 and InfLLM kernels (1 GB): the runs use flashinfer's attention and"
-        " FlashMLA's",
-        ("sgl_kernel/flash_ops*", "sgl_kernel/infllm_ops*"),
-    ),
+    packing.Trimmed("InfLLM's kernels: no run uses them", ("sgl_kernel/infllm_ops*",)),
     packing.Trimmed(
         "CuTe's compiler for CUDA 12 (230 MB): the host has CUDA 13",
         (
@@ -133,28 +134,30 @@ class Bundle:
     sizes: dict[str, int]
 
 
-def pack(
-    root: Path,
-    pins: Pins,
-    pin: Pin,
-    description: Path,
-    sm: int,
-    part_size: int,
-    origin: str | None,
-    carry_torch: bool = False,
-) -> Bundle:
-    """Write dist/bundle/<tag>/ for the host described and GPUs of compute capability `sm` (90 is
-    Hopper).
+@dataclass(frozen=True)
+class Wanted:
+    """What a bundle is to be. sm: the GPUs' compute capability, 90 for Hopper; part_size: in bytes,
+    what one part may have; carry_torch: pack the release's torch where the host has another; flash:
+    pack FlashAttention 3 too."""
 
-    part_size: in bytes, what one part may have. carry_torch: pack the release's torch where the
-    host has another. Raises Refused with uv's or apply's reason.
-    """
+    sm: int
+    part_size: int
+    carry_torch: bool = False
+    flash: bool = False
+
+
+def pack(
+    root: Path, pins: Pins, pin: Pin, description: Path, origin: str | None, wanted: Wanted
+) -> Bundle:
+    """Write dist/bundle/<tag>/ for the host described. Raises Refused with uv's or apply's
+    reason."""
+    sm, flash = wanted.sm, wanted.flash
     host = load_host(description, pin.version)
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     target = build.Target(host.python, host.platform.split("-")[0])
     built = build.build(root, pin, target, origin, root / "dist")
-    torch = carried.pack(pin, host, sm, _never_reached(pin)) if carry_torch else None
+    torch = carried.pack(pin, host, sm, _never_reached(pin)) if wanted.carry_torch else None
     if torch:
         bound = carried.BOUND_TO_CUDA if torch.own_cuda else ()
         host = with_release_torch(host, pin.version, (*carried.MADE_FOR_TORCH, *bound))
@@ -162,16 +165,16 @@ def pack(
     else:
         shared = pins.find(str(host.dependencies_of))
         sharing = load_host(description, shared.version)
-    site, facts = dependencies(shared, sharing, sm, one_gpu=bool(torch))
+    site, facts = dependencies(shared, sharing, sm, one_gpu=bool(torch) or flash, flash=flash)
     if torch:
         carried.check(facts, torch)
     manifest = {**_manifest(built, host, sm, shared), **facts}
     manifest["carried"] = torch.facts if torch else None
     folder = emptied(root / "dist/bundle" / pin.tag)
     tree = folder / "tree.tar.xz"
-    _pack_tree(root, built, host, tree)
+    _pack_tree(root, built, host, tree, flash)
     archives = {"site": site, **({"torch": torch.archive} if torch else {}), "tree": tree}
-    sizes = write(folder, archives, part_size, manifest)
+    sizes = write(folder, archives, wanted.part_size, manifest)
     tree.unlink()
     return Bundle(folder, manifest, sizes)
 
@@ -218,12 +221,16 @@ def _never_reached(pin: Pin) -> list[str]:
     return [name for rule in left_out(pin) for name in rule.packages.split()]
 
 
-def _pack_tree(root: Path, built: build.Built, host: Host, out: Path) -> None:
+def stand_ins(pin: Pin, flash: bool) -> list[str]:
+    """The modules that are stood in for on the host."""
+    modules = {module for rule in left_out(pin) for module in rule.modules.split()}
+    return sorted(modules - {FLASH_MODULE} if flash else modules)
+
+
+def _pack_tree(root: Path, built: build.Built, host: Host, out: Path, flash: bool) -> None:
     """The patched wheel's files, what the host needs beside them, and tests/gpu."""
     plan = {
-        "stand_ins": sorted(
-            module for rule in left_out(built.pin) for module in rule.modules.split()
-        ),
+        "stand_ins": stand_ins(built.pin, flash),
         "shims": [shim.module for shim in host.shims],
     }
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
@@ -261,15 +268,16 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
 
 
 def dependencies(
-    pin: Pin, host: Host, sm: int, one_gpu: bool = False
+    pin: Pin, host: Host, sm: int, one_gpu: bool = False, flash: bool = False
 ) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
     manifest says about them.
 
-    one_gpu: zero in them what no GPU of `sm` needs, as in a carried torch.
+    one_gpu: zero in them what no GPU of `sm` needs, as in a carried torch. flash: FlashAttention 3
+    among them.
     """
     locked = resolve(pin, host)
-    patterns = [rule.patterns for rule in trim_rules(sm)]
+    patterns = [rule.patterns for rule in trim_rules(sm, flash)]
     edited = KERNEL_EDIT if host.kernel else False
     made_of = [locked, patterns, host.python, host.platform, edited, SCHEMA]
     made_of += [sm] if one_gpu else []
@@ -277,7 +285,7 @@ def dependencies(
     kept = cache_folder() / "sites" / f"{key[:24]}"
     if not (kept / "facts.json").is_file():
         LOG.info(f"packing the dependencies of {pin.version} (a few minutes, once)")
-        _make_site(kept, locked, pin, host, sm, one_gpu)
+        _make_site(kept, locked, pin, host, sm, one_gpu, flash)
     return kept / "site.tar.xz", json.loads((kept / "facts.json").read_text())
 
 
@@ -315,13 +323,17 @@ def _refused(what: str, failure: run.Failed) -> Refused:
     return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
 
 
-def trim_rules(sm: int) -> tuple[packing.Trimmed, ...]:
-    """TRIMMED, and the kernels of sgl_kernel that are built for another GPU than `sm`."""
+def trim_rules(sm: int, flash: bool = False) -> tuple[packing.Trimmed, ...]:
+    """TRIMMED, the kernels of sgl_kernel that are built for another GPU than `sm`, and FLASH where
+    it is not wanted."""
     others = tuple(f"sgl_kernel/sm{other}" for other in (90, 100, 103, 120) if other != sm)
-    return (*TRIMMED, packing.Trimmed(f"kernels for GPUs other than sm_{sm}", others))
+    unwanted = () if flash else (FLASH,)
+    return (*unwanted, *TRIMMED, packing.Trimmed(f"kernels for GPUs other than sm_{sm}", others))
 
 
-def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool) -> None:
+def _make_site(
+    kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool, flash: bool
+) -> None:
     """Install, trim and pack into `kept`; facts.json last, so that a killed run leaves nothing that
     looks whole."""
     kept.mkdir(parents=True, exist_ok=True)
@@ -334,7 +346,7 @@ def _make_site(kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: 
             run.uv(*INSTALL, *words, *where)
         except run.Failed as failure:
             raise _refused(f"install {pin.version}'s dependencies", failure) from None
-        trimmed = [packing.trim(site, rule) for rule in trim_rules(sm)]
+        trimmed = [packing.trim(site, rule) for rule in trim_rules(sm, flash)]
         if host.kernel:
             _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
         zeroed = elf.zero_all(site, sm) if one_gpu else None
