@@ -169,7 +169,7 @@ def _watch(options: argparse.Namespace) -> int:
         OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
     refusals = [_watch_one(options, pins, version) for version in found]
     if found:
-        step = "carries the queue there, up to the first conflict"
+        step = "carries it there, up to a first conflict"
         OUT.print(f"next: {to_type('rebase', found[0])} {step}")
     problems = [problem for each in refusals if each for problem in each.problems]
     if problems:
