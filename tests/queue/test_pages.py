@@ -703,7 +703,7 @@ FOREIGN = {
         (
             "CUDA_VISIBLE_DEVICES=0 taskset -c 0-11 python3 SITES/v0.5.23/tests/gpu/gain.py"
             " --out R/gain --trees untouched patched     --mode eager breakable --states break all"
-            ' --limit 430 --beside "answers on the other GPU and its 20 cores" &',
+            ' --limit 560 --beside "answers on the other GPU and its 20 cores" &',
             "CUDA_VISIBLE_DEVICES=1 taskset -c 12-31"
             " python3 SITES/v0.5.13.post1/tests/gpu/releases.py SITES/v0.5.13.post1 SITES/v0.5.11"
             "     --out R/proofs --at-once 2 --limit 900 --pass=--width --pass=6 --pass=--mode"
