@@ -9,6 +9,8 @@ from msgspec.structs import asdict, replace
 
 SCHEMA = 1
 Verdict = Literal["passed", "not applicable", "failed", "not run"]
+Attention = Literal["flashinfer", "fa3"]
+USUAL_ATTENTION: Attention = "flashinfer"  # of the runs that the matrix is about
 
 
 class Gpu(Struct, frozen=True):
@@ -98,7 +100,7 @@ class Record(Struct, frozen=True, kw_only=True):
     """One file: what a host found about one release.
 
     queue, changes: identities of the queue and of what it does; tree: the hash of the patched tree;
-    harness: the rules that tests/gpu judged by.
+    harness: the rules that tests/gpu judged by; attention: whose kernels, for plain attention.
     """
 
     schema: Literal[1]
@@ -118,6 +120,7 @@ class Record(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     capture: tuple[int, ...] = ()
     patches: tuple[Named, ...] = ()
+    attention: Attention = USUAL_ATTENTION
 
     @property
     def title(self) -> str:

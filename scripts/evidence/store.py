@@ -29,7 +29,7 @@ from patchqueue.upstream import pins as pinning
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin, Pins
 
-from .records import Record, Timed
+from .records import USUAL_ATTENTION, Attention, Record, Timed
 
 FOLDER = Path("evidence")
 LOCK = Path("work/.patchqueue/evidence.lock")
@@ -58,7 +58,6 @@ OF_HOST = (
 )
 TREE = ("tree_untouched", "changes", "queue", "tree")  # what of a result names the tree
 MEASURED = (".bench.json", ".gain.json")  # how files end that hold times, not proofs
-ATTENTION = "flashinfer"  # of the runs that the matrix is about
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
@@ -157,14 +156,17 @@ def without(entry: Entry, *names: str) -> Entry:
 
 
 def _kind(found: Entry) -> str:
-    """What tells the files of one host apart: a bench or a gain, of which model where it is not the
-    first one, in which graphs, and whether it took loads of users."""
+    """What tells the files of one host apart: with which attention where it is not the usual one; a
+    bench or a gain, of which model where it is not the first one, in which graphs, and whether it
+    took loads of users."""
     subject = found.get("subject", FIRST_SUBJECT)
     kind = "bench" if "load" in found else "gain" if "gain" in found else ""
     runs = found["runs"] if kind == "gain" else []
     beside = graph_told((run["tree"], run["mode"]) for run in runs)
     served = "traffic" if found.get("gain", {}).get("traffic") else ""
-    words = ("" if subject == FIRST_SUBJECT or not kind else subject, beside, served, kind)
+    attention = found.get("attention", USUAL_ATTENTION)
+    model = "" if subject == FIRST_SUBJECT or not kind else subject
+    words = (model, "" if attention == USUAL_ATTENTION else attention, beside, served, kind)
     return "".join(f".{word}" for word in words if word)
 
 
@@ -188,12 +190,7 @@ def graph_told(ran: Iterable[tuple[str, str]]) -> str:
 def read(file: Path) -> Entry:
     """A result as a host wrote it. Raises Refused naming what is wrong with it."""
     load(file, Record)
-    found: Entry = json.loads(file.read_bytes())
-    if found.get("attention", ATTENTION) != ATTENTION:
-        what = f"ran with {found['attention']}, and the matrix is about {ATTENTION}'s attention"
-        step = "tell of it in docs/runs.md"
-        raise Refused(Problem("other-attention", str(file), what, step))
-    return found
+    return dict(json.loads(file.read_bytes()))
 
 
 R = TypeVar("R", bound=Record)
@@ -210,10 +207,11 @@ def load(file: Path, kind: type[R]) -> R:
     return record.json(content, kind, file.name, "bad-evidence", step)
 
 
-def proofs(root: Path, version: str = "*") -> list[Record]:
-    """What GPU hosts found about a release, or about all."""
+def proofs(root: Path, version: str = "*", attention: Attention = USUAL_ATTENTION) -> list[Record]:
+    """What GPU hosts found about a release, or about all, with such attention."""
     files = sorted((root / FOLDER).glob(f"{version}/*.json"))
-    return [load(file, Record) for file in files if not file.name.endswith(MEASURED)]
+    found = [load(file, Record) for file in files if not file.name.endswith(MEASURED)]
+    return [one for one in found if one.attention == attention]
 
 
 T = TypeVar("T", bound=Timed)

@@ -13,6 +13,7 @@ RESULTS/gain.json. Exit code 0: all was measured of the trees.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -77,6 +78,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     )
     run.add_place(parser)
     run.add_untouched(parser)
+    run.add_attention(parser, "as in the other runs of the page")
     add = parser.add_argument
     add(
         "--subject",
@@ -180,6 +182,8 @@ class Gain:
             if options.traffic
             else subjects.alone(self.subject)
         )
+        if options.attention != run.ATTENTION[0]:  # a sparse model has its own
+            self.words = {"attention_backend": options.attention} | self.words
         self.now: turns.Engine | None = None
         self.making: list[subprocess.Popen] = []  # processes that compile attention kernels
         self.facts = self._facts() | {"runs": [], "peers": [], "passed": False}
@@ -220,6 +224,7 @@ class Gain:
             "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "beside": self.options.beside,
             "cpus": len(os.sched_getaffinity(0)),
+            **run.other_attention(self.options),
         }
 
     def _sizes(self) -> list[int]:
@@ -235,12 +240,19 @@ class Gain:
         """Everything, in order, written as it comes: an end from outside loses little."""
         own = self._own_tree() if UNTOUCHED in self.options.trees else None
         self._floor()
-        head_dim = self.subject.config.get("text_config", self.subject.config).get("head_dim", 0)
-        made = kernels.made_ahead(self.place, run.visible()[0].use, head_dim or kernels.HEAD_DIM)
-        with made as self.making:
+        with self._kernels() as self.making:
             if self.options.own_kernels:  # then a start itself is timed
                 self.compiled(self.until)
             self._visits(own)
+
+    def _kernels(self) -> contextlib.AbstractContextManager[list[subprocess.Popen]]:
+        """What compiles the attention kernels that all engines load; nothing for FlashAttention 3,
+        which a release's wheel brings compiled."""
+        if self.options.attention != run.ATTENTION[0]:
+            return contextlib.nullcontext([])
+        config = self.subject.config.get("text_config", self.subject.config)
+        head_dim = config.get("head_dim") or kernels.HEAD_DIM
+        return kernels.made_ahead(self.place, run.visible()[0].use, head_dim)
 
     def compiled(self, until: float) -> None:
         """Wait for the attention kernels. They are compiled while the first engine starts, which

@@ -69,8 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
         f" {options.width} engines at once on each"
     )
     facts = describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
-    if options.attention != ATTENTION[0]:
-        facts["attention"] = options.attention
+    facts |= other_attention(options)
     say(
         f"{facts['version']} ({queue_of(facts)}) on {len(gpus)} x"
         f" {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch"
@@ -107,16 +106,7 @@ def main(words: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             if options.attention == ATTENTION[0]:
                 stack.enter_context(kernels.made_ahead(place, gpus[0].use))
-            subprocess.run(
-                [
-                    place.python,
-                    str(HERE / "models.py"),
-                    str(place.scratch / "models"),
-                    *options.model,
-                ],
-                env=place.environment(),
-                check=True,
-            )
+            make_models(place, options.model)
             launch.run_all(
                 place,
                 jobs,
@@ -156,13 +146,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=[*modes.ALL],
         help="the reference always runs",
     )
-    parser.add_argument(
-        "--attention",
-        choices=ATTENTION,
-        default=ATTENTION[0],
-        help=f"default {ATTENTION[0]}, which the matrix is about; fa3, which servers choose by"
-        " themselves on Hopper, wants a bundle made with --flash",
-    )
+    add_attention(parser, "which the matrix is about")
     parser.add_argument(
         "--gpus",
         type=_count,
@@ -229,6 +213,23 @@ def add_untouched(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="what makes the release's own tree (default: the bundle's untouched/)",
     )
+
+
+def add_attention(parser: argparse.ArgumentParser, why: str) -> None:
+    """The option that names an engine's attention kernels. why: of its default."""
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTION,
+        default=ATTENTION[0],
+        help=f"default {ATTENTION[0]}, {why}; {ATTENTION[1]}, which servers choose by themselves on"
+        " Hopper, wants a bundle made with --flash",
+    )
+
+
+def other_attention(options: argparse.Namespace) -> dict:
+    """What a result says of its attention kernels: nothing where they are the usual ones."""
+    usual = options.attention == ATTENTION[0]
+    return {} if usual else {"attention": options.attention}
 
 
 def add_port_base(parser: argparse.ArgumentParser, first: int) -> None:
@@ -365,6 +366,21 @@ def job(
         "" if reference else f"{model}.{modes.reference(mode, known)}",
         models.MODELS[model]["model_type"],
     )
+
+
+def make_models(place: launch.Place, names: Sequence[str]) -> None:
+    """Write every model's weights, all at once: each takes a core, and eight of them in a row took
+    79 s beside FlashInfer's compiler. Raises RuntimeError naming those that failed."""
+    words = [place.python, str(HERE / "models.py"), str(place.scratch / "models")]
+    environment = place.environment()
+    with contextlib.ExitStack() as stack:
+        making = {
+            name: stack.enter_context(subprocess.Popen([*words, name], env=environment))
+            for name in names
+        }
+        codes = {name: process.wait() for name, process in making.items()}
+    if failed := [f"{name} (exit code {code})" for name, code in codes.items() if code]:
+        raise RuntimeError(f"no weights of {', '.join(failed)}")
 
 
 def describe(place: launch.Place, options: argparse.Namespace) -> dict:

@@ -100,6 +100,16 @@ def test_a_bench_of_another_model_has_a_file_of_its_own(applied, tmp_path):
     assert other.kept == 0
 
 
+def test_a_proof_with_another_attention_is_kept_beside(applied, tmp_path):
+    """The matrix is about the usual one alone; the other has a table of its own."""
+    take(applied, tmp_path, result(applied))
+    taken = take(applied, tmp_path, result(applied, attention="fa3"))
+    assert taken.path.name == "nvidia-fake-1.fa3.json" and taken.kept == 0
+    usual, other = (store.proofs(applied.root, VERSION, kind) for kind in ("flashinfer", "fa3"))
+    assert store.proofs(applied.root, VERSION) == usual
+    assert [one.attention for one in (*usual, *other)] == ["flashinfer", "fa3"]
+
+
 def test_a_bench_is_kept_beside(applied, tmp_path):
     assert take(applied, tmp_path, result(applied, load={})).path.name == "nvidia-fake-1.bench.json"
 
@@ -143,6 +153,16 @@ def test_piecewise_graphs_are_a_comparison_of_their_own_too(applied, tmp_path):
     assert kept("eager", "piecewise") == "nvidia-fake-1.piecewise.gain.json"
     assert kept("piecewise", "breakable") == "nvidia-fake-1.breakable-beside-piecewise.gain.json"
     assert kept("breakable", "eager") == "nvidia-fake-1.gain.json"
+
+
+def test_times_with_another_attention_are_a_comparison_of_their_own(applied, tmp_path):
+    """They say what servers on Hopper gain; a proof with it is refused (below)."""
+    runs = [
+        {"tree": tree, "mode": mode, "measure": f"gain {tree}", "verdict": "passed", "why": ""}
+        for tree, mode in (("untouched", "eager"), ("patched", "breakable"))
+    ]
+    taken = take(applied, tmp_path, result(applied, gain={}, runs=runs, attention="fa3"))
+    assert taken.path.name == "nvidia-fake-1.fa3.breakable.gain.json"
 
 
 def test_a_gain_of_several_modes_is_one_for_each(applied, tmp_path):
@@ -253,7 +273,7 @@ def test_runs_on_another_torch_are_not_mixed(applied, tmp_path):
         ({"tree": "sha256:" + "0" * 64}, "tree-mismatch"),
         ({"schema": 2}, "Invalid enum value 2 - at `..schema"),
         ({"version": "9.9.2"}, "is not pinned"),
-        ({"attention": "fa3"}, "ran with fa3, and the matrix is about flashinfer's attention"),
+        ({"attention": "triton"}, "Invalid enum value 'triton' - at `..attention"),
     ],
 )
 def test_a_result_about_anything_else_is_refused(applied, tmp_path, changes, named):
@@ -267,6 +287,26 @@ def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_p
     file.write_text(json.dumps(result(applied, changes="sha256:" + "0" * 64)))
     [taken] = store.take(applied.root, pins.load(applied.root), file, stale=True)
     assert taken.path.is_file()  # the matrix and the bench's page tell it from today's queue
+
+
+def test_what_ran_with_another_attention_has_a_table_of_its_own(applied, tmp_path):
+    """Of each graph how many models passed, and which did not; nothing where nothing ran."""
+    known = pins.load(applied.root)
+    assert status.other_attention(applied.root, known) == ""
+    verdicts = {"one": "passed", "two": "failed", "three": "not run"}
+    runs = [
+        {"model": model, "mode": "breakable", "verdict": verdict, "why": ""}
+        for model, verdict in verdicts.items()
+    ]
+    take(applied, tmp_path, result(applied, runs=runs, attention="fa3"))
+    head, _, row = status.other_attention(applied.root, known).splitlines()
+    assert head == (
+        "| release | where | breakable | piecewise, eager compiler | piecewise, inductor |"
+    )
+    assert row == (
+        f"| {VERSION} | 2030-01-02, NVIDIA Fake 1 with torch 2.11.0, off the release's pin 2.9.1"
+        " | 1 of 2 (not two) | not run | not run |"
+    )
 
 
 def edit(project, part: str) -> None:
@@ -430,6 +470,8 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
     assert status.in_page(text, status.tables(ROOT, PINS)) == text, "`scripts/nox status` writes it"
+    made = status.with_blank_lines(status.other_attention(ROOT, PINS))
+    assert status.ATTENTION_BEGIN + made + status.ATTENTION_END in text
 
 
 def test_the_page_of_patches_has_those_of_each_release(queue):

@@ -444,6 +444,18 @@ def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
         assert words[1:] == [kind, "256"]
 
 
+@pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
+def test_the_attention_that_is_asked_for_is_timed(gain, tmp_path, attention):
+    """In both trees; FlashAttention 3 needs nothing compiled. The usual one goes unsaid."""
+    code, found = gain(*SHORT, "--attention", attention)
+    asked = {
+        json.loads(plan.read_text())["engine"].get("attention_backend", "flashinfer")
+        for plan in (tmp_path / "out").glob("bench.*.plan.json")
+    }
+    assert code == 0 and asked == {attention} and found.get("attention", "flashinfer") == attention
+    assert bool([*(tmp_path / "out").glob("kernels.*.log")]) == (attention == "flashinfer")
+
+
 COMPILES = """
 import os, time
 journal = os.environ["FAKE_JOURNAL"]

@@ -179,6 +179,8 @@ def test_what_was_asked_beyond_the_defaults_is_told():
     assert "had `SGLANG_PREFILL_GRAPH_STATES=capture`." in told(found)
     assert "was idle for 30 ms before each call." in told(found)
     assert gains.title(of(found)).endswith(", states in the graph")
+    found["attention"] = "fa3"
+    assert gains.title(of(found)).endswith(", states in the graph, FlashAttention 3")
 
 
 def test_the_clock_under_load_is_told():

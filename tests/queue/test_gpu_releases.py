@@ -81,6 +81,8 @@ def test_one_without_a_verdict_has_ended(sites):
     done = prove(sites, str(sites / "v0.5.12.post1"))
     assert done.returncode == 1 and "v0.5.12.post1: ended after" in done.stdout
     assert "a release takes" not in done.stdout
+    said = (sites.parent / "out/v0.5.12.post1/run.log").read_text()
+    assert f"no weights of {MODEL} (exit code 1)" in said
 
 
 def test_the_table_says_what_a_night_takes(monkeypatch):

@@ -626,6 +626,9 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/run.py --out RESULTS --attention fa3": (
         "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
     ),
+    "python3 FOLDER/tests/gpu/gain.py --out RESULTS --attention fa3": (
+        "tests/gpu/gain.py: needs a GPU; tests/queue/test_gain.py runs it with these words"
+    ),
     "git am --keep-non-patch": "git's own; tests/queue/test_export.py runs it on such mails",
     "python3 SITES/v0.5.9/tests/gpu/releases.py SITES --out RESULTS": (
         "tests/gpu/releases.py: needs a GPU; tests/queue/test_gpu_releases.py runs it"
