@@ -81,6 +81,15 @@ def test_one_without_a_verdict_has_ended(sites):
     done = prove(sites, str(sites / "v0.5.12.post1"))
     assert done.returncode == 1 and "v0.5.12.post1: ended after" in done.stdout
     assert "a release takes" not in done.stdout
+
+
+def test_weights_that_cannot_be_made_name_their_model(sites):
+    file, mark = sites / "v0.5.12.post1/tests/gpu/models.py", 'if __name__ == "__main__":'
+    text = file.read_text()
+    assert text.count(mark) == 1
+    file.write_text(text.replace(mark, f"{mark}\n    raise SystemExit('planted')"))
+    done = prove(sites, str(sites / "v0.5.12.post1"))
+    assert done.returncode == 1 and "failed after" in done.stdout and "2 not run" in done.stdout
     said = (sites.parent / "out/v0.5.12.post1/run.log").read_text()
     assert f"no weights of {MODEL} (exit code 1)" in said
 
