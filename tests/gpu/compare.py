@@ -25,6 +25,9 @@ settles what a graph may do:
 - inductor, in a model with a router: ROUTED. It writes kernels of its own, which round otherwise in
   every layer, so that eager prefill's kernels cannot speak for them.
 
+Some graphs serve no log-probabilities (run.serves_logprobs). Of their answers the tokens alone are
+compared, by the same limits.
+
 Shares of tokens alone would let a whole kind of call be wrong: a wrong prompt ends at its first
 token and counts as one. So prompts are counted too, each once that has a far or another token, by
 the kind of their call (single, fill, batch, chunked, prefix, memory, size: the first word of the
@@ -46,7 +49,9 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
+REPORTS = "prefill-graph/report-verdict"  # the patch that has servers leave a report
 # largest difference of a log-probability; logits have a standard deviation of about 2
 TOLERANCE = 0.15
 TIE = 2 * TOLERANCE  # two candidates, each off by at most the tolerance
@@ -107,6 +112,7 @@ class Tally:
     worst: float = 0.0
     total: float = 0.0
     worst_at: str = ""
+    bare: int = 0  # answers without log-probabilities
     wrong: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     prompts: Counter[str] = field(default_factory=Counter)
@@ -122,7 +128,9 @@ class Tally:
 
     def _tokens(self, where: str, left: dict, right: dict) -> None:
         """Token by token, up to the first tie. Where an answer has no log-probabilities, its tokens
-        alone are compared."""
+        alone are compared; where neither has, nothing is a tie."""
+        self.bare += "logprobs" not in left
+        right = {"logprobs": [0.0] * len(right["tokens"])} | right
         left = {"logprobs": right["logprobs"]} | left
         self.offered += len(right["tokens"])
         if len(left["tokens"]) != len(right["tokens"]):
@@ -133,7 +141,8 @@ class Tally:
                 self.broken.append(f"{where}: the log-probability of token {step} is not a number")
                 return
             if mine != reference:
-                margin = right["best"][step][0] - right["best"][step][1]
+                best = right["best"][step] if "best" in right else (math.inf, 0.0)
+                margin = best[0] - best[1]
                 if margin < TIE:
                     self.ties += 1
                 else:
@@ -206,11 +215,12 @@ def same_answers(what: str, left: dict, right: dict, limits: Limits = STRICT) ->
     if fault:
         return Verdict(what, False, fault + basis, found.numbers())
     far = f", {found.moved} of them far off" if found.moved else ""
+    near = f"log-probabilities within {found.worst:.4f} of each other"
+    told = "tokens alone, as the graph serves no log-probabilities" if found.bare else near
     return Verdict(
         what,
         True,
-        f"{found.tokens} tokens alike ({found.ties} ties){far}, log-probabilities within"
-        f" {found.worst:.4f} of each other{basis}",
+        f"{found.tokens} tokens alike ({found.ties} ties){far}, {told}{basis}",
         found.numbers(),
     )
 
@@ -394,6 +404,27 @@ def has_graph(captured: list[dict], report: list[dict]) -> Verdict:
         bool(logged or on),
         f"its log: {', '.join(logged) or 'nothing captured'}; its report:"
         f" {', '.join(on) or 'nothing on'}",
+    )
+
+
+def reports(report: object) -> bool:
+    """Whether the tree's servers leave a report: those with the patch that has them say why their
+    graph is on or off. A missing report is held against these; a tree that the queue did not make
+    has None."""
+    tree = report.get("tree", {}) if isinstance(report, dict) else {}
+    patches = tree.get("patches", [REPORTS])
+    return report is not None and any(name.partition("@")[0] == REPORTS for name in patches)
+
+
+def reported(report: object, model: str) -> Verdict:
+    """Whether the queue's report says that the graph is on. The first rank alone leaves one."""
+    servers = report.get("servers", []) if isinstance(report, dict) else []
+    mine = [server for server in servers if Path(str(server.get("model", ""))).name == model]
+    said = "; ".join(f"{server['verdict']}: {server['reason']}" for server in mine)
+    return Verdict(
+        "the report says that the graph is on",
+        bool(mine) and all(server["verdict"] == "on" for server in mine),
+        said or "no report",
     )
 
 

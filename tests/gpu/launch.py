@@ -98,14 +98,17 @@ class Place:
         return {"LD_LIBRARY_PATH": os.pathsep.join([*found, *host, *before])}
 
     def _compiled_attention(self, known: dict[str, str]) -> dict[str, str]:
-        """A cache of compiled kernels for each copy of FlashInfer. Its own is named by version and
-        GPU alone, and the build files in it hold the package's paths (flashinfer 0.6.12,
-        jit/env.py and jit/cpp_ext.py): two bundles with one version would compile each other's
-        kernels anew, side by side without end."""
-        found = [folder / "flashinfer" for folder in self.path if (folder / "flashinfer").is_dir()]
-        if not found or known.get(COMPILED):
+        """A cache of compiled kernels for each copy of FlashInfer and of what its build files name
+        beside it. Its own is named by version and GPU alone, and the build files in it hold the
+        packages' paths (flashinfer 0.6.12, jit/env.py and jit/cpp_ext.py): two bundles with one
+        version would compile each other's kernels anew, side by side without end."""
+        if known.get(COMPILED) or not any((folder / "flashinfer").is_dir() for folder in self.path):
             return {}
-        copy = hashlib.sha256(str(found[0].resolve()).encode()).hexdigest()[:12]
+        found = [
+            next((str((f / name).resolve()) for f in self.path if (f / name).is_dir()), "")
+            for name in ("flashinfer", "tvm_ffi")
+        ]
+        copy = hashlib.sha256("\n".join(found).encode()).hexdigest()[:12]
         return {COMPILED: str(Path.home() / ".cache/sglang-patch-queue/flashinfer" / copy)}
 
     def ask(self, code: str, limit_s: float = 300) -> object:

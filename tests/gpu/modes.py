@@ -41,13 +41,6 @@ def reference(mode: str, known: set[str]) -> str:
     )
 
 
-def serves_logprobs(mode: str, known: set[str]) -> bool:
-    """Whether the mode's graph runs prefills whose log-probabilities are wanted: from 0.5.14 on a
-    piecewise one never does (can_run_graph, model_executor/runner/prefill_cuda_graph_runner.py:705
-    in 0.5.16)."""
-    return mode not in (PIECEWISE, INDUCTOR) or "cuda_graph_backend_prefill" not in known
-
-
 def has_breakable(known: set[str]) -> bool:
     """Whether the release has a breakable graph. known: the fields of its ServerArgs."""
     return not known.isdisjoint(("enable_breakable_cuda_graph", "cuda_graph_backend_prefill"))

@@ -47,9 +47,6 @@ TENSOR_PARALLEL = {"enforce_disable_flashinfer_allreduce_fusion": True}
 # For ranks on one GPU: the custom all-reduce wants each rank's memory on a GPU of its own.
 SHARING = {"disable_custom_all_reduce": True}
 TRACKS_STATES, QUEUE = "extra-buffer", "queue"
-REPORTS = (  # the patch that has servers say why their graph is on or off
-    "prefill-graph/report-verdict"
-)
 # What --without leaves out -> the function that does nothing then.
 FORGOTTEN = {
     "track-under-graph": "sglang.srt.prefill_graph.kernels.tracked_states:follow",
@@ -296,6 +293,8 @@ def job(
     one.needs = one.needs and f"{name}.{one.needs}"
     shared = {"tp_size": options.tp} | TENSOR_PARALLEL if options.tp > 1 else {}
     ranks = max(setting.gpus, options.tp)
+    if ranks > 1:  # ranks of DP attention go on together: one that sleeps holds the others up
+        shared["sleep_on_idle"] = False
     if options.one_gpu and ranks > 1:
         shared |= SHARING
     one.plan |= {
@@ -311,7 +310,6 @@ def job(
         "model": str(folder(place, name, model)),
         "engine": one.plan["engine"] | shared | setting.words,
         "passes": passes(setting, mode),
-        "logprobs": modes.serves_logprobs(mode, known),
         "ask": asked(setting, reference),
         "capture": [] if setting.own_sizes and not reference else list(cases.CAPTURE),
         "forget": FORGOTTEN.get(options.without, ""),
@@ -463,8 +461,8 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
         usual = control(result["passes"])
         found.append(compare.against_itself(usual, router))
         found += mixed_eagerly(result["passes"], compare.limits(router, False, usual))
-    elif facts["without"] != QUEUE and reports(result["report"]):
-        found.append(reported(result["report"], Path(plan["model"]).name))
+    elif facts["without"] != QUEUE and compare.reports(result["report"]):
+        found.append(compare.reported(result["report"], Path(plan["model"]).name))
     if plan["setting"].startswith("context-") and graph and _before(facts["version"], 18):
         # from 0.5.18 on a longer size is captured as several requests
         found.append(sizes_within(result["sizes"], cases.SHORT_CONTEXT))
@@ -607,26 +605,6 @@ def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
         "every rank ran its prefills alike",
         good,
         f"{len(by_rank)} ranks of {plan['ranks']}, on the graph: {said or 'none'}",
-    )
-
-
-def reports(report: object) -> bool:
-    """Whether this release's servers leave a report: the patched ones before 0.5.14. A missing
-    report is held against them."""
-    tree = report.get("tree", {}) if isinstance(report, dict) else {}
-    patches = tree.get("patches", [REPORTS])
-    return any(name.partition("@")[0] == REPORTS for name in patches)
-
-
-def reported(report: object, model: str) -> compare.Verdict:
-    """Whether the queue's report says that the graph is on. The first rank alone leaves one."""
-    servers = report.get("servers", []) if isinstance(report, dict) else []
-    mine = [server for server in servers if Path(str(server.get("model", ""))).name == model]
-    said = "; ".join(f"{server['verdict']}: {server['reason']}" for server in mine)
-    return compare.Verdict(
-        "the report says that the graph is on",
-        bool(mine) and all(server["verdict"] == "on" for server in mine),
-        said or "no report",
     )
 
 

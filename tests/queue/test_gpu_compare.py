@@ -171,6 +171,32 @@ def test_a_run_with_another_attention_says_so_and_compiles_none_of_flashinfers(t
         assert bool([*out.glob("kernels.*.log")]) == (attention == "flashinfer")
 
 
+def test_a_report_must_say_that_a_graph_is_on_that_ran(tmp_path):
+    """Of 0.5.14 to 0.5.21 it said "off" for the piecewise graph, while 173 of 173 prefills ran."""
+    words = ("--model", MODEL, "--mode", "breakable")
+    code, found, said = run(tmp_path, "run", *words, fault="no-report")
+    [one] = [one for one in found["runs"] if one["mode"] == "breakable"]
+    assert (code, one["verdict"]) == (1, "failed"), said
+    assert one["why"] == "the report says that the graph is on: no report"
+
+
+@pytest.mark.parametrize("fault", ["", "wrong-token"])
+def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path, fault):
+    """The piecewise one of 0.5.16 and later; asked again it is held against itself, also so."""
+    tree = tmp_path / "tree"
+    shutil.copytree(FAKE / "tree", tree, ignore=shutil.ignore_patterns("__pycache__"))
+    file = tree / "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("def _uses_eager_prefill_tail(self): ...\n")
+    words = ("--model", MODEL, "--mode", "piecewise")
+    code, found, said = run(tmp_path, "run", *words, tree=tree, fault=fault)
+    one = next(one for one in found["runs"] if one["mode"] == "piecewise")
+    alike = [check["why"] for check in one["checks"] if " same when" in check["what"]]
+    assert (one["verdict"], code) == (("failed", 1) if fault else ("passed", 0)), said
+    if not fault:
+        assert "872 tokens alike (0 ties), tokens alone" in alike[0]
+
+
 @pytest.mark.parametrize(
     ("wrote", "verdict", "why"),
     [

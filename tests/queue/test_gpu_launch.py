@@ -57,7 +57,8 @@ def test_an_engine_over_its_limit_leaves_its_stacks_in_its_log(launch, tmp_path)
 
 
 def test_each_copy_of_flashinfer_has_compiled_kernels_of_its_own(launch, tmp_path, monkeypatch):
-    """Two bundles of one version share none; two folders that lead to one copy do."""
+    """Two bundles of one version share none; two folders that lead to one copy do, unless what the
+    kernels are built with is another one."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv(launch.COMPILED, raising=False)
     for name in ("one", "other"):
@@ -70,6 +71,9 @@ def test_each_copy_of_flashinfer_has_compiled_kernels_of_its_own(launch, tmp_pat
         return place.environment().get(launch.COMPILED)
 
     assert cache("one") == cache("linked") != cache("other")
+    for name in ("two", "three"):
+        (tmp_path / name / "tvm_ffi").mkdir(parents=True)
+    assert len({cache("linked"), cache("linked", "two"), cache("linked", "three")}) == 3
     assert Path(cache("one")).is_relative_to(tmp_path / "home")
     assert cache("missing") is None
     assert cache("other", "one") == cache("other")  # the first on the path is imported

@@ -379,12 +379,17 @@ def test_a_release_that_lacks_an_argument_is_left_out_with_the_reason(settings):
     )
 
 
-def test_log_probabilities_are_not_asked_of_a_graph_that_runs_no_such_prefill(settings):
-    modes = settings.modes
-    by_backend = {"cuda_graph_backend_prefill"}
-    assert not modes.serves_logprobs(modes.PIECEWISE, by_backend)
-    assert modes.serves_logprobs(modes.BREAKABLE, by_backend)
-    assert modes.serves_logprobs(modes.PIECEWISE, {"piecewise_cuda_graph_tokens"})
+def test_log_probabilities_are_not_asked_of_a_graph_that_runs_no_such_prefill(settings, tmp_path):
+    """The runner of 0.5.16 and later says whether it runs what follows the layers eagerly."""
+    run, modes, options = settings.run, settings.modes, SimpleNamespace(tree=tmp_path)
+    graphs = (modes.BREAKABLE, modes.PIECEWISE, modes.INDUCTOR)
+    assert all(run.serves_logprobs(options, mode) for mode in graphs)
+    file = tmp_path / "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("if forward_batch.return_logprob:\n")
+    assert all(run.serves_logprobs(options, mode) for mode in graphs)
+    file.write_text("if forward_batch.return_logprob and not self._uses_eager_prefill_tail():\n")
+    assert [run.serves_logprobs(options, mode) for mode in graphs] == [True, False, False]
 
 
 def test_calls_of_a_short_context_stay_within_it(settings):
@@ -436,11 +441,13 @@ def test_the_plans_neighbours_have_folders_and_ports_of_their_own(settings):
         ({"tree": {"patches": ["prefill-graph/log-tree"]}}, False),
         ({"tree": {}}, True),
         ("python -m ended with 1", True),
+        (None, False),
     ],
 )
 def test_a_report_is_asked_of_releases_that_make_one(settings, report, wanted):
-    """Later releases' servers leave none; where nothing is known, one is missing."""
-    assert settings.reports(report) is wanted
+    """Later releases' servers leave none, nor does a tree of another make. Where nothing is known,
+    one is missing."""
+    assert settings.compare.reports(report) is wanted
 
 
 def test_ranks_share_one_gpu_where_it_is_asked_for(tmp_path):

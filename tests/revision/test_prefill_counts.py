@@ -137,6 +137,24 @@ def kind(request):
     return request.param
 
 
+@pytest.mark.skipif(not later(), reason="an earlier release has a runner for each graph")
+def test_a_piecewise_graph_from_14_says_what_it_refuses():
+    """Its runner names no stack of layers. That of 0.5.16 and later refuses log-probabilities."""
+    from sglang.srt.prefill_graph.compat import eager
+
+    graph = graph_of(
+        "prefill",
+        layer_model=None,
+        backend=object(),
+        prefill_backend_name="tc_piecewise",
+        _uses_eager_prefill_tail=lambda: False,
+    )
+    runner = SimpleNamespace(prefill_cuda_graph_runner=graph)
+    assert eager.graph_runner(runner) is graph
+    wanted = batch_of(return_logprob=True, extend_logprob_start_lens_cpu=[0])
+    assert eager.why(runner, wanted) == "log-probabilities of the prompt are wanted"
+
+
 def asks(graph, forward_batch):
     return getattr(graph, "can_run_graph", None) or graph.can_run
 

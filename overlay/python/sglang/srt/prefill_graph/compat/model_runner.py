@@ -146,8 +146,12 @@ def capture_sizes(graph: Any) -> tuple[int, ...]:
 
 def never_runs(graph: Any) -> bool:
     """Whether a graph runner refuses every batch: the breakable one does where it found no inner
-    model (0.5.12, 0.5.13)."""
-    return getattr(graph, "layer_model", graph) is None
+    model (0.5.12, 0.5.13).
+
+    From 0.5.14 on one runner has every graph's backend. It names no inner model for a piecewise
+    graph, which holds the whole model.
+    """
+    return getattr(graph, "layer_model", graph) is None and not hasattr(graph, "backend")
 
 
 def tracks_states(runner: Any) -> bool:
