@@ -11,7 +11,7 @@ from packaging.version import Version
 from . import gains
 from .benches import EAGER
 from .gains import PATCHED, Spread
-from .records import Gain, Peer
+from .records import USUAL_ATTENTION, Gain, Peer
 
 ALONE = "1x"  # begins a shape of one request
 ASKED = "graph+states"  # SGLANG_PREFILL_GRAPH_STATES asked for them
@@ -63,8 +63,8 @@ class Timed:
         return found
 
 
-# (model, version) -> its trees, the untouched one first, in the order of WAYS. The model of most
-# releases comes first, and its oldest release.
+# (model, release) -> its trees, the untouched one first, in the order of WAYS. The model of most
+# releases comes first, and its oldest release; a release with another attention counts apart.
 Table = dict[tuple[str, str], list[Timed]]
 
 
@@ -76,19 +76,26 @@ def timed(found: Iterable[Gain]) -> Table:
         if not gain.gain.traffic:
             for run in gain.runs:
                 if any(gains.calls(gain, run.tree, shape) for shape in gain.gain.shapes):
-                    best[gain.model, gain.version, run.tree, way_of(gain, run.tree)] = gain
+                    best[gain.model, release(gain), run.tree, way_of(gain, run.tree)] = gain
     models = [model for model, _ in {key[:2] for key in best}]
 
     def place(key: tuple[str, str, str, str]) -> tuple[int, str, Version, bool, int]:
-        model, version, tree, way = key
+        model, name, tree, way = key
         of_way = tree == PATCHED, WAYS.index(way)
-        return -models.count(model), model, Version(version), *of_way
+        return -models.count(model), model, Version(name.partition(",")[0]), *of_way
 
     table: Table = {}
-    for model, version, tree, way in sorted(best, key=place):
-        one = Timed(tree, way, best[model, version, tree, way])
-        table.setdefault((model, version), []).append(one)
+    for model, name, tree, way in sorted(best, key=place):
+        one = Timed(tree, way, best[model, name, tree, way])
+        table.setdefault((model, name), []).append(one)
     return table
+
+
+def release(gain: Gain) -> str:
+    """A release where there is little room: "0.5.13.post1", or "0.5.13.post1, FA3" where attention
+    was FlashAttention 3's."""
+    usual = gain.attention == USUAL_ATTENTION
+    return gain.version if usual else f"{gain.version}, {gain.attention.upper()}"
 
 
 def way_of(gain: Gain, tree: str) -> str:

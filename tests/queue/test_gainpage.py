@@ -170,6 +170,14 @@ def test_the_first_answer_is_told_where_nothing_was_compiled_before():
     assert "first answer" not in told(found)
 
 
+def test_a_release_with_another_attention_counts_apart():
+    """Its times and those of the usual attention are in no row and no panel together."""
+    usual, other = gain(), gain()
+    other["attention"] = "fa3"
+    found = ways.timed([of(usual), of(other)])
+    assert [name for _, name in found] == [usual["version"], f"{usual['version']}, FA3"]
+
+
 def test_what_was_asked_beyond_the_defaults_is_told():
     found = gain()
     assert "STATES" not in told(found) and "idle" not in told(found)
