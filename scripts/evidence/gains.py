@@ -18,7 +18,6 @@ UNTOUCHED, PATCHED = "untouched", "patched"
 TREES = (UNTOUCHED, PATCHED)
 GROUPS = 12  # rows of a kernel table, and parts of a bar
 REST = "everything else"
-ATTENTIONS = {"fa3": "FlashAttention 3"}  # what titles call them; the usual one goes without saying
 # A change of first tokens is the trees' own where so much of it is GPU-busy time, or where so many
 # launches came or went.
 EXPLAINED, FEWER = 0.5, 0.02
@@ -66,7 +65,7 @@ def title(gain: Gain) -> str:
     graph = graph_of(gain)
     beside = f", {graph.replace('-', ' ')} graph" if graph else ""
     beside += ", states in the graph" if states(gain) else ""
-    beside += "" if gain.attention == USUAL_ATTENTION else f", {ATTENTIONS[gain.attention]}"
+    beside += gain.attention_told
     beside += ", loads of users" if gain.gain.traffic else ""
     return f"{gain.version} on {gain.gpu.name}: {gain.model.partition(',')[0]}{beside}"
 

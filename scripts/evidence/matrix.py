@@ -59,7 +59,7 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
 
 def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What is known: from evidence where there is some, else from the queue. The best of several
-    GPUs, and what the others said."""
+    GPUs and attentions, and what the others said."""
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
     known = [
         judged
@@ -146,7 +146,9 @@ def place(found: Record) -> str:
     text = f"on {found.gpu.name} with torch {found.torch.version.partition('+')[0]}"
     if found.torch.off_pin:
         text += f", off the release's pin {found.torch.pinned}"
-    return text + (f", kernels {found.kernel.package}" if found.kernel else "")
+    return (
+        text + found.attention_told + (f", kernels {found.kernel.package}" if found.kernel else "")
+    )
 
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:

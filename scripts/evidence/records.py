@@ -10,7 +10,8 @@ from msgspec.structs import asdict, replace
 SCHEMA = 1
 Verdict = Literal["passed", "not applicable", "failed", "not run"]
 Attention = Literal["flashinfer", "fa3"]
-USUAL_ATTENTION: Attention = "flashinfer"  # of the runs that the matrix is about
+USUAL_ATTENTION: Attention = "flashinfer"
+ATTENTIONS = {"flashinfer": "FlashInfer", "fa3": "FlashAttention 3"}
 
 
 class Gpu(Struct, frozen=True):
@@ -124,7 +125,12 @@ class Record(Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        return f"{self.version} on {self.gpu.name}"
+        return f"{self.version} on {self.gpu.name}{self.attention_told}"
+
+    @property
+    def attention_told(self) -> str:
+        """Whose attention kernels ran, behind a comma; the usual ones go without saying."""
+        return "" if self.attention == USUAL_ATTENTION else f", {ATTENTIONS[self.attention]}"
 
     def under(self, run: Run) -> Record:
         """The same with what this run was made under."""

@@ -29,7 +29,7 @@ from patchqueue.upstream import pins as pinning
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin, Pins
 
-from .records import USUAL_ATTENTION, Attention, Record, Timed
+from .records import USUAL_ATTENTION, Record, Timed
 
 FOLDER = Path("evidence")
 LOCK = Path("work/.patchqueue/evidence.lock")
@@ -207,11 +207,10 @@ def load(file: Path, kind: type[R]) -> R:
     return record.json(content, kind, file.name, "bad-evidence", step)
 
 
-def proofs(root: Path, version: str = "*", attention: Attention = USUAL_ATTENTION) -> list[Record]:
-    """What GPU hosts found about a release, or about all, with such attention."""
+def proofs(root: Path, version: str = "*") -> list[Record]:
+    """What GPU hosts found about a release, or about all."""
     files = sorted((root / FOLDER).glob(f"{version}/*.json"))
-    found = [load(file, Record) for file in files if not file.name.endswith(MEASURED)]
-    return [one for one in found if one.attention == attention]
+    return [load(file, Record) for file in files if not file.name.endswith(MEASURED)]
 
 
 T = TypeVar("T", bound=Timed)

@@ -146,7 +146,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=[*modes.ALL],
         help="the reference always runs",
     )
-    add_attention(parser, "which the matrix is about")
+    add_attention(parser, "as most evidence is about")
     parser.add_argument(
         "--gpus",
         type=_count,

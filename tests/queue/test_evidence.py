@@ -101,13 +101,14 @@ def test_a_bench_of_another_model_has_a_file_of_its_own(applied, tmp_path):
 
 
 def test_a_proof_with_another_attention_is_kept_beside(applied, tmp_path):
-    """The matrix is about the usual one alone; the other has a table of its own."""
+    """One of them is enough for a cell; its reason names the one that Hopper servers choose."""
     take(applied, tmp_path, result(applied))
     taken = take(applied, tmp_path, result(applied, attention="fa3"))
     assert taken.path.name == "nvidia-fake-1.fa3.json" and taken.kept == 0
-    usual, other = (store.proofs(applied.root, VERSION, kind) for kind in ("flashinfer", "fa3"))
-    assert store.proofs(applied.root, VERSION) == usual
-    assert [one.attention for one in (*usual, *other)] == ["flashinfer", "fa3"]
+    other, usual = store.proofs(applied.root, VERSION)
+    assert [one.attention for one in (usual, other)] == ["flashinfer", "fa3"]
+    assert matrix.place(other) == matrix.place(usual) + ", FlashAttention 3"
+    assert other.title == usual.title + ", FlashAttention 3"
 
 
 def test_a_bench_is_kept_beside(applied, tmp_path):
@@ -289,26 +290,6 @@ def test_a_stale_result_is_kept_where_it_is_asked_for_and_says_so(applied, tmp_p
     assert taken.path.is_file()  # the matrix and the bench's page tell it from today's queue
 
 
-def test_what_ran_with_another_attention_has_a_table_of_its_own(applied, tmp_path):
-    """Of each graph how many models passed, and which did not; nothing where nothing ran."""
-    known = pins.load(applied.root)
-    assert status.other_attention(applied.root, known) == ""
-    verdicts = {"one": "passed", "two": "failed", "three": "not run"}
-    runs = [
-        {"model": model, "mode": "breakable", "verdict": verdict, "why": ""}
-        for model, verdict in verdicts.items()
-    ]
-    take(applied, tmp_path, result(applied, runs=runs, attention="fa3"))
-    head, _, row = status.other_attention(applied.root, known).splitlines()
-    assert head == (
-        "| release | where | breakable | piecewise, eager compiler | piecewise, inductor |"
-    )
-    assert row == (
-        f"| {VERSION} | 2030-01-02, NVIDIA Fake 1 with torch 2.11.0, off the release's pin 2.9.1"
-        " | 1 of 2 (not two) | not run | not run |"
-    )
-
-
 def edit(project, part: str) -> None:
     """Change a patch's header, or what it adds."""
     file = next((project.root / "patches").rglob("*.patch"))
@@ -470,8 +451,6 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
     assert status.in_page(text, status.tables(ROOT, PINS)) == text, "`scripts/nox status` writes it"
-    made = status.with_blank_lines(status.other_attention(ROOT, PINS))
-    assert status.ATTENTION_BEGIN + made + status.ATTENTION_END in text
 
 
 def test_the_page_of_patches_has_those_of_each_release(queue):

@@ -530,7 +530,7 @@ def test_a_failure_on_another_gpu_is_told_beside_a_proof(queue, tmp_path, monkey
 def test_status_merge_reports_each_file(fleet, capsys):
     page = fleet.root / status.PAGE
     page.parent.mkdir(exist_ok=True)
-    page.write_text(status.EMPTY)
+    page.write_text(status.BEGIN + status.END)
     (fleet.root / status.PATCHES).write_text(status.PATCHES_BEGIN + status.PATCHES_END)
     fleet.lay("good", ran("one"))
     words = ["--root", str(fleet.root), "status", "--merge", str(fleet.results)]

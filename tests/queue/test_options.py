@@ -228,7 +228,7 @@ def to_merge(world: World) -> None:
     (world.at / "results/one").mkdir(parents=True)
     found = json.loads((world.at / "today.json").read_text()) | {"runs": ran("one")}
     (world.at / "results/one/evidence.json").write_text(json.dumps(found))
-    world.project.write(status.PAGE, status.EMPTY)
+    world.project.write(status.PAGE, status.BEGIN + status.END)
     world.project.write(status.PATCHES, status.PATCHES_BEGIN + status.PATCHES_END)
 
 

@@ -14,26 +14,16 @@ from patchqueue.upstream.pins import Pin, Pins
 
 from ..cells import Cells
 from ..cells import load as load_cells
-from ..matrix import Cell, matrix, place
-from ..records import Attention, Record
-from ..store import proofs, put, today
-from .render import render, table
+from ..matrix import Cell, matrix
+from ..store import put
+from .render import render
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
-ATTENTION_BEGIN, ATTENTION_END = "<!-- attention -->\n", "<!-- /attention -->"
-EMPTY = "".join((BEGIN, END, ATTENTION_BEGIN, ATTENTION_END))  # of a page with places for both
 PATCHES, PATCHES_BEGIN, PATCHES_END = (
     Path("docs/patches.md"),
     "<!-- releases -->\n",
     "<!-- /releases -->",
 )
-
-
-GRAPHS = {
-    "breakable": "breakable",
-    "piecewise": "piecewise, eager compiler",
-    "piecewise-inductor": "piecewise, inductor",
-}
 
 
 def markdown(cells: Cells, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
@@ -47,41 +37,14 @@ def markdown(cells: Cells, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
 
     tables = []
     left = {pin.version: iter(row) for pin, row in rows}  # in the order of the tables
-    for one_table in cells.tables:
-        columns = cells.of(one_table)
+    for table in cells.tables:
+        columns = cells.of(table)
         made = {
             version: [shown(islice(row, len(one))) for one in columns.values()]
             for version, row in left.items()
         }
-        tables.append({"title": one_table.title, "columns": [*columns], "rows": made})
+        tables.append({"title": table.title, "columns": [*columns], "rows": made})
     return render("status.md", tables=tables, reasons=[*reasons])
-
-
-def other_attention(root: Path, pins: Pins, attention: Attention = "fa3") -> str:
-    """What ran with other attention kernels than the matrix is about, as a table, newest first: of
-    each graph how many engines passed. Empty where nothing did."""
-    rows = [
-        [str(pin.version), _where(root, pin, found), *(_passed(found, mode) for mode in GRAPHS)]
-        for pin in reversed(pins.all)
-        for found in proofs(root, str(pin.version), attention)
-    ]
-    return table(["release", "where", *GRAPHS.values()], rows) if rows else ""
-
-
-def _where(root: Path, pin: Pin, found: Record) -> str:
-    queue = "" if found.changes == today(root, pin) else ", an earlier queue"
-    return f"{found.date}, {place(found).removeprefix('on ')}{queue}"
-
-
-def _passed(found: Record, mode: str) -> str:
-    """Of the models that ran in a graph, how many passed, and which did not."""
-    ran = [run for run in found.runs if run.mode == mode and run.verdict in ("passed", "failed")]
-    bad = ", ".join(run.model for run in ran if run.verdict == "failed")
-    if not ran:
-        return "not run"
-    return f"{sum(run.verdict == 'passed' for run in ran)} of {len(ran)}" + (
-        f" (not {bad})" if bad else ""
-    )
 
 
 def by_release(queue: Queue, pins: Pins) -> str:
@@ -117,24 +80,17 @@ def tables(root: Path, pins: Pins) -> str:
     return markdown(load_cells(root), matrix(root, pins))
 
 
-def with_blank_lines(made: str) -> str:
-    """A table as Markdown wants it in a page."""
-    return f"\n{made}\n\n" if made else "\n"
-
-
 def write(root: Path, pins: Pins) -> tuple[Path, ...]:
     """Put the matrix and the patches by release into their pages. Returns the pages that this
     changed."""
-    texts: dict[Path, str] = {}
-    changed: dict[Path, str] = {}
+    changed = []
     for page, made, begin, end in (
         (PAGE, tables(root, pins), BEGIN, END),
-        (PAGE, with_blank_lines(other_attention(root, pins)), ATTENTION_BEGIN, ATTENTION_END),
         (PATCHES, by_release(load_queue(root), pins), PATCHES_BEGIN, PATCHES_END),
     ):
-        old = texts.setdefault(page, (root / page).read_text(encoding="utf-8"))
-        texts[page] = in_page(old, made, page, begin, end)
-        changed |= {page: texts[page]} if texts[page] != old else {}
-    for page, text in changed.items():
-        put(root / page, text)
-    return tuple(changed)
+        old = (root / page).read_text(encoding="utf-8")
+        changed.append((page, old, in_page(old, made, page, begin, end)))
+    for page, old, new in changed:
+        if new != old:
+            put(root / page, new)
+    return tuple(page for page, old, new in changed if new != old)

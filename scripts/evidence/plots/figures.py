@@ -105,7 +105,7 @@ def draw_proofs(pyplot: Any, measured: Measured) -> Any:
     modes = [mode.replace("piecewise-inductor", "inductor") for _, mode in across]
     panel.set_xticks(range(len(across)), modes, rotation=40, ha="left", fontsize=8.5)
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    rows = [f"{one.version}\n{one.gpu.name}" for one in proofs]
+    rows = [f"{one.version}\n{one.gpu.name}{one.attention_told}" for one in proofs]
     panel.set_yticks(range(len(proofs)), rows, fontsize=8.5)
     panel.set_xlim(-0.5, len(across) - 0.5)
     panel.set_ylim(len(proofs) - 0.5, -0.5)
