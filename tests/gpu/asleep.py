@@ -65,7 +65,7 @@ ASLEEP = ("nap", "sleep")
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = run.place_of(options)
-    facts = run.describe(place, options) | {"runs": []}
+    facts = run.describe(place, options) | run.other_attention(options) | {"runs": []}
     for model in options.model:
         for number, folder in enumerate(folders(place, model)):
             subprocess.run(
@@ -75,7 +75,7 @@ def main(words: Sequence[str] | None = None) -> int:
             )
     run.say(
         "attention kernels compiled in"
-        f" {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
+        f" {kernels.make(place, run.visible()[0].use, KERNELS_S, options.attention):.0f} s"
     )
     for model in options.model:
         for way in options.way:
@@ -90,6 +90,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     run.add_place(parser)
+    run.add_attention(parser, "as in run.py")
     parser.add_argument(
         "--model", nargs="+", choices=[*MODELS], default=["llama"], help="default llama"
     )
@@ -202,7 +203,7 @@ def job(
         "watch": str(place.out / f"{name}.watch"),
         "capture": list(CAPTURE),
         "steps": list(STEPS[way]),
-        "engine": words(way),
+        "engine": words(way) | {"attention_backend": options.attention},
     }
     return launch.Job(name, HERE / "asleep_engine.py", plan, options.engine_limit)
 

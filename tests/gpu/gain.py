@@ -182,7 +182,7 @@ class Gain:
             if options.traffic
             else subjects.alone(self.subject)
         )
-        if options.attention != run.ATTENTION[0]:  # a sparse model has its own
+        if options.attention != kernels.FLASHINFER:  # a sparse model has its own
             self.words = {"attention_backend": options.attention} | self.words
         self.now: turns.Engine | None = None
         self.making: list[subprocess.Popen] = []  # processes that compile attention kernels
@@ -246,13 +246,11 @@ class Gain:
             self._visits(own)
 
     def _kernels(self) -> contextlib.AbstractContextManager[list[subprocess.Popen]]:
-        """What compiles the attention kernels that all engines load; nothing for FlashAttention 3,
-        which a release's wheel brings compiled."""
-        if self.options.attention != run.ATTENTION[0]:
-            return contextlib.nullcontext([])
+        """What compiles the attention kernels that all engines load."""
         config = self.subject.config.get("text_config", self.subject.config)
         head_dim = config.get("head_dim") or kernels.HEAD_DIM
-        return kernels.made_ahead(self.place, run.visible()[0].use, head_dim)
+        device, attention = run.visible()[0].use, self.options.attention
+        return kernels.made_ahead(self.place, device, attention, head_dim)
 
     def compiled(self, until: float) -> None:
         """Wait for the attention kernels. They are compiled while the first engine starts, which

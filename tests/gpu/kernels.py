@@ -20,18 +20,22 @@ from pathlib import Path
 
 import launch
 
+# whose attention an engine has; FlashAttention 3 comes compiled in each release's sgl_kernel
+FLASHINFER = "flashinfer"
+ATTENTION = (FLASHINFER, "fa3")
 # of every model in models.MODELS; modules differ in the last alone
 HEADS, KV_HEADS, HEAD_DIM = (8, 2, 128)
 
 
 @contextlib.contextmanager
 def made_ahead(
-    place: launch.Place, device: str, head_dim: int = HEAD_DIM
+    place: launch.Place, device: str, attention: str = FLASHINFER, head_dim: int = HEAD_DIM
 ) -> Iterator[list[subprocess.Popen]]:
-    """One process for each kind beside what runs inside; none is left behind."""
+    """One process for each kind beside what runs inside; none is left behind. attention: of
+    ATTENTION; nothing is to be made for another than FlashInfer's."""
     with contextlib.ExitStack() as stack:
         processes = []
-        for kind in KINDS:
+        for kind in KINDS if attention == FLASHINFER else ():
             log = stack.enter_context((place.out / f"kernels.{kind}.log").open("wb"))
             words, environment = (
                 [place.python, __file__, kind, str(head_dim)],
@@ -51,10 +55,16 @@ def made_ahead(
         yield processes
 
 
-def make(place: launch.Place, device: str, limit_s: float, head_dim: int = HEAD_DIM) -> float:
+def make(
+    place: launch.Place,
+    device: str,
+    limit_s: float,
+    attention: str = FLASHINFER,
+    head_dim: int = HEAD_DIM,
+) -> float:
     """The same before anything else runs. Returns the seconds it took."""
     began = time.time()
-    with made_ahead(place, device, head_dim) as processes:
+    with made_ahead(place, device, attention, head_dim) as processes:
         wait(processes, began + limit_s)
     return time.time() - began
 

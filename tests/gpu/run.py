@@ -49,7 +49,6 @@ CAPTURED = re.compile(
 # the latter: lifetimes.py's exit code where there is no graph with breaks
 LIFETIMES_S, NO_PRIMITIVE = (120, 3)
 NO_REFERENCE = "its reference did not run"
-ATTENTION = ("flashinfer", "fa3")  # of models without sparse attention, which has its own
 WHY_OFF = re.compile(
     r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I
 )
@@ -88,8 +87,6 @@ def main(words: Sequence[str] | None = None) -> int:
         job(place, options, known, number, model, mode)
         for number, (model, mode) in enumerate(wanted(options, known))
     ]
-    for one in jobs:  # what a model has of its own, as sparse attention, stays
-        one.plan["engine"] = {"attention_backend": options.attention} | one.plan["engine"]
 
     def write(complete: bool = False) -> None:
         facts["runs"] = [judge(place, one, jobs) for one in jobs]
@@ -103,9 +100,7 @@ def main(words: Sequence[str] | None = None) -> int:
         part.replace(place.out / RESULT)
 
     try:
-        with contextlib.ExitStack() as stack:
-            if options.attention == ATTENTION[0]:
-                stack.enter_context(kernels.made_ahead(place, gpus[0].use))
+        with kernels.made_ahead(place, gpus[0].use, options.attention):
             make_models(place, options.model)
             launch.run_all(
                 place,
@@ -216,19 +211,21 @@ def add_untouched(parser: argparse.ArgumentParser) -> None:
 
 
 def add_attention(parser: argparse.ArgumentParser, why: str) -> None:
-    """The option that names an engine's attention kernels. why: of its default."""
+    """The option that names an engine's attention kernels; a model with sparse attention has its
+    own. why: of its default."""
+    usual, other = kernels.ATTENTION
     parser.add_argument(
         "--attention",
-        choices=ATTENTION,
-        default=ATTENTION[0],
-        help=f"default {ATTENTION[0]}, {why}; {ATTENTION[1]}, which servers choose by themselves on"
-        " Hopper, wants a bundle made with --flash",
+        choices=kernels.ATTENTION,
+        default=usual,
+        help=f"default {usual}, {why}; {other}, which servers choose by themselves on Hopper, wants"
+        " a bundle made with --flash",
     )
 
 
 def other_attention(options: argparse.Namespace) -> dict:
     """What a result says of its attention kernels: nothing where they are the usual ones."""
-    usual = options.attention == ATTENTION[0]
+    usual = options.attention == kernels.FLASHINFER
     return {} if usual else {"attention": options.attention}
 
 
@@ -368,7 +365,8 @@ def job(
         "piecewise": model not in models.BREAKABLE_ALONE,
         "logprobs": serves_logprobs(options, mode),
         # schedulers that wait for requests took 7 of 26 cores from engines that start
-        "engine": {"sleep_on_idle": True} | models.engine(model),
+        "engine": {"sleep_on_idle": True, "attention_backend": options.attention}
+        | models.engine(model),  # which may have its own attention
     }
     return launch.Job(
         name,

@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -132,7 +131,8 @@ def main(words: Sequence[str] | None = None) -> int:
     place = run.place_of(options)
     if options.one_gpu and declares(options):
         place = launch.Place((HERE / "sharing", *place.path), place.out)
-    facts = run.describe(place, options) | {"without": options.without, "tp": options.tp}
+    facts = run.describe(place, options) | run.other_attention(options)
+    facts |= {"without": options.without, "tp": options.tp}
     known, began = run.fields(options), time.time()
     if options.without == QUEUE:
         place = _untouched(place, options)
@@ -146,7 +146,7 @@ def main(words: Sequence[str] | None = None) -> int:
         (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
 
     try:
-        with kernels.made_ahead(place, seen[0].use):
+        with kernels.made_ahead(place, seen[0].use, options.attention):
             for devices, here in _by_gpus(jobs, [one.use for one in seen]):
                 until = began + options.limit
                 launch.run_all(
@@ -163,6 +163,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     run.add_place(parser)
+    run.add_attention(parser, "as in run.py")
     listed = "; ".join(f"{name}: {setting.what}" for name, setting in SETTINGS.items())
     parser.add_argument(
         "--setting",
@@ -363,12 +364,7 @@ def asked(setting: Setting, reference: bool) -> dict[str, dict]:
 
 def _write_models(place: launch.Place, jobs: Sequence[launch.Job]) -> None:
     """Every model's checkpoint; one with another config.json has the same weights."""
-    wanted = sorted({one.plan["of"] for one in jobs})
-    subprocess.run(
-        [place.python, str(HERE / "models.py"), str(place.scratch / "models"), *wanted],
-        env=place.environment(),
-        check=True,
-    )
+    run.make_models(place, sorted({one.plan["of"] for one in jobs}))
     for one in jobs:
         own, model = Path(one.plan["model"]), one.plan["of"]
         if own.name != model:

@@ -127,6 +127,14 @@ def test_a_prefill_that_no_graph_takes_may_run_eagerly(asleep):
     assert len(faults(asleep, asleep.REBIND, mine, engine(steps))) == 1
 
 
+@pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
+def test_engines_have_the_attention_that_is_asked_for(asleep, tmp_path, attention):
+    options = asleep._options(["--out", str(tmp_path), "--attention", attention])
+    place = asleep.launch.Place((), tmp_path)
+    planned = asleep.job(place, options, "llama", asleep.SLEEP, "breakable", 0).plan
+    assert planned["engine"]["attention_backend"] == attention
+
+
 def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
     known = importlib.import_module("asleep_engine").STEPS
     assert all(set(steps) <= known.keys() for steps in asleep.STEPS.values())

@@ -50,6 +50,16 @@ def test_servers_that_agree_pass_in_every_setting(tmp_path):
     assert "| 34 of 35 | 1 × runner.py:9: return len(batch.input_ids) <= 4096 |" in eager
 
 
+@pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
+def test_servers_have_the_attention_that_is_asked_for(tmp_path, attention):
+    """FlashAttention 3 comes compiled, so that nothing is compiled ahead."""
+    code, found, said = asked(tmp_path, "returns", more=f"--mode breakable --attention {attention}")
+    plan = json.loads((tmp_path / f"returns.{MODEL}.breakable.plan.json").read_text())
+    assert (code, plan["engine"]["attention_backend"]) == (0, attention), said
+    assert found.get("attention", "flashinfer") == attention
+    assert bool([*tmp_path.glob("kernels.*.log")]) == (attention == "flashinfer")
+
+
 @pytest.mark.parametrize(
     ("setting", "fault", "named"),
     [
