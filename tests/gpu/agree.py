@@ -25,9 +25,12 @@ from pathlib import Path
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import commandline
 import compare
+import judging
 import kernels
 import launch
+import machine
 import models
 import modes
 import run
@@ -43,7 +46,7 @@ SWITCH = {"SGLANG_MAMBA2_SCAN": "release"}  # kernels/mamba2_scan.py of the over
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
-    place = run.place_of(options)
+    place = commandline.place_of(options)
     tree = options.tree or run.HERE.parents[1] / "tree"
     try:
         untouched.make(
@@ -53,15 +56,15 @@ def main(words: Sequence[str] | None = None) -> int:
         )
     except untouched.Unmade as reason:
         sys.exit(f"no untouched tree: {reason}")
-    facts = run.describe(place, options) | {"runs": []}
+    facts = machine.describe(place, options) | {"runs": []}
     subprocess.run(
         [place.python, str(HERE / "models.py"), str(place.scratch / "models"), *options.model],
         env=place.environment(),
         check=True,
     )
-    run.say(
+    commandline.say(
         "attention kernels compiled in"
-        f" {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
+        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S):.0f} s"
     )
     for model in options.model:
         facts["runs"].append(agree(place, options, tree, model))
@@ -74,8 +77,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
-    run.add_untouched(parser)
+    commandline.add_place(parser)
+    commandline.add_untouched(parser)
     parser.add_argument(
         "--against",
         nargs="+",
@@ -96,7 +99,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=300,
         help="seconds that one engine may take (default 300)",
     )
-    run.add_port_base(parser, 26000)
+    commandline.add_port_base(parser, 26000)
     return parser.parse_args(words)
 
 
@@ -117,12 +120,12 @@ def agree(place: launch.Place, options: argparse.Namespace, tree: Path, model: s
     for name in options.against:
         here = launch.Place(of_release, place.out) if name == UNTOUCHED else place
         with mock.patch.dict(os.environ, SWITCH if name == RELEASE_SCAN else {}):
-            launch.run_all(here, [jobs[name]], 1, deadline, run.say)
-    launch.run_all(place, [jobs[PATCHED], jobs[AGAIN]], 2, deadline, run.say, lead=False)
+            launch.run_all(here, [jobs[name]], 1, deadline, commandline.say)
+    launch.run_all(place, [jobs[PATCHED], jobs[AGAIN]], 2, deadline, commandline.say, lead=False)
     if dead := [job for job in jobs.values() if job.code != 0]:
         why = "; ".join(
             f"{job.name}: {job.why}"
-            f" {run.error((place.out / f'{job.name}.log').read_text(errors='replace'))}"
+            f" {judging.error((place.out / f'{job.name}.log').read_text(errors='replace'))}"
             for job in dead
         )
         checks = [compare.Verdict("every engine answered", False, why)]
@@ -146,7 +149,7 @@ def _job(
     plan = {
         "model": str(place.scratch / "models" / model),
         "mode": modes.EAGER,
-        "port": options.port_base + run.PORTS * number,
+        "port": options.port_base + commandline.PORTS * number,
         "out": f"{out}.json",
         "watch": f"{out}.watch",
         "enforce": False,

@@ -25,12 +25,14 @@ from pathlib import Path
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import commandline
 import compare
+import judging
 import kernels
 import launch
+import machine
 import models
 import modes
-import run
 
 HERE = Path(__file__).resolve().parent
 RESULT = "asleep.json"
@@ -64,8 +66,8 @@ ASLEEP = ("nap", "sleep")
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
-    place = run.place_of(options)
-    facts = run.describe(place, options) | run.other_attention(options) | {"runs": []}
+    place = commandline.place_of(options)
+    facts = machine.describe(place, options) | commandline.other_attention(options) | {"runs": []}
     for model in options.model:
         for number, folder in enumerate(folders(place, model)):
             subprocess.run(
@@ -73,9 +75,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 env=place.environment(),
                 check=True,
             )
-    run.say(
+    commandline.say(
         "attention kernels compiled in"
-        f" {kernels.make(place, run.visible()[0].use, KERNELS_S, options.attention):.0f} s"
+        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S, options.attention):.0f} s"
     )
     for model in options.model:
         for way in options.way:
@@ -89,8 +91,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
-    run.add_attention(parser, "as in run.py")
+    commandline.add_place(parser)
+    commandline.add_attention(parser, "as in run.py")
     parser.add_argument(
         "--model", nargs="+", choices=[*MODELS], default=["llama"], help="default llama"
     )
@@ -119,7 +121,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=240,
         help="seconds that one engine may take (default 240)",
     )
-    run.add_port_base(parser, 27000)
+    commandline.add_port_base(parser, 27000)
     return parser.parse_args(words)
 
 
@@ -150,18 +152,23 @@ def write(model: str, seed: int, folder: Path) -> None:
 def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -> dict:
     """One model's engines on one way, one after another: each has the GPU to itself, so that its
     memory is what is in use."""
-    began, known = time.time(), run.fields(options)
+    began, known = time.time(), commandline.fields(options)
     here = launch.Place((HERE / "rebind", *place.path), place.out) if way == REBIND else place
     jobs = {}
     for number, mode in enumerate((modes.EAGER, *options.mode)):
         chosen = modes.flags(mode, known, list(CAPTURE), False)
         if isinstance(chosen, modes.Unavailable):
-            run.say(f"{mode}: {chosen.reason}")
+            commandline.say(f"{mode}: {chosen.reason}")
             continue
         jobs[mode] = job(place, options, model, way, mode, number)
         with mock.patch.dict(os.environ, SAVER if way == SLEEP else {}):
             launch.run_all(
-                here, [jobs[mode]], 1, time.time() + options.engine_limit, run.say, lead=False
+                here,
+                [jobs[mode]],
+                1,
+                time.time() + options.engine_limit,
+                commandline.say,
+                lead=False,
             )
     found, checks = {}, []
     for mode, one in jobs.items():
@@ -170,7 +177,7 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
         else:
             why = (
                 f"{one.why}:"
-                f" {run.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
+                f" {judging.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
             )
             checks.append(compare.Verdict(f"{mode}: the engine answered", False, why))
     if modes.EAGER in found:
@@ -198,7 +205,7 @@ def job(
         "model": str(same),
         "other": str(other),
         "mode": mode,
-        "port": options.port_base + run.PORTS * number,
+        "port": options.port_base + commandline.PORTS * number,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
         "capture": list(CAPTURE),

@@ -25,12 +25,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import commandline
 import engine as engines
+import judging
 import launch
 import load
+import machine
 import models
 import modes
-import run
 import steady
 import subjects
 import turns
@@ -52,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     for number in (signal.SIGTERM, signal.SIGHUP):  # engines are ended all the same
         signal.signal(number, lambda number, _: sys.exit(f"ended by {signal.Signals(number).name}"))
-    bench = Bench(run.place_of(options), options)
+    bench = Bench(commandline.place_of(options), options)
     try:
         bench.measure()
     finally:
@@ -66,7 +68,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
+    commandline.add_place(parser)
     parser.add_argument(
         "--subject",
         choices=[*subjects.SUBJECTS],
@@ -154,7 +156,7 @@ class Bench:
         self.threads = steady.Threads()
         self.engines: list[turns.Engine] = []
         self.found: dict[str, dict] = {mode: {} for mode in options.mode}
-        facts = run.describe(place, options) | {
+        facts = machine.describe(place, options) | {
             "subject": options.subject,
             "model": self.subject.model,
             "config": self.subject.config,
@@ -172,11 +174,11 @@ class Bench:
             "beside": options.beside,
             "cpus": len(os.sched_getaffinity(0)),
         }
-        run.say(
-            f"{facts['version']} ({run.queue_of(facts)}) on {facts['gpu']['name']}, torch"
+        commandline.say(
+            f"{facts['version']} ({machine.queue_of(facts)}) on {facts['gpu']['name']}, torch"
             f" {facts['torch']['version']}: {' '.join(options.mode)}"
         )
-        run.say(f"{self.running} requests at once in each, {options.limit:.0f} s at most")
+        commandline.say(f"{self.running} requests at once in each, {options.limit:.0f} s at most")
 
     def _load(self) -> dict:
         wanted = load.requests()
@@ -236,20 +238,20 @@ class Bench:
         try:
             return engine.ask(do, min(time.time() + limit_s, self.until), **words)
         except turns.Gone as gone:
-            run.say(f"{engine.mode}: {gone}")
+            commandline.say(f"{engine.mode}: {gone}")
             return None
 
     def _start(self) -> None:
         """One after the other: the first compiles what the others find on disk, and what each takes
         of the GPU is seen."""
         for engine in turns.order(self.engines, 0):
-            run.say(f"{engine.mode}: starting")
+            commandline.say(f"{engine.mode}: starting")
             before = self.gpu.used_mib()
             if answer := self._ask(engine, "start", START_S):
                 self.found[engine.mode] |= answer | {
                     "memory_mib": {"started": self._memory(engine, self.gpu.used_mib() - before)}
                 }
-                run.say(
+                commandline.say(
                     f"{engine.mode}: started in {answer['start_s']} s,"
                     f" {self.found[engine.mode]['memory_mib']['started'] / 1024:.1f} GiB in use"
                 )
@@ -262,7 +264,7 @@ class Bench:
     def _warm_up(self) -> None:
         """The load once, not counted: kernels are compiled and tuned for shapes as they come."""
         for engine in turns.order(self.engines, 0):
-            run.say(f"{engine.mode}: warm-up load")
+            commandline.say(f"{engine.mode}: warm-up load")
             before = self.gpu.used_mib()
             if not self._ask(engine, "first_token", PROMPT_S, count=1, length=64, calls=1, seed=0):
                 # an engine that does not answer one prompt is not worth a whole load's wait
@@ -273,7 +275,7 @@ class Bench:
                 mine["memory_mib"]["after_load"] = self._memory(
                     engine, mine["memory_mib"]["started"] + self.gpu.used_mib() - before
                 )
-                run.say(
+                commandline.say(
                     f"{engine.mode}: warm-up load took {answer['seconds']} s,"
                     f" {mine['memory_mib']['after_load'] / 1024:.1f} GiB in use"
                 )
@@ -287,7 +289,7 @@ class Bench:
             for number in range(-1, self.options.times):
                 for engine in turns.order(self.engines, number + 1):
                     if time.time() > self.until - CALLS_S / 10:
-                        return run.say(f"first token of {shape}: no time was left")
+                        return commandline.say(f"first token of {shape}: no time was left")
                     words = dict(
                         count=count, length=length, calls=WARM_UP if number < 0 else 2, seed=number
                     )
@@ -313,7 +315,7 @@ class Bench:
                 for mode, found in self.found.items()
                 if shape in found.get("first_token_ms", {})
             }
-            run.say(
+            commandline.say(
                 f"first token of {shape}, ms: "
                 + ", ".join(f"{mode} {median:.1f}" for mode, median in medians.items())
                 + f" ({len(whole)} of {self.options.times} turns)"
@@ -338,7 +340,7 @@ class Bench:
         expected = 1.5 * min(spans, default=0) * len(spans)
         for number in range(self.options.loads):
             if time.time() + expected > self.until:
-                return run.say(
+                return commandline.say(
                     f"{number} of {self.options.loads} rounds: no time was left for another"
                 )
             began = time.time()
@@ -347,7 +349,7 @@ class Bench:
                     self.found[engine.mode].setdefault("loads", []).append(
                         {"round": number} | answer
                     )
-                    run.say(
+                    commandline.say(
                         f"{engine.mode}: round {number + 1} of {self.options.loads}:"
                         f" {answer['tokens_per_s']} tokens/s, mean latency"
                         f" {answer['mean_latency_s']} s"
@@ -381,7 +383,7 @@ class Bench:
             "seconds": round(time.time() - engine.began),
             "verdict": verdict,
             "why": why,
-            "captured": [asdict(found) for found in run.captures(log)],
+            "captured": [asdict(found) for found in judging.captures(log)],
             "running": int(running[1]) if running else None,
             **self.found[engine.mode],
             "prefills": prefills,
@@ -393,7 +395,7 @@ class Bench:
             return (
                 ("not applicable", reason[1])
                 if reason
-                else ("failed", f"{engine.why}: {run.error(log)}")
+                else ("failed", f"{engine.why}: {judging.error(log)}")
             )
         measured = {"loads": LOAD in self.measures, "first_token_ms": FIRST_TOKEN in self.measures}
         if lacking := [

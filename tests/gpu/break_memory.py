@@ -23,9 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import commandline
 import engine as engines
 import launch
-import run
+import machine
 import subjects
 
 HERE = Path(__file__).resolve().parent
@@ -59,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     if options.engine:
         return _engine(json.loads(options.engine))
-    place, rows = run.place_of(options), []
+    place, rows = commandline.place_of(options), []
     folder = place.scratch / "qwen3-8b"
     folder.mkdir(exist_ok=True)
     config = subjects.QWEN3_8B | ({"num_hidden_layers": options.layers} if options.layers else {})
@@ -97,7 +98,7 @@ def _way(place: launch.Place, folder: Path, way: str, options: argparse.Namespac
 def _run(place: launch.Place, way: str, what: str, words: Sequence[str], limit_s: float) -> str:
     """Its log, which is kept in the results. A process that hangs is ended after limit_s."""
     log = place.out / f"{what}.{way}.log"
-    environment = place.environment(BREAK_HOLDS=way, CUDA_VISIBLE_DEVICES=run.visible()[0].use)
+    environment = place.environment(BREAK_HOLDS=way, CUDA_VISIBLE_DEVICES=machine.visible()[0].use)
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [place.python, *words],

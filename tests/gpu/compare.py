@@ -25,8 +25,8 @@ settles what a graph may do:
 - inductor, in a model with a router: ROUTED. It writes kernels of its own, which round otherwise in
   every layer, so that eager prefill's kernels cannot speak for them.
 
-Some graphs serve no log-probabilities (run.serves_logprobs). Of their answers the tokens alone are
-compared, by the same limits.
+Some graphs serve no log-probabilities (commandline.serves_logprobs). Of their answers the tokens
+alone are compared, by the same limits.
 
 Shares of tokens alone would let a whole kind of call be wrong: a wrong prompt ends at its first
 token and counts as one. So prompts are counted too, each once that has a far or another token, by

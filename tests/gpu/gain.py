@@ -30,15 +30,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import clocks
+import commandline
 import engine as engines
 import floor
 import gputrace
+import judging
 import kernels
 import load
+import machine
 import models
 import modes
 import peers
-import run
 import subjects
 import traffic
 import turns
@@ -76,9 +78,9 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
-    run.add_untouched(parser)
-    run.add_attention(parser, "as in the other runs of the page")
+    commandline.add_place(parser)
+    commandline.add_untouched(parser)
+    commandline.add_attention(parser, "as in the other runs of the page")
     add = parser.add_argument
     add(
         "--subject",
@@ -175,7 +177,7 @@ class Gain:
     def __init__(self, options: argparse.Namespace):
         self.options, self.began = options, time.time()
         self.until = self.began + options.limit - END_S
-        self.place = run.place_of(options)
+        self.place = commandline.place_of(options)
         self.subject = subjects.SUBJECTS[options.subject]
         self.words = (
             subjects.serving(self.subject, traffic.RUNNING)
@@ -187,14 +189,14 @@ class Gain:
         self.now: turns.Engine | None = None
         self.making: list[subprocess.Popen] = []  # processes that compile attention kernels
         self.facts = self._facts() | {"runs": [], "peers": [], "passed": False}
-        gpu, queue = self.facts["gpu"]["name"], run.queue_of(self.facts)
+        gpu, queue = self.facts["gpu"]["name"], machine.queue_of(self.facts)
         self.say(f"{self.facts['version']} ({queue}) on {gpu}: {self.subject.model}")
 
     def say(self, text: str) -> None:
-        run.say(f"{time.time() - self.began:4.0f} s: {text}")
+        commandline.say(f"{time.time() - self.began:4.0f} s: {text}")
 
     def _facts(self) -> dict:
-        facts = run.describe(self.place, self.options)
+        facts = machine.describe(self.place, self.options)
         for field in ("capture", "chunk", "tolerance"):
             facts.pop(field)
         prefills = {
@@ -224,7 +226,7 @@ class Gain:
             "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "beside": self.options.beside,
             "cpus": len(os.sched_getaffinity(0)),
-            **run.other_attention(self.options),
+            **commandline.other_attention(self.options),
         }
 
     def _sizes(self) -> list[int]:
@@ -249,7 +251,7 @@ class Gain:
         """What compiles the attention kernels that all engines load."""
         config = self.subject.config.get("text_config", self.subject.config)
         head_dim = config.get("head_dim") or kernels.HEAD_DIM
-        device, attention = run.visible()[0].use, self.options.attention
+        device, attention = machine.visible()[0].use, self.options.attention
         return kernels.made_ahead(self.place, device, attention, head_dim)
 
     def compiled(self, until: float) -> None:
@@ -333,7 +335,9 @@ class Gain:
         plan = self._plan(number, label, model) | {"mode": chosen}
         environment = {"PREFILL_WATCH": plan["watch"], "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         environment |= {STATES: entry["states"]} if entry["states"] else {}
-        its = peers.Ready(run.place_of(options), HERE / "bench_engine.py", plan, {}, environment)
+        its = peers.Ready(
+            commandline.place_of(options), HERE / "bench_engine.py", plan, {}, environment
+        )
         self._measure(label, its, entry, until)
 
     def _plan(self, number: int, label: str, model: Path) -> dict:
@@ -378,7 +382,7 @@ class Gain:
         except turns.Gone as gone:
             entry |= {
                 "verdict": "failed",
-                "why": f"{gone}: {run.error(self.now.log.read_text(errors='replace'))}",
+                "why": f"{gone}: {judging.error(self.now.log.read_text(errors='replace'))}",
             }
         except NoTime as what:
             entry |= {"verdict": "not run", "why": f"no time was left for {what}"}
@@ -391,7 +395,7 @@ class Gain:
         log = self.now.log.read_text(errors="replace")
         turns.end([self.now])
         entry["seconds"] = round(time.time() - self.now.began)
-        entry["captured"] = [asdict(found) for found in run.captures(log)]
+        entry["captured"] = [asdict(found) for found in judging.captures(log)]
         ran = engines.watched(plan["watch"])
         seen = counted(ran)
         if ran or "tree" in entry:
@@ -493,7 +497,7 @@ class Visit:
         self.gain.write()
 
     def _loads(self) -> None:
-        with clocks.sampled(run.visible()[0].use) as sampled:
+        with clocks.sampled(machine.visible()[0].use) as sampled:
             for number in range(LOADS):
                 found = {"round": number} | self._ask(
                     "prefill_load", LOAD_S, number=number, requests=load.PREFILL_REQUESTS

@@ -24,12 +24,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases
+import commandline
 import compare
+import judging
 import kernels
 import launch
+import machine
 import models
 import modes
-import run
 
 HERE = Path(__file__).resolve().parent
 RESULT = "images.json"
@@ -314,15 +316,15 @@ def length(prompt: tuple[int, ...], pictures: tuple[tuple[int, int, int], ...]) 
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
-    place = run.place_of(options)
-    facts = run.describe(place, options)
+    place = commandline.place_of(options)
+    facts = machine.describe(place, options)
     folder = place.scratch / "models" / "qwen3-5"
     subprocess.run(
         [place.python, __file__, "--write", str(folder)], env=place.environment(), check=True
     )
-    run.say(
+    commandline.say(
         "attention kernels compiled in"
-        f" {kernels.make(place, run.visible()[0].use, KERNELS_S):.0f} s"
+        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S):.0f} s"
     )
     began = time.time()
     jobs = {
@@ -330,11 +332,13 @@ def main(words: Sequence[str] | None = None) -> int:
         for number, mode in enumerate((modes.EAGER, modes.BREAKABLE))
     }
     for one in jobs.values():
-        launch.run_all(place, [one], 1, time.time() + options.engine_limit, run.say, lead=False)
+        launch.run_all(
+            place, [one], 1, time.time() + options.engine_limit, commandline.say, lead=False
+        )
     if dead := [one for one in jobs.values() if one.code != 0]:
         why = "; ".join(
             f"{one.name}: {one.why}"
-            f" {run.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
+            f" {judging.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
             for one in dead
         )
         checks = [compare.Verdict("every engine answered", False, why)]
@@ -359,14 +363,14 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
+    commandline.add_place(parser)
     parser.add_argument(
         "--engine-limit",
         type=float,
         default=300,
         help="seconds that one engine may take (default 300)",
     )
-    run.add_port_base(parser, 28000)
+    commandline.add_port_base(parser, 28000)
     return parser.parse_args(words)
 
 
@@ -377,7 +381,7 @@ def job(
     plan = {
         "model": str(folder),
         "mode": mode,
-        "port": options.port_base + run.PORTS * number,
+        "port": options.port_base + commandline.PORTS * number,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
         "engine": words(),

@@ -12,10 +12,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import commandline
 import launch
 import load
 import modes
-import run
 import untouched
 
 HERE = Path(__file__).resolve().parent
@@ -97,10 +97,12 @@ def _sglang(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> 
     version = json.loads((peer.site / "manifest.json").read_text())["version"]
     told = {"version": version, "mode": mode, "mode_why": why}
     watch = {"PREFILL_WATCH": plan["watch"], "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return Ready(run.place_of(its), HERE / "bench_engine.py", plan | {"mode": mode}, told, watch)
+    return Ready(
+        commandline.place_of(its), HERE / "bench_engine.py", plan | {"mode": mode}, told, watch
+    )
 
 
 def mode_of(options: argparse.Namespace, mode: str) -> tuple[str, str]:
     """The mode that a tree runs in, and why it is another than the one asked for."""
-    chosen = modes.flags(mode, run.fields(options), [1], False)
+    chosen = modes.flags(mode, commandline.fields(options), [1], False)
     return (modes.EAGER, chosen.reason) if isinstance(chosen, modes.Unavailable) else (mode, "")

@@ -23,11 +23,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases
+import commandline
 import compare
 import kernels
 import launch
+import machine
 import modes
-import run
 import settings
 
 HERE = Path(__file__).resolve().parent
@@ -50,14 +51,14 @@ class Asked:
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
-    place, began = run.place_of(options), time.time()
-    facts = run.describe(place, options)
+    place, began = commandline.place_of(options), time.time()
+    facts = machine.describe(place, options)
     subprocess.run(
         [place.python, str(HERE / "models.py"), str(place.scratch / "models"), MODEL],
         env=place.environment(),
         check=True,
     )
-    kernels.make(place, run.visible()[0].use, KERNELS_S)
+    kernels.make(place, machine.visible()[0].use, KERNELS_S)
     seen = _seen(place, options, _listing(place), began)
     checks = judged(seen)
     facts |= {"seen": seen, "checks": [check.as_json() for check in checks]}
@@ -71,15 +72,15 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
-    run.add_untouched(parser)
+    commandline.add_place(parser)
+    commandline.add_untouched(parser)
     parser.add_argument(
         "--limit",
         type=float,
         default=240,
         help="seconds that an engine may take to answer (default 240)",
     )
-    run.add_port_base(parser, 30500)
+    commandline.add_port_base(parser, 30500)
     return parser.parse_args(words)
 
 

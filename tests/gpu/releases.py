@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import commandline
+import judging
 import launch
 import run
 
@@ -60,12 +62,12 @@ def main(words: Sequence[str] | None = None) -> int:
             found[proof.tag] = proof
             if proof.verdict != NOT_STARTED:
                 pack(options.out)
-                run.say(_told(proof))
+                commandline.say(_told(proof))
     finally:  # also what was ended
         pack(options.out)
     proofs = [found[bundle.name] for bundle in bundles]
     print(table(proofs, time.time() - began))
-    return 0 if all(proof.verdict == run.GOOD[0] for proof in proofs) else 1
+    return 0 if all(proof.verdict == judging.GOOD[0] for proof in proofs) else 1
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
@@ -88,7 +90,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--at-once",
-        type=run._count,
+        type=commandline.count,
         default=1,
         metavar="N",
         help="releases that run side by side, each with its own --width (default 1)",
@@ -134,7 +136,7 @@ def prove_all(
             left = until - time.time() - END_S
             if ending.is_set() or left < LEAST_S:
                 return Proof(bundle.name, NOT_STARTED, 0.0, {})
-            run.say(f"{bundle.name}: starting, {left:.0f} s are left")
+            commandline.say(f"{bundle.name}: starting, {left:.0f} s are left")
             ports = ("--port-base", str(FIRST_PORT + PORTS * slot))
             out = options.out / bundle.name
             return prove(bundle, out, left, [*ports, *options.words], ending)
@@ -187,7 +189,7 @@ def _proof(tag: str, out: Path, seconds: float) -> Proof:
     facts = json.loads((out / run.RESULT).read_text(encoding="utf-8"))
     verdicts = [one["verdict"] for one in facts["runs"]]
     engines = {name: verdicts.count(name) for name in dict.fromkeys(verdicts)}
-    return Proof(tag, run.GOOD[0] if facts["passed"] else "failed", seconds, engines)
+    return Proof(tag, judging.GOOD[0] if facts["passed"] else "failed", seconds, engines)
 
 
 def pack(out: Path) -> None:

@@ -28,9 +28,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import alternate
 import cases
+import commandline
 import compare
+import judging
 import kernels
 import launch
+import machine
 import models
 import modes
 import returned
@@ -128,15 +131,15 @@ DEFAULT = ("context-flag", "context-config", "returns", "mixed-chunk")
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # servers are ended
-    place = run.place_of(options)
+    place = commandline.place_of(options)
     if options.one_gpu and declares(options):
         place = launch.Place((HERE / "sharing", *place.path), place.out)
-    facts = run.describe(place, options) | run.other_attention(options)
+    facts = machine.describe(place, options) | commandline.other_attention(options)
     facts |= {"without": options.without, "tp": options.tp}
-    known, began = run.fields(options), time.time()
+    known, began = commandline.fields(options), time.time()
     if options.without == QUEUE:
         place = _untouched(place, options)
-    seen = run.visible()
+    seen = machine.visible()
     jobs, left_out = planned(place, options, known)
     _write_models(place, jobs)
 
@@ -150,20 +153,20 @@ def main(words: Sequence[str] | None = None) -> int:
             for devices, here in _by_gpus(jobs, [one.use for one in seen]):
                 until = began + options.limit
                 launch.run_all(
-                    place, here, options.width, until, run.say, devices=devices, ended=write
+                    place, here, options.width, until, commandline.say, devices=devices, ended=write
                 )
     finally:
         write()
     show(facts)
-    return 0 if all(one["verdict"] in run.GOOD for one in facts["runs"]) else 1
+    return 0 if all(one["verdict"] in judging.GOOD for one in facts["runs"]) else 1
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
-    run.add_attention(parser, "as in run.py")
+    commandline.add_place(parser)
+    commandline.add_attention(parser, "as in run.py")
     listed = "; ".join(f"{name}: {setting.what}" for name, setting in SETTINGS.items())
     parser.add_argument(
         "--setting",
@@ -183,7 +186,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         help="default: breakable piecewise, where the setting has them",
     )
     parser.add_argument(
-        "--tp", type=run._count, default=1, help="GPUs that share each model (default 1)"
+        "--tp", type=commandline.count, default=1, help="GPUs that share each model (default 1)"
     )
     parser.add_argument(
         "--one-gpu",
@@ -193,9 +196,9 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--without", choices=[*FORGOTTEN], default="", help="a control: leave this out"
     )
-    run.add_untouched(parser)
+    commandline.add_untouched(parser)
     parser.add_argument(
-        "--width", type=run._count, default=6, help="servers at once on each GPU (default 6)"
+        "--width", type=commandline.count, default=6, help="servers at once on each GPU (default 6)"
     )
     parser.add_argument(
         "--limit",
@@ -209,7 +212,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=300,
         help="seconds that one server may take (default 300)",
     )
-    run.add_port_base(parser, 28000)
+    commandline.add_port_base(parser, 28000)
     return parser.parse_args(words)
 
 
@@ -321,7 +324,7 @@ def job(
 def declares(options: argparse.Namespace) -> bool:
     """Whether ranks learn of their GPUs from what a release declares of its arguments: from 0.5.20
     on, where these are sealed. There sharing/ lets ranks share a GPU, and watch/ elsewhere."""
-    file = run._srt(options) / "entrypoints/engine.py"
+    file = commandline.srt(options) / "entrypoints/engine.py"
     return file.is_file() and "get_device().gpu_id_step" in file.read_text(encoding="utf-8")
 
 
@@ -404,7 +407,7 @@ def judge(one: launch.Job, jobs: Sequence[launch.Job], facts: dict) -> dict:
     log = Path(plan["out"]).with_suffix(".log")
     if one.code != 0:
         why = (
-            f"{one.why}: {run.error(log.read_text(errors='replace'))}"
+            f"{one.why}: {judging.error(log.read_text(errors='replace'))}"
             if one.code is not None and log.exists()
             else one.why
         )
@@ -419,7 +422,11 @@ def judge(one: launch.Job, jobs: Sequence[launch.Job], facts: dict) -> dict:
     bad = [verdict for verdict in verdicts if not verdict.good]
     verdict = "failed" if bad else "not run" if one.needs and not right else "passed"
     why = (
-        f"{bad[0].what}: {bad[0].why}" if bad else run.NO_REFERENCE if verdict == "not run" else ""
+        f"{bad[0].what}: {bad[0].why}"
+        if bad
+        else judging.NO_REFERENCE
+        if verdict == "not run"
+        else ""
     )
     found |= {
         name: result[name] for name in ("start_s", "pass_s", "flags", "dropped_flags", "report")
@@ -484,7 +491,7 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
 def control(passes: dict) -> compare.Tally:
     """Eager prefill against itself: the first pass's prompts in other batches."""
     if cases.ALONE in passes and cases.WARM in passes:
-        return run.control(passes)
+        return judging.control(passes)
     first = next(iter(passes))
     alone = cases.gathered(passes[alone_of(first)], cases.of_pass(first))
     return compare.tally((alone, {call: passes[first][call] for call in alone}))

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import commandline
 import compare
 import engine as engines
+import judging
 import kernels
 import launch
+import machine
 import models
 import modes
-import run
 import settings
 
 HERE = Path(__file__).resolve().parent
@@ -29,8 +31,8 @@ class Question:
 
     name: of its files and, behind "_engine.py", of the script that asks; model: of models.MODELS;
     words: sglang.Engine's on top of those for all; port: the first, by default; judged: the checks
-    of what that script wrote, with `captured` as run.captures reads it from the log, and whether
-    the engine was a control.
+    of what that script wrote, with `captured` as judging.captures reads it from the log, and
+    whether the engine was a control.
     """
 
     name: str
@@ -44,8 +46,8 @@ def main(question: Question, about: str, words: Sequence[str] | None = None) -> 
     """Run a script. about: its docstring. Writes RESULTS/NAME.json, prints a line for each check,
     and returns the exit code: 0 where all are good."""
     options = _options(question, about, words)
-    place = run.place_of(options)
-    facts = run.describe(place, options) | {"without": options.without}
+    place = commandline.place_of(options)
+    facts = machine.describe(place, options) | {"without": options.without}
     if options.without:
         place = settings._untouched(place, options)
     began = time.time()
@@ -66,18 +68,18 @@ def _options(
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
+    commandline.add_place(parser)
     parser.add_argument(
         "--without", choices=[settings.QUEUE], default="", help="a control: leave this out"
     )
-    run.add_untouched(parser)
+    commandline.add_untouched(parser)
     parser.add_argument(
         "--engine-limit",
         type=float,
         default=200,
         help="seconds that the engine may take (default 200)",
     )
-    run.add_port_base(parser, question.port)
+    commandline.add_port_base(parser, question.port)
     return parser.parse_args(words)
 
 
@@ -93,15 +95,15 @@ def asked(
     )
     one = job(question, place, options)
     if (engines.ENGINE | one.plan["engine"])["attention_backend"] == "flashinfer":
-        kernels.make(place, run.visible()[0].use, KERNELS_S)
+        kernels.make(place, machine.visible()[0].use, KERNELS_S)
     deadline = time.time() + options.engine_limit
-    launch.run_all(place, [one], 1, deadline, run.say, lead=False)
+    launch.run_all(place, [one], 1, deadline, commandline.say, lead=False)
     file = place.out / f"{one.name}.log"
     log = file.read_text(errors="replace") if file.is_file() else ""
     if one.code != 0:
-        return [compare.Verdict("the engine answered", False, f"{one.why} {run.error(log)}")]
+        return [compare.Verdict("the engine answered", False, f"{one.why} {judging.error(log)}")]
     result = json.loads(Path(one.plan["out"]).read_text())
-    captured = [asdict(found) for found in run.captures(log)]
+    captured = [asdict(found) for found in judging.captures(log)]
     return question.judged(result | {"captured": captured}, bool(options.without))
 
 

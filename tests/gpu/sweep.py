@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import run
+import commandline
 
 # from 0.5.16; before
 OPS = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")
@@ -129,7 +129,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_place(parser)
+    commandline.add_place(parser)
     parser.add_argument(
         "--kernel", nargs="+", choices=[*CANDIDATES], default=[*CANDIDATES], help="default: all"
     )
@@ -151,7 +151,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.inside:  # again, where the tree's modules are found
-        place = run.place_of(options)
+        place = commandline.place_of(options)
         return subprocess.run(
             [place.python, __file__, *sys.argv[1:], "--inside"], env=place.environment()
         ).returncode

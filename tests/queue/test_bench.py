@@ -41,7 +41,7 @@ def gpu(monkeypatch) -> None:
     """tests/gpu's modules can be imported, and its GPU is the fake one."""
     monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    for name in ("bench", "turns", "launch", "run"):
+    for name in ("bench", "turns", "launch", "commandline", "machine", "judging"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 

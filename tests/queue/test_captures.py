@@ -1,4 +1,4 @@
-"""tests/gpu/run.py: what a log says of captured graphs, whichever runner wrote it."""
+"""tests/gpu/judging.py: what a log says of captured graphs, whichever runner wrote it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ UPSTREAMS = (  # 0.5.12.post1, 0.5.23
 
 
 @pytest.fixture
-def run(monkeypatch):
+def judging(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
-    return importlib.import_module("run")
+    return importlib.import_module("judging")
 
 
-def test_releases_say_it_in_their_words(run):
-    assert run.captures("\n".join(UPSTREAMS)) == [
-        run.Capture("cuda graph", 60.44, 0.08),
-        run.Capture("target prefill CUDA graph", 19.93, 1.29),
+def test_releases_say_it_in_their_words(judging):
+    assert judging.captures("\n".join(UPSTREAMS)) == [
+        judging.Capture("cuda graph", 60.44, 0.08),
+        judging.Capture("target prefill CUDA graph", 19.93, 1.29),
     ]
 
 
 @pytest.mark.parametrize("kind", ["breakable", "piecewise"])
-def test_the_queues_runners_are_understood(run, kind):
+def test_the_queues_runners_are_understood(judging, kind):
     """The words are those of the overlay: a page that shows no seconds has lost them."""
     said = re.search(r'"(Captured the %s [^"]*)"', OURS.read_text(encoding="utf-8"))[1]
     log = f"{UPSTREAMS[0]}\n[2026-11-24 20:27:14] {said % (kind, 5.65, -0.05, 136.98)}\n"
-    assert run.captures(log)[1:] == [run.Capture(f"{kind} prefill graph", 5.65, -0.05)]
+    assert judging.captures(log)[1:] == [judging.Capture(f"{kind} prefill graph", 5.65, -0.05)]

@@ -68,7 +68,7 @@ class Engine:
 
 def faults(first_answer, engine, control=False, log=CAPTURED) -> list[str]:
     asked = importlib.import_module("first_answer_engine").asked(engine)
-    captured = [dataclasses.asdict(one) for one in importlib.import_module("run").captures(log)]
+    captured = [dataclasses.asdict(one) for one in importlib.import_module("judging").captures(log)]
     result = asked | {"captured": captured}
     return [check.what for check in first_answer.judged(result, control) if not check.good]
 

@@ -30,8 +30,8 @@ def gpu(monkeypatch) -> None:
     """tests/gpu's modules can be imported, and its GPU is the fake one."""
     monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    trees = ("gain", "kernels", "turns", "launch", "run", "gputrace", "untouched", "clocks")
-    for name in (*trees, "peers", "load"):
+    trees = ("gain", "kernels", "turns", "launch", "gputrace", "untouched", "clocks")
+    for name in (*trees, "peers", "load", "commandline", "machine", "judging"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 

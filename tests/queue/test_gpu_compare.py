@@ -1088,11 +1088,11 @@ def test_the_reference_has_the_graph_switched_on(modes, known, chosen):
 
 
 def judged(far_again: int, model: str, monkeypatch) -> dict:
-    """run.checks of a piecewise engine whose answers are the reference's, but for `far_again`
+    """judging.checks of a piecewise engine whose answers are the reference's, but for `far_again`
     tokens when asked again."""
     monkeypatch.syspath_prepend(str(GPU))
     import cases
-    import run
+    import judging
 
     def asked(name: str, far: int = 0) -> dict:
         made = {}
@@ -1130,7 +1130,9 @@ def judged(far_again: int, model: str, monkeypatch) -> dict:
             "sizes": asked("sizes"),
         },
     }
-    return {verdict.what: verdict for verdict in run.checks(model, "piecewise", result, reference)}
+    return {
+        verdict.what: verdict for verdict in judging.checks(model, "piecewise", result, reference)
+    }
 
 
 @pytest.mark.parametrize(
@@ -1168,7 +1170,7 @@ def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
 ):
     """From 0.5.13 on it asks for kernels that a bundle trims."""
     monkeypatch.syspath_prepend(str(GPU))
-    import run
+    import commandline
 
     op_file = tmp_path / "tree/sglang/srt/layers/radix_attention.py"
     op_file.parent.mkdir(parents=True)
@@ -1177,4 +1179,4 @@ def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
         json.dumps({"trimmed": [{"reason": "1 GB", "patterns": trimmed}]})
     )
     options = argparse.Namespace(tree=tmp_path / "tree", site=[tmp_path])
-    assert run.takes_sparse(options, patches) is takes
+    assert commandline.takes_sparse(options, patches) is takes

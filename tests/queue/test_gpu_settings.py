@@ -391,15 +391,15 @@ def test_a_release_that_lacks_an_argument_is_left_out_with_the_reason(settings):
 
 def test_log_probabilities_are_not_asked_of_a_graph_that_runs_no_such_prefill(settings, tmp_path):
     """The runner of 0.5.16 and later says whether it runs what follows the layers eagerly."""
-    run, modes, options = settings.run, settings.modes, SimpleNamespace(tree=tmp_path)
+    told, modes, options = settings.commandline, settings.modes, SimpleNamespace(tree=tmp_path)
     graphs = (modes.BREAKABLE, modes.PIECEWISE, modes.INDUCTOR)
-    assert all(run.serves_logprobs(options, mode) for mode in graphs)
+    assert all(told.serves_logprobs(options, mode) for mode in graphs)
     file = tmp_path / "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
     file.parent.mkdir(parents=True)
     file.write_text("if forward_batch.return_logprob:\n")
-    assert all(run.serves_logprobs(options, mode) for mode in graphs)
+    assert all(told.serves_logprobs(options, mode) for mode in graphs)
     file.write_text("if forward_batch.return_logprob and not self._uses_eager_prefill_tail():\n")
-    assert [run.serves_logprobs(options, mode) for mode in graphs] == [True, False, False]
+    assert [told.serves_logprobs(options, mode) for mode in graphs] == [True, False, False]
 
 
 def test_calls_of_a_short_context_stay_within_it(settings):

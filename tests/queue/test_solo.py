@@ -24,9 +24,9 @@ class Host:
         for file in GPU.glob("*.py"):
             monkeypatch.delitem(sys.modules, file.stem, raising=False)
         self.solo, self.answered, self.ran = importlib.import_module("solo"), answered, []
-        run, settings = self.solo.run, self.solo.settings
-        monkeypatch.setattr(run, "describe", lambda place, options: {"tag": "v9.9.1"})
-        monkeypatch.setattr(run, "visible", lambda: [SimpleNamespace(use="0")])
+        machine, settings = self.solo.machine, self.solo.settings
+        monkeypatch.setattr(machine, "describe", lambda place, options: {"tag": "v9.9.1"})
+        monkeypatch.setattr(machine, "visible", lambda: [SimpleNamespace(use="0")])
         monkeypatch.setattr(self.solo.kernels, "make", lambda *_: self.ran.append("kernels"))
         monkeypatch.setattr(settings, "_untouched", self._untouched)
         monkeypatch.setattr(self.solo.subprocess, "run", self._models)

@@ -1,0 +1,165 @@
+"""What the scripts beside this are told on their command lines: where things lie, and what the
+tree that lies there offers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import kernels
+import launch
+import modes
+
+HERE = Path(__file__).resolve().parent
+PORTS = 20  # of each engine: the first for its server, the second for its process group
+
+
+def count(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is no number of 1 or more")
+    return int(word)
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """The options that place_of reads."""
+    parser.add_argument("--out", type=Path, required=True, help="where results go")
+    parser.add_argument(
+        "--tree",
+        type=Path,
+        help="the folder that holds the patched sglang/ (default: the bundle's tree/)",
+    )
+    parser.add_argument(
+        "--site",
+        type=Path,
+        action="append",
+        help=(
+            "a folder of packages, or an unpacked bundle (default: the bundle around this file; may"
+            " be given again)"
+        ),
+    )
+
+
+def add_untouched(parser: argparse.ArgumentParser) -> None:
+    """The option that untouched.make's folder comes from, for scripts that also run the release's
+    own tree."""
+    parser.add_argument(
+        "--untouched",
+        type=Path,
+        metavar="FOLDER",
+        help="what makes the release's own tree (default: the bundle's untouched/)",
+    )
+
+
+def add_attention(parser: argparse.ArgumentParser, why: str) -> None:
+    """The option that names an engine's attention kernels; a model with sparse attention has its
+    own. why: of its default."""
+    usual, other = kernels.ATTENTION
+    parser.add_argument(
+        "--attention",
+        choices=kernels.ATTENTION,
+        default=usual,
+        help=f"default {usual}, {why}; {other}, which servers choose by themselves on Hopper, wants"
+        " a bundle made with --flash",
+    )
+
+
+def other_attention(options: argparse.Namespace) -> dict:
+    """What a result says of its attention kernels: nothing where they are the usual ones."""
+    usual = options.attention == kernels.FLASHINFER
+    return {} if usual else {"attention": options.attention}
+
+
+def add_port_base(parser: argparse.ArgumentParser, first: int) -> None:
+    """first: of the ports, by default. Scripts that run side by side need ranges of their own."""
+    parser.add_argument(
+        "--port-base",
+        type=int,
+        default=first,
+        help=f"first of the engines' ports (default {first})",
+    )
+
+
+def place_of(options: argparse.Namespace) -> launch.Place:
+    """Where things lie: the options, else the unpacked bundle around this file."""
+    bundle = HERE.parents[1]
+    tree = options.tree or bundle / "tree"
+    sites = sites_of(options)
+    # the host's own description of gaps first, then the tree, so that nothing in a folder of
+    # packages hides it
+    head = [folder for folder in sites if (folder / "sitecustomize.py").is_file()]
+    path = [HERE / "watch", *head, tree, *(folder for folder in sites if folder not in head)]
+    place = launch.Place(tuple(folder.absolute() for folder in path), options.out.absolute())
+    place.scratch.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def sites_of(options: argparse.Namespace) -> list[Path]:
+    """The folders of packages. One that holds hostsite/ and site/, as an unpacked bundle does,
+    stands for these."""
+    found = []
+    for folder in options.site or [HERE.parents[1]]:
+        inner = [folder / name for name in ("hostsite", "site") if (folder / name).is_dir()]
+        found += inner or ([folder] if options.site else [])
+    return found
+
+
+def manifest_of(options: argparse.Namespace) -> dict:
+    """What the bundle around this file, or around a folder of packages, says about itself; {} where
+    there is none."""
+    near = [
+        HERE.parents[1],
+        *(folder for site in options.site or [] for folder in (site, site.parent)),
+    ]
+    found = [folder / "manifest.json" for folder in near if (folder / "manifest.json").is_file()]
+    return json.loads(found[0].read_text()) if found else {}
+
+
+def fields(options: argparse.Namespace) -> set[str]:
+    """The names of the tree's ServerArgs, read and not imported: that takes half a minute."""
+    folder = srt(options)
+    # the latter from 0.5.20
+    files = [folder / "server_args.py", *folder.glob("arg_groups/fields/*.py")]
+    return {
+        name
+        for file in files
+        for name in re.findall(r"(?m)^ +(\w+): ", file.read_text(encoding="utf-8"))
+    }
+
+
+def takes_sparse(options: argparse.Namespace, patches: Sequence[dict]) -> bool:
+    """Whether sparse attention can run in the tree's graph: where the queue brings that, and from
+    0.5.13, whose attention op knows of a selection. There it asks for FlashAttention 3, which a
+    bundle may say that it has trimmed."""
+    if any(patch["name"].startswith("nsa/split-indexer-and-attention") for patch in patches):
+        return True
+    file = srt(options) / "layers/radix_attention.py"
+    trimmed = [
+        pattern for one in manifest_of(options).get("trimmed", []) for pattern in one["patterns"]
+    ]
+    return (
+        file.is_file()
+        and "topk_indices" in file.read_text(encoding="utf-8")
+        and not any("flash_ops" in pattern for pattern in trimmed)
+    )
+
+
+def serves_logprobs(options: argparse.Namespace, mode: str) -> bool:
+    """Whether the mode's graph runs prefills whose log-probabilities are wanted. From 0.5.16 on a
+    piecewise one never does: what follows its layers is captured too (can_run_graph,
+    model_executor/runner/prefill_cuda_graph_runner.py:707 in 0.5.16)."""
+    file = srt(options) / "model_executor/runner/prefill_cuda_graph_runner.py"
+    if mode not in (modes.PIECEWISE, modes.INDUCTOR) or not file.is_file():
+        return True
+    return "_uses_eager_prefill_tail" not in file.read_text(encoding="utf-8")
+
+
+def srt(options: argparse.Namespace) -> Path:
+    return (options.tree or HERE.parents[1] / "tree") / "sglang/srt"
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)

@@ -1,0 +1,195 @@
+"""What one engine's answers and log are worth."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import cases
+import compare
+import launch
+import models
+import modes
+
+GOOD = ("passed", "not applicable")
+# the releases' own line, and that of the queue's runners (_keep, breakable/runner.py)
+CAPTURED = re.compile(
+    r"(?:Capture (?P<what>[^.\n]*?graph[^.\n]*?) end\..*?elapsed[:=]"
+    r"|Captured the (?P<ours>[^.\n]*?graph) in)"
+    r"\s*(?P<s>[\d.]+).*?mem usage=(?P<gb>-?[\d.]+)",
+    re.I,
+)
+NO_REFERENCE = "its reference did not run"
+WHY_OFF = re.compile(
+    r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I
+)
+
+
+def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> dict:
+    """One engine's result with all its verdicts."""
+    model, mode = one.name.split(".", 1)
+    run = {
+        "model": model,
+        "mode": mode,
+        "device": one.device,
+        "seconds": round(one.seconds),
+        "verdict": "not run",
+        "why": one.why,
+        "checks": [],
+    }
+    log = (
+        (place.out / f"{one.name}.log").read_text(errors="replace") if one.code is not None else ""
+    )
+    run["captured"] = [asdict(found) for found in captures(log)]
+    said = [
+        line.strip()[-300:]
+        for line in log.splitlines()
+        if "server_args=" not in line and WHY_OFF.search(line)
+    ]
+    run["said"] = list(dict.fromkeys(said))[:6]
+    if one.code != 0:
+        reason = re.search(r"(?m)^not applicable: (.*)$", log)
+        if one.code is not None:
+            run |= (
+                {"verdict": "not applicable", "why": reason[1]}
+                if reason
+                else {"verdict": "failed", "why": f"{one.why}: {error(log)}"}
+            )
+        return run
+    result = json.loads(Path(one.plan["out"]).read_text())
+    reference = next((other for other in jobs if other.name == one.needs and other.code == 0), None)
+    verdicts = checks(
+        model,
+        mode,
+        result | {"captured": run["captured"]},
+        json.loads(Path(reference.plan["out"]).read_text()) if reference else None,
+    )
+    run |= {
+        "start_s": result["start_s"],
+        "pass_s": result["pass_s"],
+        "flags": result["flags"],
+        "dropped_flags": result["dropped_flags"],
+        "report": result["report"],
+    }
+    run["checks"] = [verdict.as_json() for verdict in verdicts]
+    bad = [verdict for verdict in verdicts if not verdict.good]
+    if bad:
+        return run | {"verdict": "failed", "why": f"{bad[0].what}: {bad[0].why}"}
+    return run | (
+        {"verdict": "not run", "why": NO_REFERENCE}
+        if one.needs and not reference
+        else {"verdict": "passed", "why": ""}
+    )
+
+
+def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[compare.Verdict]:
+    """What one engine's answers must stand up to. reference: the same model's reference result;
+    without it agreement is left out."""
+    passes, made = result["passes"], cases.calls()
+    in_cache = {
+        name: answers
+        for name, answers in passes.items()
+        if name in (cases.COLD, cases.AGAIN, cases.WARM)
+    }
+    several = [
+        count for count in cases.REQUESTS if 1 < count <= cases.CHUNK // models.page_size(model)
+    ]
+    found = [
+        compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS, several),
+        compare.hits(in_cache),
+        compare.emptied(passes),
+    ]
+    found.append(compare.flags_known(result["flags"], result["dropped_flags"]))
+    router = models.has_router(models.MODELS[model])
+    limits = compare.STRICT
+    if mode in modes.REFERENCES:
+        itself = compare.against_itself(control(passes), router)
+        report = [
+            server
+            for server in (result["report"] or {}).get("servers", [])
+            if Path(str(server.get("model", ""))).name == model
+        ]
+        found += [
+            compare.has_graph(result["captured"], report),
+            compare.varied(passes[cases.COLD]),
+            compare.remembers(passes[cases.COLD], cases.memory_pairs(made)),
+            itself,
+        ]
+    elif reference:
+        graph, kept = mode in modes.GRAPHS, reference["passes"]
+        limits = (
+            compare.limits(router, mode == modes.INDUCTOR, control(kept))
+            if graph
+            else compare.without(router)
+        )
+        first = {
+            call: (passes[name][call], kept[name][call])
+            for name in (cases.COLD, cases.SIZES)
+            for call in kept[name]
+        }
+        mine, right = ({call: pair[side] for call, pair in first.items()} for side in (0, 1))
+        found.append(
+            compare.same_answers(
+                "agrees with eager prefill, cold, and every size after every other",
+                mine,
+                right,
+                limits,
+            )
+        )
+        for name in (name for name in passes if name not in (cases.COLD, cases.SIZES)):
+            found.append(
+                compare.same_answers(
+                    f"agrees with eager prefill, {name}",
+                    passes[name],
+                    kept[cases.COLD if name == cases.AGAIN else name],
+                    limits,
+                )
+            )
+    if mode in modes.GRAPHS and compare.reports(result.get("report")):
+        found.append(compare.reported(result["report"], model))
+    if cases.AGAIN in passes and reference:
+        found.append(
+            compare.same_answers(
+                "answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD], limits
+            )
+        )
+    return found
+
+
+def control(passes: dict) -> compare.Tally:
+    """Eager prefill against itself: the prompts of batches asked alone, and every prompt behind its
+    cached beginning."""
+    cold, by_itself = passes[cases.COLD], cases.gathered(passes[cases.ALONE], cases.calls())
+    return compare.tally(
+        (by_itself, {name: cold[name] for name in by_itself}), (passes[cases.WARM], cold)
+    )
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What a release says when it has captured graphs: of which kind, in how many seconds, and what
+    memory they took."""
+
+    what: str
+    seconds: float
+    gb: float
+
+
+def captures(log: str) -> list[Capture]:
+    """Every capture that a log tells of. Memory counts the whole GPU: with engines side by side it
+    says nothing."""
+    return [
+        Capture(found["what"] or found["ours"], float(found["s"]), float(found["gb"]))
+        for found in CAPTURED.finditer(log)
+    ]
+
+
+def error(log: str) -> str:
+    """The last line of a log that looks like the reason."""
+    lines = [
+        line for line in log.splitlines() if re.search(r"(Error|Exception|Killed|assert)", line)
+    ]
+    return lines[-1].strip()[:300] if lines else "no word of why"
