@@ -140,11 +140,14 @@ HOST_TORCH = torch("2.11.0", 13, "2.28")
 NEWER, OLDER = torch("2.14.1", 13, "2.30 ncclNew"), torch("2.9.1", 12, "2.27")
 
 
-def vision(number: int, wants: str = "libcublas.so.13") -> tuple[str, dict[str, bytes], str]:
+def vision(
+    number: int, wants: str = "libcublas.so.13", requires: str = ""
+) -> tuple[str, dict[str, bytes], str]:
     """torchvision, as made for one torch; wants: a CUDA library that it calls."""
     library = linked([wants], ["cublasSetStream"], (), CODES)
     about = f"number = {number}\n".encode()
-    return f"torchvision=={number}", {"torchvision/a.py": about, "torchvision/_C.so": library}, ""
+    files = {"torchvision/a.py": about, "torchvision/_C.so": library}
+    return f"torchvision=={number}", files, requires
 
 
 def list_files(folder: Path) -> None:
@@ -171,6 +174,7 @@ def index(tmp_path, project, monkeypatch):
     made += [(f"sglang=={fakes.VERSION}", {}, "torch==2.14.1 plain"), ("dill==1", {}, "")]
     plain = {"plain.py": b"kept = 1\n", "plain.so": linked((), (), (), CODES)}
     made += [("plain==1", plain, ""), *map(vision, (1, 2)), vision(3, "libcusolver.so.12")]
+    made.append(vision(4, requires="torch==2.9.1"))
     for package, files, requires in made:
         name = package.partition("==")[0]
         wheel(simple / name, package, files, requires)
@@ -296,6 +300,17 @@ def test_releases_of_one_torch_share_its_archive(
         library = (there / "site/torchvision/_C.so").read_bytes()
         assert OURS in library and THEIRS not in library
     assert found[0] == found[1] != []
+
+
+def test_what_is_made_for_torch_is_made_for_the_one_that_is_carried(
+    index, host_packages, monkeypatch, tmp_path, capsys
+):
+    """0.5.10.post1 names no version of torchvision: its newest was for another torch."""
+    require(index, monkeypatch, "torch==2.14.1 plain torchvision!=3")
+    assert run(index, capsys, "--carry-torch")[0] == 0
+    made, there = index.root / "dist/bundle" / TAG, tmp_path / "there"
+    assert unpack(made, there, host_packages).returncode == 0
+    assert (there / "site/torchvision/a.py").read_text() == "number = 2\n"
 
 
 def test_what_is_made_for_torch_may_ask_for_no_more_of_cuda_than_torch(index, monkeypatch, capsys):

@@ -165,7 +165,9 @@ def pack(
     else:
         shared = pins.find(str(host.dependencies_of))
         sharing = load_host(description, shared.version)
-    site, facts = dependencies(shared, sharing, sm, one_gpu=bool(torch) or flash, flash=flash)
+    locked = resolve(shared, sharing, torch.holds if torch else ())
+    one_gpu = bool(torch) or flash
+    site, facts = dependencies(shared, sharing, sm, locked, one_gpu=one_gpu, flash=flash)
     if torch:
         carried.check(facts, torch)
     manifest = {**_manifest(built, host, sm, shared), **facts}
@@ -268,15 +270,14 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
 
 
 def dependencies(
-    pin: Pin, host: Host, sm: int, one_gpu: bool = False, flash: bool = False
+    pin: Pin, host: Host, sm: int, locked: str, one_gpu: bool = False, flash: bool = False
 ) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
     manifest says about them.
 
-    one_gpu: zero in them what no GPU of `sm` needs, as in a carried torch. flash: FlashAttention 3
-    among them.
+    locked: as resolve() gives them. one_gpu: zero in them what no GPU of `sm` needs, as in a
+    carried torch. flash: FlashAttention 3 among them.
     """
-    locked = resolve(pin, host)
     patterns = [rule.patterns for rule in trim_rules(sm, flash)]
     edited = KERNEL_EDIT if host.kernel else False
     made_of = [locked, patterns, host.python, host.platform, edited, SCHEMA]
@@ -289,9 +290,13 @@ def dependencies(
     return kept / "site.tar.xz", json.loads((kept / "facts.json").read_text())
 
 
-def resolve(pin: Pin, host: Host) -> str:
+def resolve(pin: Pin, host: Host, holds: Iterable[str] = ()) -> str:
     """What is installed, as hashed requirements: the release's dependencies as of its day, and what
-    replaces some on the host."""
+    replaces some on the host.
+
+    holds: versions of what is made for a carried torch. Torch itself is left out here, so that
+    nothing else would hold them to it.
+    """
     replaced = [*([host.kernel] if host.kernel else []), *host.others]
     instead = [name for one in replaced for name in one.instead_of]
     excluded = [
@@ -302,7 +307,7 @@ def resolve(pin: Pin, host: Host) -> str:
     ]
     common = ["--python-version", host.python, "--python-platform", host.platform]
     text = _compile(
-        [f"sglang=={pin.version}", "dill"],
+        [f"sglang=={pin.version}", "dill", *holds],
         [*common, "--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"],
         excluded,
     )

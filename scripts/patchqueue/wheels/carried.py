@@ -125,11 +125,13 @@ class Chosen:
 @dataclass(frozen=True)
 class Carried:
     """A packed torch. own_cuda: whether it is of another CUDA than the host's torch; facts: what
-    the manifest says of it."""
+    the manifest says of it; holds: MADE_FOR_TORCH as the release requires them beside this torch,
+    as "torchvision==0.24.1"."""
 
     archive: Path
     own_cuda: bool
     facts: dict[str, Any]
+    holds: tuple[str, ...]
 
 
 # Of one CUDA library: each function that is asked of it, with its version or None.
@@ -219,7 +221,8 @@ def pack(pin: Pin, host: Host, sm: int, excluded: Iterable[str]) -> Carried | No
 
     excluded: packages that the release's resolution leaves out. Raises Refused with uv's reason.
     """
-    locked = _resolved(pin, host, excluded)
+    found = _resolved(pin, host, excluded)
+    locked = _of(found, {*PACKAGES, *lock.cuda_libraries(LIBRARIES)})
     version = lock.version_of(locked, "torch")
     if not version:
         what, step = f"{pin.version} requires no torch", "pack it without --carry-torch"
@@ -234,27 +237,33 @@ def pack(pin: Pin, host: Host, sm: int, excluded: Iterable[str]) -> Carried | No
         LOG.info(f"packing torch {version} for sm_{sm} (some minutes and GBs, once)")
         _make(kept, locked, host, own, sm)
     facts = json.loads((kept / "facts.json").read_text())
-    return Carried(kept / "torch.tar.xz", facts["own_cuda"], facts)
+    holds = tuple(
+        f"{one['name']}=={one['version']}" for one in found if one["name"] in MADE_FOR_TORCH
+    )
+    return Carried(kept / "torch.tar.xz", facts["own_cuda"], facts, holds)
 
 
-def _resolved(pin: Pin, host: Host, excluded: Iterable[str]) -> str:
-    """PACKAGES and CUDA's libraries as the release requires them, as hashed requirements."""
+def _resolved(pin: Pin, host: Host, excluded: Iterable[str]) -> list[dict[str, Any]]:
+    """What the release requires, its torch too."""
     words = ["--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow", *_target(host)]
-    names = {*PACKAGES, *lock.cuda_libraries(LIBRARIES)}
-    return _requirements(f"sglang=={pin.version}", words, names, excluded)
+    return _required(f"sglang=={pin.version}", words, excluded)
 
 
 def _target(host: Host) -> list[str]:
     return ["--python-version", host.python, "--python-platform", host.platform]
 
 
-def _requirements(wanted: str, words: list[str], names: set[str], excluded: Iterable[str]) -> str:
-    """Those of `names` that `wanted` requires, as hashed requirements. Raises Refused."""
+def _required(wanted: str, words: list[str], excluded: Iterable[str]) -> list[dict[str, Any]]:
+    """The packages that `wanted` requires, as uv's lock has them. Raises Refused."""
     try:
-        found = lock.resolve([wanted], words, sorted(set(excluded)))
+        return list(lock.resolve([wanted], words, sorted(set(excluded)))["packages"])
     except run.Failed as failure:
         raise _refused(f"resolve {wanted}", failure) from None
-    return body({"packages": [one for one in found["packages"] if one["name"] in names]})
+
+
+def _of(packages: Iterable[dict[str, Any]], names: set[str]) -> str:
+    """Those of `names`, as hashed requirements."""
+    return body({"packages": [one for one in packages if one["name"] in names]})
 
 
 def _refused(what: str, failure: run.Failed) -> Refused:
@@ -275,7 +284,7 @@ def _install(locked: str, host: Host, site: Path) -> None:
 def _host_libraries(host: Host) -> dict[str, Library]:
     """The CUDA libraries that the host's own torch requires, by file name (kept)."""
     names = set(lock.cuda_libraries(LIBRARIES))
-    locked = _requirements(f"torch=={host.torch}", _target(host), names, [])
+    locked = _of(_required(f"torch=={host.torch}", _target(host), []), names)
     made_of = [locked, [rule.patterns for rule in TRIMMED], SCHEMA]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
     kept = cache_folder() / "libraries" / f"{key}.json"
