@@ -416,10 +416,15 @@ def reports(report: object) -> bool:
     return report is not None and any(name.partition("@")[0] == REPORTS for name in patches)
 
 
-def reported(report: object, model: str) -> Verdict:
-    """Whether the queue's report says that the graph is on. The first rank alone leaves one."""
+def servers_of(report: object, model: str) -> list[dict]:
+    """What the queue's report says of a model's servers. The first rank alone leaves one."""
     servers = report.get("servers", []) if isinstance(report, dict) else []
-    mine = [server for server in servers if Path(str(server.get("model", ""))).name == model]
+    return [server for server in servers if Path(str(server.get("model", ""))).name == model]
+
+
+def reported(report: object, model: str) -> Verdict:
+    """Whether the queue's report says that the graph is on."""
+    mine = servers_of(report, model)
     said = "; ".join(f"{server['verdict']}: {server['reason']}" for server in mine)
     return Verdict(
         "the report says that the graph is on",

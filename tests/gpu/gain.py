@@ -184,8 +184,8 @@ class Gain:
             if options.traffic
             else subjects.alone(self.subject)
         )
-        if options.attention != kernels.FLASHINFER:  # a sparse model has its own
-            self.words = {"attention_backend": options.attention} | self.words
+        # a sparse model has its own
+        self.words = {"attention_backend": options.attention} | self.words
         self.now: turns.Engine | None = None
         self.making: list[subprocess.Popen] = []  # processes that compile attention kernels
         self.facts = self._facts() | {"runs": [], "peers": [], "passed": False}

@@ -107,13 +107,8 @@ def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[
     limits = compare.STRICT
     if mode in modes.REFERENCES:
         itself = compare.against_itself(control(passes), router)
-        report = [
-            server
-            for server in (result["report"] or {}).get("servers", [])
-            if Path(str(server.get("model", ""))).name == model
-        ]
         found += [
-            compare.has_graph(result["captured"], report),
+            compare.has_graph(result["captured"], compare.servers_of(result["report"], model)),
             compare.varied(passes[cases.COLD]),
             compare.remembers(passes[cases.COLD], cases.memory_pairs(made)),
             itself,

@@ -449,7 +449,7 @@ def test_the_attention_that_is_asked_for_is_timed(gain, tmp_path, attention):
     """In both trees; FlashAttention 3 needs nothing compiled. The usual one goes unsaid."""
     code, found = gain(*SHORT, "--attention", attention)
     asked = {
-        json.loads(plan.read_text())["engine"].get("attention_backend", "flashinfer")
+        json.loads(plan.read_text())["engine"]["attention_backend"]
         for plan in (tmp_path / "out").glob("bench.*.plan.json")
     }
     assert code == 0 and asked == {attention} and found.get("attention", "flashinfer") == attention
