@@ -602,7 +602,7 @@ def figure(tag: str, options: argparse.Namespace) -> measuring.Figure:
 def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
     """The packed dependencies, which say what they were packed for."""
 
-    def dependencies(pin: pins.Pin, machine: host.Host, sm: int, **_: bool) -> tuple[Path, dict]:
+    def dependencies(pin: pins.Pin, machine: host.Host, sm: int, **_: object) -> tuple[Path, dict]:
         site.write_bytes(b"x" * 3000)
         return site, {"packages": [], "asks": [], "for": [machine.name, sm]}
 
@@ -614,7 +614,7 @@ def torch(archive: Path) -> Callable[..., carried.Carried]:
 
     def pack(*words: object) -> carried.Carried:
         archive.write_bytes(b"x" * 3000)
-        return carried.Carried(archive, False, {"torch": "9.9", "libraries": {}})
+        return carried.Carried(archive, False, {"torch": "9.9", "libraries": {}}, ())
 
     return pack
 

@@ -165,9 +165,8 @@ def pack(
     else:
         shared = pins.find(str(host.dependencies_of))
         sharing = load_host(description, shared.version)
-    locked = resolve(shared, sharing, torch.holds if torch else ())
-    one_gpu = bool(torch) or flash
-    site, facts = dependencies(shared, sharing, sm, locked, one_gpu=one_gpu, flash=flash)
+    holds, one_gpu = torch.holds if torch else (), bool(torch) or flash
+    site, facts = dependencies(shared, sharing, sm, holds=holds, one_gpu=one_gpu, flash=flash)
     if torch:
         carried.check(facts, torch)
     manifest = {**_manifest(built, host, sm, shared), **facts}
@@ -270,14 +269,20 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
 
 
 def dependencies(
-    pin: Pin, host: Host, sm: int, locked: str, one_gpu: bool = False, flash: bool = False
+    pin: Pin,
+    host: Host,
+    sm: int,
+    holds: Iterable[str] = (),
+    one_gpu: bool = False,
+    flash: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
     manifest says about them.
 
-    locked: as resolve() gives them. one_gpu: zero in them what no GPU of `sm` needs, as in a
-    carried torch. flash: FlashAttention 3 among them.
+    holds: as in resolve(). one_gpu: zero in them what no GPU of `sm` needs, as in a carried torch.
+    flash: FlashAttention 3 among them.
     """
+    locked = resolve(pin, host, holds)
     patterns = [rule.patterns for rule in trim_rules(sm, flash)]
     edited = KERNEL_EDIT if host.kernel else False
     made_of = [locked, patterns, host.python, host.platform, edited, SCHEMA]
@@ -290,7 +295,7 @@ def dependencies(
     return kept / "site.tar.xz", json.loads((kept / "facts.json").read_text())
 
 
-def resolve(pin: Pin, host: Host, holds: Iterable[str] = ()) -> str:
+def resolve(pin: Pin, host: Host, holds: Iterable[str]) -> str:
     """What is installed, as hashed requirements: the release's dependencies as of its day, and what
     replaces some on the host.
 
