@@ -62,6 +62,13 @@ class Place:
         more, so that it lies apart."""
         return self.out / "scratch"
 
+    @property
+    def bytecode(self) -> Path:
+        """Where Python keeps modules' byte code: an unpacked bundle's own folder, which `unpack`
+        fills and empties; without a bundle, scratch."""
+        made = (folder.parent / "bytecode" for folder in self.path)
+        return next((folder for folder in made if folder.is_dir()), self.scratch / "bytecode")
+
     def environment(self, **more: str) -> dict[str, str]:
         kept = {
             name: value
@@ -82,7 +89,7 @@ class Place:
             | more
             | {
                 "PYTHONPATH": os.pathsep.join(map(str, self.path)),
-                "PYTHONPYCACHEPREFIX": str(self.scratch / "bytecode"),
+                "PYTHONPYCACHEPREFIX": str(self.bytecode),
             }
         )
 

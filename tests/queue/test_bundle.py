@@ -21,6 +21,7 @@ from patchqueue.wheels import bundle, host, packing
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = ROOT / host.DEFAULT
+GPU = ROOT / "tests/gpu"
 
 
 @pytest.fixture
@@ -48,19 +49,33 @@ def test_equal_content_packs_equally_whenever_it_was_written(folder, tmp_path):
         }
 
 
+@pytest.fixture
+def engines(tmp_path, monkeypatch):
+    """Where a host that unpacks into there/ runs engines."""
+    monkeypatch.syspath_prepend(str(GPU))
+    import launch
+
+    place = launch.Place((tmp_path / "there/tree", tmp_path / "there/site"), tmp_path / "out")
+    place.scratch.mkdir(parents=True)
+    return place
+
+
+def write(out: Path, folder: Path) -> list[dict]:
+    """A bundle of which site/ and tree/ are this folder. Returns its parts."""
+    shutil.rmtree(out, ignore_errors=True)
+    archives = {name: out.with_name(f"packed-{name}") for name in ("site", "tree")}
+    for name, archive in archives.items():
+        packing.archive(archive, [(folder, name)])
+    out.mkdir()
+    manifest: dict = {}
+    bundle.write(out, archives, 100, manifest)
+    return manifest["parts"]
+
+
 def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
     out = tmp_path / "bundle"
-    out.mkdir()
-    parts = []
-    for name, inner in (("site", "site"), ("tree", "tree")):
-        packing.archive(tmp_path / name, [(folder, inner)])
-        parts += packing.split(tmp_path / name, out, f"{name}.tar.xz", 100)
+    parts = write(out, folder)
     assert len(parts) > 2 and all(part["bytes"] <= 100 for part in parts)
-    (out / "parts.sha256").write_text(
-        "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
-    )
-    (out / "manifest.json").write_text("{}")
-    shutil.copy(bundle.HOSTSITE / "unpack", out / "unpack")
     subprocess.run([out / "unpack", tmp_path / "there"], check=True)
     for inner in ("site", "tree"):
         assert (tmp_path / "there" / inner / "b.py").read_text() == "b = 1\n"
@@ -79,6 +94,27 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
     damaged = out / parts[0]["file"]
     damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
     assert subprocess.run([out / "unpack", tmp_path / "again"], capture_output=True).returncode
+
+
+def test_a_tree_unpacked_again_runs_as_it_is_now(folder, tmp_path, engines):
+    """An archive keeps no dates: byte code of the tree before would pass for that of a file with
+    the same length."""
+    for value in (1, 2):
+        (folder / "b.py").write_text(f"b = {value}\n")
+        write(tmp_path / "bundle", folder)
+        subprocess.run([tmp_path / "bundle/unpack", tmp_path / "there"], check=True)
+        assert engines.ask("import b; print(b.b)") == value
+
+
+def test_unpack_compiles_what_engines_import(folder, tmp_path, engines):
+    """Else every process of the first engines does, on one core each."""
+    (folder / "deep/template.py").write_text("def {name}():\n")
+    write(tmp_path / "bundle", folder)
+    words = [tmp_path / "bundle/unpack", tmp_path / "there"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(engines.bytecode.rglob("tree/b.*.pyc"))
+    assert engines.environment()["PYTHONPYCACHEPREFIX"] == str(engines.bytecode)
 
 
 def test_trimming_says_how_much_it_took(folder):
