@@ -109,11 +109,18 @@ def test_a_tree_unpacked_again_runs_as_it_is_now(folder, tmp_path, engines):
 def test_unpack_compiles_what_engines_import(folder, tmp_path, engines):
     """Else every process of the first engines does, on one core each."""
     (folder / "deep/template.py").write_text("def {name}():\n")
+    (tmp_path / "host/torch").mkdir(parents=True)
+    (tmp_path / "host/torch/__init__.py").touch()
     write(tmp_path / "bundle", folder)
-    words = [tmp_path / "bundle/unpack", tmp_path / "there"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = subprocess.run(
+        [tmp_path / "bundle/unpack", tmp_path / "there"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "host")},
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(engines.bytecode.rglob("tree/b.*.pyc"))
+    assert list(engines.bytecode.rglob("host/torch/__init__.*.pyc"))
     assert engines.environment()["PYTHONPYCACHEPREFIX"] == str(engines.bytecode)
 
 
