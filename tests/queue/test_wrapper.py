@@ -61,6 +61,17 @@ def test_what_nox_gets(call, words, handed):
     )
 
 
+def test_every_session_is_a_word(call):
+    listed = subprocess.run(
+        [sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "--list"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = re.findall(r"(?m)^[*-] (\S+) ", listed.stdout)
+    assert len(names) > 20 and [name for name in names if call(name).returncode] == []
+
+
 @pytest.mark.parametrize("word", ["aply", "v0.5.9", "nox", "", "app.y", "called_from", "*", "a b"])
 def test_a_word_that_is_no_session_is_refused_at_once(call, word):
     done = call(word)
