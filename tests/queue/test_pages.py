@@ -636,8 +636,11 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": (
         "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
     ),
+    "python3 FOLDER/tests/gpu/kits.py --out RESULTS": (
+        "a GPU; its words are looked at in test_the_words_of_a_script_that_takes_few"
+    ),
     "python3 FOLDER/tests/gpu/break_memory.py --out RESULTS": (
-        "a GPU; its words are looked at in test_the_words_of_break_memory"
+        "a GPU; its words are looked at in test_the_words_of_a_script_that_takes_few"
     ),
     **dict.fromkeys(
         (
@@ -876,12 +879,15 @@ def _refused(script: str, words: list[str], folder: Path) -> str:
     return done.stderr.strip().splitlines()[-1]
 
 
-def test_the_words_of_break_memory():
-    """A wrong way is what its parser complains of."""
-    (command,) = [text for text in FOREIGN if "tests/gpu/break_memory.py" in text]
-    words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], "--ways", "no-way"]
+@pytest.mark.parametrize(
+    ("script", "option"), [("break_memory.py", "--ways"), ("kits.py", "--kind")]
+)
+def test_the_words_of_a_script_that_takes_few(script, option):
+    """A wrong word behind the page's own is what its parser complains of."""
+    (command,) = [text for text in FOREIGN if f"tests/gpu/{script}" in text]
+    words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], option, "no-such"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert done.returncode == 2 and "argument --ways: invalid choice: 'no-way'" in done.stderr
+    assert done.returncode == 2 and f"argument {option}: invalid choice: 'no-such'" in done.stderr
 
 
 @pytest.mark.parametrize("script", ["run.py", "asleep.py"])
