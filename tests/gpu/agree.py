@@ -33,8 +33,6 @@ import launch
 import machine
 import models
 import modes
-import run
-import untouched
 
 HERE = Path(__file__).resolve().parent
 RESULT = "agree.json"
@@ -47,15 +45,7 @@ SWITCH = {"SGLANG_MAMBA2_SCAN": "release"}  # kernels/mamba2_scan.py of the over
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = commandline.place_of(options)
-    tree = options.tree or run.HERE.parents[1] / "tree"
-    try:
-        untouched.make(
-            tree,
-            options.untouched or run.HERE.parents[1] / "untouched",
-            place.scratch / "untouched",
-        )
-    except untouched.Unmade as reason:
-        sys.exit(f"no untouched tree: {reason}")
+    of_release = commandline.untouched_place(place, options)
     facts = machine.describe(place, options) | {"runs": []}
     subprocess.run(
         [place.python, str(HERE / "models.py"), str(place.scratch / "models"), *options.model],
@@ -67,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
         f" {kernels.make(place, machine.visible()[0].use, KERNELS_S):.0f} s"
     )
     for model in options.model:
-        facts["runs"].append(agree(place, options, tree, model))
+        facts["runs"].append(agree(place, of_release, options, model))
         (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
         show(facts["runs"][-1])
     return 0 if all(check["good"] for one in facts["runs"] for check in one["checks"]) else 1
@@ -103,22 +93,18 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def agree(place: launch.Place, options: argparse.Namespace, tree: Path, model: str) -> dict:
+def agree(
+    place: launch.Place, of_release: launch.Place, options: argparse.Namespace, model: str
+) -> dict:
     """What the engines of one model answer, compared. The first one compiles what others reuse."""
-    began, of_release = (
-        time.time(),
-        tuple(
-            place.scratch / "untouched" if folder == tree.absolute() else folder
-            for folder in place.path
-        ),
-    )
+    began = time.time()
     jobs = {
         name: _job(place, options, model, name, number)
         for number, name in enumerate((*options.against, PATCHED, AGAIN))
     }
     deadline = began + len(jobs) * options.engine_limit
     for name in options.against:
-        here = launch.Place(of_release, place.out) if name == UNTOUCHED else place
+        here = of_release if name == UNTOUCHED else place
         with mock.patch.dict(os.environ, SWITCH if name == RELEASE_SCAN else {}):
             launch.run_all(here, [jobs[name]], 1, deadline, commandline.say)
     launch.run_all(place, [jobs[PATCHED], jobs[AGAIN]], 2, deadline, commandline.say, lead=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import kernels
 import launch
 import modes
+import untouched
 
 HERE = Path(__file__).resolve().parent
 PORTS = 20  # of each engine: the first for its server, the second for its process group
@@ -85,9 +87,7 @@ def add_port_base(parser: argparse.ArgumentParser, first: int) -> None:
 
 def place_of(options: argparse.Namespace) -> launch.Place:
     """Where things lie: the options, else the unpacked bundle around this file."""
-    bundle = HERE.parents[1]
-    tree = options.tree or bundle / "tree"
-    sites = sites_of(options)
+    tree, sites = tree_of(options), sites_of(options)
     # the host's own description of gaps first, then the tree, so that nothing in a folder of
     # packages hides it
     head = [folder for folder in sites if (folder / "sitecustomize.py").is_file()]
@@ -95,6 +95,29 @@ def place_of(options: argparse.Namespace) -> launch.Place:
     place = launch.Place(tuple(folder.absolute() for folder in path), options.out.absolute())
     place.scratch.mkdir(parents=True, exist_ok=True)
     return place
+
+
+def tree_of(options: argparse.Namespace) -> Path:
+    """The folder that holds the patched sglang/."""
+    return options.tree or HERE.parents[1] / "tree"
+
+
+def with_tree(place: launch.Place, options: argparse.Namespace, other: Path) -> launch.Place:
+    """The same place with another folder than the patched tree."""
+    tree = tree_of(options).absolute()
+    path = tuple(other.absolute() if folder == tree else folder for folder in place.path)
+    return launch.Place(path, place.out, place.python)
+
+
+def untouched_place(place: launch.Place, options: argparse.Namespace) -> launch.Place:
+    """The same place with the release's own tree. Ends the run with a sentence where it cannot be
+    made."""
+    out = place.scratch / "untouched"
+    try:
+        untouched.make(tree_of(options), options.untouched or HERE.parents[1] / "untouched", out)
+    except untouched.Unmade as reason:
+        sys.exit(f"no untouched tree: {reason}")
+    return with_tree(place, options, out)
 
 
 def sites_of(options: argparse.Namespace) -> list[Path]:

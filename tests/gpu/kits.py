@@ -26,7 +26,6 @@ import commandline
 import judging
 import launch
 import machine
-import untouched
 from kits_cases import NO_KIT
 
 HERE = Path(__file__).resolve().parent
@@ -38,11 +37,13 @@ UNTOUCHED, PATCHED = "untouched", "patched"
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = commandline.place_of(options)
-    tree = options.tree or HERE.parents[1] / "tree"
-    own = (options.against or _made(place, tree, options)).absolute()
+    before = (
+        commandline.with_tree(place, options, options.against)
+        if options.against
+        else commandline.untouched_place(place, options)
+    )
     facts = machine.describe(place, options)
-    of_release = tuple(own if folder == tree.absolute() else folder for folder in place.path)
-    places = {UNTOUCHED: launch.Place(of_release, place.out), PATCHED: place}
+    places = {UNTOUCHED: before, PATCHED: place}
     found = {name: ask(here, name, options) for name, here in places.items()}
     facts["kits"] = found
     (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
@@ -69,16 +70,6 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         "--limit", type=float, default=300, help="seconds that one tree may take (default 300)"
     )
     return parser.parse_args(words)
-
-
-def _made(place: launch.Place, tree: Path, options: argparse.Namespace) -> Path:
-    """The release's own tree. Ends the run with a sentence where it cannot be made."""
-    own = place.scratch / UNTOUCHED
-    try:
-        untouched.make(tree, options.untouched or HERE.parents[1] / UNTOUCHED, own)
-    except untouched.Unmade as reason:
-        sys.exit(f"no untouched tree: {reason}")
-    return own
 
 
 def ask(place: launch.Place, name: str, options: argparse.Namespace) -> dict[str, str]:

@@ -29,7 +29,6 @@ import kernels
 import launch
 import machine
 import modes
-import settings
 
 HERE = Path(__file__).resolve().parent
 RESULT, MODEL = "ready.json", "nemotron-h"
@@ -90,7 +89,7 @@ def _seen(place: launch.Place, options: argparse.Namespace, tree: str, began: fl
     def ask(wanted: str = tree, *more: str) -> dict:
         return vars(_require(place, wanted, more, began))
 
-    own = settings._untouched(place, options)
+    own = commandline.untouched_place(place, options)
     seen: dict = {"before": ask()}
     with _server(place, options, "patched", options.port_base) as patched:
         seen["starting"] = _until_answered(patched, place.out / "patched.json", options.limit, ask)

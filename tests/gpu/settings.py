@@ -38,7 +38,6 @@ import models
 import modes
 import returned
 import run
-import untouched
 
 HERE = Path(__file__).resolve().parent
 RESULT = "settings.json"
@@ -138,7 +137,7 @@ def main(words: Sequence[str] | None = None) -> int:
     facts |= {"without": options.without, "tp": options.tp}
     known, began = commandline.fields(options), time.time()
     if options.without == QUEUE:
-        place = _untouched(place, options)
+        place = commandline.untouched_place(place, options)
     seen = machine.visible()
     jobs, left_out = planned(place, options, known)
     _write_models(place, jobs)
@@ -214,21 +213,6 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     )
     commandline.add_port_base(parser, 28000)
     return parser.parse_args(words)
-
-
-def _untouched(place: launch.Place, options: argparse.Namespace) -> launch.Place:
-    """The same place with the release's own tree."""
-    out = place.scratch / "untouched"
-    tree = options.tree or run.HERE.parents[1] / "tree"
-    try:
-        untouched.make(tree, options.untouched or run.HERE.parents[1] / "untouched", out)
-    except untouched.Unmade as reason:
-        sys.exit(f"no untouched tree: {reason}")
-    return launch.Place(
-        tuple(out if folder == tree.absolute() else folder for folder in place.path),
-        place.out,
-        place.python,
-    )
 
 
 def planned(

@@ -49,7 +49,7 @@ def main(question: Question, about: str, words: Sequence[str] | None = None) -> 
     place = commandline.place_of(options)
     facts = machine.describe(place, options) | {"without": options.without}
     if options.without:
-        place = settings._untouched(place, options)
+        place = commandline.untouched_place(place, options)
     began = time.time()
     checks = asked(question, place, options)
     facts |= {

@@ -228,7 +228,7 @@ def test_a_control_must_fail_where_the_release_is_wrong(
 def test_the_release_itself_runs_as_a_control(tmp_path, settings):
     """Its tree is made of the patched one; the fake one has no plan for that."""
     plan = tmp_path / "plan.json"
-    hashed = settings.untouched.tree_hash(GPU.parent / "queue/fake_gpu/tree")
+    hashed = settings.commandline.untouched.tree_hash(GPU.parent / "queue/fake_gpu/tree")
     plan.write_text(json.dumps({"tree": hashed, "remove": [], "replace": {}}))
     more = f"--without queue --untouched {tmp_path} --mode breakable"
     code, found, said = asked(tmp_path / "out", "mixed-chunk", more=more)

@@ -24,11 +24,11 @@ class Host:
         for file in GPU.glob("*.py"):
             monkeypatch.delitem(sys.modules, file.stem, raising=False)
         self.solo, self.answered, self.ran = importlib.import_module("solo"), answered, []
-        machine, settings = self.solo.machine, self.solo.settings
+        machine, commandline = self.solo.machine, self.solo.commandline
         monkeypatch.setattr(machine, "describe", lambda place, options: {"tag": "v9.9.1"})
         monkeypatch.setattr(machine, "visible", lambda: [SimpleNamespace(use="0")])
         monkeypatch.setattr(self.solo.kernels, "make", lambda *_: self.ran.append("kernels"))
-        monkeypatch.setattr(settings, "_untouched", self._untouched)
+        monkeypatch.setattr(commandline, "untouched_place", self._untouched)
         monkeypatch.setattr(self.solo.subprocess, "run", self._models)
         monkeypatch.setattr(self.solo.launch, "run_all", self._run_all)
 
