@@ -6,7 +6,7 @@ import pytest
 import torch
 from host.bodies import load_undecorated
 
-pytestmark = pytest.mark.revision(">=0.5.7,<0.5.15")
+pytestmark = pytest.mark.revision(">=0.5.7,<0.5.22")
 
 
 class InPlace:
