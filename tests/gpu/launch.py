@@ -29,6 +29,8 @@ SETTINGS = {
     # for prompts of up to 2048 tokens, which no graph has (0.5.9; from 0.5.10 on).
     "SGLANG_NSA_FORCE_MLA": "1",
     "SGLANG_NSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0",
+    # 0.5.13 and later know the new name: whether the old one is set is not asked (server_args.py)
+    "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0",
     # servers that start side by side fill two GPUs unevenly for a while
     "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
     # NVLink multicast can put the GPUs of a shared host out of service. 0.5.16's all-reduce would

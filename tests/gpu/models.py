@@ -335,10 +335,13 @@ DEFAULT = tuple(name for name in MODELS if name not in ONLY_ASKED_FOR)
 # What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which
 # FlashMLA's sparse kernel reads in prefill and decode; the defaults on Hopper decode with
 # FlashAttention 3. Graphs for decoding prove nothing here.
+SPARSE_KERNELS = (  # the second name is that of 0.5.13 and later
+    ("nsa_prefill_backend", "dsa_prefill_backend"),
+    ("nsa_decode_backend", "dsa_decode_backend"),
+)
 SPARSE_ENGINE = dict(
     attention_backend="nsa",
-    nsa_prefill_backend="flashmla_sparse",
-    nsa_decode_backend="flashmla_sparse",
+    **{name: "flashmla_sparse" for names in SPARSE_KERNELS for name in names},
     kv_cache_dtype="bfloat16",
     page_size=64,
     disable_cuda_graph=True,
@@ -358,7 +361,8 @@ DRAFTS = dict(
 )
 # the kernel made for decoding
 FP8_KEYS = dict(
-    kv_cache_dtype="fp8_e4m3", nsa_prefill_backend="flashmla_kv", nsa_decode_backend="flashmla_kv"
+    kv_cache_dtype="fp8_e4m3",
+    **{name: "flashmla_kv" for names in SPARSE_KERNELS for name in names},
 )
 # The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For
 # speed, with dummy weights.

@@ -9,6 +9,7 @@ import torch
 from host import interpreted
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+import launch
 import models
 
 KINDS = {
@@ -111,6 +112,35 @@ def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
     )
     assert len(words & {*models.EXTRA_BUFFER} & known) == 1
     assert words - {*models.EXTRA_BUFFER} <= known
+
+
+@pytest.mark.revision(">=0.5.9")
+@pytest.mark.parametrize("name", ["deepseek-v32", "deepseek-v32-fp8"])
+@pytest.mark.parametrize("names", models.SPARSE_KERNELS)
+def test_the_release_knows_which_kernels_sparse_attention_is_asked_for(names, name):
+    """0.5.13 has other names. Under the old ones, which engine.py leaves out, it decoded with
+    FlashAttention 3."""
+    from sglang.srt.server_args import ServerArgs
+
+    known = {
+        field for kind in ServerArgs.__mro__ for field in vars(kind).get("__annotations__", {})
+    }
+    assert len({*names} & known) == 1
+    assert len({models.engine(name)[one] for one in names}) == 1
+
+
+@pytest.mark.revision(">=0.5.10")
+def test_sparse_attention_is_asked_for_in_short_prompts_too(monkeypatch):
+    """A server that finds no limit of the dense branch sets one by itself, of 2048 tokens. 0.5.13
+    does not look for the old name there (server_args.py)."""
+    from sglang.srt.environ import envs
+
+    for name, value in launch.SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    names = [f"SGLANG_{kind}_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD" for kind in ("DSA", "NSA")]
+    limit = next(getattr(envs, name) for name in names if hasattr(envs, name))
+    assert limit.is_set()
+    assert limit.get() == 0
 
 
 @pytest.mark.revision(">=0.5.15")
