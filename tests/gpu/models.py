@@ -266,6 +266,58 @@ DEEPSEEK_V32 = dict(
     ),
 )
 
+# Kimi's linear attention (KDA) and latent attention without positions. The sizes of heads are as
+# published, which kernels insist on. Layers are counted from 1 in linear_attn_config.
+KIMI_LINEAR = dict(
+    architectures=["KimiLinearForCausalLM"],
+    model_type="kimi_linear",
+    torch_dtype="bfloat16",
+    tie_word_embeddings=False,
+    use_cache=True,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    vocab_size=VOCABULARY,
+    hidden_size=512,
+    head_dim=128,
+    intermediate_size=1024,
+    num_hidden_layers=4,
+    first_k_dense_replace=1,
+    moe_layer_freq=1,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    q_lora_rank=None,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    mla_use_nope=True,
+    linear_attn_config=dict(
+        kda_layers=[1, 2, 4],
+        full_attn_layers=[3],
+        num_heads=8,
+        head_dim=128,
+        short_conv_kernel_size=4,
+    ),
+    num_experts=8,
+    num_experts_per_token=2,
+    num_shared_experts=1,
+    moe_intermediate_size=256,
+    moe_renormalize=True,
+    moe_router_activation_func="sigmoid",
+    use_grouped_topk=True,
+    num_expert_group=1,
+    topk_group=1,
+    routed_scaling_factor=1.0,
+    num_nextn_predict_layers=0,
+    hidden_act="silu",
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    rope_scaling=None,
+    initializer_range=0.02,
+)
+
 MODELS = {
     "nemotron-h": nemotron_h("M-M*M-M*M-", 512, 1024, (8, 2), (16, 64)),
     "nemotron-h-moe": nemotron_h(
@@ -300,6 +352,7 @@ MODELS = {
         )
     ),
     "falcon-h1": FALCON_H1,
+    "kimi-linear": KIMI_LINEAR,
 }
 MODELS["nemotron-h-buffer"] = MODELS["nemotron-h-no-buffer"] = MODELS["nemotron-h"]
 MODELS["qwen3-next-triton"] = MODELS["qwen3-next"]
@@ -323,6 +376,7 @@ ONLY_ASKED_FOR = {
         "the cache strategy no_buffer, which SGLANG_PREFILL_GRAPH_STATES=capture needs from"
         " 0.5.15 on"
     ),
+    "kimi-linear": "no release has been asked for it yet",
     "nemotron-h-mtp": "drafts beside the prefix cache, which releases before 0.5.13 refuse",
     "qwen3-next-triton": (
         "Triton's kernels compute its gated delta nets, which SGLANG_PREFILL_GRAPH_STATES=all needs"
@@ -395,7 +449,7 @@ DEEPSEEK_V32_WIDE = DEEPSEEK_V32 | dict(
 def has_router(config: dict) -> bool:
     """Whether some layer picks experts."""
     return (
-        "num_experts_per_tok" in config
+        not config.keys().isdisjoint(("num_experts_per_tok", "num_experts_per_token"))
         and config.get("first_k_dense_replace", 0) < config["num_hidden_layers"]
     )
 
@@ -441,6 +495,7 @@ def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
         "llama": _llama,
         "deepseek_v3": _deepseek,
         "falcon_h1": _falcon_h1,
+        "kimi_linear": _kimi_linear,
     }[config["model_type"]](config)
 
 
@@ -678,6 +733,63 @@ def _deepseek(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
         )
     yield "model.norm.weight", (hidden,), "norm"
     yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+
+
+def _kimi_linear(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden = c["hidden_size"]
+    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+    for number in range(c["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm"
+        kda = number + 1 in c["linear_attn_config"]["kda_layers"]
+        yield from (_kda if kda else _latent)(f"{layer}.self_attn", c)
+        if number < c["first_k_dense_replace"]:
+            yield from _three_matrices(f"{layer}.mlp", hidden, c["intermediate_size"], "matrix")
+            continue
+        experts = f"{layer}.block_sparse_moe"
+        yield f"{experts}.gate.weight", (c["num_experts"], hidden), "matrix"
+        yield f"{experts}.gate.e_score_correction_bias", (c["num_experts"],), "bias"
+        size = c["moe_intermediate_size"]
+        for expert in range(c["num_experts"]):
+            for name, shape in (
+                ("w1", (size, hidden)),
+                ("w2", (hidden, size)),
+                ("w3", (size, hidden)),
+            ):
+                yield f"{experts}.experts.{expert}.{name}.weight", shape, "expert"
+        shared = size * c["num_shared_experts"]
+        yield from _three_matrices(f"{experts}.shared_experts", hidden, shared, "matrix")
+    yield "model.norm.weight", (hidden,), "norm"
+    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+
+
+def _kda(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, of = c["hidden_size"], c["linear_attn_config"]
+    heads, size = of["num_heads"], of["head_dim"]
+    for name in "qkv":
+        yield f"{layer}.{name}_proj.weight", (heads * size, hidden), "matrix"
+        shape = (heads * size, 1, of["short_conv_kernel_size"])
+        yield f"{layer}.{name}_conv1d.weight", shape, "matrix"
+    yield f"{layer}.b_proj.weight", (heads, hidden), "matrix"
+    for name in "fg":  # of the forget gate and the output's gate
+        yield f"{layer}.{name}_a_proj.weight", (size, hidden), "matrix"
+        yield f"{layer}.{name}_b_proj.weight", (heads * size, size), "matrix"
+    yield f"{layer}.A_log", (1, 1, heads, 1), "decay"
+    yield f"{layer}.dt_bias", (heads * size,), "time-step"
+    yield f"{layer}.o_norm.weight", (size,), "norm"
+    yield f"{layer}.o_proj.weight", (hidden, heads * size), "matrix"
+
+
+def _latent(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Latent attention whose queries are not compressed."""
+    hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+    plain, rope, values = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    yield f"{layer}.q_proj.weight", (heads * (plain + rope), hidden), "matrix"
+    yield f"{layer}.kv_a_proj_with_mqa.weight", (rank + rope, hidden), "matrix"
+    yield f"{layer}.kv_a_layernorm.weight", (rank,), "norm"
+    yield f"{layer}.kv_b_proj.weight", (heads * (plain + values), rank), "matrix"
+    yield f"{layer}.o_proj.weight", (hidden, heads * values), "matrix"
 
 
 def draw(name: str, shape: tuple[int, ...], kind: str, seed: int = 0):

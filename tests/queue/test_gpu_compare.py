@@ -1180,3 +1180,12 @@ def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
     )
     options = argparse.Namespace(tree=tmp_path / "tree", site=[tmp_path])
     assert commandline.takes_sparse(options, patches) is takes
+
+
+@pytest.mark.parametrize(
+    "name, routed", [("kimi-linear", True), ("qwen3-next", True), ("deepseek-v32-fp8", False)]
+)
+def test_a_router_is_known_by_either_name_of_its_choice(modes, name, routed):
+    import models
+
+    assert models.has_router(models.MODELS[name]) is routed

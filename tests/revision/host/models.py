@@ -179,6 +179,38 @@ DEEPSEEK_V32 = dict(
 )
 
 
+KIMI_LINEAR = dict(
+    _ENDS,
+    architectures=["KimiLinearForCausalLM"],
+    first_k_dense_replace=1,
+    head_dim=32,
+    hidden_size=128,
+    initializer_range=0.02,
+    intermediate_size=256,
+    kv_lora_rank=64,
+    linear_attn_config=dict(
+        kda_layers=[1],
+        full_attn_layers=[2],
+        num_heads=4,
+        head_dim=32,
+        short_conv_kernel_size=4,
+    ),
+    mla_use_nope=True,
+    moe_intermediate_size=64,
+    num_attention_heads=4,
+    num_experts=4,
+    num_experts_per_token=2,
+    num_hidden_layers=2,
+    num_key_value_heads=4,
+    num_shared_experts=1,
+    q_lora_rank=None,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=16,
+    rms_norm_eps=1e-5,
+    v_head_dim=32,
+    vocab_size=256,
+)
+
 FALCON_H1 = dict(
     _ENDS,
     architectures=["FalconH1ForCausalLM"],
@@ -318,6 +350,12 @@ KINDS = {
         "FalconH1ForCausalLM",
         ("sglang.srt.configs.falcon_h1", "FalconH1Config"),
         FALCON_H1,
+    ),
+    "kimi_linear": Kind(
+        "sglang.srt.models.kimi_linear",
+        "KimiLinearForCausalLM",
+        ("sglang.srt.configs.kimi_linear", "KimiLinearConfig"),
+        KIMI_LINEAR,
     ),
     "qwen3_5": Kind(
         "sglang.srt.models.qwen3_5",
