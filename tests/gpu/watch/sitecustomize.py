@@ -12,6 +12,7 @@ it were not there. PREFILL_ONE_GPU=1: the ranks of a server share the first GPU.
 """
 
 import faulthandler
+import gc
 import importlib.abc
 import importlib.util
 import json
@@ -41,6 +42,12 @@ state = {
     "noted": False,
     "why": None,
 }
+# The last that an engine's processes import: the one that asks, the scheduler, the detokenizer.
+LAST = (
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+)
 AGAIN = "-again"  # ends the name of the file that times_again reads
 REFUSED_IN = 4  # lines of a runner's code that show a refusal: conditions, and what was returned
 
@@ -231,6 +238,9 @@ if os.environ.get("PREFILL_WATCH"):
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")
         hooks[forgotten_in] = lambda module: setattr(module, function, lambda *args, **kwargs: None)
+    # Imports are most of an engine's processor time, and looking for garbage is a fifth of that.
+    gc.disable()
+    hooks |= dict.fromkeys(LAST, lambda _: gc.enable())
     if os.environ.get("PREFILL_ONE_GPU"):
         hooks["sglang.srt.server_args"] = share_one_gpu
         os.environ |= {
