@@ -386,13 +386,14 @@ ONLY_ASKED_FOR = {
 # Their Mamba2 beside attention is a break of the breakable graph alone.
 BREAKABLE_ALONE = {"falcon-h1"}
 DEFAULT = tuple(name for name in MODELS if name not in ONLY_ASKED_FOR)
-# What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which
-# FlashMLA's sparse kernel reads in prefill and decode; the defaults on Hopper decode with
-# FlashAttention 3. Graphs for decoding prove nothing here.
-SPARSE_KERNELS = (  # the second name is that of 0.5.13 and later
+# The words for what computes sparse attention: up to 0.5.12, and from 0.5.13 on.
+SPARSE_KERNELS = (
     ("nsa_prefill_backend", "dsa_prefill_backend"),
     ("nsa_decode_backend", "dsa_decode_backend"),
 )
+# What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which
+# FlashMLA's sparse kernel reads in prefill and decode; the defaults on Hopper decode with
+# FlashAttention 3. Graphs for decoding prove nothing here.
 SPARSE_ENGINE = dict(
     attention_backend="nsa",
     **{name: "flashmla_sparse" for names in SPARSE_KERNELS for name in names},
@@ -680,33 +681,14 @@ def _falcon_h1(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
 
 
 def _deepseek(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden, heads, rank, rope = (
-        c["hidden_size"],
-        c["num_attention_heads"],
-        c["kv_lora_rank"],
-        c["qk_rope_head_dim"],
-    )
+    hidden = c["hidden_size"]
     yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
     for number in range(c["num_hidden_layers"]):
         layer = f"model.layers.{number}"
         yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
         yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm"
         attention = f"{layer}.self_attn"
-        yield f"{attention}.q_a_proj.weight", (c["q_lora_rank"], hidden), "matrix"
-        yield f"{attention}.q_a_layernorm.weight", (c["q_lora_rank"],), "norm"
-        yield (
-            f"{attention}.q_b_proj.weight",
-            (heads * (c["qk_nope_head_dim"] + rope), c["q_lora_rank"]),
-            "matrix",
-        )
-        yield f"{attention}.kv_a_proj_with_mqa.weight", (rank + rope, hidden), "matrix"
-        yield f"{attention}.kv_a_layernorm.weight", (rank,), "norm"
-        yield (
-            f"{attention}.kv_b_proj.weight",
-            (heads * (c["qk_nope_head_dim"] + c["v_head_dim"]), rank),
-            "matrix",
-        )
-        yield f"{attention}.o_proj.weight", (hidden, heads * c["v_head_dim"]), "matrix"
+        yield from _latent(attention, c)
         yield (
             f"{attention}.indexer.wq_b.weight",
             (c["index_n_heads"] * c["index_head_dim"], c["q_lora_rank"]),
@@ -782,10 +764,16 @@ def _kda(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
 
 
 def _latent(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Latent attention whose queries are not compressed."""
+    """Latent attention (MLA). Without q_lora_rank its queries are not compressed."""
     hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
     plain, rope, values = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
-    yield f"{layer}.q_proj.weight", (heads * (plain + rope), hidden), "matrix"
+    queries = heads * (plain + rope)
+    if compressed := c["q_lora_rank"]:
+        yield f"{layer}.q_a_proj.weight", (compressed, hidden), "matrix"
+        yield f"{layer}.q_a_layernorm.weight", (compressed,), "norm"
+        yield f"{layer}.q_b_proj.weight", (queries, compressed), "matrix"
+    else:
+        yield f"{layer}.q_proj.weight", (queries, hidden), "matrix"
     yield f"{layer}.kv_a_proj_with_mqa.weight", (rank + rope, hidden), "matrix"
     yield f"{layer}.kv_a_layernorm.weight", (rank,), "norm"
     yield f"{layer}.kv_b_proj.weight", (heads * (plain + values), rank), "matrix"
