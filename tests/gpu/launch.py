@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import forkserver
+
 HERE = Path(__file__).resolve().parent
 SETTINGS = {
     # another kernel package than the release's own may be in place, and said so
@@ -156,7 +158,7 @@ class Job:
     seconds: float = 0.0
     why: str = ""
     device: str = ""
-    process: subprocess.Popen | None = field(default=None, repr=False)
+    process: subprocess.Popen | forkserver.Forked | None = field(default=None, repr=False)
     began: float = 0.0
     shown: int = 0
 
@@ -170,13 +172,15 @@ def run_all(
     lead: bool = True,
     devices: Sequence[str] = ("",),
     ended: Callable[[], None] = lambda: None,
+    server: forkserver.ForkServer | None = None,
 ) -> None:
     """Run every job, `width` at once on each device. With `lead`, the first job of each kind goes
     ahead of the others until it is ready, because it compiles what they reuse.
 
     devices: names for CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline:
     time.time() after which nothing starts and what runs is ended. ended: called whenever a job has.
-    Every job ends with its code or a reason.
+    server: forks the engines; without one, each starts from nothing. Every job ends with its code
+    or a reason.
     """
     waiting, running = list(jobs), []
     for job in jobs:
@@ -205,7 +209,7 @@ def run_all(
                 job = ready[0]
                 waiting.remove(job)
                 job.device = device
-                _begin(place, job)
+                _begin(place, job, server)
                 running.append(job)
                 say(f"{job.name}: started{f' on GPU {device}' if len(devices) > 1 else ''}")
                 continue
@@ -252,7 +256,7 @@ def _clear(place: Place, job: Job) -> None:
     shutil.rmtree(place.out / f"{job.name}.runtime", ignore_errors=True)
 
 
-def _begin(place: Place, job: Job) -> None:
+def _begin(place: Place, job: Job, server: forkserver.ForkServer | None) -> None:
     plan, log = place.out / f"{job.name}.plan.json", place.out / f"{job.name}.log"
     plan.write_text(json.dumps(job.plan))
     # where the queue's report lies: of this engine alone
@@ -270,15 +274,20 @@ def _begin(place: Place, job: Job) -> None:
     if job.plan.get("forget"):  # what a control leaves out is there for layers that break
         more["SGLANG_PREFILL_GRAPH_STATES"] = "break"
     environment = place.environment(**{name: value for name, value in more.items() if value})
+    words = [str(job.script), str(plan)]
     with log.open("wb") as out:  # a session of its own: the engine's children go when it goes
-        job.process = subprocess.Popen(
-            [place.python, str(job.script), str(plan)],
-            env=environment,
-            cwd=place.out,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        if server:
+            with contextlib.suppress(forkserver.Unready):
+                job.process = server.start(words, environment, place.out, out.fileno())
+        if not job.process:
+            job.process = subprocess.Popen(
+                [place.python, *words],
+                env=environment,
+                cwd=place.out,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
     job.began = time.time()
 
 
@@ -305,7 +314,7 @@ def _finished(job: Job, now: float, deadline: float) -> bool:
     return True
 
 
-def kill(process: subprocess.Popen) -> None:
+def kill(process: subprocess.Popen | forkserver.Forked) -> None:
     """End a process and all that it started. It has nothing to save, and an engine may wait forever
     for its own clean-up."""
     with contextlib.suppress(ProcessLookupError):

@@ -18,11 +18,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
+import forkserver
 import harness
 import judging
 import kernels
@@ -83,8 +84,12 @@ def main(words: Sequence[str] | None = None) -> int:
         part.replace(place.out / RESULT)
 
     try:
-        with kernels.made_ahead(place, gpus[0].use, options.attention):
+        with (
+            kernels.made_ahead(place, gpus[0].use, options.attention),
+            forks(place, options) as server,
+        ):
             make_models(place, options.model)
+            server = ready(server)
             launch.run_all(
                 place,
                 jobs,
@@ -93,6 +98,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 commandline.say,
                 devices=[one.use for one in gpus],
                 ended=write,
+                server=server,
             )
         if modes.BREAKABLE in options.mode:
             facts["lifetimes"] = lifetimes(place, gpus[0].use)
@@ -144,6 +150,12 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=420,
         help="seconds that one engine may take (default 420)",
+    )
+    parser.add_argument(
+        "--no-fork",
+        action="store_true",
+        help="start every engine from nothing, instead of forking a process that has imported its"
+        " packages",
     )
     parser.add_argument(
         "--port-base",
@@ -217,6 +229,32 @@ def job(
         "" if reference else f"{model}.{modes.reference(mode, known)}",
         models.MODELS[model]["model_type"],
     )
+
+
+@contextlib.contextmanager
+def forks(
+    place: launch.Place, options: argparse.Namespace
+) -> Iterator[forkserver.ForkServer | None]:
+    """The server that engines are forked from, which begins to import; None with --no-fork."""
+    if options.no_fork:
+        yield None
+        return
+    with contextlib.closing(
+        forkserver.ForkServer(place.python, place.environment(), place.out / "forkserver.log")
+    ) as server:
+        yield server
+
+
+def ready(server: forkserver.ForkServer | None) -> forkserver.ForkServer | None:
+    """The server once it has imported; None, and the reason said, where it cannot be forked."""
+    if server is None:
+        return None
+    try:
+        commandline.say(f"engines are forked from a process with {server.wait()}")
+    except forkserver.Unready as reason:
+        commandline.say(f"every engine starts from nothing: {reason}")
+        return None
+    return server
 
 
 def make_models(place: launch.Place, names: Sequence[str]) -> None:

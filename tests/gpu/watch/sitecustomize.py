@@ -229,7 +229,11 @@ def next_sitecustomize():
             return
 
 
-if os.environ.get("PREFILL_WATCH"):
+def watch():
+    """Begin, if PREFILL_WATCH asks for it. forkserver.py calls this in its forks, whose environment
+    is a new one."""
+    if not os.environ.get("PREFILL_WATCH"):
+        return
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # launch.show_stacks
     hooks = {
         name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()
@@ -249,4 +253,7 @@ if os.environ.get("PREFILL_WATCH"):
             "NCCL_SOCKET_IFNAME": "lo",
         }
     sys.meta_path.insert(0, AfterImport(hooks))
+
+
+watch()
 next_sitecustomize()

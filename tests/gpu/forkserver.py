@@ -1,0 +1,352 @@
+"""Start processes that have already imported the packages that a release's engines import.
+
+Imports are two thirds of an engine's processor time. Its driver, its scheduler and its detokenizer
+each take 15 s for them, of which 12 are packages other than sglang (0.5.16). A server process
+imports those packages once, without touching CUDA. A driver is a fork of it. So are the children
+that multiprocessing would start from nothing. sglang itself is imported by each process, as ever.
+
+`python forkserver.py SOCKET`: the server. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import multiprocessing.util
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# The last that an engine's processes import: the one that asks, the scheduler, the detokenizer.
+LAST = (
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+)
+# packages that ask for the GPU, or load its code, when they are imported
+WITHOUT = (
+    "__main__",
+    "cuda",
+    "deep_gemm",
+    "flashinfer",
+    "nvidia",
+    "sgl_kernel",
+    "sglang",
+    "tvm_ffi",
+)
+# a process that has called cuInit must not be forked; else the driver's functions return this
+DRIVER, NOT_INITIALIZED = "libcuda.so.1", 3  # CUDA_ERROR_NOT_INITIALIZED, cuda.h
+LOADER = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # read when a program starts, which a fork does not
+SPARES = 2  # children of an engine on one GPU: its scheduler, its detokenizer
+LARGEST, FILES = 1 << 18, 16  # bytes and descriptors of one message
+AGAIN = 3  # times that a server begins anew, without what has started CUDA
+READY_S, BEGIN_S, LOOK_S = 240, 30, 0.1
+
+
+class Unready(Exception):
+    """Why there is no server to fork from."""
+
+
+class _Greedy(Exception):
+    """The module whose import started CUDA."""
+
+
+class Forked:
+    """A process that the server forked: what launch.py asks of a subprocess.Popen."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server, self.pid = server, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._server.ended(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a forked process", timeout)
+            time.sleep(0.05)
+        return code
+
+
+class ForkServer:
+    """A server in an environment of its own. It learns and imports while the caller does other
+    things: `wait` before the first `start`."""
+
+    def __init__(self, python: str, environment: dict[str, str], log: Path) -> None:
+        self._link, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._codes: dict[int, int] = {}
+        self._lost = False
+        with there, log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [python, str(Path(__file__).resolve()), str(there.fileno())],
+                # by default a look for GPUs loads CUDA's driver (torch/cuda/__init__.py)
+                env=environment | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self, limit_s: float = READY_S) -> str:
+        """What it has imported, for a log. Raises Unready."""
+        said = self._hear(limit_s, "ready")
+        if said.get("why"):
+            raise Unready(said["why"])
+        without = f" without {', '.join(said['without'])}" if said["without"] else ""
+        return f"{said['ready']} modules{without}"
+
+    def start(
+        self, words: Sequence[str], environment: dict[str, str], cwd: Path, log: int
+    ) -> Forked:
+        """Run a script as `python SCRIPT …` would, in a session of its own. words: the script and
+        what it is told; log: the descriptor that gets its output. Raises Unready."""
+        try:
+            send(self._link, {"words": words, "env": environment, "cwd": str(cwd)}, [log])
+        except OSError as reason:
+            raise Unready(f"the fork server ended: {reason}") from None
+        return Forked(self, self._hear(BEGIN_S, "began")["began"])
+
+    def ended(self, pid: int) -> int | None:
+        """The exit code of a process that `start` gave, once it has one."""
+        with contextlib.suppress(Unready):
+            while pid not in self._codes and self._receive(0) is not None:
+                pass
+        return self._codes.get(pid, 1 if self._lost else None)
+
+    def close(self) -> None:
+        """End the server. What it has started runs on."""
+        self._link.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _hear(self, limit_s: float, wanted: str) -> dict:
+        until = time.monotonic() + limit_s
+        while (left := until - time.monotonic()) > 0:
+            if (said := self._receive(left)) and wanted in said:
+                return said
+        raise Unready(f"the fork server said nothing in {limit_s:.0f} s")
+
+    def _receive(self, limit_s: float) -> dict | None:
+        """The next message, None where none came in time. Exit codes are kept. Raises Unready where
+        no more can come."""
+        if not select.select([self._link], [], [], limit_s)[0]:
+            return None
+        said, _ = receive(self._link)
+        if said is None:
+            self._lost = True
+            raise Unready("the fork server ended")
+        if "ended" in said:
+            self._codes[said["ended"]] = said["code"]
+        return said
+
+
+def send(link: socket.socket, message: dict, files: Sequence[int] = ()) -> None:
+    socket.send_fds(link, [json.dumps(message).encode()], list(files))
+
+
+def receive(link: socket.socket) -> tuple[dict | None, list[int]]:
+    """The next message and its descriptors; None where the other side is gone."""
+    try:
+        data, files, _, _ = socket.recv_fds(link, LARGEST, FILES)
+    except ConnectionError:
+        return None, []
+    return (json.loads(data) if data else None), files
+
+
+# What follows runs in the server and in its forks.
+
+
+def serve(link: socket.socket) -> Callable[[], None]:
+    """Fork whenever asked to, until the client is gone. Returns in each fork: what it is to do."""
+    while True:
+        for pid, code in _gone():
+            send(link, {"ended": pid, "code": code})
+        if not select.select([link], [], [], LOOK_S)[0]:
+            continue
+        message, files = receive(link)
+        if message is None:
+            sys.exit()
+        if os.fork() == 0:
+            os.setsid()
+            send(link, {"began": os.getpid()})
+            link.close()
+            return lambda: drive(message, files[0])
+        for file in files:
+            os.close(file)
+
+
+def _gone() -> list[tuple[int, int]]:
+    """(process, exit code) of the forks that have ended since the last call."""
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append((ended[0], os.waitstatus_to_exitcode(ended[1])))
+    return found
+
+
+def drive(message: dict, log: int) -> None:
+    """Become the process that a client asked for."""
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    _settle(message)
+    spares: list[tuple[int, socket.socket]] = []
+    for _ in range(SPARES):
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            for link in (here, *(link for _, link in spares)):
+                link.close()
+            become(there)
+            return
+        there.close()
+        spares.append((pid, here))
+    _hand_out(spares)
+    _watch()
+    sys.argv = message["words"]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _hand_out(spares: list[tuple[int, socket.socket]]) -> None:
+    """Have multiprocessing's spawned children be spares, while there are any."""
+    plain = multiprocessing.util.spawnv_passfds
+    began_with = [os.environ.get(name) for name in LOADER]
+
+    def spawn(path: str | bytes, words: Sequence[str], files: Sequence[int]) -> int:
+        fits = (
+            spares
+            and words[-1] == "--multiprocessing-fork"
+            and os.fsdecode(path) == sys.executable
+            and [os.environ.get(name) for name in LOADER] == began_with
+        )
+        if not fits:
+            return plain(path, words, files)
+        pid, link = spares.pop(0)
+        # words: the interpreter, its options, -c, code, the last (multiprocessing/spawn.py)
+        told = {"code": words[-2], "env": dict(os.environ), "cwd": os.getcwd(), "files": [*files]}
+        with link:
+            send(link, told, files)
+        return pid
+
+    multiprocessing.util.spawnv_passfds = spawn
+
+
+def become(link: socket.socket) -> None:
+    """Wait as a spare. Then do what a new interpreter with these words would."""
+    message, files = receive(link)
+    if message is None:
+        os._exit(0)
+    link.close()
+    # each descriptor under its sender's number, which the code names
+    above = max(message["files"]) + 1
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, above) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(moved, message["files"], strict=True):
+        os.dup2(file, number, inheritable=False)
+        os.close(file)
+    _settle(message)
+    _watch()
+    sys.argv = ["-c", "--multiprocessing-fork"]
+    exec(message["code"], {"__name__": "__main__"})
+
+
+def _settle(message: dict) -> None:
+    os.environ.clear()
+    os.environ.update(message["env"])
+    os.chdir(message["cwd"])
+
+
+def _watch() -> None:
+    """What an interpreter's start does by watch/sitecustomize.py, whose environment is new."""
+    begin = getattr(sys.modules.get("sitecustomize"), "watch", None)
+    if begin:
+        begin()
+
+
+def learn() -> list[str]:
+    """The names of all modules that the processes of an engine import, less WITHOUT. A fork imports
+    them: what that does to it goes with it."""
+    source, sink = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(source)
+        for name in LAST:
+            importlib.import_module(name)
+        with open(sink, "w") as out:
+            json.dump([name for name in sys.modules if name.split(".")[0] not in WITHOUT], out)
+        os._exit(0)
+    os.close(sink)
+    with open(source) as said:
+        names = said.read()
+    _, status = os.waitpid(pid, 0)
+    if status or not names:
+        raise Unready(f"{', '.join(LAST)} cannot be imported")
+    return json.loads(names)
+
+
+def preload(names: Sequence[str]) -> None:
+    """Import them, in the order in which an engine did. Raises _Greedy with the first that starts
+    CUDA. One that cannot be imported so is left to those who can."""
+    for name in names:
+        if name in sys.modules:
+            continue
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+        if _cuda_began():
+            raise _Greedy(name)
+
+
+def _cuda_began() -> bool:
+    try:
+        driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:  # nothing has loaded it
+        return False
+    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED
+
+
+def main() -> Callable[[], None]:
+    link, without = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
+    gc.disable()  # a fifth of the imports' time
+    try:
+        preload([name for name in learn() if name not in without])
+    except _Greedy as module:
+        if len(without) < AGAIN:
+            os.set_inheritable(link.fileno(), True)
+            words = [__file__, str(link.fileno()), *without, str(module)]
+            os.execv(sys.executable, [sys.executable, *words])
+        _refuse(link, f"{', '.join([*without, str(module)])} start CUDA")
+    except Unready as reason:
+        _refuse(link, str(reason))
+    gc.enable()
+    gc.freeze()  # these objects stay, so that their pages stay shared
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+    send(link, {"ready": len(sys.modules), "without": without})
+    return serve(link)
+
+
+def _refuse(link: socket.socket, why: str) -> None:
+    send(link, {"ready": 0, "why": why})
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()()

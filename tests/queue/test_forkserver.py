@@ -1,0 +1,198 @@
+"""tests/gpu/forkserver.py: engines and their children begin with packages imported."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).resolve().parents[2] / "tests/gpu"
+# writes which process imported it
+HEAVY = """
+import os
+with open(os.environ["IMPORTS"], "a") as out:
+    out.write(f"{os.getpid()}\\n")
+"""
+WATCH = """
+import os
+def watch():
+    if "WATCHED" in os.environ:
+        with open(os.environ["WATCHED"], "a") as out:
+            out.write(f"{os.getpid()}\\n")
+"""
+# an engine, which starts three children as sglang's starts its own: one more than there are spares
+ENGINE = """
+import json, multiprocessing, os, sys, time
+
+def work(found, number):
+    import heavy
+    found.put([number, os.getpid(), os.getppid(), os.environ.get("TOLD"), os.getcwd()])
+    sys.exit(number)
+
+if __name__ == "__main__":
+    import sglang.srt.managers.scheduler
+    multiprocessing.set_start_method("spawn", force=True)
+    os.environ["TOLD"] = "by the driver"
+    if len(sys.argv) > 2:
+        os.environ["LD_PRELOAD"] = sys.argv[2]
+    found = multiprocessing.Queue()
+    children = [multiprocessing.Process(target=work, args=(found, n)) for n in range(1, 4)]
+    for child in children:
+        child.start()
+    said = sorted(found.get() for _ in children)
+    for child in children:
+        child.join()
+    with open(sys.argv[1], "w") as out:
+        json.dump({"me": os.getpid(), "said": said, "codes": [c.exitcode for c in children]}, out)
+    print("an engine's words")
+    sys.exit(7)
+"""
+
+
+@pytest.fixture
+def forkserver(monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU))
+    return importlib.import_module("forkserver")
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Packages of which engines import one, and what is asked to be run."""
+    managers = tmp_path / "site/sglang/srt/managers"
+    managers.mkdir(parents=True)
+    (tmp_path / "site/sglang/srt/entrypoints").mkdir()
+    for file in ("managers/scheduler", "managers/detokenizer_manager", "entrypoints/engine"):
+        (tmp_path / f"site/sglang/srt/{file}.py").write_text("import heavy\n")
+    (tmp_path / "site/heavy.py").write_text(HEAVY)
+    (tmp_path / "site/sitecustomize.py").write_text(WATCH)
+    (tmp_path / "engine.py").write_text(ENGINE)
+    return tmp_path
+
+
+@pytest.fixture
+def begin(forkserver, site, request):
+    def made():
+        server = forkserver.ForkServer(sys.executable, environment(site), site / "server.log")
+        request.addfinalizer(server.close)
+        return server
+
+    return made
+
+
+def environment(site: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LD_")}
+    return kept | {"PYTHONPATH": str(site / "site"), "IMPORTS": str(site / "imports")} | more
+
+
+def run(server, site: Path, *words: str, **more: str):
+    with (site / "engine.log").open("wb") as log:
+        return server.start(
+            [str(site / "engine.py"), str(site / "out.json"), *words],
+            environment(site, **more),
+            site,
+            log.fileno(),
+        )
+
+
+def importers(site: Path) -> list[int]:
+    return [int(line) for line in (site / "imports").read_text().split()]
+
+
+def test_an_engine_and_its_children_import_what_the_server_has_not(begin, site):
+    """The third child found no spare, and starts from nothing."""
+    server = begin()
+    assert int(server.wait().removesuffix(" modules")) > 50
+    before = importers(site)  # who learned the names, and the server
+    engine = run(server, site, WATCHED=str(site / "watched"))
+    assert engine.wait(60) == 7 and engine.returncode == 7
+    found = json.loads((site / "out.json").read_text())
+    assert found["me"] == engine.pid and found["codes"] == [1, 2, 3]
+    assert [said[0] for said in found["said"]] == [1, 2, 3]
+    assert {tuple(said[2:]) for said in found["said"]} == {(engine.pid, "by the driver", str(site))}
+    assert len(before) == 2 and importers(site)[2:] == [found["said"][2][1]]
+    watched = [int(line) for line in (site / "watched").read_text().split()]
+    assert sorted(watched) == sorted([engine.pid, *(said[1] for said in found["said"][:2])])
+    assert (site / "engine.log").read_text() == "an engine's words\n"
+    time.sleep(0.2)
+    assert not Path(f"/proc/{engine.pid}").exists()
+
+
+def test_children_whose_loader_is_told_something_start_from_nothing(begin, site):
+    server = begin()
+    server.wait()
+    assert run(server, site, "").wait(60) == 7  # an empty LD_PRELOAD is another one than none
+    assert len(importers(site)) == 2 + 3
+
+
+def test_a_killed_engine_takes_its_spares_along(begin, site):
+    import launch
+
+    (site / "engine.py").write_text("import time\ntime.sleep(60)\n")
+    server = begin()
+    server.wait()
+    engine = run(server, site)
+    while len(launch.members(engine.pid)) < 3:
+        time.sleep(0.05)
+    launch.kill(engine)
+    assert engine.poll() == -9 and not launch.members(engine.pid)
+
+
+@pytest.fixture
+def greedy(site):
+    """Makes modules that start CUDA: the stand-in says, as the driver does after cuInit, that it
+    knows its devices."""
+    code = "int cuDeviceGetCount(int *count) { *count = 1; return 0; }"
+    subprocess.run(
+        ["cc", "-shared", "-xc", "-", "-o", site / "libcuda.so.1", "-Wl,-soname,libcuda.so.1"],
+        input=code.encode(),
+        check=True,
+    )
+
+    def make(*names: str) -> None:
+        for name in names:
+            (site / f"site/{name}.py").write_text(
+                f"import ctypes\nctypes.CDLL('{site}/libcuda.so.1')"
+            )
+        (site / "site/sglang/srt/managers/scheduler.py").write_text(f"import {', '.join(names)}\n")
+
+    return make
+
+
+def test_a_module_that_starts_cuda_is_left_to_the_engines(begin, site, greedy):
+    """A process that has begun with CUDA must not be forked."""
+    greedy("greedy")
+    server = begin()
+    assert server.wait().endswith(" modules without greedy")
+    assert run(server, site).wait(60) == 7
+
+
+def test_modules_that_all_start_cuda_are_named(begin, forkserver, greedy):
+    greedy("one", "two", "three", "four", "five")
+    with pytest.raises(forkserver.Unready, match="^one, two, three, four start CUDA"):
+        begin().wait()
+
+
+def test_modules_that_cannot_be_imported_are_named(begin, forkserver, site):
+    (site / "site/sglang/srt/managers/scheduler.py").write_text("import missing\n")
+    with pytest.raises(forkserver.Unready, match="scheduler, .* cannot be imported"):
+        begin().wait()
+    assert "No module named 'missing'" in (site / "server.log").read_text()
+
+
+def test_engines_of_a_lost_server_have_ended(begin, forkserver, site):
+    server = begin()
+    server.wait()
+    (site / "engine.py").write_text("import time\ntime.sleep(60)\n")
+    engine = run(server, site)
+    server._process.kill()
+    server._process.wait()
+    assert engine.wait(5) == 1
+    with pytest.raises(forkserver.Unready, match="ended"):
+        run(server, site)
+    os.killpg(engine.pid, 9)
