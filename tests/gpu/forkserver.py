@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -25,8 +26,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 
 # The last that an engine's processes import: the one that asks, the scheduler, the detokenizer.
 LAST = (
@@ -50,16 +54,13 @@ DRIVER, NOT_INITIALIZED = "libcuda.so.1", 3  # CUDA_ERROR_NOT_INITIALIZED, cuda.
 LOADER = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # read when a program starts, which a fork does not
 SPARES = 2  # children of an engine on one GPU: its scheduler, its detokenizer
 LARGEST, FILES = 1 << 18, 16  # bytes and descriptors of one message
-AGAIN = 3  # times that a server begins anew, without what has started CUDA
+NVML_ALONE = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch asks no driver whether there is a GPU
+AGAIN = 3  # packages that are left out because they start CUDA
 READY_S, BEGIN_S, LOOK_S = 240, 30, 0.1
 
 
 class Unready(Exception):
     """Why there is no server to fork from."""
-
-
-class _Greedy(Exception):
-    """The module whose import started CUDA."""
 
 
 class Forked:
@@ -96,8 +97,7 @@ class ForkServer:
         with there, log.open("wb") as out:
             self._process = subprocess.Popen(
                 [python, str(Path(__file__).resolve()), str(there.fileno())],
-                # by default a look for GPUs loads CUDA's driver (torch/cuda/__init__.py)
-                env=environment | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                env=environment | {NVML_ALONE: "1"},
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -303,16 +303,63 @@ def learn() -> list[str]:
     return json.loads(names)
 
 
-def preload(names: Sequence[str]) -> None:
-    """Import them, in the order in which an engine did. Raises _Greedy with the first that starts
-    CUDA. One that cannot be imported so is left to those who can."""
-    for name in names:
-        if name in sys.modules:
-            continue
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-        if _cuda_began():
-            raise _Greedy(name)
+def preload(names: Sequence[str]) -> str:
+    """Import them, in the order in which an engine did. Returns the first that starts CUDA, if one
+    does. One that cannot be imported so is left to those who can."""
+    told: list[None] = []
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            if name in sys.modules:
+                continue
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+            if "torch" in sys.modules and not told:
+                told.append(stack.enter_context(_told_of_gpu(sys.modules["torch"])))
+            if _cuda_began():
+                return name
+    return ""
+
+
+@contextlib.contextmanager
+def _told_of_gpu(torch: ModuleType) -> Iterator[None]:
+    """Answer which GPU there is, of which CUDA would be asked else: torchao asks whether Triton can
+    compile for it (torch/utils/_triton.py, has_triton). Nothing but its capability is known. A
+    module that keeps one of these functions asks CUDA later."""
+    major, _, minor = _capability().partition(".")
+    if not minor:
+        yield
+        return
+    known = types.SimpleNamespace(major=int(major), minor=int(minor))
+    answers = {
+        "current_device": lambda: 0,
+        "get_device_properties": lambda *_, **__: known,
+        "get_device_capability": lambda *_, **__: (known.major, known.minor),
+    }
+    now = [True]
+
+    def told(original: Callable, answer: Callable) -> Callable:
+        @functools.wraps(original)
+        def ask(*args: object, **kwargs: object) -> object:
+            return (answer if now else original)(*args, **kwargs)
+
+        return ask
+
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, told(getattr(torch.cuda, name), answer))
+    yield
+    now.clear()
+    # torch's compiler keeps what it has been told (torch/_dynamo/device_interface.py)
+    kept = sys.modules.get("torch._dynamo.device_interface")
+    getattr(kept, "caching_worker_device_properties", {}).clear()
+
+
+def _capability() -> str:
+    """The first GPU's, as 9.0; empty where nvidia-smi knows none."""
+    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    with contextlib.suppress(OSError):
+        said = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        return said.stdout.partition("\n")[0].strip()
+    return ""
 
 
 def _cuda_began() -> bool:
@@ -324,26 +371,44 @@ def _cuda_began() -> bool:
 
 
 def main() -> Callable[[], None]:
-    link, without = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
+    """Each attempt to import is a fork's. The one that succeeds is the server."""
+    link = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()  # a fifth of the imports' time
     try:
-        preload([name for name in learn() if name not in without])
-    except _Greedy as module:
-        if len(without) < AGAIN:
-            os.set_inheritable(link.fileno(), True)
-            words = [__file__, str(link.fileno()), *without, str(module)]
-            os.execv(sys.executable, [sys.executable, *words])
-        _refuse(link, f"{', '.join([*without, str(module)])} start CUDA")
+        names, without = learn(), []
     except Unready as reason:
         _refuse(link, str(reason))
+    while len(without) <= AGAIN:
+        source, sink = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.close(source)
+            os.write(sink, preload(names).encode())
+            os.close(sink)
+            return lambda: _begin(link, without)
+        os.close(sink)
+        with open(source) as said:
+            greedy = said.read()
+        if not greedy:
+            os.waitpid(pid, 0)
+            sys.exit()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        package = greedy.rpartition(".")[0] or greedy
+        without.append(package)
+        names = [name for name in names if not f"{name}.".startswith(f"{package}.")]
+    _refuse(link, f"{', '.join(without)} start CUDA")
+    raise AssertionError
+
+
+def _begin(link: socket.socket, without: list[str]) -> None:
     gc.enable()
     gc.freeze()  # these objects stay, so that their pages stay shared
-    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+    os.environ.pop(NVML_ALONE)
     send(link, {"ready": len(sys.modules), "without": without})
-    return serve(link)
+    serve(link)()
 
 
-def _refuse(link: socket.socket, why: str) -> None:
+def _refuse(link: socket.socket, why: str) -> NoReturn:
     send(link, {"ready": 0, "why": why})
     sys.exit(1)
 

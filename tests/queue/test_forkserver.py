@@ -167,8 +167,11 @@ def greedy(site):
 def test_a_module_that_starts_cuda_is_left_to_the_engines(begin, site, greedy):
     """A process that has begun with CUDA must not be forked."""
     greedy("greedy")
+    (site / "site/package").mkdir()
+    (site / "site/greedy.py").rename(site / "site/package/greedy.py")
+    (site / "site/sglang/srt/managers/scheduler.py").write_text("import heavy, package.greedy\n")
     server = begin()
-    assert server.wait().endswith(" modules without greedy")
+    assert server.wait().endswith(" modules without package")
     assert run(server, site).wait(60) == 7
 
 
@@ -190,9 +193,48 @@ def test_engines_of_a_lost_server_have_ended(begin, forkserver, site):
     server.wait()
     (site / "engine.py").write_text("import time\ntime.sleep(60)\n")
     engine = run(server, site)
-    server._process.kill()
+    os.killpg(server._process.pid, 9)
     server._process.wait()
     assert engine.wait(5) == 1
     with pytest.raises(forkserver.Unready, match="ended"):
         run(server, site)
     os.killpg(engine.pid, 9)
+
+
+TORCH = """
+import types
+def asks(*_):
+    raise RuntimeError("CUDA was asked")
+cuda = types.SimpleNamespace(
+    current_device=asks, get_device_properties=asks, get_device_capability=asks)
+"""
+
+
+@pytest.mark.parametrize("found", ["9.0\n", "", None])
+def test_a_package_is_told_which_gpu_there_is(begin, site, monkeypatch, found):
+    """torchao asks while it is imported. An engine asks CUDA again. Without an answer such a
+    package is left to the engines."""
+    (site / "site/torch.py").write_text(TORCH)
+    (site / "site/asks.py").write_text(
+        "import torch\nassert torch.cuda.get_device_properties(0).major == 9\n"
+    )
+    (site / "site/sglang/srt/managers/scheduler.py").write_text(
+        "import heavy, sys\n"
+        "try:\n    import asks\n"
+        "except RuntimeError:\n    sys.modules['asks'] = sys  # as an engine, which may ask\n"
+    )
+    (site / "bin").mkdir()
+    if found is not None:
+        (site / "bin/nvidia-smi").write_text(f"#!/bin/sh\nprintf '{found}'\n")
+        (site / "bin/nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site / 'bin'}:/usr/bin:/bin")
+    server = begin()
+    server.wait()
+    (site / "engine.py").write_text(
+        "import sys, torch\nprint('asks' in sys.modules)\n"
+        "try:\n    torch.cuda.get_device_properties(0)\n"
+        "except RuntimeError as reason:\n    print(reason)\n"
+    )
+    run(server, site).wait(60)
+    said = (site / "engine.log").read_text()
+    assert said == f"{bool(found)}\nCUDA was asked\n"
