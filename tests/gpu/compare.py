@@ -37,7 +37,8 @@ one. Under ROUTED, the control's own limit, no more than a quarter of a kind's p
 of one counting as one.
 
 A graph mode that is asked again has the same limits against itself: requests meet in other batches
-then.
+then. Where it serves no log-probabilities, eager prefill says where it was undecided, as long as
+the texts are its own.
 
 An error in the graph moves most tokens (the op that overwrote its input: 50 of 76 first tokens
 wrong, 0.56 off on average). What is not a number is wrong under any limits.
@@ -45,6 +46,7 @@ wrong, 0.56 off on average). What is not a number is wrong under any limits.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection
@@ -299,6 +301,30 @@ def _fault(tally: Tally, limits: Limits) -> str:
     return ""
 
 
+def with_leads(mine: dict, reference: dict) -> dict:
+    """A pass of answers without log-probabilities, each with the reference's two best up to its
+    first token that is another one than the reference's; behind it, none is a tie."""
+
+    def lead(answer: dict, right: dict) -> dict:
+        if "best" in answer or "best" not in right:
+            return answer
+        pairs = zip(answer["tokens"], right["tokens"])
+        alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        decided = [[math.inf, 0.0]] * (len(answer["tokens"]) - alike - 1)
+        return answer | {"best": right["best"][: alike + 1] + decided}
+
+    return {
+        call: mine[call]
+        | {
+            "answers": [
+                lead(*pair)
+                for pair in zip(mine[call]["answers"], reference[call]["answers"], strict=True)
+            ]
+        }
+        for call in mine
+    }
+
+
 def remembers(answers: dict, pairs: list[tuple[str, str]]) -> Verdict:
     """Whether answers depend on a prompt's beginning: without that, no comparison would see a wrong
     state."""
@@ -446,13 +472,18 @@ def fitting(prefills: list[dict], sizes: Collection[int]) -> list[dict]:
 
 
 def graph_used(
-    prefills: list[dict], sizes: list[int], wanted: bool, several_wanted: Collection[int] = (2,)
+    prefills: list[dict],
+    sizes: list[int],
+    wanted: bool,
+    several_wanted: Collection[int] = (2,),
+    refusing: str = "",
 ) -> Verdict:
     """Whether every prefill that fits a captured size launched graphs, of several_wanted requests
     too (wanted); or none did.
 
     sizes: what must have been captured, no more and no less: a size that is missing is answered by
-    the next larger one.
+    the next larger one. refusing: code of a rule by which the release runs prefills of this model
+    eagerly; one whose reason shows it does not count as fitting.
     """
     what = (
         "every prefill that fits ran on the graph, of several requests too"
@@ -460,6 +491,8 @@ def graph_used(
         else "no prefill ran on a graph"
     )
     fit = fitting(prefills, sizes)
+    refused = [line for line in fit if refusing and refusing in (line.get("why") or "")]
+    fit = [line for line in fit if line not in refused]
     on_graph = [line for line in prefills if line["runner"] and line["launches"]]
     several = sorted({line["requests"] for line in on_graph if line["requests"] > 1})
     numbers = {
@@ -470,7 +503,7 @@ def graph_used(
         "with_several_requests": sum(line["requests"] > 1 for line in on_graph),
         "several": several,
         "padded": sum(line["tokens"] not in sizes for line in on_graph),
-    }
+    } | ({"refused": len(refused)} if refused else {})
     if not prefills:
         return Verdict(what, False, "the watch saw no prefill", numbers)
     if not wanted:
@@ -482,7 +515,7 @@ def graph_used(
             what,
             False,
             f"{len(missed)} of {len(fit)} did not, first one of {first['tokens']} tokens and"
-            f" {first['requests']} requests",
+            f" {first['requests']} requests" + (f": {first['why']}" if first.get("why") else ""),
             numbers,
         )
     captured = next((line["captured"] for line in prefills if "captured" in line), None)
@@ -500,6 +533,7 @@ def graph_used(
         what,
         True,
         f"{len(on_graph)} of {len(prefills)}, with up to {several[-1]} requests,"
-        f" {numbers['launches']} graph launches",
+        f" {numbers['launches']} graph launches"
+        + (f"; {len(refused)} are left out by a rule of the release" if refused else ""),
         numbers,
     )

@@ -98,7 +98,13 @@ def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[
         count for count in cases.REQUESTS if 1 < count <= cases.CHUNK // models.page_size(model)
     ]
     found = [
-        compare.graph_used(result["prefills"], list(cases.CAPTURE), mode in modes.GRAPHS, several),
+        compare.graph_used(
+            result["prefills"],
+            list(cases.CAPTURE),
+            mode in modes.GRAPHS,
+            several,
+            models.REFUSED.get(model, "") if mode == modes.BREAKABLE else "",
+        ),
         compare.hits(in_cache),
         compare.emptied(passes),
     ]
@@ -146,9 +152,10 @@ def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[
     if mode in modes.GRAPHS and compare.reports(result.get("report")):
         found.append(compare.reported(result["report"], model))
     if cases.AGAIN in passes and reference:
+        cold = compare.with_leads(passes[cases.COLD], reference["passes"][cases.COLD])
         found.append(
             compare.same_answers(
-                "answers the same when asked again", passes[cases.AGAIN], passes[cases.COLD], limits
+                "answers the same when asked again", passes[cases.AGAIN], cold, limits
             )
         )
     return found

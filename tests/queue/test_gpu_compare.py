@@ -830,6 +830,26 @@ def test_a_prefill_that_the_release_takes_for_too_padded_may_run_eagerly(compare
     assert not compare.graph_used(prefills, [16], wanted=True).good
 
 
+def test_a_prefill_that_a_rule_of_the_release_leaves_out_may_run_eagerly(compare, monkeypatch):
+    """Kimi-Linear's with a cached prompt, in the breakable graph of 0.5.16; the rule is named."""
+    monkeypatch.syspath_prepend(str(GPU))
+    import models
+
+    rule = models.REFUSED["kimi-linear"]
+    prefills = [
+        {"tokens": 16, "requests": 2, "runner": "Runner", "launches": 1, "captured": [16]},
+        {"tokens": 16, "requests": 4, "runner": None, "launches": 0}
+        | {"why": f"runner.py:9: and any({rule}) return False"},
+    ]
+    found = compare.graph_used(prefills, [16], wanted=True, refusing=rule)
+    assert found.good and found.why.endswith("; 1 are left out by a rule of the release")
+    assert found.numbers["refused"] == 1
+    other = compare.graph_used(prefills, [16], wanted=True)
+    assert not other.good and other.why.endswith(f"4 requests: {prefills[1]['why']}")
+    prefills[1]["why"] = "runner.py:9: return False"
+    assert not compare.graph_used(prefills, [16], wanted=True, refusing=rule).good
+
+
 @pytest.fixture
 def cases(monkeypatch):
     monkeypatch.syspath_prepend(str(GPU))
@@ -1143,6 +1163,31 @@ def test_what_is_asked_again_has_the_limits_of_its_mode(far, model, good, monkey
     """The same requests meet in other batches then: eager prefill's own control says how much that
     moves."""
     assert judged(far, model, monkeypatch)["answers the same when asked again"].good is good
+
+
+@pytest.mark.parametrize(
+    ("cold", "again", "lead", "good"),
+    [
+        ([1, 2, 3], [1, 2, 3], 9.0, True),
+        ([1, 2, 3], [1, 4, 3], 0.1, True),  # eager prefill was undecided there
+        ([1, 2, 3], [1, 4, 3], 9.0, False),
+        ([5, 2, 3], [5, 4, 3], 0.1, False),  # behind another token it says nothing
+        ([5, 2, 3], [1, 2, 3], 0.1, True),
+    ],
+)
+def test_asked_again_without_log_probabilities_eager_prefill_says_what_is_a_tie(
+    compare, cold, again, lead, good
+):
+    """Of 0.5.16's piecewise graph one prompt of 109 went the other way at a tie: "led by inf"."""
+    best = [[-1.0, -1.0 - lead]] * 3
+    reference = {"single-3": {"answers": [{"tokens": [1, 2, 3], "best": best}]}}
+    asked = {"single-3": {"answers": [{"tokens": cold}]}}
+    known = compare.with_leads(asked, reference)
+    limits = compare.replace(compare.STRICT, compared=0.0)
+    mine = {"single-3": {"answers": [{"tokens": again}]}}
+    other = {"other-1": {"answers": [{"tokens": [1]}]}}  # so that a token was compared
+    found = compare.same_answers("again", mine | other, known | other, limits)
+    assert found.good is good, found.why
 
 
 def test_the_walk_over_the_sizes_counts_with_the_cold_answers(monkeypatch):
