@@ -175,13 +175,20 @@ def usable(found: Entry, name: str) -> Entry:
     if wrong := _unusable(found, references, held):
         step = f"{to_type('gpu', '--take FILE')} keeps a bench; of a proof give the file that"
         raise Refused(Problem("bad-evidence", name, wrong, f"{step} tests/gpu/run.py wrote"))
-    bad = {run["model"]: run.get("why", "") for run in references if run["verdict"] == "failed"}
+    against = {(run["model"], run["mode"]): run for run in references}
     late = {
-        id(run): {"verdict": store.NOT_RUN, "why": f"its reference failed: {bad[run['model']]}"}
+        id(run): {"verdict": store.NOT_RUN, "why": f"its reference failed: {of.get('why', '')}"}
         for run in held
-        if run["model"] in bad
+        if (of := _reference(run, against))["verdict"] == "failed"
     }
     return found | {"runs": [run | late.get(id(run), {}) for run in runs]}
+
+
+def _reference(run: Entry, against: dict[tuple[str, str], Entry]) -> Entry:
+    """What a run was held against, as tests/gpu/modes.py chose it: where a release has two
+    references, the piecewise graphs have the first."""
+    found = [against[key] for key in sorted(against) if key[0] == run["model"]]
+    return found[-1 if run["mode"] in (store.BREAKABLE, "eager") else 0]
 
 
 def _unusable(found: Entry, references: list[Entry], held: list[Entry]) -> str:

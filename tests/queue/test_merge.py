@@ -200,6 +200,23 @@ def test_what_passed_against_a_reference_that_failed_is_not_proven(fleet):
     )
 
 
+@pytest.mark.parametrize(
+    ("broken", "kept"),
+    [
+        ("reference", {"piecewise": "not run", "breakable": "passed"}),
+        ("reference-breakable", {"piecewise": "passed", "breakable": "not run"}),
+    ],
+)
+def test_a_run_is_lost_with_its_own_reference_alone(fleet, broken, kept):
+    """From 0.5.14 on a release has two; the breakable graph is held against the second."""
+    names = ("reference", "reference-breakable")
+    references = [run("one", name, "failed" if name == broken else "passed") for name in names]
+    fleet.lay("a", [*references, run("one"), run("one", "breakable")])
+    fleet.merge()
+    found = {one["mode"]: one["verdict"] for one in json.loads(fleet.kept.read_text())["runs"]}
+    assert kept.items() <= found.items()
+
+
 def test_better_evidence_is_not_lost(fleet):
     """Nothing of what is kept goes for a run that had no time, was another day before, or was by an
     earlier harness."""
