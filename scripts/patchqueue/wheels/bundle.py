@@ -91,8 +91,8 @@ LEFT_OUT = (
         "tilelang quack easydict sgl_kernel.flash_ops",
     ),
     LeftOut(
-        "the compiler of CuTe kernels, which each MLP of Llama asks for from 0.5.22 on, and the"
-        " models with sparse attention of 0.5.15 when they are imported",
+        "the compiler of CuTe kernels: Llama's MLPs ask for it from 0.5.22 on, and on 0.5.15"
+        " sparse attention",
         "nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13",
         "",
         releases="<0.5.22,!=0.5.15.*",
