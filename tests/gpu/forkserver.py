@@ -19,6 +19,7 @@ import importlib
 import json
 import multiprocessing.util
 import os
+import re
 import runpy
 import select
 import signal
@@ -56,7 +57,7 @@ SPARES = 2  # children of an engine on one GPU: its scheduler, its detokenizer
 LARGEST, FILES = 1 << 18, 16  # bytes and descriptors of one message
 NVML_ALONE = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch asks no driver whether there is a GPU
 AGAIN = 3  # packages that are left out because they start CUDA
-READY_S, BEGIN_S, LOOK_S = 240, 30, 0.1
+READY_S, BEGIN_S, LOOK_S = 240, 120, 0.1
 
 
 class Unready(Exception):
@@ -325,11 +326,11 @@ def _told_of_gpu(torch: ModuleType) -> Iterator[None]:
     """Answer which GPU there is, of which CUDA would be asked else: torchao asks whether Triton can
     compile for it (torch/utils/_triton.py, has_triton). Nothing but its capability is known. A
     module that keeps one of these functions asks CUDA later."""
-    major, _, minor = _capability().partition(".")
-    if not minor:
+    found = re.fullmatch(r"(\d+)\.(\d+)", _capability())
+    if not found:
         yield
         return
-    known = types.SimpleNamespace(major=int(major), minor=int(minor))
+    known = types.SimpleNamespace(major=int(found[1]), minor=int(found[2]))
     answers = {
         "current_device": lambda: 0,
         "get_device_properties": lambda *_, **__: known,
@@ -382,22 +383,21 @@ def main() -> Callable[[], None]:
         source, sink = os.pipe()
         if (pid := os.fork()) == 0:
             os.close(source)
-            os.write(sink, preload(names).encode())
+            if greedy := preload(names):
+                os.write(sink, greedy.encode())
+                os._exit(1)
             os.close(sink)
             return lambda: _begin(link, without)
         os.close(sink)
         with open(source) as said:
             greedy = said.read()
+        os.waitpid(pid, 0)  # until the client is gone, if it serves
         if not greedy:
-            os.waitpid(pid, 0)
             sys.exit()
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
         package = greedy.rpartition(".")[0] or greedy
         without.append(package)
         names = [name for name in names if not f"{name}.".startswith(f"{package}.")]
     _refuse(link, f"{', '.join(without)} start CUDA")
-    raise AssertionError
 
 
 def _begin(link: socket.socket, without: list[str]) -> None:

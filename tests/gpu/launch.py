@@ -275,20 +275,32 @@ def _begin(place: Place, job: Job, server: forkserver.ForkServer | None) -> None
         more["SGLANG_PREFILL_GRAPH_STATES"] = "break"
     environment = place.environment(**{name: value for name, value in more.items() if value})
     words = [str(job.script), str(plan)]
-    with log.open("wb") as out:  # a session of its own: the engine's children go when it goes
-        if server:
-            with contextlib.suppress(forkserver.Unready):
-                job.process = server.start(words, environment, place.out, out.fileno())
-        if not job.process:
-            job.process = subprocess.Popen(
-                [place.python, *words],
-                env=environment,
-                cwd=place.out,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    with log.open("wb") as out:
+        job.process = _forked(server, words, environment, place, out.fileno())
+        # a session of its own: the engine's children go when it goes
+        job.process = job.process or subprocess.Popen(
+            [place.python, *words],
+            env=environment,
+            cwd=place.out,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     job.began = time.time()
+
+
+def _forked(
+    server: forkserver.ForkServer | None,
+    words: list[str],
+    environment: dict[str, str],
+    place: Place,
+    log: int,
+) -> forkserver.Forked | None:
+    """The process, None where it has to be started: there is no server, or no more."""
+    if server:
+        with contextlib.suppress(forkserver.Unready):
+            return server.start(words, environment, place.out, log)
+    return None
 
 
 def _finished(job: Job, now: float, deadline: float) -> bool:

@@ -1234,3 +1234,11 @@ def test_a_router_is_known_by_either_name_of_its_choice(modes, name, routed):
     import models
 
     assert models.has_router(models.MODELS[name]) is routed
+
+
+@pytest.mark.parametrize("words", [(), ("--no-fork",)])
+def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, words):
+    code, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", *words)
+    assert code == 0 and {one["verdict"] for one in found["runs"]} == {"passed"}, said
+    assert ("engines are forked from a process with " in said) is not bool(words)
+    assert "starts from nothing" not in said

@@ -1,0 +1,1 @@
+"""The last that an engine's processes import."""
