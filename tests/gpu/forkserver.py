@@ -27,19 +27,18 @@ import socket
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-# The last that an engine's processes import: the one that asks, the scheduler, the detokenizer.
+# The last module that each of an engine's processes imports: driver, scheduler, detokenizer.
 LAST = (
     "sglang.srt.entrypoints.engine",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
 )
-# packages that ask for the GPU, or load its code, when they are imported
+# packages that the server never imports by name: they ask for the GPU, or load its code
 WITHOUT = (
     "__main__",
     "cuda",
@@ -50,14 +49,14 @@ WITHOUT = (
     "sglang",
     "tvm_ffi",
 )
-# a process that has called cuInit must not be forked; else the driver's functions return this
+# a process that has called cuInit must not be forked; until then the driver's functions return this
 DRIVER, NOT_INITIALIZED = "libcuda.so.1", 3  # CUDA_ERROR_NOT_INITIALIZED, cuda.h
 LOADER = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # read when a program starts, which a fork does not
 SPARES = 2  # children of an engine on one GPU: its scheduler, its detokenizer
 LARGEST, FILES = 1 << 18, 16  # bytes and descriptors of one message
 NVML_ALONE = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch asks no driver whether there is a GPU
 AGAIN = 3  # packages that are left out because they start CUDA
-READY_S, BEGIN_S, LOOK_S = 240, 120, 0.1
+READY_S, BEGIN_S, SMI_S, LOOK_S = 240, 60, 20, 0.1
 
 
 class Unready(Exception):
@@ -94,7 +93,7 @@ class ForkServer:
     def __init__(self, python: str, environment: dict[str, str], log: Path) -> None:
         self._link, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._codes: dict[int, int] = {}
-        self._lost = False
+        self._asked, self._lost = 0, False
         with there, log.open("wb") as out:
             self._process = subprocess.Popen(
                 [python, str(Path(__file__).resolve()), str(there.fileno())],
@@ -118,12 +117,27 @@ class ForkServer:
         self, words: Sequence[str], environment: dict[str, str], cwd: Path, log: int
     ) -> Forked:
         """Run a script as `python SCRIPT …` would, in a session of its own. words: the script and
-        what it is told; log: the descriptor that gets its output. Raises Unready."""
+        its arguments; log: the descriptor that gets its output. Raises Unready.
+
+        The fork waits until this side has heard of it. One that is not waited for, since it came
+        too late or the run was ended, ends itself.
+        """
+        self._asked += 1
+        told = {"words": words, "env": environment, "cwd": str(cwd), "number": self._asked}
+        gate, go = os.pipe()
         try:
-            send(self._link, {"words": words, "env": environment, "cwd": str(cwd)}, [log])
-        except OSError as reason:
-            raise Unready(f"the fork server ended: {reason}") from None
-        return Forked(self, self._hear(BEGIN_S, "began")["began"])
+            try:
+                send(self._link, told, [log, gate])
+            except OSError as reason:
+                raise Unready(f"the fork server ended: {reason}") from None
+            finally:
+                os.close(gate)
+            pid = self._hear(BEGIN_S, "began", self._asked)["began"]
+            self._codes.pop(pid, None)  # of an earlier process with that number
+            os.write(go, b"1")
+        finally:
+            os.close(go)
+        return Forked(self, pid)
 
     def ended(self, pid: int) -> int | None:
         """The exit code of a process that `start` gave, once it has one."""
@@ -139,10 +153,11 @@ class ForkServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _hear(self, limit_s: float, wanted: str) -> dict:
+    def _hear(self, limit_s: float, wanted: str, number: int = 0) -> dict:
         until = time.monotonic() + limit_s
         while (left := until - time.monotonic()) > 0:
-            if (said := self._receive(left)) and wanted in said:
+            said = self._receive(left)
+            if said and wanted in said and said.get("number", 0) == number:
                 return said
         raise Unready(f"the fork server said nothing in {limit_s:.0f} s")
 
@@ -185,12 +200,16 @@ def serve(link: socket.socket) -> Callable[[], None]:
             continue
         message, files = receive(link)
         if message is None:
-            sys.exit()
+            os._exit(0)  # whatever an imported package has left running
         if os.fork() == 0:
             os.setsid()
-            send(link, {"began": os.getpid()})
+            send(link, {"began": os.getpid(), "number": message["number"]})
             link.close()
-            return lambda: drive(message, files[0])
+            log, gate = files
+            if not os.read(gate, 1):  # nobody waits for it
+                os._exit(0)
+            os.close(gate)
+            return lambda: drive(message, log)
         for file in files:
             os.close(file)
 
@@ -224,6 +243,7 @@ def drive(message: dict, log: int) -> None:
     _hand_out(spares)
     _watch()
     sys.argv = message["words"]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
@@ -236,6 +256,7 @@ def _hand_out(spares: list[tuple[int, socket.socket]]) -> None:
         fits = (
             spares
             and words[-1] == "--multiprocessing-fork"
+            and len(files) <= FILES
             and os.fsdecode(path) == sys.executable
             and [os.environ.get(name) for name in LOADER] == began_with
         )
@@ -245,14 +266,17 @@ def _hand_out(spares: list[tuple[int, socket.socket]]) -> None:
         # words: the interpreter, its options, -c, code, the last (multiprocessing/spawn.py)
         told = {"code": words[-2], "env": dict(os.environ), "cwd": os.getcwd(), "files": [*files]}
         with link:
-            send(link, told, files)
+            try:
+                send(link, told, files)
+            except OSError:  # too large, or the spare has ended
+                return plain(path, words, files)
         return pid
 
     multiprocessing.util.spawnv_passfds = spawn
 
 
 def become(link: socket.socket) -> None:
-    """Wait as a spare. Then do what a new interpreter with these words would."""
+    """Wait as a spare. Then do what a new interpreter with these arguments would."""
     message, files = receive(link)
     if message is None:
         os._exit(0)
@@ -275,18 +299,23 @@ def _settle(message: dict) -> None:
     os.environ.clear()
     os.environ.update(message["env"])
     os.chdir(message["cwd"])
+    if "numpy" in sys.modules:  # else every fork draws the same numbers; `random` sees to itself
+        sys.modules["numpy"].random.seed()
 
 
 def _watch() -> None:
-    """What an interpreter's start does by watch/sitecustomize.py, whose environment is new."""
+    """Begin what watch/sitecustomize.py begins at an interpreter's start, now that the environment
+    is this process's own."""
     begin = getattr(sys.modules.get("sitecustomize"), "watch", None)
     if begin:
         begin()
+    elif os.environ.get("PREFILL_WATCH"):
+        raise RuntimeError("another sitecustomize.py comes before tests/gpu/watch")
 
 
 def learn() -> list[str]:
     """The names of all modules that the processes of an engine import, less WITHOUT. A fork imports
-    them: what that does to it goes with it."""
+    them, so that whatever importing does to a process ends with it."""
     source, sink = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(source)
@@ -305,32 +334,52 @@ def learn() -> list[str]:
 
 
 def preload(names: Sequence[str]) -> str:
-    """Import them, in the order in which an engine did. Returns the first that starts CUDA, if one
-    does. One that cannot be imported so is left to those who can."""
-    told: list[None] = []
+    """Import them, in the order in which an engine did. Returns the first that starts CUDA, or asks
+    of the GPU what is not known. A module whose import fails here is skipped, with all below it;
+    engines import it themselves."""
+    failed: list[str] = []
+    asked: list[str] = []
+    told = False
     with contextlib.ExitStack() as stack:
         for name in names:
-            if name in sys.modules:
+            if name in sys.modules or any(name.startswith(f"{one}.") for one in failed):
                 continue
-            with contextlib.suppress(Exception):
+            try:
                 importlib.import_module(name)
+            except Exception as error:
+                print(f"skipped: {name}: {error!r}", file=sys.stderr)
+                failed.append(name)
             if "torch" in sys.modules and not told:
-                told.append(stack.enter_context(_told_of_gpu(sys.modules["torch"])))
-            if _cuda_began():
+                stack.enter_context(_told_of_gpu(sys.modules["torch"], asked))
+                told = True
+            if asked or _cuda_began():
+                print(f"{name} asks for {', '.join(asked) or 'CUDA'}", file=sys.stderr)
                 return name
     return ""
 
 
+class _Gpu:
+    """What is known of the GPU without CUDA. asked: gets the name of whatever else is wanted."""
+
+    def __init__(self, major: int, minor: int, asked: list[str]) -> None:
+        self.major, self.minor = major, minor
+        self._asked = asked
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._asked.append(name)
+        raise AttributeError(name)
+
+
 @contextlib.contextmanager
-def _told_of_gpu(torch: ModuleType) -> Iterator[None]:
-    """Answer which GPU there is, of which CUDA would be asked else: torchao asks whether Triton can
-    compile for it (torch/utils/_triton.py, has_triton). Nothing but its capability is known. A
-    module that keeps one of these functions asks CUDA later."""
+def _told_of_gpu(torch: ModuleType, asked: list[str]) -> Iterator[None]:
+    """Answer questions about the GPU that would otherwise start CUDA: torchao asks whether Triton
+    can compile for it (torch/utils/_triton.py, has_triton). A module that has kept a reference to
+    one of these functions gets CUDA's own answer later."""
     found = re.fullmatch(r"(\d+)\.(\d+)", _capability())
     if not found:
         yield
         return
-    known = types.SimpleNamespace(major=int(found[1]), minor=int(found[2]))
+    known = _Gpu(int(found[1]), int(found[2]), asked)
     answers = {
         "current_device": lambda: 0,
         "get_device_properties": lambda *_, **__: known,
@@ -357,8 +406,10 @@ def _told_of_gpu(torch: ModuleType) -> Iterator[None]:
 def _capability() -> str:
     """The first GPU's, as 9.0; empty where nvidia-smi knows none."""
     words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    with contextlib.suppress(OSError):
-        said = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        said = subprocess.run(
+            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=SMI_S
+        )
         return said.stdout.partition("\n")[0].strip()
     return ""
 
@@ -372,8 +423,10 @@ def _cuda_began() -> bool:
 
 
 def main() -> Callable[[], None]:
-    """Each attempt to import is a fork's. The one that succeeds is the server."""
+    """Each attempt to import runs in a fork. The first that succeeds becomes the server."""
     link = socket.socket(fileno=int(sys.argv[1]))
+    link.set_inheritable(False)
+    signal.alarm(READY_S)  # nobody waits for longer
     gc.disable()  # a fifth of the imports' time
     try:
         names, without = learn(), []
@@ -383,6 +436,7 @@ def main() -> Callable[[], None]:
         source, sink = os.pipe()
         if (pid := os.fork()) == 0:
             os.close(source)
+            signal.alarm(READY_S)
             if greedy := preload(names):
                 os.write(sink, greedy.encode())
                 os._exit(1)
@@ -391,6 +445,7 @@ def main() -> Callable[[], None]:
         os.close(sink)
         with open(source) as said:
             greedy = said.read()
+        signal.alarm(READY_S if greedy else 0)
         os.waitpid(pid, 0)  # until the client is gone, if it serves
         if not greedy:
             sys.exit()
@@ -401,6 +456,7 @@ def main() -> Callable[[], None]:
 
 
 def _begin(link: socket.socket, without: list[str]) -> None:
+    signal.alarm(0)
     gc.enable()
     gc.freeze()  # these objects stay, so that their pages stay shared
     os.environ.pop(NVML_ALONE)

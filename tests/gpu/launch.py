@@ -296,7 +296,8 @@ def _forked(
     place: Place,
     log: int,
 ) -> forkserver.Forked | None:
-    """The process, None where it has to be started: there is no server, or no more."""
+    """The process; None where there is no server, or it has ended: then a new interpreter is
+    started."""
     if server:
         with contextlib.suppress(forkserver.Unready):
             return server.start(words, environment, place.out, log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -201,6 +202,30 @@ def test_engines_of_a_lost_server_have_ended(begin, forkserver, site):
     os.killpg(engine.pid, 9)
 
 
+def test_a_fork_that_nobody_waits_for_runs_nothing(begin, forkserver, site, monkeypatch):
+    """It would share the plan and the port of the engine that was started in its place."""
+    server = begin()
+    server.wait()
+    monkeypatch.setattr(forkserver, "BEGIN_S", 0.5)
+    os.killpg(server._process.pid, signal.SIGSTOP)
+    with pytest.raises(forkserver.Unready, match="said nothing"):
+        run(server, site, RAN=str(site / "late"))
+    os.killpg(server._process.pid, signal.SIGCONT)
+    (site / "engine.py").write_text(
+        "import os\nopen(os.environ['RAN'], 'w').write(str(os.getpid()))\n"
+    )
+    engine = run(server, site, RAN=str(site / "ran"))
+    assert engine.wait(30) == 0
+    assert (site / "ran").read_text() == str(engine.pid) and not (site / "late").exists()
+
+
+def test_an_earlier_process_with_the_same_number_does_not_count(begin, forkserver, site):
+    server = begin()
+    server.wait()
+    server._codes |= dict.fromkeys(range(1 << 22), 9)
+    assert run(server, site).wait(60) == 7
+
+
 TORCH = """
 import types
 def asks(*_):
@@ -239,3 +264,19 @@ def test_a_package_is_told_which_gpu_there_is(begin, site, monkeypatch, found):
     run(server, site).wait(60)
     said = (site / "engine.log").read_text()
     assert said == f"{found == NAMED}\nCUDA was asked\n"
+
+
+def test_a_package_that_asks_for_more_than_is_known_is_left_out(begin, site, monkeypatch):
+    """It may take no answer for a no, without a word."""
+    (site / "site/torch.py").write_text(TORCH)
+    (site / "site/asks.py").write_text(
+        "import torch\ntry:\n    fast = torch.cuda.get_device_properties(0).name == 'H200'\n"
+        "except Exception:\n    fast = False\n"
+    )
+    (site / "site/sglang/srt/managers/scheduler.py").write_text("import heavy, asks\n")
+    (site / "bin").mkdir()
+    (site / "bin/nvidia-smi").write_text(f"#!/bin/sh\nprintf '{NAMED}'\n")
+    (site / "bin/nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site / 'bin'}:/usr/bin:/bin")
+    assert begin().wait().endswith(" modules without asks")
+    assert "asks asks for name" in (site / "server.log").read_text()
