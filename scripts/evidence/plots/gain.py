@@ -144,7 +144,7 @@ def _rates(pyplot: Any, table: Table) -> Any:
         for place, key in enumerate(keys):
             _rate_bars(panel, place, rated[key])
         title = ways.short(model).replace(", ", "\n")
-        paper.dress(panel, [version for _, version in keys], "", "", 6.5)
+        paper.dress(panel, [version.replace(", ", "\n") for _, version in keys], "", "", 6.5)
         panel.set_title(title, fontsize=8)
         panel.tick_params(axis="y", labelsize=7)
     panels[0][0].set_ylabel("1000 input tokens/s", fontsize=8)
