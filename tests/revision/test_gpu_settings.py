@@ -149,8 +149,10 @@ for name in reversed(sitecustomize.LAST):
 
 @pytest.mark.revision(">=0.5.9,<0.5.17")
 def test_a_refused_prefill_has_the_runners_own_reason(monkeypatch):
-    """Every runner that the release has refuses a batch that is longer than its largest graph."""
+    """Every runner that the release has refuses a batch that is longer than its largest graph. The
+    queue's report says so too, though the runner's method is another one then."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+    from sglang.srt.prefill_graph.compat import eager
 
     spec = importlib.util.spec_from_file_location("watch", WATCH)
     watch = importlib.util.module_from_spec(spec)
@@ -188,8 +190,10 @@ def test_a_refused_prefill_has_the_runners_own_reason(monkeypatch):
         )
         for method in ("can_run", "can_run_graph"):
             if method in vars(kind):
-                assert not watch.noting_refusals(vars(kind)[method])(runner, batch)
+                monkeypatch.setattr(kind, method, watch.noting_refusals(vars(kind)[method]))
+                assert not getattr(runner, method)(batch)
                 seen[name] = watch.state["why"]
+                assert eager.OTHER not in eager._why(None, runner, batch)
     assert seen
     for name, why in seen.items():
         assert "the largest size, 512" in why or "max_num_tokens" in why, (name, why)
