@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -84,6 +85,12 @@ def begin(forkserver, site, request):
         return server
 
     return made
+
+
+def test_the_watch_knows_the_same_last_modules(forkserver):
+    """It cannot import from beside its folder: it runs before a script's own folder is known."""
+    watched = runpy.run_path(str(GPU / "watch/sitecustomize.py"), run_name="watched")
+    assert watched["LAST"] == forkserver.LAST
 
 
 def environment(site: Path, **more: str) -> dict[str, str]:
