@@ -25,11 +25,12 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
-    """A column of a table. repairs: by graph, or for "all"."""
+    """A column of a table. repairs: by graph, or for "all". never: beside what its graph says."""
 
     models: tuple[str, ...]
     brings: tuple[str, ...] = ()
     repairs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    never: dict[str, str] = field(default_factory=dict)
     upstream: str = ""
 
 
@@ -71,7 +72,7 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
             mode,
             (*family.brings, *graph.brings),
             (*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
-            graph.never,
+            {**graph.never, **family.never},
             family.upstream or graph.upstream,
         )
 

@@ -217,9 +217,13 @@ def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
     assert said.stdout == "found\n", said.stderr
 
 
-@pytest.mark.parametrize(("version", "packed"), [("0.5.21", False), ("0.5.22", True)])
+@pytest.mark.parametrize(
+    ("version", "packed"),
+    [("0.5.7", False), ("0.5.8.post1", True), ("0.5.21", False), ("0.5.22", True)],
+)
 def test_what_a_release_asks_for_at_its_start_is_packed(version, packed):
-    """Llama's layers import CuTe's compiler from 0.5.22 on, where a Hopper GPU never runs it."""
+    """Llama's layers import CuTe's compiler from 0.5.22 on, where a Hopper GPU never runs it. On
+    0.5.8 NemotronH's do: without it no GPU could load that model or Qwen3-Next."""
     pin = SimpleNamespace(version=Version(version))
     assert ("nvidia-cutlass-dsl" not in bundle._never_reached(pin)) is packed
     assert "xgrammar" in bundle._never_reached(pin)

@@ -91,11 +91,11 @@ LEFT_OUT = (
         "tilelang quack easydict sgl_kernel.flash_ops",
     ),
     LeftOut(
-        "the compiler of CuTe kernels: Llama's MLPs ask for it from 0.5.22 on, and on 0.5.15"
-        " sparse attention",
+        "the compiler of CuTe kernels: Llama's MLPs ask for it from 0.5.22 on, sparse attention"
+        " on 0.5.15, and gated delta nets and Mamba2 on 0.5.8",
         "nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13",
         "",
-        releases="<0.5.22,!=0.5.15.*",
+        releases="<0.5.22,!=0.5.8.*,!=0.5.15.*",
     ),
 )
 
