@@ -148,6 +148,32 @@ def test_the_front_page_gains_are_those_measured():
         assert cells == shown, how
 
 
+PEERS = "0.5.12.post1/nvidia-h100-80gb-hbm3.fa3.breakable-beside-piecewise.gain.json"
+
+
+def test_the_front_page_peers_are_those_measured():
+    """First quartiles of one run, and the middle one of the loads, rounded to hundreds."""
+    rows = re.findall(
+        r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text_of("README.md"), re.M
+    )
+    found = json.loads((ROOT / "evidence" / PEERS).read_text())
+    by_tree = {run["tree"]: run for run in found["runs"]}
+    by_name = {run["name"]: run for run in found["peers"]}
+    untouched, patched, newest = by_tree["untouched"], by_tree["patched"], by_name["sglang"]
+    assert newest["prefills"]["on_graph"] == 0, "then it is no eager one"
+    told = {
+        f"sglang {found['version']}, patched, {patched['mode']}": patched,
+        f"sglang {found['version']}, untouched, {untouched['mode']}": untouched,
+        f"sglang {newest['version']}, untouched, eager": newest,
+        f"vLLM {by_name['vllm']['version']}, its defaults": by_name["vllm"],
+    }
+    assert [name for name, *_ in rows] == list(told)
+    for name, *cells in rows:
+        spans = [told[name]["first_token_ms"][shape]["first_quartile"] for shape in SHAPES]
+        load = statistics.median(one["tokens_per_s"] for one in told[name]["loads"])
+        assert [*map(int, cells)] == [*map(round, spans), round(load / 100) * 100], name
+
+
 def _pair(numbers: list[int | None]) -> str:
     """None: a figure that the run did not reach."""
     return "-" if None in numbers else " → ".join(map(str, numbers))
