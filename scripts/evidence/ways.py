@@ -13,6 +13,7 @@ from .benches import EAGER
 from .gains import PATCHED, Spread
 from .records import USUAL_ATTENTION, Gain, Peer
 
+USUAL_GPU = "NVIDIA H200"  # most gains are of one
 ALONE = "1x"  # begins a shape of one request
 ASKED = "graph+states"  # SGLANG_PREFILL_GRAPH_STATES asked for them
 PIECEWISE = "piecewise"  # begins the name of a mode in that graph
@@ -92,10 +93,16 @@ def timed(found: Iterable[Gain]) -> Table:
 
 
 def release(gain: Gain) -> str:
-    """A release where there is little room: "0.5.13.post1", or "0.5.13.post1, FA3" where attention
-    was FlashAttention 3's."""
-    usual = gain.attention == USUAL_ATTENTION
-    return gain.version if usual else f"{gain.version}, {gain.attention.upper()}"
+    """A release where there is little room: "0.5.13.post1", or "0.5.13.post1, FA3, H100" where
+    attention was FlashAttention 3's and the GPU is not the usual one."""
+    attention = "" if gain.attention == USUAL_ATTENTION else gain.attention.upper()
+    gpu = "" if gain.gpu.name == USUAL_GPU else _shorter(gain.gpu.name)
+    return ", ".join(filter(None, (gain.version, attention, gpu)))
+
+
+def _shorter(gpu: str) -> str:
+    """"NVIDIA H100 80GB HBM3" -> "H100"."""
+    return next(iter(gpu.removeprefix("NVIDIA ").split()), gpu)
 
 
 def way_of(gain: Gain, tree: str) -> str:

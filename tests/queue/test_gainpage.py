@@ -65,7 +65,7 @@ def gain(**more) -> dict:
         "model": "Nano, as published",
         "subject": "nemotron",
         "changes": "c",
-        "gpu": {"name": "G", "driver": "1"},
+        "gpu": {"name": ways.USUAL_GPU, "driver": "1"},
         "torch": {"version": "2", "pinned": "1", "off_pin": True},
         "python": "3",
         "date": "d",
@@ -176,6 +176,13 @@ def test_a_release_with_another_attention_counts_apart():
     other["attention"] = "fa3"
     found = ways.timed([of(usual), of(other)])
     assert [name for _, name in found] == [usual["version"], f"{usual['version']}, FA3"]
+
+
+def test_a_release_on_another_gpu_counts_apart():
+    usual, other = gain(), gain()
+    usual["gpu"]["name"], other["gpu"]["name"] = ways.USUAL_GPU, "NVIDIA H100 80GB HBM3"
+    found = ways.timed([of(usual), of(other)])
+    assert [name for _, name in found] == [usual["version"], f"{usual['version']}, H100"]
 
 
 def test_what_was_asked_beyond_the_defaults_is_told():
@@ -318,7 +325,7 @@ def test_the_page_shows_the_plots_that_are_there(text):
 
 
 def test_the_first_tables_have_a_row_for_each_way(text):
-    assert text.index("**Nano, as published**") < text.index("### 0.5.9 on G")
+    assert text.index("**Nano, as published**") < text.index("### 0.5.9 on NVIDIA H200")
     row = next(line for line in text.splitlines() if line.startswith("| 0.5.9"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == ["0.5.9", "eager → graph", "152.0 → 102.0", "1.11", "20.5 → 30.1"]
@@ -418,7 +425,7 @@ def test_loads_of_users_are_told_by_kind(tmp_path):
     assert any("- → 900" in line for line in said.splitlines() if line.startswith("| agent"))
     assert "GPU-busy, ms" not in said and "calls of each shape" not in said
     pin = pins.load(ROOT).find("0.5.9")
-    assert store.place_of(tmp_path, pin, found).name == "g.breakable.traffic.gain.json"
+    assert store.place_of(tmp_path, pin, found).name == "nvidia-h200.breakable.traffic.gain.json"
 
 
 def beside() -> list[dict]:

@@ -21,6 +21,7 @@ VERDICTS = {
     "not run": "#f3f3f3",
 }
 EARLIER_HATCH = "////"
+BELOW = 0.95  # inches below the squares: names of models in three lines, and the legend
 
 
 def draw_tool(pyplot: Any, measured: Measured) -> Any:
@@ -111,7 +112,7 @@ def draw_proofs(pyplot: Any, measured: Measured) -> Any:
     panel.set_ylim(len(proofs) - 0.5, -0.5)
     panel.spines[:].set_visible(False)
     _explain(pyplot, figure)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.tight_layout(rect=(0, BELOW / figure.get_figheight(), 1, 1))
     return figure
 
 
@@ -133,8 +134,8 @@ def _name_models(panel: Any, models: Sequence[str], below: float) -> None:
     for model in dict.fromkeys(models):
         places = [place for place, other in enumerate(models) if other == model]
         # under one square a long name would meet its neighbour's
-        name = model if len(places) > 1 else model.replace("-", "\n")
-        _note(panel, name, (statistics.mean(places), below), 9, ha="center", va="top")
+        name, size = (model, 9) if len(places) > 1 else (model.replace("-", "\n"), 7.5)
+        _note(panel, name, (statistics.mean(places), below), size, ha="center", va="top")
         panel.axvline(places[-1] + 0.5, color="0.6", linewidth=0.8)
 
 

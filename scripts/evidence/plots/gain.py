@@ -34,7 +34,7 @@ COLORS = {
 }
 PEERS = {"vllm": "tab:green", "sglang": "tab:olive"}  # another release of it
 FLOOR, FLOOR_NAME = "tab:red", "matrix products alone"
-COLUMNS = 4  # panels side by side
+COLUMNS = 4  # panels side by side, and entries of a legend
 LARGE = "1x4096"  # whose kernels are shown
 
 
@@ -115,12 +115,13 @@ def _common_legend(figure: Any, panels: Any, *last: str) -> None:
     names = [f"{tree}, {way}" for tree, way in COLORS]
     peers = sorted(name for name in found if name not in (*names, *last))
     shown = [name for name in (*names, *peers, *last) if name in found]
-    figure.tight_layout(rect=(0.02, 0.01, 1, 1 - 0.55 / figure.get_figheight()))
+    lines = -(-len(shown) // COLUMNS)  # the legend's, of 0.17 inches each
+    figure.tight_layout(rect=(0.02, 0.01, 1, 1 - (0.2 + 0.17 * lines) / figure.get_figheight()))
     figure.legend(
         [found[name] for name in shown],
         shown,
         loc="upper center",
-        ncols=3,
+        ncols=COLUMNS,
         frameon=False,
         fontsize=8,
     )
