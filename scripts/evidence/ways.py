@@ -101,7 +101,7 @@ def release(gain: Gain) -> str:
 
 
 def _shorter(gpu: str) -> str:
-    """"NVIDIA H100 80GB HBM3" -> "H100"."""
+    """ "NVIDIA H100 80GB HBM3" -> "H100"."""
     return next(iter(gpu.removeprefix("NVIDIA ").split()), gpu)
 
 
