@@ -180,7 +180,7 @@ class Gain:
         self.place = commandline.place_of(options)
         self.subject = subjects.SUBJECTS[options.subject]
         self.words = (
-            subjects.serving(self.subject, traffic.RUNNING)
+            subjects.serving(self.subject, traffic.RUNNING, machine.visible()[0].memory_mib / 1024)
             if options.traffic
             else subjects.alone(self.subject)
         )

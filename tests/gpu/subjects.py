@@ -13,6 +13,7 @@ import modes
 LOAD, FIRST_TOKEN = "load", "first-token"
 TOKENS = 2048  # cached for each running request
 ALONE_RUNNING, ALONE_TOKENS = 32, 131072  # of an engine that has the GPU alone
+MOST = 0.9  # of the GPU's memory, for weights and pools: graphs and activations take the rest
 # per running request, with the prefix cache: MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO,
 # model_runner_kv_cache_mixin.py
 STATES = 3
@@ -53,11 +54,17 @@ def alone(subject: Subject) -> dict:
     return subject.words(ALONE_RUNNING) | pools | dict(cuda_graph_max_bs=16, cuda_graph_bs=[1, 16])
 
 
-def serving(subject: Subject, running: int) -> dict:
+def serving(subject: Subject, running: int, gpu_gib: float) -> dict:
     """sglang.Engine's words for one engine that serves users alone: with its prefix cache, and
-    decode graphs for as many requests as run."""
+    decode graphs for as many requests as run.
+
+    gpu_gib: the GPU's memory. Of one with 80 GB weights and pools take more than the subject's
+    share, and fewer requests run where that does not do.
+    """
+    running = min(running, int((MOST * gpu_gib - subject.weights) / subject.request))
+    share = max(subject.share, min(MOST, (subject.weights + running * subject.request) / gpu_gib))
     sizes = sorted({running, *(size for size in load.DECODE if size < running)})
-    pools = dict(max_total_tokens=ALONE_TOKENS * 2, mem_fraction_static=subject.share)
+    pools = dict(max_total_tokens=ALONE_TOKENS * 2, mem_fraction_static=round(share, 3))
     return subject.words(running) | pools | dict(cuda_graph_max_bs=running, cuda_graph_bs=sizes)
 
 

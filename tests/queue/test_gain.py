@@ -422,6 +422,19 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     assert floor.milliseconds(models.NANO_9B, 1, 4096, 690.0) == pytest.approx(91.6, abs=0.5)
 
 
+@pytest.mark.parametrize(
+    ("gpu_gib", "running", "share"), [(140.4, 128, 0.6), (79.6, 127, 0.898), (94.0, 128, 0.765)]
+)
+def test_a_server_of_users_fits_its_gpu(gpu, gpu_gib, running, share):
+    """On an H100 it asked for 48 of 80 GB, and died of too little memory at its start."""
+    subjects = importlib.import_module("subjects")
+    nemotron = subjects.SUBJECTS["nemotron"]
+    words = subjects.serving(nemotron, 128, gpu_gib)
+    assert (words["max_running_requests"], words["mem_fraction_static"]) == (running, share)
+    wanted = nemotron.weights + running * nemotron.request
+    assert wanted <= words["mem_fraction_static"] * gpu_gib + 0.1, "weights and pools do not fit"
+
+
 def test_attention_kernels_that_cannot_be_compiled_say_why(gpu, tmp_path):
     """Here there is nothing to compile with: each process says so in its log, and none is left."""
     kernels, launch = importlib.import_module("kernels"), importlib.import_module("launch")

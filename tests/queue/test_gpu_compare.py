@@ -180,6 +180,14 @@ def test_a_report_must_say_that_a_graph_is_on_that_ran(tmp_path):
     assert one["why"] == "the report says that the graph is on: no report"
 
 
+def test_a_graph_that_the_release_refuses_a_model_is_not_applicable(tmp_path):
+    """NemotronH in the piecewise graph from 0.5.19 on: its servers were judged failed."""
+    words = ("--model", MODEL, "--mode", "piecewise")
+    code, found, said = run(tmp_path, "run", *words, fault="refused", FAKE_FAULT_IN="graph eager")
+    assert [one["verdict"] for one in found["runs"]] == ["not applicable"] * 2 and code == 0, said
+    assert "(NemotronHMLPDecoderLayer) has no attention" in found["runs"][1]["why"]
+
+
 @pytest.mark.parametrize("fault", ["", "wrong-token"])
 def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path, fault):
     """The piecewise one of 0.5.16 and later; asked again it is held against itself, also so."""

@@ -62,7 +62,7 @@ class Engine:
             8192 if self.fault == "beyond-context" else 2048,
         ]
         self.runner = ModelRunner(
-            "" if self.fault == "graph-unused" else on,
+            "" if self.fault in ("graph-unused", "refused") else on,
             sizes[1:] if self.fault == "lost-size" else sizes,
         )
         self.draft = ModelRunner("", [], is_draft_worker=True)
@@ -82,9 +82,14 @@ class Engine:
         if told := os.environ.get("FAKE_TOLD"):  # a variable
             print(f"{told}={os.environ.get(told)}", flush=True)
         self._note("start")
-        if self.on and self.fault not in ("not-captured", "no-report"):
+        if self.fault == "refused":
+            print(
+                "Disable prefill CUDA graph because decoder layer 1 (NemotronHMLPDecoderLayer) has"
+                " no attention, which the tc_piecewise graph needs in every layer."
+            )
+        if self.on and self.fault not in ("not-captured", "no-report", "refused"):
             self._report(words["model_path"])
-        if self.on and self.fault != "not-captured":
+        if self.on and self.fault not in ("not-captured", "refused"):
             print(
                 "Capture piecewise CUDA graph begin. avail mem=1 GB\nCapture piecewise CUDA graph"
                 " end. Time elapsed: 5.36 s. mem usage=0.12 GB. avail mem=1 GB."
