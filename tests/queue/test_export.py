@@ -22,6 +22,7 @@ from patchqueue.commands import cli
 from patchqueue.files import run
 from patchqueue.handover import additions, claims, export, formatting, prbody, prtest
 from patchqueue.handover.repository import open_repository
+from patchqueue.handover.size import sizes
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import header
@@ -591,6 +592,11 @@ def test_a_table_says_which_run_shows_each_claim(sent):
         "| The count is right | unit tests: 1 passed, without the change 1 failed | yes |",
     ]
     assert request.hash in claims.table(request, [])
+    [large] = sizes(request.mails.values())
+    assert (large.added, large.removed, large.files) == (2, 0, 2) and large.tests > 0
+    assert f": {large}\n" in claims.table(request, []) and str(large).startswith(
+        "+2 -0 in 2 files, +"
+    )
     assert (
         "nothing of this branch shows 'The count is right' (unit tests: left out)"
         in claims.gaps(request, [])

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..handover import backport, claims, export, onefile, prbody, prtest
 from ..handover.repository import open_repository
+from ..handover.size import sizes
 from ..hint import counted
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
@@ -209,11 +210,11 @@ def _untrue(one: prtest.Tried) -> Problem:
 
 def _show_parts(request: export.PullRequest, tried: list[prtest.Tried]) -> None:
     """What a pull request is made of, what its tests said, and what it lacks."""
-    for part in request.parts:
+    for part, large in zip(request.parts, sizes(request.mails.values())):
         about = ("" if part.own else " (to stand on)") + (
             f" ({part.row.why})" if part.row.why else ""
         )
-        OUT.print(f"  {part.subject}{about}: {counted(len(part.tests), 'test file')}")
+        OUT.print(f"  {part.subject}{about}: {large}")
     OUT.print(f"  runs of it are known by {request.hash}")
     for one in tried:
         OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")

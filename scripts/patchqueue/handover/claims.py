@@ -1,4 +1,5 @@
-"""What a pull request claims and which run shows it, as a table for those who send it."""
+"""What a pull request claims and which run shows it, as a table for those who send it, below how
+large each commit is."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from .export import PullRequest
 from .prtest import Tried
 from .prtext import FAILURE, TESTS, Text
+from .size import sizes
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,16 @@ def _by(
 
 
 def table(request: PullRequest, tried: Sequence[Tried]) -> str:
-    """Markdown: the claims, and the hash that runs of this branch are known by."""
+    """Markdown: the hash that runs of this branch are known by, its commits with their changed
+    lines, and the claims."""
     rows = [
         f"| {one.says} | {one.by} | {'yes' if one.proved else '**no**'} |"
         for one in shown(request, tried)
     ]
     head = ["| claim | shown by | on this branch |", "|---|---|---|"]
     parts = [f"# {request.branch}", f"Runs of this branch are known by `{request.hash}`."]
+    large = zip(request.parts, sizes(request.mails.values()))
+    parts.append("\n".join(f"- {part.subject}: {size}" for part, size in large))
     parts.append("\n".join([*head, *rows]) if rows else "Its text lists no claim.")
     return "\n\n".join(parts) + "\n"
 
