@@ -81,6 +81,9 @@ def test_upstreams_hooks_for_tests():
     bare = REGISTERED + 'if __name__ == "__main__":\n    pytest.main([__file__])\n'
     assert found(bare, path=TEST) == [("bare-pytest-main", 3, True)]
     assert found(bare.replace("pytest.main([__file__])", "sys.exit(0)"), path=TEST) == []
+    packed = "python/sglang/test/test_a.py"
+    assert found(REGISTERED, path=packed) == [("test-in-package", 1, True)]
+    assert found("a = 1\n", path=packed) == []
 
 
 THEIRS = '''"""Theirs."""

@@ -130,6 +130,9 @@ def _of_code(path: str, tree: ast.Module) -> Iterator[Row]:
                 yield node.lineno, "defensive-access", what, False
     if path.startswith("test/registered/"):
         yield from _of_test(tree)
+    elif path.startswith("python/") and (found := _registered(tree)):
+        what = "registers a test for CI: upstream keeps such tests in test/registered/"
+        yield found[0].lineno, "test-in-package", what, True
 
 
 def _of_class(node: ast.ClassDef) -> Iterator[Row]:
@@ -154,11 +157,15 @@ def _of_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -
         yield first.lineno, "long-docstring", what, False
 
 
+def _registered(tree: ast.Module) -> list[ast.Call]:
+    """The calls that register a file's tests for CI, as register_cpu_ci(…)."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [node for node in calls if re.fullmatch(r"register_\w+_ci", ast.unparse(node.func))]
+
+
 def _of_test(tree: ast.Module) -> Iterator[Row]:
     """Upstream's local hooks for test files."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = {ast.unparse(node.func) for node in calls}
-    if not any(name.startswith("register_") and name.endswith("_ci") for name in names):
+    if not _registered(tree):
         yield 1, "unregistered-test", "is registered for no CI suite: register_cpu_ci(...)", True
     for node in tree.body:
         if isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__"):
