@@ -58,6 +58,7 @@ START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # long
 TRAFFIC, TRAFFIC_S = 2, 120  # loads of each kind that count; longest wait for one
 WARM_TRAFFIC = ("agent", "chat-16", "long")  # loads before those that count
 KERNELS_S = 200  # until when the attention kernels that all engines load are waited for
+RUNNING = re.compile(r"#running-req: (\d+)")  # of a release's line about a batch
 END_S = 15  # kept of --limit for ending the engine and writing
 
 
@@ -179,11 +180,7 @@ class Gain:
         self.until = self.began + options.limit - END_S
         self.place = commandline.place_of(options)
         self.subject = subjects.SUBJECTS[options.subject]
-        self.words = (
-            subjects.serving(self.subject, traffic.RUNNING, machine.visible()[0].memory_mib / 1024)
-            if options.traffic
-            else subjects.alone(self.subject)
-        )
+        self.words = self._words()
         # a sparse model has its own
         self.words = {"attention_backend": options.attention} | self.words
         self.now: turns.Engine | None = None
@@ -191,6 +188,15 @@ class Gain:
         self.facts = self._facts() | {"runs": [], "peers": [], "passed": False}
         gpu, queue = self.facts["gpu"]["name"], machine.queue_of(self.facts)
         self.say(f"{self.facts['version']} ({queue}) on {gpu}: {self.subject.model}")
+
+    def _words(self) -> dict:
+        """sglang.Engine's words for every engine."""
+        if not self.options.traffic:
+            return subjects.alone(self.subject)
+        # then the release chooses extra_buffer, where a model can: from 0.5.14 on
+        tracked = "mamba_radix_cache_strategy" in commandline.fields(self.options)
+        memory = machine.visible()[0].memory_mib / 1024
+        return subjects.serving(self.subject, traffic.RUNNING, memory, tracked)
 
     def say(self, text: str) -> None:
         commandline.say(f"{time.time() - self.began:4.0f} s: {text}")
@@ -396,6 +402,8 @@ class Gain:
         turns.end([self.now])
         entry["seconds"] = round(time.time() - self.now.began)
         entry["captured"] = [asdict(found) for found in judging.captures(log)]
+        if self.options.traffic:
+            entry["running"] = max(map(int, RUNNING.findall(log)), default=0)
         ran = engines.watched(plan["watch"])
         seen = counted(ran)
         if ran or "tree" in entry:

@@ -15,8 +15,9 @@ TOKENS = 2048  # cached for each running request
 ALONE_RUNNING, ALONE_TOKENS = 32, 131072  # of an engine that has the GPU alone
 MOST = 0.9  # of the GPU's memory, for weights and pools: graphs and activations take the rest
 # per running request, with the prefix cache: MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO,
-# model_runner_kv_cache_mixin.py
-STATES = 3
+# model_runner_kv_cache_mixin.py; and two more where the cache strategy is extra_buffer
+# (kv_cache_configurator.py:1591 in 0.5.16), or fewer requests run than are asked for
+STATES, TRACKED = 3, 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Subject:
     shapes: tuple[tuple[int, int], ...] = load.FIRST_TOKEN
     share: float = 0.6
     enforce: bool = False
+    state: float = 0.0
 
 
 def alone(subject: Subject) -> dict:
@@ -54,18 +56,23 @@ def alone(subject: Subject) -> dict:
     return subject.words(ALONE_RUNNING) | pools | dict(cuda_graph_max_bs=16, cuda_graph_bs=[1, 16])
 
 
-def serving(subject: Subject, running: int, gpu_gib: float) -> dict:
+def serving(subject: Subject, running: int, gpu_gib: float, tracked: bool = False) -> dict:
     """sglang.Engine's words for one engine that serves users alone: with its prefix cache, and
     decode graphs for as many requests as run.
 
     gpu_gib: the GPU's memory. Of one with 80 GB weights and pools take more than the subject's
-    share, and fewer requests run where that does not do.
+    share, and fewer requests run where that does not do. tracked: states are kept inside of
+    prompts too.
     """
-    running = min(running, int((MOST * gpu_gib - subject.weights) / subject.request))
-    share = max(subject.share, min(MOST, (subject.weights + running * subject.request) / gpu_gib))
+    request = subject.request + (TRACKED * subject.state if tracked else 0)
+    running = min(running, int((MOST * gpu_gib - subject.weights) / request))
+    share = max(subject.share, min(MOST, (subject.weights + running * request) / gpu_gib))
     sizes = sorted({running, *(size for size in load.DECODE if size < running)})
     pools = dict(max_total_tokens=ALONE_TOKENS * 2, mem_fraction_static=round(share, 3))
-    return subject.words(running) | pools | dict(cuda_graph_max_bs=running, cuda_graph_bs=sizes)
+    words = subject.words(running)
+    if tracked and "max_mamba_cache_size" in words:
+        words["max_mamba_cache_size"] += TRACKED * running
+    return words | pools | dict(cuda_graph_max_bs=running, cuda_graph_bs=sizes)
 
 
 def _pools(running: int) -> dict:
@@ -300,6 +307,7 @@ SUBJECTS = {
         (LOAD, FIRST_TOKEN),
         (modes.EAGER, modes.PIECEWISE, modes.INDUCTOR),
         _nemotron,
+        state=_STATE,
     ),
     "llama": Subject(
         "Llama-3.1-8B",
@@ -331,6 +339,7 @@ SUBJECTS = {
         (modes.EAGER, modes.BREAKABLE),
         _hybrid,
         share=0.85,
+        state=_STATE_3,
     ),
     "qwen3-next": Subject(
         "Qwen3-Next-80B-A3B, 12 of its 48 layers",
@@ -343,6 +352,7 @@ SUBJECTS = {
         _hybrid,
         share=0.85,
         enforce=True,
+        state=_STATE_GDN,
     ),
     "qwen3-next-triton": Subject(
         "Qwen3-Next-80B-A3B, 12 of its 48 layers, nets by Triton's kernels",
@@ -355,6 +365,7 @@ SUBJECTS = {
         _nets_by_triton,
         share=0.85,
         enforce=True,
+        state=_STATE_GDN,
     ),
     "qwen3-next-32": Subject(
         "Qwen3-Next-80B-A3B, 32 of its 48 layers",
@@ -367,6 +378,7 @@ SUBJECTS = {
         _hybrid,
         share=0.9,
         enforce=True,
+        state=_STATE_GDN * 24 / 9,
     ),
     "qwen3.5": Subject(
         "Qwen3.5-27B, 16 of its 64 layers",
@@ -378,6 +390,7 @@ SUBJECTS = {
         (modes.EAGER, modes.BREAKABLE),
         _text_alone,
         enforce=True,
+        state=_STATE_GDN_5,
     ),
     "qwen3.5-moe": Subject(
         "Qwen3.5-35B-A3B",
@@ -390,6 +403,7 @@ SUBJECTS = {
         _text_alone,
         share=0.85,
         enforce=True,
+        state=_STATE_GDN_5_MOE,
     ),
     "deepseek-v32": Subject(
         "DeepSeek-V3.2, 8 of its 61 layers, 16 of its 256 experts",

@@ -230,6 +230,7 @@ class Engine:
 
         await asyncio.sleep(STEP_S * SLOW)
         answer = self.generate([input_ids], sampling_params)[0]
+        print(f"Decode batch, #running-req: {5 + self.calls % 2}, #token: 9", flush=True)
         for count in range(1, sampling_params["max_new_tokens"] + 1):
             yield answer | {
                 "output_ids": [7] * count,
