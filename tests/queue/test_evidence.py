@@ -467,6 +467,14 @@ def test_the_page_of_patches_has_those_of_each_release(queue):
     )
 
 
+def test_a_family_can_be_kept_from_a_graph_that_others_have(queue):
+    """NemotronH from the piecewise one, from 0.5.19 on; its breakable one is as the graph says."""
+    kept = matrix.expected(queue, PINS.find("v0.5.20"), NEMOTRON)
+    assert kept.state is matrix.State.NOT_APPLICABLE and "attention in every layer" in kept.reason
+    for feature in (BREAKABLE, next(one for one in CELLS.features if "llama" in one.models)):
+        assert matrix.expected(queue, PINS.find("v0.5.20"), feature).state is matrix.State.NOT_RUN
+
+
 @pytest.mark.parametrize(
     "feature", CELLS.features, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
 )
