@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from unidiff.patch import PatchSet
 
+from ..hint import counted
+
 TESTS = "test/"
 
 
@@ -21,8 +23,8 @@ class Size:
     tests: int
 
     def __str__(self) -> str:
-        of = "file" if self.files == 1 else "files"
-        return f"+{self.added} -{self.removed} in {self.files} {of}, +{self.tests} in tests"
+        where = counted(self.files, "file")
+        return f"+{self.added} -{self.removed} in {where}, +{self.tests} in tests"
 
 
 def sizes(mails: Iterable[bytes]) -> list[Size]:
