@@ -7,6 +7,7 @@ main makes weak views of every input of a break, strong holds every one (sglang#
 those that the graph's own segments do not write in every replay. Each starts an engine of
 Qwen3-8B's shape with dummy weights at the default capture sizes, and runs lifetimes.py: two sizes
 in one pool, memory handed out again, both replayed in every order, as sglang#37606 reports it.
+Then run.py asks a small Llama with random weights in that graph, and eagerly.
 Prints a table, and writes RESULTS/break_memory.json. Exit code 0: every engine started.
 """
 
@@ -23,10 +24,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cases
 import commandline
+import compare
 import engine as engines
 import launch
 import machine
+import modes
 import subjects
 
 HERE = Path(__file__).resolve().parent
@@ -80,7 +84,7 @@ def told(row: dict) -> str:
     wrong = [check["what"] for check in checks if not check["good"]]
     count = len(size["sizes"]) if size else 0
     found = "; ".join(wrong) or ("all held" if checks else "not checked")
-    return f"| {row['way']} | {count} sizes | {cost} | {found} |"
+    return f"| {row['way']} | {count} sizes | {cost} | {found} | {row['llama']} |"
 
 
 def _way(place: launch.Place, folder: Path, way: str, options: argparse.Namespace) -> dict:
@@ -91,8 +95,33 @@ def _way(place: launch.Place, folder: Path, way: str, options: argparse.Namespac
     file.unlink(missing_ok=True)
     _run(switched, way, "lifetimes", [str(HERE / "lifetimes.py"), "--out", str(file)], 300)
     checks = json.loads(file.read_text("utf-8"))["checks"] if file.is_file() else []
-    found = captured(log)
-    return {"way": way, "captured": asdict(found) if found else None, "lifetimes": checks}
+    found, llama = captured(log), place.out / f"llama.{way}"
+    for answers in llama.glob("llama.*.json"):  # of an earlier run
+        answers.unlink()
+    _run(switched, way, "llama", asking(llama, options), 3 * options.limit)
+    row = {"way": way, "captured": asdict(found) if found else None, "lifetimes": checks}
+    return row | {"llama": alike(llama)}
+
+
+def asking(out: Path, options: argparse.Namespace) -> list[str]:
+    """run.py's command line. Its engines get a path of their own, which holding/ is in as a folder
+    of packages: those with a sitecustomize.py come first."""
+    sites = [HERE / "holding", *(options.site or [HERE.parents[1]])]
+    where = [word for site in sites for word in ("--site", str(site.absolute()))]
+    where += ["--tree", str(options.tree.absolute())] if options.tree else []
+    asked = ["--model", "llama", "--mode", modes.BREAKABLE, "--gpus", "1"]
+    return [str(HERE / "run.py"), "--out", str(out), *where, *asked]
+
+
+def alike(out: Path) -> str:
+    """How many of eager prefill's tokens the Llama gives in the graph."""
+    files = [out / f"llama.{mode}.json" for mode in (modes.BREAKABLE, *modes.REFERENCES)]
+    read = [json.loads(file.read_text("utf-8"))["passes"] for file in files if file.is_file()]
+    if len(read) != 2:
+        return "no answers"
+    graph, eager = read
+    found = compare.tally(*((graph[name], eager[name]) for name in (cases.COLD, cases.SIZES)))
+    return f"{found.tokens} of {found.offered} tokens alike"
 
 
 def _run(place: launch.Place, way: str, what: str, words: Sequence[str], limit_s: float) -> str:

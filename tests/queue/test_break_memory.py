@@ -103,10 +103,10 @@ def test_what_a_log_says_of_the_graph(break_memory):
 
 def test_a_fault_is_told_beside_the_cost(break_memory):
     checks = [{"what": "an input", "good": True}, {"what": "an output", "good": False}]
-    row = {"way": "main", "captured": None, "lifetimes": checks}
-    assert break_memory.told(row) == "| main | 0 sizes | none | none | an output |"
-    row["lifetimes"] = checks[:1]
-    assert break_memory.told(row).endswith("| all held |")
+    row = {"way": "main", "captured": None, "lifetimes": checks, "llama": "no answers"}
+    assert break_memory.told(row) == "| main | 0 sizes | none | none | an output | no answers |"
+    row |= {"lifetimes": checks[:1], "llama": "3 of 4 tokens alike"}
+    assert break_memory.told(row).endswith("| all held | 3 of 4 tokens alike |")
 
 
 def test_a_row_of_each_way(break_memory, tmp_path, monkeypatch, capsys):
@@ -119,7 +119,8 @@ def test_a_row_of_each_way(break_memory, tmp_path, monkeypatch, capsys):
     words = ["--out", str(tmp_path / "out"), "--tree", str(tree(tmp_path / "tree", "patched"))]
     assert break_memory.main([*words, "--fraction", "0.5"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"| {way} | 3 sizes | 1.50 GB | 0.5 s | not checked |" for way in ("main", "strong", "ours")
+        f"| {way} | 3 sizes | 1.50 GB | 0.5 s | not checked | no answers |"
+        for way in ("main", "strong", "ours")
     ]
     rows = json.loads((tmp_path / "out/break_memory.json").read_text())
     assert [row["captured"]["sizes"] for row in rows] == [[4, 8, 12]] * 3
@@ -132,7 +133,7 @@ def test_what_was_measured_stays_where_the_next_way_is_ended(break_memory, tmp_p
     def ended(place, folder, way, options):
         if way == "strong":
             raise KeyboardInterrupt
-        return {"way": way, "captured": None, "lifetimes": []}
+        return {"way": way, "captured": None, "lifetimes": [], "llama": "no answers"}
 
     monkeypatch.setattr(break_memory, "_way", ended)
     words = ["--out", str(tmp_path / "out"), "--tree", str(tree(tmp_path / "tree", "patched"))]
@@ -140,3 +141,31 @@ def test_what_was_measured_stays_where_the_next_way_is_ended(break_memory, tmp_p
         break_memory.main(words)
     rows = json.loads((tmp_path / "out/break_memory.json").read_text())
     assert [row["way"] for row in rows] == ["main"]
+
+
+def test_what_the_llama_answers_is_counted_beside_eager_prefill(break_memory, tmp_path):
+    assert break_memory.alike(tmp_path) == "no answers"
+    for mode, last in (("breakable", 9), ("reference", 8)):
+        answer = {"tokens": [5, 6, last], "logprobs": [-1.0] * 3, "best": [[-1.0, -3.0]] * 3}
+        one = {"single-3": {"answers": [answer]}}
+        text = json.dumps({"passes": {"cold": one, "sizes": one}})
+        (tmp_path / f"llama.{mode}.json").write_text(text)
+    assert break_memory.alike(tmp_path) == "4 of 6 tokens alike"
+
+
+def test_the_llama_s_engines_hold_in_the_way_that_is_measured(break_memory, tmp_path):
+    """run.py makes their path anew, and leaves BREAK_HOLDS in their environment."""
+    made = tree(tmp_path / "tree", "patched")
+    options = break_memory._options(["--tree", str(made), "--site", str(tmp_path)])
+    script, *words = break_memory.asking(tmp_path / "out", options)
+    run = importlib.import_module("run")
+    assert script == str(GPU / "run.py")
+    place = run.commandline.place_of(run._options(words))
+    code = f"import {NAME} as module; print(module.kept('text'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=place.environment(BREAK_HOLDS="strong"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "text", done.stderr
