@@ -6,7 +6,8 @@ Three ways, one after the other on the first GPU, of one tree (holding/sitecusto
 main makes weak views of every input of a break, strong holds every one (sglang#37448), ours holds
 those that the graph's own segments do not write in every replay. Each starts an engine of
 Qwen3-8B's shape with dummy weights at the default capture sizes, and runs lifetimes.py: two sizes
-in one pool, memory handed out again, both replayed in every order, as sglang#37606 reports it.
+in one pool, memory handed out again, both replayed in every order. reuse.py takes the steps that
+sglang#37606 tells.
 Then run.py asks a small Llama with random weights in that graph, and eagerly.
 Prints a table, and writes RESULTS/break_memory.json. Exit code 0: every engine started.
 """
@@ -82,6 +83,9 @@ def told(row: dict) -> str:
     size, checks = row["captured"], row["lifetimes"]
     cost = f"{size['gigabytes']:.2f} GB | {size['seconds']:.1f} s" if size else "none | none"
     wrong = [check["what"] for check in checks if not check["good"]]
+    wrong += [
+        f"inputs of {one['origin']}" for one in row["reuse"] if not all(one["replays"].values())
+    ]
     count = len(size["sizes"]) if size else 0
     found = "; ".join(wrong) or ("all held" if checks else "not checked")
     return f"| {row['way']} | {count} sizes | {cost} | {found} | {row['llama']} |"
@@ -95,12 +99,16 @@ def _way(place: launch.Place, folder: Path, way: str, options: argparse.Namespac
     file.unlink(missing_ok=True)
     _run(switched, way, "lifetimes", [str(HERE / "lifetimes.py"), "--out", str(file)], 300)
     checks = json.loads(file.read_text("utf-8"))["checks"] if file.is_file() else []
+    steps = place.out / f"reuse.{way}.json"
+    steps.unlink(missing_ok=True)
+    _run(switched, way, "reuse", [str(HERE / "reuse.py"), "--out", str(steps)], 120)
+    reuse = json.loads(steps.read_text("utf-8"))["found"] if steps.is_file() else []
     found, llama = captured(log), place.out / f"llama.{way}"
     for answers in llama.glob("llama.*.json"):  # of an earlier run
         answers.unlink()
     _run(switched, way, "llama", asking(llama, options), 3 * options.limit)
     row = {"way": way, "captured": asdict(found) if found else None, "lifetimes": checks}
-    return row | {"llama": alike(llama)}
+    return row | {"reuse": reuse, "llama": alike(llama)}
 
 
 def asking(out: Path, options: argparse.Namespace) -> list[str]:

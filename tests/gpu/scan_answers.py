@@ -122,7 +122,7 @@ def _sums(layer: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
             if k in "xbc" or k == "dt"
         }
         start = pool[number + 1] if WARM[number] else torch.zeros_like(pool[0])
-        y, end, kept = _request(layer, part, inputs, start, TRACKED[number])
+        y, end, kept = request(layer, part, inputs, start, TRACKED[number])
         outs.append(y)
         pool[number + 1] = end
         if TRACKED[number]:
@@ -131,7 +131,7 @@ def _sums(layer: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [torch.cat(outs), pool]
 
 
-def _request(
+def request(
     layer: Any,
     part: dict[str, torch.Tensor],
     inputs: dict[str, torch.Tensor],

@@ -103,10 +103,12 @@ def test_what_a_log_says_of_the_graph(break_memory):
 
 def test_a_fault_is_told_beside_the_cost(break_memory):
     checks = [{"what": "an input", "good": True}, {"what": "an output", "good": False}]
-    row = {"way": "main", "captured": None, "lifetimes": checks, "llama": "no answers"}
+    row = {"way": "main", "captured": None, "lifetimes": checks, "reuse": [], "llama": "no answers"}
     assert break_memory.told(row) == "| main | 0 sizes | none | none | an output | no answers |"
     row |= {"lifetimes": checks[:1], "llama": "3 of 4 tokens alike"}
     assert break_memory.told(row).endswith("| all held | 3 of 4 tokens alike |")
+    row["reuse"] = [{"origin": "ordinary memory", "replays": {"A alone": True, "B": False}}]
+    assert break_memory.told(row).endswith("| inputs of ordinary memory | 3 of 4 tokens alike |")
 
 
 def test_a_row_of_each_way(break_memory, tmp_path, monkeypatch, capsys):
@@ -133,7 +135,7 @@ def test_what_was_measured_stays_where_the_next_way_is_ended(break_memory, tmp_p
     def ended(place, folder, way, options):
         if way == "strong":
             raise KeyboardInterrupt
-        return {"way": way, "captured": None, "lifetimes": [], "llama": "no answers"}
+        return {"way": way, "captured": None, "lifetimes": [], "reuse": [], "llama": ""}
 
     monkeypatch.setattr(break_memory, "_way", ended)
     words = ["--out", str(tmp_path / "out"), "--tree", str(tree(tmp_path / "tree", "patched"))]

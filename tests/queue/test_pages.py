@@ -723,6 +723,9 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/first_answer.py --out RESULTS": (
         "a GPU; tests/queue/test_first_answer.py asks a server without one"
     ),
+    "python3 FOLDER/tests/gpu/random_states.py --out RESULTS": (
+        "a GPU; tests/revision/test_random_states.py interprets it in small"
+    ),
     "python3 FOLDER/tests/gpu/images.py --out RESULTS": (
         "a GPU; its words are looked at in test_the_words_of_a_run_with_images"
     ),
