@@ -11,12 +11,36 @@ from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
 
 maybe_stub_sgl_kernel()
 
-from sglang.srt.layers.attention.mamba.mamba2_metadata import Mamba2Metadata
+from sglang.srt.layers.attention.mamba.mamba2_metadata import (
+    ForwardMetadata,
+    Mamba2Metadata,
+)
 
 register_cpu_ci(est_time=12, suite="base-a-test-cpu")
 
 
 class TestMamba2ChunksOnHost(CustomTestCase):
+    def test_a_prefill_is_prepared_without_a_value_from_the_device(self):
+        on_device = {"device": "meta"}  # holds no values: asking for one fails
+        metadata = ForwardMetadata(
+            query_start_loc=torch.zeros(3, dtype=torch.int32, **on_device),
+            mamba_cache_indices=torch.zeros(2, dtype=torch.int32, **on_device),
+        )
+        mode = SimpleNamespace(is_decode=lambda: False, is_target_verify=lambda: False)
+        batch = SimpleNamespace(
+            forward_mode=mode,
+            logical_forward_mode=mode,
+            spec_info=None,
+            seq_lens=torch.zeros(2, dtype=torch.int64, **on_device),
+            extend_num_tokens=12,
+            extend_seq_lens_cpu=[5, 7],
+            extend_prefix_lens=torch.zeros(2, dtype=torch.int64, **on_device),
+            extend_prefix_lens_cpu=[0, 8],
+        )
+        mixed = Mamba2Metadata.prepare_mixed(metadata, 4, batch).mixed_metadata
+        self.assertTrue(mixed.prep_initial_states)
+        self.assertEqual(mixed.chunk_indices.shape, (4,))  # cut at 0, 4, 5 and 8
+
     def test_chunks_are_those_that_were_cut_on_the_device(self):
         source = random.Random(3)
         for _ in range(100):

@@ -48,6 +48,19 @@ class TestRecapture(CustomTestCase):
             vars(made)[f"{name}_cuda_graph_runner"] = graphs
         return made
 
+    def test_a_weight_update_captures_the_prefill_graph_too(self):
+        runner = self._runner()
+        vars(runner).update(device="cpu", gpu_id=0, model_config=None)
+        stand_ins = {
+            "WeightUpdater": lambda **given: SimpleNamespace(**given),
+            "get_parallel": lambda: SimpleNamespace(tp_rank=0),
+            "get_model": lambda: SimpleNamespace(custom_weight_loader=None),
+        }
+        with mock.patch.multiple(model_runner, **stand_ins):
+            runner.init_weight_updater()
+        runner.weight_updater.recapture_cuda_graph()
+        self.assertIn("prefill", self.calls)
+
     def test_old_graphs_are_freed_before_both_are_captured(self):
         self._runner().recapture_cuda_graphs()
         freed = ["synchronize", "free prefill", "free decode", "forget pool"]
