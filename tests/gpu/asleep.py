@@ -42,7 +42,9 @@ CAPTURE = (16, 64, 256, 1024, CHUNK)  # large enough that a graph's memory shows
 LLAMA = models.LLAMA | dict(
     hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=4
 )
-MODELS = {"llama": LLAMA, "nemotron-h": models.MODELS["nemotron-h"]}
+MODELS = {"llama": LLAMA} | {
+    name: models.MODELS[name] for name in ("nemotron-h", "qwen3-next", "qwen3-next-triton")
+}
 SLEEP, REBIND = "sleep", "rebind"
 STEPS = {
     SLEEP: (
@@ -156,7 +158,7 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
     here = launch.Place((HERE / "rebind", *place.path), place.out) if way == REBIND else place
     jobs = {}
     for number, mode in enumerate((modes.EAGER, *options.mode)):
-        chosen = modes.flags(mode, known, list(CAPTURE), False)
+        chosen = modes.flags(mode, known, list(CAPTURE), enforced(model))
         if isinstance(chosen, modes.Unavailable):
             commandline.say(f"{mode}: {chosen.reason}")
             continue
@@ -201,18 +203,25 @@ def job(
 ) -> launch.Job:
     name = f"asleep.{model}.{way}.{mode}"
     same, other = folders(place, model)
+    own = models.engine(model) if model in models.MODELS else {}
     plan = {
         "model": str(same),
         "other": str(other),
         "mode": mode,
+        "enforce": enforced(model),
         "port": options.port_base + commandline.PORTS * number,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
         "capture": list(CAPTURE),
         "steps": list(STEPS[way]),
-        "engine": words(way) | {"attention_backend": options.attention},
+        "engine": words(way) | {"attention_backend": options.attention} | own,
     }
     return launch.Job(name, HERE / "asleep_engine.py", plan, options.engine_limit)
+
+
+def enforced(model: str) -> bool:
+    """Whether 0.5.10 to 0.5.13 keep the model from any prefill graph unless they are told."""
+    return model.startswith("qwen3-next")
 
 
 def words(way: str) -> dict:

@@ -135,6 +135,14 @@ def test_engines_have_the_attention_that_is_asked_for(asleep, tmp_path, attentio
     assert planned["engine"]["attention_backend"] == attention
 
 
+def test_gated_delta_nets_have_a_graph_where_a_release_must_be_told(asleep, tmp_path):
+    options = asleep._options(["--out", str(tmp_path), "--model", "qwen3-next-triton"])
+    place, (model,) = asleep.launch.Place((), tmp_path), options.model
+    plan = asleep.job(place, options, model, asleep.SLEEP, "breakable", 0).plan
+    assert plan["enforce"] and plan["engine"]["linear_attn_prefill_backend"] == "triton"
+    assert not asleep.job(place, options, "llama", asleep.SLEEP, "breakable", 0).plan["enforce"]
+
+
 def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
     known = importlib.import_module("asleep_engine").STEPS
     assert all(set(steps) <= known.keys() for steps in asleep.STEPS.values())
