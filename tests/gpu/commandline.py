@@ -171,13 +171,24 @@ def takes_sparse(options: argparse.Namespace, patches: Sequence[dict]) -> bool:
 
 
 def serves_logprobs(options: argparse.Namespace, mode: str) -> bool:
-    """Whether the mode's graph runs prefills whose log-probabilities are wanted. From 0.5.16 on a
-    piecewise one never does: what follows its layers is captured too (can_run_graph,
-    model_executor/runner/prefill_cuda_graph_runner.py:707 in 0.5.16)."""
-    file = srt(options) / "model_executor/runner/prefill_cuda_graph_runner.py"
-    if mode not in (modes.PIECEWISE, modes.INDUCTOR) or not file.is_file():
+    """Whether the mode's graph runs prefills whose log-probabilities are wanted.
+
+    A piecewise one never does up to 0.5.6: such a request has those of its last prompt token, at
+    the least (managers/scheduler.py:1415 in 0.5.6.post2), and the runner takes none of the prompt's
+    own (can_run, model_executor/piecewise_cuda_graph_runner.py:352). Nor does it from 0.5.16 on:
+    what follows its layers is captured too (can_run_graph,
+    model_executor/runner/prefill_cuda_graph_runner.py:707 in 0.5.16).
+    """
+    if mode not in (modes.PIECEWISE, modes.INDUCTOR):
         return True
-    return "_uses_eager_prefill_tail" not in file.read_text(encoding="utf-8")
+    never = {
+        "managers/scheduler.py": "req.logprob_start_len >= len(",
+        "model_executor/runner/prefill_cuda_graph_runner.py": "_uses_eager_prefill_tail",
+    }
+    files = {srt(options) / name: sign for name, sign in never.items()}
+    return not any(
+        file.is_file() and sign in file.read_text(encoding="utf-8") for file, sign in files.items()
+    )
 
 
 def srt(options: argparse.Namespace) -> Path:

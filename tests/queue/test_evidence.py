@@ -430,6 +430,16 @@ def test_a_breakable_graph_is_proven_where_its_lifetimes_are(queue, lifetimes, s
     assert judged.state is state and judged.reason.endswith(told)
 
 
+def test_what_no_release_of_today_can_do_is_not_stale(queue, monkeypatch):
+    """0.5.21's set-up refuses NemotronH that graph, whatever the queue of a run was."""
+    pin = PINS.find("v0.5.21")
+    earlier = found(queue, "v0.5.21", "not applicable", changes="sha256:0")
+    record = fakes.recorded(earlier, Record)
+    monkeypatch.setattr(matrix, "proofs", lambda root, version: [record])
+    told = matrix.cell(ROOT, queue, pin, NEMOTRON)
+    assert told.state is matrix.State.NOT_APPLICABLE and "attention in every layer" in told.reason
+
+
 def test_evidence_about_one_of_two_models_shows_nothing(queue):
     half = found(queue)
     half["runs"].pop()
