@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from msgspec import Struct, field
+from packaging.version import Version
 
 from patchqueue.files import record
 from patchqueue.outcome import Problem, Refused
@@ -25,9 +26,11 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
-    """A column of a table. repairs: by graph, or for "all". never: beside what its graph says."""
+    """A column of a table. since: by model, the first release that knows it. repairs: by graph, or
+    for "all". never: beside what its graph says."""
 
     models: tuple[str, ...]
+    since: dict[str, str] = field(default_factory=dict)
     brings: tuple[str, ...] = ()
     repairs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     never: dict[str, str] = field(default_factory=dict)
@@ -41,8 +44,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Feature(Struct, frozen=True):
-    """One graph of one family of models. brings, repairs, never, upstream: as the file says of
-    both."""
+    """One graph of one family of models. since: as the family's. brings, repairs, never, upstream:
+    as the file says of both."""
 
     models: tuple[str, ...]
     mode: str
@@ -50,6 +53,11 @@ class Feature(Struct, frozen=True):
     repairs: tuple[str, ...] = ()
     never: dict[str, str] = field(default_factory=dict)
     upstream: str = ""
+    since: dict[str, str] = field(default_factory=dict)
+
+    def known(self, version: Version) -> tuple[str, ...]:
+        """The models that a release knows."""
+        return tuple(one for one in self.models if version >= Version(self.since.get(one, ALWAYS)))
 
 
 class Cells(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +82,7 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
             (*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
             {**graph.never, **family.never},
             family.upstream or graph.upstream,
+            family.since,
         )
 
     @property
@@ -105,6 +114,9 @@ def _unknown(root: Path, found: Cells) -> str:
     graphs |= {name for one in families for name in one.repairs} - {"all"}
     for name in sorted(graphs - found.graphs.keys()):
         return f"has no [graphs.{name}]"
+    for one in families:
+        if others := sorted(one.since.keys() - set(one.models)):
+            return f"has a family without {others[0]}, and says since when it is known"
     patches = {name for one in found.features for name in (*one.brings, *one.repairs)}
     for name in sorted(patches):
         if not (root / "patches" / name).is_file():

@@ -85,7 +85,7 @@ def jobs(
         for gpu, seconds in took.items():
             files = [file for file in kept if is_of(gpu, file.gpu.name)]
             for model in models or shape.models:
-                features = [one for one in shape.features if model in one.models]
+                features = [one for one in shape.features if model in one.known(pin.version)]
                 modes = _modes(queue, pin, model, features, files)
                 left = {mode: one for mode, one in modes.items() if not stale or one[1] != CURRENT}
                 if left:

@@ -80,17 +80,21 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
 
 def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
     """What the runs on one kind of GPU say about a feature; None where they did not try it on every
-    model. rules: the harness of today."""
+    model that the release knows. rules: the harness of today."""
+    models = feature.known(pin.version)
     runs = [
         (run, found.under(run))
         for run in found.runs
-        if run.mode == feature.mode and run.model in feature.models
+        if run.mode == feature.mode and run.model in models
     ]
-    if {run.model for run, _ in runs} != set(feature.models) or any(
+    if {run.model for run, _ in runs} != set(models) or any(
         run.verdict == "not run" for run, _ in runs
     ):
         return None
     then = _verdict(runs, rules)
+    if unknown := [model for model in feature.models if model not in models]:
+        reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
+        then = Cell(then.state, reason)
     now = Selection(queue, pin).effect_sha256
     earlier = sorted(one.date for _, one in runs if one.changes != now)
     if earlier:

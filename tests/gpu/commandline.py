@@ -170,6 +170,13 @@ def takes_sparse(options: argparse.Namespace, patches: Sequence[dict]) -> bool:
     )
 
 
+def knows_experts(options: argparse.Namespace) -> bool:
+    """Whether the tree's NemotronH may have layers of experts. 0.5.5's may not: it dies of their
+    letter while it is made (KeyError: 'E', ALL_DECODER_LAYER_TYPES, models/nemotron_h.py:304)."""
+    file = srt(options) / "models/nemotron_h.py"
+    return not file.is_file() or re.search(r"\bMOE: ", file.read_text(encoding="utf-8")) is not None
+
+
 def serves_logprobs(options: argparse.Namespace, mode: str) -> bool:
     """Whether the mode's graph runs prefills whose log-probabilities are wanted.
 

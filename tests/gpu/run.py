@@ -59,13 +59,8 @@ def main(words: Sequence[str] | None = None) -> int:
         f" {facts['torch']['version']}"
     )
     known = commandline.fields(options)
-    if (
-        without := {model for model in options.model if models.is_sparse(models.MODELS[model])}
-    ) and not commandline.takes_sparse(options, facts["patches"]):
-        commandline.say(
-            "left out, because sparse attention cannot run in this tree's graph:"
-            f" {' '.join(sorted(without))}"
-        )
+    for why, without in left_out(options, facts["patches"]).items():
+        commandline.say(f"left out, because {why}: {' '.join(without)}")
         options.model = [model for model in options.model if model not in without]
     jobs = [
         job(place, options, known, number, model, mode)
@@ -167,6 +162,20 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         ),
     )
     return parser.parse_args(words)
+
+
+def left_out(options: argparse.Namespace, patches: Sequence[dict]) -> dict[str, list[str]]:
+    """Why this tree cannot run models that were asked for, and which; nothing where it can."""
+    asked, found = {name: models.MODELS[name] for name in sorted(options.model)}, {}
+    sparse = [name for name, config in asked.items() if models.is_sparse(config)]
+    if sparse and not commandline.takes_sparse(options, patches):
+        found["sparse attention cannot run in this tree's graph"] = sparse
+    experts = [
+        name for name, config in asked.items() if "E" in config.get("hybrid_override_pattern", "")
+    ]
+    if experts and not commandline.knows_experts(options):
+        found["this tree's NemotronH has no experts"] = experts
+    return found
 
 
 def wanted(options: argparse.Namespace, known: set[str]) -> list[tuple[str, str]]:

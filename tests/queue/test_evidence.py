@@ -446,6 +446,25 @@ def test_evidence_about_one_of_two_models_shows_nothing(queue):
     assert judge(half, queue, NEMOTRON) is None
 
 
+def test_a_model_that_a_release_does_not_know_keeps_no_cell_from_being_proven(queue):
+    """0.5.5's NemotronH has no experts. A run that tried them anyway is not counted."""
+    pin = PINS.find("v0.5.5.post3")
+    dense, experts = NEMOTRON.models
+    assert (dense, experts) == ("nemotron-h", "nemotron-h-moe")
+    for verdict in ("not tried", "not run", "failed"):
+        one = found(queue, pin.tag)
+        one["runs"] = [
+            run | {"verdict": verdict} if run["model"] == experts else run
+            for run in one["runs"]
+            if run["model"] == dense or verdict != "not tried"
+        ]
+        told = matrix.judge(fakes.recorded(one, Record), queue, pin, NEMOTRON, RULES)
+        assert told.state is matrix.State.PROVEN
+        assert told.reason.endswith(f"; the release does not know {experts}")
+    one["runs"] = [run for run in one["runs"] if run["model"] == experts]
+    assert matrix.judge(fakes.recorded(one, Record), queue, pin, NEMOTRON, RULES) is None
+
+
 @pytest.mark.parametrize(
     ("tag", "state"),
     [
@@ -645,6 +664,11 @@ def test_a_page_without_markers_is_refused():
             '[graphs.one]\nbrings = ["a/b.patch"]\n[[tables]]\ntitle = "a"\ngraphs = ["one"]\n'
             'families.llama.models = ["llama"]',
             "names a/b.patch, and patches/ has no such file",
+        ),
+        (
+            '[graphs.one]\n[[tables]]\ntitle = "a"\ngraphs = ["one"]\n'
+            'families.llama = { models = ["llama"], since = { lama = "0.5.6" } }',
+            "has a family without lama, and says since when it is known",
         ),
     ],
 )

@@ -1206,6 +1206,7 @@ def test_the_walk_over_the_sizes_counts_with_the_cold_answers(monkeypatch):
     assert found.good and found.numbers["tokens"] > 107 * 8
 
 
+MOE = "nemotron-h-moe"
 BROUGHT = [{"name": "nsa/split-indexer-and-attention@0.5.12.patch"}]
 
 
@@ -1233,6 +1234,37 @@ def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
     )
     options = argparse.Namespace(tree=tmp_path / "tree", site=[tmp_path])
     assert commandline.takes_sparse(options, patches) is takes
+
+
+@pytest.mark.parametrize(
+    ("layers", "why"),
+    [
+        ("MLP: NemotronHMLPDecoderLayer,", {"this tree's NemotronH has no experts": [MOE]}),
+        ("MLP: NemotronHMLPDecoderLayer,\n    MOE: NemotronHMoEDecoderLayer,", {}),
+        ("", {"this tree's NemotronH has no experts": [MOE]}),
+        (None, {}),
+    ],
+)
+def test_experts_are_left_out_where_the_trees_nemotron_has_none(modes, tmp_path, layers, why):
+    """0.5.5's died of the letter E while it was made. A tree without that file says nothing."""
+    import run as module
+
+    options = module._options(["--out", "there", "--model", "llama", MOE, "nemotron-h"])
+    options.tree = tmp_path
+    if layers is not None:
+        file = tmp_path / "sglang/srt/models/nemotron_h.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"ALL_DECODER_LAYER_TYPES = {{\n    {layers}\n}}\n")
+    assert module.left_out(options, []) == why
+
+
+def test_every_reason_names_its_own_models(modes, monkeypatch):
+    import run as module
+
+    for name in ("takes_sparse", "knows_experts"):
+        monkeypatch.setattr(module.commandline, name, lambda *_: False)
+    options = module._options(["--out", "there", "--model", "llama", MOE, "glm-5", "deepseek-v32"])
+    assert [*module.left_out(options, []).values()] == [["deepseek-v32", "glm-5"], [MOE]]
 
 
 @pytest.mark.parametrize(

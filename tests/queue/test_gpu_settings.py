@@ -403,14 +403,14 @@ def test_log_probabilities_are_not_asked_of_a_graph_that_runs_no_such_prefill(se
 
 
 def test_up_to_0_5_6_no_piecewise_graph_serves_log_probabilities(settings, tmp_path):
-    """The scheduler of 0.5.6 moves a start behind the prompt to its last token, 0.5.7's does not."""
+    """0.5.6's scheduler moves a start behind the prompt to its last token, 0.5.7's does not."""
     told, modes, options = settings.commandline, settings.modes, SimpleNamespace(tree=tmp_path)
     file = tmp_path / "sglang/srt/managers/scheduler.py"
     file.parent.mkdir(parents=True)
     file.write_text("if req.logprob_start_len > len(req.origin_input_ids):\n")
     assert told.serves_logprobs(options, modes.PIECEWISE)
     file.write_text(
-        "if not req.is_prefill_only and req.logprob_start_len >= len(\n    req.origin_input_ids\n):\n"
+        "if not req.is_prefill_only and req.logprob_start_len >= len(\n    req.origin_input_ids\n"
     )
     assert not told.serves_logprobs(options, modes.PIECEWISE)
     assert told.serves_logprobs(options, modes.BREAKABLE)
