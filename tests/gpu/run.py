@@ -62,6 +62,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for why, without in left_out(options, facts["patches"]).items():
         commandline.say(f"left out, because {why}: {' '.join(without)}")
         options.model = [model for model in options.model if model not in without]
+    if not options.model:
+        sys.exit("no model is left: nothing would be proven")
     jobs = [
         job(place, options, known, number, model, mode)
         for number, (model, mode) in enumerate(wanted(options, known))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -1256,6 +1257,20 @@ def test_experts_are_left_out_where_the_trees_nemotron_has_none(modes, tmp_path,
         file.parent.mkdir(parents=True)
         file.write_text(f"ALL_DECODER_LAYER_TYPES = {{\n    {layers}\n}}\n")
     assert module.left_out(options, []) == why
+
+
+def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
+    import run as module
+
+    facts = {"version": "0.5.5", "gpu": {"name": "H", "driver": "1"}, "torch": {"version": "2"}}
+    one = SimpleNamespace(name="H", use="0", memory_mib=1)
+    monkeypatch.setattr(module.machine, "visible", lambda: [one])
+    monkeypatch.setattr(module.machine, "describe", lambda *_: facts | {"patches": []})
+    monkeypatch.setattr(module.machine, "queue_of", lambda _: "queue 2")
+    monkeypatch.setattr(module.commandline, "fields", lambda _: set())
+    monkeypatch.setattr(module, "left_out", lambda *_: {"it lacks them": [MOE]})
+    with pytest.raises(SystemExit, match="no model is left"):
+        module.main(["--out", str(tmp_path), "--model", MOE])
 
 
 def test_every_reason_names_its_own_models(modes, monkeypatch):
