@@ -69,9 +69,10 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     if not known:
         return expected(queue, pin, feature)
     first, *others = sorted(known, key=lambda one: best.index(one.state))
-    today = expected(queue, pin, feature)
-    if first.state is State.STALE and today.state is State.NOT_APPLICABLE:
-        return today  # no run of today's queue would say anything else
+    if first.state is State.STALE:
+        today = expected(queue, pin, feature)
+        if today.state is State.NOT_APPLICABLE:
+            return today  # no run of today's queue would say anything else
     said = [
         f"{one.state} {one.reason}" for one in others if one.state in (State.PROVEN, State.FAILED)
     ]

@@ -158,7 +158,7 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
     here = launch.Place((HERE / "rebind", *place.path), place.out) if way == REBIND else place
     jobs = {}
     for number, mode in enumerate((modes.EAGER, *options.mode)):
-        chosen = modes.flags(mode, known, list(CAPTURE), enforced(model))
+        chosen = modes.flags(mode, known, list(CAPTURE), commandline.enforced(model))
         if isinstance(chosen, modes.Unavailable):
             commandline.say(f"{mode}: {chosen.reason}")
             continue
@@ -208,7 +208,7 @@ def job(
         "model": str(same),
         "other": str(other),
         "mode": mode,
-        "enforce": enforced(model),
+        "enforce": commandline.enforced(model),
         "port": options.port_base + commandline.PORTS * number,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
@@ -217,11 +217,6 @@ def job(
         "engine": words(way) | {"attention_backend": options.attention} | own,
     }
     return launch.Job(name, HERE / "asleep_engine.py", plan, options.engine_limit)
-
-
-def enforced(model: str) -> bool:
-    """Whether 0.5.10 to 0.5.13 keep the model from any prefill graph unless they are told."""
-    return model.startswith("qwen3-next")
 
 
 def words(way: str) -> dict:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import kernels
 import launch
+import models
 import modes
 import untouched
 
@@ -168,6 +169,11 @@ def takes_sparse(options: argparse.Namespace, patches: Sequence[dict]) -> bool:
         and "topk_indices" in file.read_text(encoding="utf-8")
         and not any("flash_ops" in pattern for pattern in trimmed)
     )
+
+
+def enforced(model: str) -> bool:
+    """Whether 0.5.10 to 0.5.13 keep the model from any prefill graph unless they are told."""
+    return models.MODELS.get(model, {}).get("model_type") == "qwen3_next"
 
 
 def knows_experts(options: argparse.Namespace) -> bool:

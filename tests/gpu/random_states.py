@@ -346,7 +346,7 @@ class Held:
         limits, near = self.layer.limits.times(1), self.ledger.near
         output, state = self.layer.formula(one.rows[part], *self._start(one, request))
         near("outputs near float64", apart(one.output[part], output), limits)
-        wide = (limits[0], self.layer.states_worst)
+        wide = (limits[0], self.layer.limits.states)
         near("states near float64", apart(one.after.ssm[request.slot], state), wide)
         window = one.after.conv[request.slot]  # held against the inputs
         output, state = self.layer.formula(tokens[:, number], window, state)

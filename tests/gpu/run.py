@@ -223,7 +223,7 @@ def job(
         "port": options.port_base + commandline.PORTS * number,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
-        "enforce": model.startswith("qwen3-next"),
+        "enforce": commandline.enforced(model),
         "keep_eager": reference,
         "breakable": not models.is_sparse(models.MODELS[model]),
         "piecewise": model not in models.BREAKABLE_ALONE,

@@ -292,7 +292,7 @@ def job(
         "gpus": 1 if options.one_gpu else ranks,
         "ranks": ranks,
         "one_gpu": options.one_gpu and ranks > 1 and not declares(options),
-        "enforce": models.MODELS[model]["model_type"] == "qwen3_next",
+        "enforce": commandline.enforced(model),
         "out": str(place.out / f"{one.name}.json"),
         "watch": str(place.out / f"{one.name}.watch"),
         "model": str(folder(place, name, model)),
