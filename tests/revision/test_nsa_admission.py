@@ -302,6 +302,41 @@ def test_sizes_beyond_the_context_are_not_captured(runner, caplog):
     )
 
 
+def default_sizes(largest):
+    """The release's server arguments behind its own choice of sizes up to `largest`."""
+    from host import process
+
+    args = process.default_server_args(piecewise_cuda_graph_max_tokens=largest)
+    args.piecewise_cuda_graph_tokens = args._generate_piecewise_cuda_graph_tokens()
+    return args
+
+
+def admit_aloud(runner, caplog):
+    """admit_sparse_attention, with what it logs."""
+    from sglang.srt.prefill_graph.piecewise import nsa
+
+    with caplog.at_level(logging.INFO):
+        return nsa.admit_sparse_attention(runner)
+
+
+def test_default_sizes_end_where_eager_prefill_is_as_fast(runner, caplog):
+    """DeepSeek-V3.2 took 3 % longer in the graph at 4096 tokens, and 2 ms longer at 1024."""
+    args = default_sizes(2048)
+    before = list(args.piecewise_cuda_graph_tokens)
+    assert admit_aloud(runner(server_args=args), caplog)
+    assert args.piecewise_cuda_graph_tokens == [size for size in before if size <= 512]
+    assert args.piecewise_cuda_graph_tokens[-1] == 512 and before[-1] == 2048
+    # the context of this server has 1024 tokens
+    assert "up to 1024 tokens those beyond 512 are left out" in caplog.text
+
+
+def test_default_sizes_below_that_stay(runner, caplog):
+    args = default_sizes(256)
+    before = list(args.piecewise_cuda_graph_tokens)
+    assert admit_aloud(runner(server_args=args), caplog)
+    assert args.piecewise_cuda_graph_tokens == before and "left out" not in caplog.text
+
+
 def test_a_drafts_indexers_do_not_replace_the_targets(runner, build_model, caplog):
     """Both number their layers from 0."""
     from sglang.srt.prefill_graph.piecewise import nsa
