@@ -27,6 +27,13 @@ def calls() -> list[cases.Call]:
     return [call for call in cases.calls() if call.kind in KINDS]
 
 
+def release(engine, **parts) -> None:
+    """Give memory up. The step behind the last answer may still be under way, and a scheduler that
+    is asked meanwhile ends: emptying its cache waits for that step."""
+    engines.flush(engine)
+    engine.release_memory_occupation(**parts)
+
+
 def update(engine, folder: str, recapture: bool = False) -> None:
     """Weights from disk. Raises RuntimeError where the release says that it failed."""
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
@@ -66,9 +73,9 @@ def _check(said: object) -> None:
 # afterwards.
 STEPS = {
     "start": (lambda engine, plan: None, True),
-    "nap": (lambda engine, plan: engine.release_memory_occupation(tags=[*NAP]), False),
+    "nap": (lambda engine, plan: release(engine, tags=[*NAP]), False),
     "woken": (lambda engine, plan: engine.resume_memory_occupation(tags=[*NAP]), True),
-    "sleep": (lambda engine, plan: engine.release_memory_occupation(), False),
+    "sleep": (lambda engine, plan: release(engine), False),
     "wake": (lambda engine, plan: engine.resume_memory_occupation(), False),  # the weights are gone
     "same weights": (lambda engine, plan: update(engine, plan["model"]), True),
     "other weights": (lambda engine, plan: update(engine, plan["other"]), True),

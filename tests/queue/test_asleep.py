@@ -210,3 +210,20 @@ def test_tensors_are_sent_as_the_release_takes_them(asleep, monkeypatch, tmp_pat
     seen = []
     importlib.import_module("asleep_engine").update_from_tensors(kind(seen), str(tmp_path))
     assert seen == told
+
+
+@pytest.mark.parametrize("step", ["nap", "sleep"])
+def test_memory_is_given_up_when_the_step_behind_the_last_answer_is_over(asleep, step):
+    """A Qwen3-Next's server died: "should be called only when server is idle"."""
+    told = []
+
+    class Engine:
+        def flush_cache(self):
+            told.append("flush")
+            return SimpleNamespace(success=len(told) > 2)  # twice it is still under way
+
+        def release_memory_occupation(self, tags=None):
+            told.append("release")
+
+    importlib.import_module("asleep_engine").STEPS[step][0](Engine(), {})
+    assert told == ["flush", "flush", "flush", "release"]
