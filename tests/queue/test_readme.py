@@ -114,6 +114,7 @@ GAINS = {
     "0.5.12.post1, piecewise → breakable": (
         "0.5.12.post1/nvidia-h200.breakable-beside-piecewise.gain.json"
     ),
+    "0.5.12.post1, breakable (3)": "0.5.12.post1/nvidia-h200.fa3.gain.json",
     "0.5.13.post1, eager → breakable (3)": ("0.5.13.post1/nvidia-h200.fa3.breakable.gain.json"),
     "0.5.16, breakable (1)": "0.5.16/nvidia-h200.capture.gain.json",
     "0.5.23, eager → breakable (1, 2)": "0.5.23/nvidia-h200.breakable.gain.json",
