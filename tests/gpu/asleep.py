@@ -4,12 +4,14 @@ unpacked bundle.
 
 Each mode's engine goes the same way as the eager one, alone on the GPU: a nap without the KV cache
 and the graphs, sleep without anything, the same and other weights from disk and from tensors, and
-graphs captured anew. After each step its answers must agree with the eager engine's, and prefills
-must have been replayed. What the GPU has in use is noted after each step: asleep, a graph may hold
-no more than --held MiB beside what an eager server holds, and one that is captured anew may take
-no more than that again. --way rebind has a loader that replaces parameters: without a recapture a
-graph must answer otherwise there, or the case shows nothing. Writes RESULTS/asleep.json. Exit code
-0: all good.
+graphs captured anew. After each step its answers must agree with the eager engine's, and with its
+own from before with the same weights; and prefills must have been replayed. A server without a
+graph may pick other kernels, and a router other experts then. So the answers of a model with a
+router are held against an engine that has the graph and keeps each prefill eager. What the GPU
+has in use is noted after each step: asleep, a graph may hold no more than --held MiB beside what an
+eager server holds, and one that is captured anew may take no more than that again. --way rebind has
+a loader that replaces parameters: without a recapture a graph must answer otherwise there, or the
+case shows nothing. Writes RESULTS/asleep.json. Exit code 0: all good.
 """
 
 from __future__ import annotations
@@ -61,6 +63,12 @@ STEPS = {
         "captured again",
     ),
     REBIND: ("start", "other weights", "captured anew", "captured again"),
+}
+# the first step with the weights of each step that is asked
+FIRST = {
+    SLEEP: {step: "start" for step in ("woken", "same weights", "same weights again")}
+    | {step: "other weights" for step in ("other tensors", "captured anew", "captured again")},
+    REBIND: {"captured again": "captured anew"},
 }
 SAVER = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}
 ASLEEP = ("nap", "sleep")
@@ -156,8 +164,8 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
     memory is what is in use."""
     began, known = time.time(), commandline.fields(options)
     here = launch.Place((HERE / "rebind", *place.path), place.out) if way == REBIND else place
-    jobs = {}
-    for number, mode in enumerate((modes.EAGER, *options.mode)):
+    jobs, references = {}, references_of(model, options.mode, known)
+    for number, mode in enumerate((modes.EAGER, *sorted(set(references.values())), *options.mode)):
         chosen = modes.flags(mode, known, list(CAPTURE), commandline.enforced(model))
         if isinstance(chosen, modes.Unavailable):
             commandline.say(f"{mode}: {chosen.reason}")
@@ -183,8 +191,10 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
             )
             checks.append(compare.Verdict(f"{mode}: the engine answered", False, why))
     if modes.EAGER in found:
-        for mode in found.keys() - {modes.EAGER}:
-            checks += judged(way, mode, found[mode], found[modes.EAGER], options.held)
+        for mode in found.keys() - {modes.EAGER, *modes.REFERENCES}:
+            against = found.get(references.get(mode, modes.EAGER))
+            if against:
+                checks += judged(way, mode, found[mode], found[modes.EAGER], options.held, against)
     memory = {
         mode: {step: done["used_mib"] for step, done in one["steps"].items()}
         for mode, one in found.items()
@@ -198,6 +208,13 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
     }
 
 
+def references_of(model: str, asked: Sequence[str], known: set[str]) -> dict[str, str]:
+    """The mode that the answers of each mode are held against, where it is not the eager server."""
+    if not models.has_router(MODELS[model]):
+        return {}
+    return {mode: modes.reference(mode, known) for mode in asked}
+
+
 def job(
     place: launch.Place, options: argparse.Namespace, model: str, way: str, mode: str, number: int
 ) -> launch.Job:
@@ -208,6 +225,7 @@ def job(
         "model": str(same),
         "other": str(other),
         "mode": mode,
+        "keep_eager": mode in modes.REFERENCES,
         "enforce": commandline.enforced(model),
         "port": options.port_base + commandline.PORTS * number,
         "out": str(place.out / f"{name}.json"),
@@ -224,9 +242,17 @@ def words(way: str) -> dict:
     return dict(chunked_prefill_size=CHUNK, enable_memory_saver=way == SLEEP)
 
 
-def judged(way: str, mode: str, mine: dict, eager: dict, held: int) -> list[compare.Verdict]:
-    """A mode's engine held against the eager one's, step by step."""
-    found = []
+def judged(
+    way: str,
+    mode: str,
+    mine: dict,
+    eager: dict,
+    held: int,
+    reference: dict | None = None,
+) -> list[compare.Verdict]:
+    """A mode's engine held against the eager one's, step by step, and against itself. reference:
+    whose answers count, where they are not the eager one's."""
+    found, right = [], reference or eager
     for step, done in mine["steps"].items():
         if "answers" not in done:
             continue
@@ -235,10 +261,15 @@ def judged(way: str, mode: str, mine: dict, eager: dict, held: int) -> list[comp
         answers = compare.same_answers(
             f"{mode}, {step}: agrees with eager prefill",
             done["answers"],
-            eager["steps"][step]["answers"],
+            right["steps"][step]["answers"],
         )
         found.append(otherwise(answers) if stale else answers)
         found.append(replayed(f"{mode}, {step}: prefills were replayed", mine["prefills"], done))
+        first = FIRST[way].get(step)
+        if first:
+            before = mine["steps"][first]["answers"]
+            what = f"{mode}, {step}: answers as after {first!r}"
+            found.append(compare.same_answers(what, done["answers"], before))
     used, bare = (
         {step: done["used_mib"] for step, done in one["steps"].items()} for one in (mine, eager)
     )

@@ -94,6 +94,7 @@ def told(row: dict) -> str:
 def _way(place: launch.Place, folder: Path, way: str, options: argparse.Namespace) -> dict:
     switched = launch.Place((HERE / "holding", *place.path), place.out, place.python)
     plan = {"folder": str(folder), "max_bs": options.max_bs, "fraction": options.fraction}
+    plan |= commandline.other_attention(options)
     log = _run(switched, way, "engine", [__file__, "--engine", json.dumps(plan)], options.limit)
     file = place.out / f"lifetimes.{way}.json"
     file.unlink(missing_ok=True)
@@ -118,6 +119,7 @@ def asking(out: Path, options: argparse.Namespace) -> list[str]:
     where = [word for site in sites for word in ("--site", str(site.absolute()))]
     where += ["--tree", str(options.tree.absolute())] if options.tree else []
     asked = ["--model", "llama", "--mode", modes.BREAKABLE, "--gpus", "1"]
+    asked += ["--attention", options.attention]
     return [str(HERE / "run.py"), "--out", str(out), *where, *asked]
 
 
@@ -168,6 +170,8 @@ def _engine(plan: dict) -> int:
         disable_decode_cuda_graph=True,
         **{name: engines.ENGINE[name] for name in KERNELS},
     )
+    if "attention" in plan:
+        words["attention_backend"] = plan["attention"]
     if plan["max_bs"]:
         words["cuda_graph_max_bs_prefill"] = plan["max_bs"]
     engine = Engine(**words)
@@ -188,6 +192,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="layers of the model (default 36)")
     parser.add_argument("--fraction", type=float, default=0.4, help="--mem-fraction-static")
     parser.add_argument("--limit", type=float, default=420, help="seconds for each engine")
+    commandline.add_attention(parser, "as in run.py")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 

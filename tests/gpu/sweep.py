@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
@@ -462,8 +463,9 @@ class Batch:
 class With:
     """A kernel that is launched with some more words."""
 
-    def __init__(self, kernel: object, words: dict[str, int]):
-        self.kernel, self.words = kernel, words
+    def __init__(self, kernel: Any, words: dict[str, int]):
+        # an autotuner chooses these words itself, and takes no others
+        self.kernel, self.words = kernel.fn if words and hasattr(kernel, "configs") else kernel, words
 
     def __getitem__(self, grid: object) -> Callable[..., object]:
         return lambda *args, **words: self.kernel[grid](*args, **{**words, **self.words})

@@ -99,6 +99,26 @@ def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out(sweep
     assert [row["tile"]["a"] for _, row in sweep.ranked({"tiles": rows})] == [1, 2]
 
 
+def test_an_autotuned_kernel_is_launched_with_the_tiles_that_are_swept(sweep):
+    """From 0.5.20 on the release's kernels choose their tiles themselves: "got multiple values for
+    keyword argument 'BLOCK_SIZE_M'"."""
+    taken = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **words: taken.append((grid, args, words))
+
+    class Tuned(Kernel):
+        configs, fn = [{"BLOCK_SIZE_M": 64}], Kernel()
+
+        def __getitem__(self, grid):
+            return lambda *args, **words: self.fn[grid](*args, BLOCK_SIZE_M=64, **words)
+
+    sweep.With(Tuned(), {"BLOCK_SIZE_M": 128})["grid"](1)
+    sweep.With(Tuned(), {})["grid"](2)  # as the release launches it
+    assert [words["BLOCK_SIZE_M"] for _, _, words in taken] == [128, 64]
+
+
 def test_a_rank_has_its_share_of_heads_and_at_least_one_group(sweep):
     rank = sweep.NANO_2.rank(8)
     assert (rank.heads, rank.groups, rank.size) == (16, 1, 80) and sweep.FALCON_34B.rank(

@@ -61,9 +61,46 @@ def test_an_engine_that_answers_as_the_eager_one_and_gives_its_memory_up_is_good
 @pytest.mark.parametrize("step", ["woken", "other weights", "captured anew"])
 def test_another_answer_is_a_fault(asleep, step):
     steps = asleep.STEPS[asleep.SLEEP]
-    assert faults(asleep, asleep.SLEEP, engine(steps, stale=[step]), engine(steps)) == [
-        f"breakable, {step}: agrees with eager prefill"
+    found = faults(asleep, asleep.SLEEP, engine(steps, stale=[step]), engine(steps))
+    assert f"breakable, {step}: agrees with eager prefill" in found
+    # its own answers change with it, and those of the steps that are held against it
+    assert all("answers as after" in what for what in found[1:] if step not in what)
+
+
+@pytest.mark.parametrize(
+    "step, first",
+    [
+        ("woken", "start"),
+        ("same weights again", "start"),
+        ("other tensors", "other weights"),
+        ("captured again", "other weights"),
+    ],
+)
+def test_an_engine_that_answers_otherwise_than_before_is_at_fault(asleep, step, first):
+    """Also where eager prefill changes with it."""
+    steps = asleep.STEPS[asleep.SLEEP]
+    both = engine(steps, stale=[step])
+    assert faults(asleep, asleep.SLEEP, both, both) == [
+        f"breakable, {step}: answers as after {first!r}"
     ]
+
+
+def test_a_router_is_held_against_a_server_with_the_graph(asleep, tmp_path):
+    """0.5.10 to 0.5.13 give Qwen3-Next another gated norm where no graph is on."""
+    known = {"enable_breakable_cuda_graph", "disable_piecewise_cuda_graph"}
+    found = asleep.references_of("qwen3-next", ["breakable", "piecewise"], known)
+    assert found == {"breakable": "reference", "piecewise": "reference"}
+    assert asleep.references_of("nemotron-h", ["breakable"], known) == {}
+    options = asleep._options(["--out", str(tmp_path), "--model", "qwen3-next"])
+    place = asleep.launch.Place((), tmp_path)
+    for mode, kept in (("reference", True), ("breakable", False), ("eager", False)):
+        plan = asleep.job(place, options, "qwen3-next", asleep.SLEEP, mode, 0).plan
+        assert plan["keep_eager"] == kept
+    steps = asleep.STEPS[asleep.SLEEP]
+    mine, other = engine(steps), engine(steps, token=7)
+    judged = asleep.judged(asleep.SLEEP, "breakable", mine, other, 64, engine(steps))
+    assert all(check.good for check in judged)
+    assert faults(asleep, asleep.SLEEP, mine, other)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +128,8 @@ def test_an_old_graph_must_show_where_parameters_were_replaced(asleep):
     assert "a graph that was not captured anew answers otherwise" in fault
     both = engine(steps, stale=["other weights", "captured anew"])
     assert faults(asleep, asleep.REBIND, both, engine(steps)) == [
-        "breakable, captured anew: agrees with eager prefill"
+        "breakable, captured anew: agrees with eager prefill",
+        "breakable, captured again: answers as after 'captured anew'",
     ]
 
 

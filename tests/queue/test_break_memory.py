@@ -31,9 +31,10 @@ LOG = """
 [..] Capture target prefill CUDA graph end. elapsed=3.25 s, mem usage=1.50 GB, avail mem=7.50 GB.
 """  # noqa: E501
 ENGINE = f"""
+import os
 class Engine:
     def __init__(self, **words):
-        assert words["attention_backend"] == "flashinfer"  # a bundle has no FlashAttention 3
+        assert words["attention_backend"] == os.environ.get("ASKED", "flashinfer")
         print({LOG!r}.replace("3.25", str(words["mem_fraction_static"])))
     def generate(self, **words): pass
     def shutdown(self): pass
@@ -111,14 +112,19 @@ def test_a_fault_is_told_beside_the_cost(break_memory):
     assert break_memory.told(row).endswith("| inputs of ordinary memory | 3 of 4 tokens alike |")
 
 
-def test_a_row_of_each_way(break_memory, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
+def test_a_row_of_each_way(break_memory, tmp_path, monkeypatch, capsys, attention):
     smi = tmp_path / "bin/nvidia-smi"
     smi.parent.mkdir()
     smi.write_text("#!/bin/sh\necho 0, GPU-1, H200, 580, 143771, 9.0\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("ASKED", attention)
     words = ["--out", str(tmp_path / "out"), "--tree", str(tree(tmp_path / "tree", "patched"))]
+    words += ["--attention", attention]
+    asked = break_memory.asking(tmp_path, break_memory._options(words))
+    assert asked[asked.index("--attention") + 1] == attention
     assert break_memory.main([*words, "--fraction", "0.5"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"| {way} | 3 sizes | 1.50 GB | 0.5 s | not checked | no answers |"
