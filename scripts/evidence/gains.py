@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import structs
 from packaging.version import Version
 
 from .records import USUAL_ATTENTION, Calls, Gain, GainRun, Group, Peer, Profile
@@ -46,8 +47,9 @@ def spread(spans: Sequence[float]) -> Spread | None:
 
 
 def load(root: Path) -> list[Gain]:
-    """Every gain kept, the first subject first."""
-    found = timed(root, "*/*.gain.json", Gain)
+    """Every gain kept, the first subject first; one that timed the untouched release in several
+    modes once for each."""
+    found = [part for gain in timed(root, "*/*.gain.json", Gain) for part in apart(gain)]
     return sorted(
         found,
         key=lambda gain: (
@@ -59,6 +61,21 @@ def load(root: Path) -> list[Gain]:
             gain.attention != USUAL_ATTENTION,
         ),
     )
+
+
+def apart(gain: Gain) -> list[Gain]:
+    """A gain for each mode of the untouched tree, with all visits of the patched one: figures of
+    two modes are never put together."""
+    modes = dict.fromkeys(run.mode for run in runs(gain, UNTOUCHED))
+    if len(modes) < 2:
+        return [gain]
+    return [
+        structs.replace(
+            gain,
+            runs=tuple(run for run in gain.runs if run.tree == PATCHED or run.mode == mode),
+        )
+        for mode in modes
+    ]
 
 
 def title(gain: Gain) -> str:
@@ -139,6 +156,11 @@ def served(gain: Gain, tree: str, kind: str) -> tuple[float, float, float] | Non
     rate = statistics.median(one.output_tokens_per_s for one in found)
     half, most = (statistics.median(one.first_ms[part] for one in found) for part in ("p50", "p99"))
     return rate, half, most
+
+
+def loads_taken(gain: Gain, run: GainRun) -> list[int]:
+    """How many loads of a kind a visit took, each number once, ascending."""
+    return sorted({len(run.traffic.get(kind, ())) for kind in gain.gain.traffic})
 
 
 def groups(gain: Gain, tree: str, shape: str) -> dict[str, float]:

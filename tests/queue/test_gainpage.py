@@ -428,6 +428,33 @@ def test_loads_of_users_are_told_by_kind(tmp_path):
     assert store.place_of(tmp_path, pin, found).name == "nvidia-h200.breakable.traffic.gain.json"
 
 
+def test_a_server_whose_time_ended_says_what_it_took():
+    plan = gain()["gain"] | {"traffic": ["gsm8k", "agent"]}
+    run = dict(tree="untouched", mode="eager", visit=1, measure="", captured=[])
+    run |= dict(verdict="not run", why="no time was left for traffic")
+    run["traffic"] = {"gsm8k": served(2400, 1340, 2230)}
+    said = told(gain(gain=plan, runs=[run]))
+    assert "The untouched server took 0 or 2 loads of each kind before its time ended." in said
+    assert "no time was left" not in said
+
+
+def test_two_modes_of_the_untouched_release_are_never_put_together(monkeypatch):
+    """0.5.12.post1's eager server and its breakable graph took loads in one run: their averages
+    stood on the page."""
+    plan = gain()["gain"] | {"traffic": ["gsm8k"]}
+    run = dict(visit=1, measure="", verdict="passed", captured=[], why="")
+    ran = [("untouched", "eager", 2000), ("untouched", "breakable", 2600)]
+    ran += [("patched", "breakable", 3600)]
+    runs = [
+        run | {"tree": tree, "mode": mode, "traffic": {"gsm8k": served(rate, 900, 1700)}}
+        for tree, mode, rate in ran
+    ]
+    monkeypatch.setattr(gains, "timed", lambda *_: [of(gain(gain=plan, runs=runs))])
+    found = {gains.title(one): gains.both(gains.served, one, "gsm8k") for one in gains.load(ROOT)}
+    rates = {title: [tree[0] for tree in both] for title, both in found.items()}
+    assert sorted(rates.values()) == [[2000, 3600], [2600, 3600]] and len(rates) == 2
+
+
 def beside() -> list[dict]:
     """Two peers: one that was timed, and one that did not start."""
     calls = {"1x4096": {"fastest": 116.0, "all": [116.6, 118.0, 119.3, 120.0, 120.3]}}

@@ -11,6 +11,7 @@ from pathlib import Path
 import fakes
 import pytest
 
+from evidence import gains
 from patchqueue.queue import header, series
 from patchqueue.upstream import pins
 
@@ -147,6 +148,31 @@ def test_the_front_page_gains_are_those_measured():
             _pair([round(statistics.median(load) / 100) * 100 if load else None for load in loads]),
         ]
         assert cells == shown, how
+
+
+LOADS = ("gsm8k", "chat-16", "chat-32", "long")
+
+
+def test_the_front_page_loads_are_those_measured():
+    """Medians of all loads of a kind, with FlashAttention 3 and today's queue."""
+    rows = re.findall(
+        r"^\| ([\d.post]+), ([a-z → ]+)(?: \(1\))? \| (.+) \|$", text_of("README.md"), re.M
+    )
+    told = {(version, way): cells.split(" | ") for version, way, cells in rows if "→" in cells}
+    found = {}
+    for gain in gains.load(ROOT):
+        if gain.gain.traffic and gain.attention == "fa3":
+            modes = dict.fromkeys(gains.runs(gain, tree)[0].mode for tree in gains.TREES)
+            found[gain.version, " → ".join(modes)] = [
+                _served(gain, kind, part) for kind, part in zip(LOADS, (0, 1, 1, 0), strict=True)
+            ]
+    assert told.items() <= found.items() and len(told) == 4
+    assert found.keys() - told.keys() == {("0.5.12.post1", "eager → breakable")}
+
+
+def _served(gain, kind, part):
+    pair = [one and round(one[part]) for one in gains.both(gains.served, gain, kind)]
+    return _pair(pair if all(pair) else [None, None])
 
 
 PEERS = "0.5.12.post1/nvidia-h100-80gb-hbm3.fa3.breakable-beside-piecewise.gain.json"
