@@ -68,8 +68,8 @@ STEPS = {
 }
 # the first step with the weights of each step that is asked
 FIRST = {
-    SLEEP: {step: "start" for step in ("woken", "same weights", "same weights again")}
-    | {step: "other weights" for step in ("other tensors", "captured anew", "captured again")},
+    SLEEP: dict.fromkeys(("woken", "same weights", "same weights again"), "start")
+    | dict.fromkeys(("other tensors", "captured anew", "captured again"), "other weights"),
     REBIND: {"captured again": "captured anew"},
 }
 SAVER = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}

@@ -57,6 +57,17 @@ def add_untouched(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_against(parser: argparse.ArgumentParser) -> None:
+    """The option that names the other tree itself, as for a branch, which no plan leads back
+    from."""
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="TREE",
+        help="the folder that holds the other sglang/ (default: made from --untouched)",
+    )
+
+
 def add_attention(parser: argparse.ArgumentParser, why: str) -> None:
     """The option that names an engine's attention kernels; a model with sparse attention has its
     own. why: of its default."""

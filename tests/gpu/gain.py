@@ -81,6 +81,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     )
     commandline.add_place(parser)
     commandline.add_untouched(parser)
+    commandline.add_against(parser)
     commandline.add_attention(parser, "as in the other runs of the page")
     add = parser.add_argument
     add(
@@ -286,6 +287,10 @@ class Gain:
 
     def _own_tree(self) -> Path:
         """The untouched tree. Ends the run where it cannot be made."""
+        given: Path | None = self.options.against
+        if given:
+            self.facts["gain"]["untouched"] = untouched.tree_hash(given)
+            return given
         out = self.place.scratch / UNTOUCHED
         patched = self.options.tree or HERE.parents[1] / "tree"
         try:

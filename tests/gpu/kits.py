@@ -57,12 +57,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     )
     commandline.add_place(parser)
     commandline.add_untouched(parser)
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="TREE",
-        help="the folder that holds the other sglang/ (default: made from --untouched)",
-    )
+    commandline.add_against(parser)
     parser.add_argument(
         "--kind", nargs="+", choices=KINDS, default=[*KINDS], help="kinds of layer (default: all)"
     )

@@ -253,6 +253,17 @@ def test_an_untouched_tree_that_cannot_be_made_ends_the_run(gain, laid):
         gain(*SHORT)
 
 
+def test_a_branch_is_timed_against_a_tree_that_is_given(gain, laid, tmp_path):
+    """No plan leads from a branch back to the release: "no untouched tree"."""
+    maker, other = importlib.import_module("untouched"), tmp_path / "other"
+    assert maker.make(FAKE / "tree", laid, other) != maker.tree_hash(FAKE / "tree")
+    (laid / "plan.json").unlink()
+    code, found = gain(*SHORT, "--against", str(other))
+    assert code == 0 and found["gain"]["untouched"] == maker.tree_hash(other)
+    # the given tree has no breakable graph, and its engine is slower
+    assert [run["mode"] for run in found["runs"]] == ["eager", "breakable"]
+
+
 def test_wrong_words_are_refused(gain, capsys):
     for words, said in (
         (["--shapes", "512"], "512 is no shape: as 8x512"),
