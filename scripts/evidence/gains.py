@@ -148,12 +148,12 @@ def peer_rate(peer: Peer) -> float | None:
 
 
 def served(gain: Gain, tree: str, kind: str) -> tuple[float, float, float] | None:
-    """Output tokens a second of a kind of load, and milliseconds until the median first token and
-    the 99th percentile: each the median of all loads."""
+    """Tokens a second of a kind of load, and milliseconds until the median first token and the
+    99th percentile: each the median of all loads."""
     found = [one for run in runs(gain, tree) for one in run.traffic.get(kind, ())]
     if not found:
         return None
-    rate = statistics.median(one.output_tokens_per_s for one in found)
+    rate = statistics.median(one.rate for one in found)
     half, most = (statistics.median(one.first_ms[part] for one in found) for part in ("p50", "p99"))
     return rate, half, most
 

@@ -240,10 +240,18 @@ class Clock(Struct, frozen=True):
 
 
 class Served(Struct, frozen=True):
-    """One load of users. first_ms: of first tokens, by "p50", "p90" and "p99"."""
+    """One load of users. first_ms: of first tokens, by "p50", "p90" and "p99"; later_ms: of those
+    behind, empty where each answer is one token."""
 
     output_tokens_per_s: float
     first_ms: dict[str, float]
+    input_tokens_per_s: float = 0.0
+    later_ms: dict[str, float] | None = None
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second: written ones, or read ones where each answer is one token."""
+        return self.input_tokens_per_s if self.later_ms == {} else self.output_tokens_per_s
 
 
 class Repeated(Struct, frozen=True):

@@ -488,7 +488,7 @@ class Visit:
                 found = self._ask("traffic", TRAFFIC_S, kind=kind, number=number)
                 self.entry.setdefault("traffic", {}).setdefault(kind, []).append(found)
                 self._say(
-                    f"{kind}: {found['output_tokens_per_s']:.0f} tokens/s, first tokens, ms:"
+                    f"{kind}: {traffic.rate(found):.0f} tokens/s, first tokens, ms:"
                     f" p50 {found['first_ms']['p50']:.1f}, p99 {found['first_ms']['p99']:.1f}"
                 )
             self.gain.write()
@@ -671,7 +671,7 @@ def _spoken(found: dict) -> str:
 
 def show_traffic(runs: Sequence[dict], kinds: Sequence[str]) -> None:
     """Of each kind, tree beside tree: the median load's tokens a second, and first tokens."""
-    print("\noutput tokens/s; first token, ms: p50 / p99")
+    print("\ntokens/s, written, of prefill read; first token, ms: p50 / p99")
     for kind in kinds:
         cells = [_load(entry.get("traffic", {}).get(kind, [])) for entry in runs]
         print(f"  {kind:8}" + "".join(f"{cell:>30}" for cell in cells))
@@ -680,7 +680,7 @@ def show_traffic(runs: Sequence[dict], kinds: Sequence[str]) -> None:
 def _load(found: Sequence[dict]) -> str:
     if not found:
         return "-"
-    rate = statistics.median(one["output_tokens_per_s"] for one in found)
+    rate = statistics.median(map(traffic.rate, found))
     half, most = (
         statistics.median(one["first_ms"][part] for one in found) for part in ("p50", "p99")
     )

@@ -3,6 +3,7 @@
 gsm8k   one shared beginning of 800 tokens and short questions, 128 in flight
 chat    223 tokens asked and 140 answered, at each of RATES requests a second
 long    4096 tokens asked and 64 answered, 16 in flight
+prefill 8192 tokens asked and one answered, 8 in flight: what a prefill node gets
 agent   conversations of TURNS turns: each turn sends all before it again, and some more
 """
 
@@ -18,9 +19,10 @@ RATES = (4, 16, 32)  # requests a second
 SECONDS = 12  # of arrivals at one rate
 CHAT_PROMPT, CHAT_ANSWER = 223, 140
 LONG_PROMPT, LONG_ANSWER, LONG_REQUESTS, LONG_IN_FLIGHT = 4096, 64, 48, 16
+NODE_PROMPT, NODE_REQUESTS, NODE_IN_FLIGHT = 8192, 32, 8
 USERS, TURNS = 8, 6
 SYSTEM, OBSERVED, TURN_ANSWER = 2000, 250, 60  # tokens: first, new in a turn, and answered
-KINDS = ("gsm8k", *(f"chat-{rate}" for rate in RATES), "long", "agent")
+KINDS = ("gsm8k", *(f"chat-{rate}" for rate in RATES), "long", "prefill", "agent")
 RUNNING = load.IN_FLIGHT
 
 
@@ -53,7 +55,8 @@ def made(kind: str, number: int) -> Load:
     KeyError for no kind."""
     source = random.Random(f"traffic {kind} {number}")
     name, _, rate = kind.partition("-")
-    return {"gsm8k": _gsm8k, "chat": _chat, "long": _long, "agent": _agent}[name](source, rate)
+    makers = {"gsm8k": _gsm8k, "chat": _chat, "long": _long, "prefill": _prefill, "agent": _agent}
+    return makers[name](source, rate)
 
 
 def _gsm8k(source: random.Random, _: str) -> Load:
@@ -71,6 +74,11 @@ def _chat(source: random.Random, rate: str) -> Load:
 def _long(source: random.Random, _: str) -> Load:
     asked = [load.tokens(source, LONG_PROMPT) for _ in range(LONG_REQUESTS)]
     return Load(tuple(_single(0, prompt, LONG_ANSWER) for prompt in asked), LONG_IN_FLIGHT)
+
+
+def _prefill(source: random.Random, _: str) -> Load:
+    asked = [load.tokens(source, NODE_PROMPT) for _ in range(NODE_REQUESTS)]
+    return Load(tuple(_single(0, prompt, 1) for prompt in asked), NODE_IN_FLIGHT)
 
 
 def _agent(source: random.Random, _: str) -> Load:
@@ -103,7 +111,8 @@ class Answered:
 def summary(found: Sequence[Answered], span_s: float) -> dict:
     """Of a load: seconds, tokens a second, and percentiles of first tokens in milliseconds.
 
-    later_ms: of the time between tokens behind the first one, each request's mean.
+    later_ms: of the time between tokens behind the first one, each request's mean; empty where no
+    request has more than one. input_tokens_per_s: of prompts, but for what was cached.
     """
     firsts = sorted(one.first_s * 1e3 for one in found)
     later = sorted(
@@ -113,11 +122,18 @@ def summary(found: Sequence[Answered], span_s: float) -> dict:
         "requests": len(found),
         "seconds": round(span_s, 3),
         "output_tokens_per_s": round(sum(one.answer for one in found) / span_s, 1),
+        "input_tokens_per_s": round(sum(one.prompt - one.cached for one in found) / span_s, 1),
         "prompt_tokens": sum(one.prompt for one in found),
         "cached_tokens": sum(one.cached for one in found),
         "first_ms": {f"p{part}": round(percentile(firsts, part), 2) for part in (50, 90, 99)},
-        "later_ms": {f"p{part}": round(percentile(later, part), 2) for part in (50, 99)},
+        "later_ms": {f"p{part}": round(percentile(later, part), 2) for part in (50, 99) if later},
     }
+
+
+def rate(found: dict) -> float:
+    """The tokens a second of a load's summary: those that were written, or those that were read
+    where each answer is one token."""
+    return found["output_tokens_per_s" if found["later_ms"] else "input_tokens_per_s"]
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:

@@ -549,6 +549,7 @@ def traffic(gpu, monkeypatch):
     """tests/gpu/traffic.py, with small loads."""
     module = importlib.import_module("traffic")
     small = dict(SECONDS=1, LONG_REQUESTS=2, LONG_PROMPT=40, SYSTEM=30, OBSERVED=250, USERS=2)
+    small |= dict(NODE_REQUESTS=3, NODE_PROMPT=50)
     for name, value in small.items():
         monkeypatch.setattr(module, name, value)
     return module
@@ -584,11 +585,24 @@ def test_first_tokens_and_later_ones_are_told_apart(traffic):
     assert told["first_ms"] == {"p50": 250.0, "p90": 370.0, "p99": 397.0}
     assert told["later_ms"] == {"p50": 100.0, "p99": 100.0}
     assert told["output_tokens_per_s"] == 20.0 and told["cached_tokens"] == 8
+    assert traffic.rate(told) == 20.0
+
+
+def test_a_prefill_node_is_told_by_what_it_reads(traffic):
+    """One token is answered: nothing comes behind the first."""
+    found = traffic.made("prefill", 1)
+    assert found.in_flight == 8 and len(found.conversations) == 3
+    assert {(len(talk.turns[0].new), talk.turns[0].answer) for talk in found.conversations} == {
+        (50, 1)
+    }
+    told = traffic.summary([traffic.Answered(0.5, 0.5, 50, 10, 1)] * 3, 2.0)
+    assert told["later_ms"] == {} and told["first_ms"]["p50"] == 500.0
+    assert traffic.rate(told) == told["input_tokens_per_s"] == 60.0
 
 
 def test_both_trees_take_the_traffic_of_users(gain, capsys):
     """Conversations go on with what was answered; every tree takes each load twice."""
-    code, found = gain("--traffic", "long", "agent", FAKE_STEP="0.03")
+    code, found = gain("--traffic", "long", "prefill", "agent", FAKE_STEP="0.03")
     assert code == 0 and found["passed"], found["runs"]
     assert found["gain"]["capture"] == [] and "disable_radix_cache" not in found["gain"]["engine"]
     assert [run["running"] for run in found["runs"]] == [6, 6], "the most that ran at once"
@@ -597,6 +611,7 @@ def test_both_trees_take_the_traffic_of_users(gain, capsys):
     told = fast["agent"][0]
     turns = told["requests"]
     assert turns % 6 == 0 and told["cached_tokens"] > 0
+    assert fast["prefill"][0]["input_tokens_per_s"] > fast["prefill"][0]["output_tokens_per_s"]
     assert all(tree["long"][0]["first_ms"]["p50"] > 30 for tree in (slow, fast))
     assert "agent" in capsys.readouterr().out
 

@@ -428,6 +428,27 @@ def test_loads_of_users_are_told_by_kind(tmp_path):
     assert store.place_of(tmp_path, pin, found).name == "nvidia-h200.breakable.traffic.gain.json"
 
 
+def test_a_prefill_node_has_the_tokens_that_it_reads():
+    plan = gain()["gain"] | {"traffic": ["prefill"]}
+    run = dict(visit=1, measure="", verdict="passed", captured=[], why="")
+    both = [("untouched", "eager", 20000), ("patched", "breakable", 36000)]
+    runs = [
+        run
+        | {"tree": tree, "mode": mode}
+        | {
+            "traffic": {
+                "prefill": [
+                    one | {"input_tokens_per_s": rate, "later_ms": {}}
+                    for one in served(4, 900, 1700)
+                ]
+            }
+        }
+        for tree, mode, rate in both
+    ]
+    rows = [line for line in told(gain(gain=plan, runs=runs)).splitlines() if "| prefill" in line]
+    assert len(rows) == 1 and "20000 → 36000" in rows[0]
+
+
 def test_a_server_whose_time_ended_says_what_it_took():
     plan = gain()["gain"] | {"traffic": ["gsm8k", "agent"]}
     run = dict(tree="untouched", mode="eager", visit=1, measure="", captured=[])
