@@ -24,6 +24,7 @@ from .records import Record, Run
 from .store import BREAKABLE, proofs
 
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
+NO_MEASURE = "its reference failed"  # begins the reason of a run that shows nothing
 
 
 class State(str, enum.Enum):
@@ -31,6 +32,7 @@ class State(str, enum.Enum):
 
     PROVEN = "proven"
     FAILED = "failed"
+    UNTOLD = "untold"
     STALE = "stale"
     NOT_RUN = "not run"
     UPSTREAM = "upstream"
@@ -60,7 +62,7 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
 def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What is known: from evidence where there is some, else from the queue. The best of several
     GPUs and attentions, and what the others said."""
-    best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.STALE]
+    best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.UNTOLD, State.STALE]
     known = [
         judged
         for file in proofs(root, str(pin.version))
@@ -81,22 +83,26 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
 
 def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
     """What the runs on one kind of GPU say about a feature; None where they did not try it on every
-    model that the release knows. rules: the harness of today."""
+    model that the release knows. Untold where today's queue ran, and a model's reference did not
+    agree with itself. rules: the harness of today."""
     models = feature.known(pin.version)
     runs = [
         (run, found.under(run))
         for run in found.runs
         if run.mode == feature.mode and run.model in models
     ]
-    if {run.model for run, _ in runs} != set(models) or any(
-        run.verdict == "not run" for run, _ in runs
-    ):
+    now = Selection(queue, pin).effect_sha256
+    if {run.model for run, _ in runs} != set(models):
         return None
+    for run, one in runs:
+        if run.verdict == "not run":
+            told = run.why.startswith(NO_MEASURE) and one.changes == now
+            why = f"{place(one)}: the reference of {run.model} failed ([details]({DETAILS}))"
+            return Cell(State.UNTOLD, why) if told else None
     then = _verdict(runs, rules)
     if unknown := [model for model in feature.models if model not in models]:
         reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
         then = Cell(then.state, reason)
-    now = Selection(queue, pin).effect_sha256
     earlier = sorted(one.date for _, one in runs if one.changes != now)
     if earlier:
         return Cell(

@@ -430,6 +430,22 @@ def test_a_breakable_graph_is_proven_where_its_lifetimes_are(queue, lifetimes, s
     assert judged.state is state and judged.reason.endswith(told)
 
 
+def test_what_has_no_reference_is_untold_and_not_stale(queue, monkeypatch):
+    """Qwen3-Next ran with today's queue. Its cells told of a fault that an older run had found."""
+    no_reference = {"verdict": "not run", "why": "its reference failed: 2 of 4 prompts moved"}
+    today, earlier = found(queue), found(queue, verdict="failed", changes="sha256:0")
+    today["runs"][0] |= no_reference
+    records = [fakes.recorded(one, Record) for one in (earlier, today)]
+    monkeypatch.setattr(matrix, "proofs", lambda root, version: records)
+    told = matrix.cell(ROOT, queue, PINS.find("v0.5.9"), NEMOTRON)
+    assert told.state is matrix.State.UNTOLD
+    assert f"the reference of {NEMOTRON.models[0]} failed" in told.reason
+    # of an earlier queue, and of a run that found no time, nothing is known
+    assert judge(today | {"changes": "sha256:0"}, queue, NEMOTRON) is None
+    today["runs"][0]["why"] = "its reference did not run"
+    assert judge(today, queue, NEMOTRON) is None
+
+
 def test_what_no_release_of_today_can_do_is_not_stale(queue, monkeypatch):
     """0.5.21's set-up refuses NemotronH that graph, whatever the queue of a run was."""
     pin = PINS.find("v0.5.21")
