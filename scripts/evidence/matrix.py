@@ -24,6 +24,7 @@ from .records import Record, Run
 from .store import BREAKABLE, proofs
 
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
+ENDED = "exit code"  # begins the reason of an engine that gave no answers
 NO_MEASURE = "its reference failed"  # begins the reason of a run that shows nothing
 
 
@@ -148,11 +149,9 @@ def in_words(why: str) -> str:
     """What a run's "check: what was found" means to a user. The numbers are in evidence/, and told
     on the page."""
     check = why.partition(": ")[0]
-    return (
-        "answers otherwise than eager prefill"
-        if check.startswith(AGREES)
-        else f'does not pass "{check}"'
-    )
+    if check.startswith(AGREES):
+        return "answers otherwise than eager prefill"
+    return f"ended with {check}" if check.startswith(ENDED) else f'does not pass "{check}"'
 
 
 def place(found: Record) -> str:

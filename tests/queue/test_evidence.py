@@ -653,6 +653,7 @@ def test_a_failure_is_told_in_words():
         == "answers otherwise than eager prefill"
     )
     assert matrix.in_words("graphs ran: 2 of 7") == 'does not pass "graphs ran"'
+    assert matrix.in_words("exit code -9: AssertionError: n=copy_") == "ended with exit code -9"
     reasons = [cell.reason for _, cells in matrix.matrix(ROOT, PINS) for cell in cells]
     assert any(
         f"answers otherwise than eager prefill ([details]({matrix.DETAILS}))" in reason
