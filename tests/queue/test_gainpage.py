@@ -419,6 +419,9 @@ def test_loads_of_users_are_told_by_kind(tmp_path):
     found = gain(gain=plan, runs=[slow, fast])
     said = told(found)
     assert "Nano, breakable graph, loads of users" in said
+    first = next(line for line in said.splitlines() if line.startswith("| 0.5.9"))
+    cells = [cell.strip() for cell in first.strip("|").split("|")]
+    assert cells == ["0.5.9", "eager → graph", "2400 → 3360", "-", "- → 76"]
     row = next(line for line in said.splitlines() if line.startswith("| gsm8k"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == ["gsm8k", "2400 → 3360", "+40.0 %", "1340.0 → 450.0", "2230.0 → 1070.0"]

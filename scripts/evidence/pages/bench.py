@@ -169,6 +169,29 @@ def summaries(compared: Sequence[Gain]) -> dict[str, list[list[str]]]:
     return tables
 
 
+LOADS = (("gsm8k", 0), ("chat-16", 1), ("agent", 1))  # kind, and which part of what is served
+
+
+def served_summary(compared: Sequence[Gain]) -> list[list[str]]:
+    """Of each gain with loads of users its release, both ways of prefilling, and the figures of
+    LOADS before and after."""
+    return [
+        [ways.release(gain), " → ".join(dict.fromkeys(_ways_of(gain))), *_served(gain)]
+        for gain in compared
+        if gain.gain.traffic
+    ]
+
+
+def _ways_of(gain: Gain) -> list[str]:
+    return [ways.way_of(gain, tree) for tree in gains.TREES if gains.runs(gain, tree)]
+
+
+def _served(gain: Gain) -> list[str]:
+    both = [(gains.both(gains.served, gain, kind), part) for kind, part in LOADS]
+    pairs = [[one and one[part] for one in pair] for pair, part in both]
+    return [" → ".join(number(one, 0) for one in pair) if any(pair) else "-" for pair in pairs]
+
+
 def _both_ways(one: ways.Timed) -> str:
     """How the untouched tree of the same run prefilled, and how this one did."""
     known = gains.runs(one.gain, gains.UNTOUCHED)
@@ -284,6 +307,15 @@ FUNCTIONS = {
     one.__name__: one
     for one in (
         *(across, busy_rows, call_rows, first_token_table, repeated_rows),
-        *(kernel_rows, load_rows, modes, peer_rows, rate_row, served_rows, summaries),
+        *(
+            kernel_rows,
+            load_rows,
+            modes,
+            peer_rows,
+            rate_row,
+            served_rows,
+            served_summary,
+            summaries,
+        ),
     )
 }
