@@ -35,7 +35,7 @@ import modes
 import subjects
 
 HERE = Path(__file__).resolve().parent
-KERNELS = ("attention_backend", "sampling_backend", "grammar_backend")  # that a bundle has
+KERNELS = ("sampling_backend", "grammar_backend")  # that a bundle has
 WAYS = ("main", "strong", "ours")
 CAPTURED = re.compile(
     r"Capture (?:target )?prefill CUDA graph end\. elapsed=([\d.]+) s,\s+mem usage=([\d.]+) GB"
@@ -94,7 +94,7 @@ def told(row: dict) -> str:
 def _way(place: launch.Place, folder: Path, way: str, options: argparse.Namespace) -> dict:
     switched = launch.Place((HERE / "holding", *place.path), place.out, place.python)
     plan = {"folder": str(folder), "max_bs": options.max_bs, "fraction": options.fraction}
-    plan |= commandline.other_attention(options)
+    plan["attention"] = options.attention
     log = _run(switched, way, "engine", [__file__, "--engine", json.dumps(plan)], options.limit)
     file = place.out / f"lifetimes.{way}.json"
     file.unlink(missing_ok=True)
@@ -166,12 +166,11 @@ def _engine(plan: dict) -> int:
         skip_tokenizer_init=True,
         log_level="info",
         mem_fraction_static=plan["fraction"],
+        attention_backend=plan["attention"],
         cuda_graph_backend_prefill="breakable",
         disable_decode_cuda_graph=True,
         **{name: engines.ENGINE[name] for name in KERNELS},
     )
-    if "attention" in plan:
-        words["attention_backend"] = plan["attention"]
     if plan["max_bs"]:
         words["cuda_graph_max_bs_prefill"] = plan["max_bs"]
     engine = Engine(**words)

@@ -464,11 +464,8 @@ class With:
     """A kernel that is launched with some more words."""
 
     def __init__(self, kernel: Any, words: dict[str, int]):
-        # an autotuner chooses these words itself, and takes no others
-        self.kernel, self.words = (
-            kernel.fn if words and hasattr(kernel, "configs") else kernel,
-            words,
-        )
+        tuned = hasattr(kernel, "configs")  # chooses these words itself, and takes no others
+        self.kernel, self.words = kernel.fn if words and tuned else kernel, words
 
     def __getitem__(self, grid: object) -> Callable[..., object]:
         return lambda *args, **words: self.kernel[grid](*args, **{**words, **self.words})

@@ -175,21 +175,14 @@ LOADS = (("gsm8k", 0), ("chat-16", 1), ("agent", 1))  # kind, and which part of 
 def served_summary(compared: Sequence[Gain]) -> list[list[str]]:
     """Of each gain with loads of users its release, both ways of prefilling, and the figures of
     LOADS before and after."""
-    return [
-        [ways.release(gain), " → ".join(dict.fromkeys(_ways_of(gain))), *_served(gain)]
-        for gain in compared
-        if gain.gain.traffic
-    ]
-
-
-def _ways_of(gain: Gain) -> list[str]:
-    return [ways.way_of(gain, tree) for tree in gains.TREES if gains.runs(gain, tree)]
-
-
-def _served(gain: Gain) -> list[str]:
-    both = [(gains.both(gains.served, gain, kind), part) for kind, part in LOADS]
-    pairs = [[one and one[part] for one in pair] for pair, part in both]
-    return [" → ".join(number(one, 0) for one in pair) if any(pair) else "-" for pair in pairs]
+    rows = []
+    for gain in compared:
+        if gain.gain.traffic and gains.runs(gain, gains.PATCHED):
+            patched = ways.Timed(gains.PATCHED, ways.way_of(gain, gains.PATCHED), gain)
+            both = [(gains.both(gains.served, gain, kind), part) for kind, part in LOADS]
+            cells = [_arrow([one and one[part] for one in pair], 0) for pair, part in both]
+            rows.append([ways.release(gain), _both_ways(patched), *cells])
+    return rows
 
 
 def _both_ways(one: ways.Timed) -> str:
@@ -206,8 +199,8 @@ def _summary(gain: Gain) -> list[str]:
     return [_arrow(busy), number(ratio, 2), _arrow(rates)]
 
 
-def _arrow(pair: Sequence[float | None]) -> str:
-    return " → ".join(number(one, 1) for one in pair) if any(pair) else "-"
+def _arrow(pair: Sequence[float | None], digits: int = 1) -> str:
+    return " → ".join(number(one, digits) for one in pair) if any(pair) else "-"
 
 
 def served_rows(gain: Gain) -> list[list[str]]:
@@ -307,15 +300,7 @@ FUNCTIONS = {
     one.__name__: one
     for one in (
         *(across, busy_rows, call_rows, first_token_table, repeated_rows),
-        *(
-            kernel_rows,
-            load_rows,
-            modes,
-            peer_rows,
-            rate_row,
-            served_rows,
-            served_summary,
-            summaries,
-        ),
+        *(kernel_rows, load_rows, modes, peer_rows, rate_row),
+        *(served_rows, served_summary, summaries),
     )
 }
