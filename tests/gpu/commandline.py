@@ -220,4 +220,5 @@ def srt(options: argparse.Namespace) -> Path:
 
 
 def say(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+    """One line, written at once: threads that speak together keep their lines apart."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}\n", end="", flush=True)

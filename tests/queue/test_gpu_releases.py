@@ -154,3 +154,17 @@ def test_a_folder_without_a_bundle_is_refused(sites, monkeypatch):
     assert str(refused.value) == (
         f"{empty}: no unpacked bundle is or lies there: `./unpack {empty}/TAG` makes one"
     )
+
+
+def test_releases_that_speak_together_have_a_line_each():
+    """Two lines had stood in one, and this module's run side by side failed now and then."""
+    code = (
+        "import threading, commandline\n"
+        "def say(number): commandline.say(f'{number}: starting')\n"
+        "threads = [threading.Thread(target=say, args=(number,)) for number in range(16)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+    )
+    for _ in range(5):
+        told = subprocess.check_output([sys.executable, "-c", code], cwd=GPU, text=True)
+        assert [line.count("starting") for line in told.splitlines()] == [1] * 16
