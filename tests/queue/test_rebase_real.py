@@ -38,6 +38,7 @@ SHARED = "mamba2/track-states-between-chunks.patch"  # stands in 0.5.18 as it is
 LATER = (
     "breakable/return-result-when-no-size-fits.patch",
     "compile/compile-sizes-once.patch",
+    "nemotron-h/trace-moe-on-one-stream.patch",
 )
 
 
