@@ -101,6 +101,14 @@ PASSING = [
     dict(BLOCK_SIZE=size, num_warps=warps) for size in (256, 512, 1024, 2048) for warps in (4, 8)
 ]
 HOW = [dict(num_warps=w, num_stages=s) for w, s in ((4, 2), (4, 3), (8, 2))]
+# the releases' kernels: which of their modules has each, in release_ops' order, and its name there
+KERNELS = {
+    "bmm": (0, "_bmm_chunk_fwd_kernel"),
+    "chunk_scan": (1, "_chunk_scan_fwd_kernel"),
+    "chunk_state": (2, "_chunk_state_fwd_kernel"),
+    "state_varlen": (2, "_chunk_state_varlen_kernel"),
+    "state_passing": (3, "_state_passing_fwd_kernel"),
+}
 OURS = ("states", "scan")
 PLAIN = {
     "states": dict(BLOCK_P=16, BLOCK_N=64, num_warps=4, num_stages=2),
@@ -179,7 +187,7 @@ def compile_all(names: list[str], layers: list[Layer], processes: int, until: fl
         (layer, name, tile)
         for layer in shapes.values()
         for name in names
-        for tile in CANDIDATES[name]
+        for tile in candidates(name)
     ]
     began, context = time.time(), multiprocessing.get_context("spawn")
     jobs = [
@@ -191,6 +199,24 @@ def compile_all(names: list[str], layers: list[Layer], processes: int, until: fl
     for job in jobs:
         job.join()
     print(f"compiled {len(work)} in {time.time() - began:.0f} s", flush=True)
+
+
+def candidates(name: str) -> list[dict[str, int]]:
+    """The tiles of CANDIDATES, and those that the release's own autotuner chooses among."""
+    tiles = list(CANDIDATES[name])
+    if name in KERNELS:
+        module, kernel = KERNELS[name]
+        its = getattr(release_ops()[module], kernel)
+        tiles += [tile for tile in tiles_of(its) if tile not in tiles]
+    return tiles
+
+
+def tiles_of(kernel: object) -> list[dict[str, int]]:
+    """What an autotuned kernel is timed with; nothing for another."""
+    return [
+        {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+        for config in getattr(kernel, "configs", ())
+    ]
 
 
 def compile_some(work: list[tuple[Layer, str, dict[str, int]]], until: float) -> None:
@@ -208,7 +234,7 @@ def compile_some(work: list[tuple[Layer, str, dict[str, int]]], until: float) ->
 def sweep(layer: Layer, name: str, tiny: bool, until: float) -> dict:
     """Microseconds of each candidate in each case; "" is what the release launches by itself."""
     cases = TINY_CASES if tiny else CASES
-    tiles = list(CANDIDATES[name])[: 2 if tiny else None]
+    tiles = candidates(name)[: 2 if tiny else None]
     tiles = [small(tile) for tile in tiles] if tiny else tiles
     if name not in OURS:
         tiles = [{}, *tiles]
@@ -388,39 +414,28 @@ class Batch:
 
         before, products = pass_on()[0].unflatten(-1, (layer.size, layer.d_state)), multiply()
         calls = {
-            "bmm": (bmm, "_bmm_chunk_fwd_kernel", multiply),
-            "state_passing": (passing, "_state_passing_fwd_kernel", pass_on),
-            "chunk_state": (
-                state,
-                "_chunk_state_fwd_kernel",
-                lambda: state._chunk_state_fwd(
-                    self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True
-                ),
+            "bmm": multiply,
+            "state_passing": pass_on,
+            "chunk_state": lambda: state._chunk_state_fwd(
+                self.b, self.x, dt, decay, seq_idx=self.seq, states_in_fp32=True
             ),
-            "chunk_scan": (
-                scan,
-                "_chunk_scan_fwd_kernel",
-                lambda: scan._chunk_scan_fwd(
-                    products,
-                    self.x,
-                    dt,
-                    decay,
-                    self.c,
-                    before,
-                    D=self.d,
-                    seq_idx=self.seq,
-                    out=self.out,
-                ),
+            "chunk_scan": lambda: scan._chunk_scan_fwd(
+                products,
+                self.x,
+                dt,
+                decay,
+                self.c,
+                before,
+                D=self.d,
+                seq_idx=self.seq,
+                out=self.out,
             ),
-            "state_varlen": (
-                state,
-                "_chunk_state_varlen_kernel",
-                lambda: state.chunk_state_varlen(
-                    self.b[0], self.x[0], dt[0], decay[0], self.cu, before[0]
-                ),
+            "state_varlen": lambda: state.chunk_state_varlen(
+                self.b[0], self.x[0], dt[0], decay[0], self.cu, before[0]
             ),
         }
-        module, kernel, call = calls[name]
+        number, kernel = KERNELS[name]
+        module, call = self.ops[number], calls[name]
 
         def launch(tile: dict[str, int]) -> None:
             with replaced(module, kernel, With(getattr(module, kernel), tile)):
