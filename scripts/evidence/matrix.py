@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -49,6 +49,7 @@ class Cell:
 
     state: State
     reason: str
+    date: str = field(default="", compare=False)  # of the latest run that it is about
 
 
 def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
@@ -71,7 +72,8 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     ]
     if not known:
         return expected(queue, pin, feature)
-    first, *others = sorted(known, key=lambda one: best.index(one.state))
+    latest = sorted(known, key=lambda one: one.date, reverse=True)
+    first, *others = sorted(latest, key=lambda one: best.index(one.state))
     if first.state is State.STALE:
         today = expected(queue, pin, feature)
         if today.state is State.NOT_APPLICABLE:
@@ -95,23 +97,24 @@ def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -
     now = Selection(queue, pin).effect_sha256
     if {run.model for run, _ in runs} != set(models):
         return None
-    for run, one in runs:
-        if run.verdict == "not run":
-            told = run.why.startswith(NO_MEASURE) and one.changes == now
-            why = f"{place(one)}: the reference of {run.model} failed ([details]({DETAILS}))"
-            return Cell(State.UNTOLD, why) if told else None
-    then = _verdict(runs, rules)
+    unasked = [(run, one) for run, one in runs if run.verdict == "not run"]
+    if not all(run.why.startswith(NO_MEASURE) for run, _ in unasked):
+        return None
+    then = _untold(*unasked[0]) if unasked else _verdict(runs, rules)
     if unknown := [model for model in feature.models if model not in models]:
         reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
         then = Cell(then.state, reason)
+    date = max(one.date for _, one in runs)
     earlier = sorted(one.date for _, one in runs if one.changes != now)
     if earlier:
-        return Cell(
-            State.STALE,
-            f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
-            f" {then.reason}",
-        )
-    return then
+        why = f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
+        return Cell(State.STALE, f"{why} {then.reason}", date)
+    return replace(then, date=date)
+
+
+def _untold(run: Run, one: Record) -> Cell:
+    why = f"{place(one)}: the reference of {run.model} failed ([details]({DETAILS}))"
+    return Cell(State.UNTOLD, why)
 
 
 def _verdict(runs: Sequence[tuple[Run, Record]], rules: str) -> Cell:

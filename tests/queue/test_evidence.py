@@ -440,10 +440,26 @@ def test_what_has_no_reference_is_untold_and_not_stale(queue, monkeypatch):
     told = matrix.cell(ROOT, queue, PINS.find("v0.5.9"), NEMOTRON)
     assert told.state is matrix.State.UNTOLD
     assert f"the reference of {NEMOTRON.models[0]} failed" in told.reason
-    # of an earlier queue, and of a run that found no time, nothing is known
-    assert judge(today | {"changes": "sha256:0"}, queue, NEMOTRON) is None
+    old = judge(today | {"changes": "sha256:0"}, queue, NEMOTRON)
+    assert old.state is matrix.State.STALE and "which said untold: on NVIDIA Fake" in old.reason
+    # of a run that found no time, nothing is known
     today["runs"][0]["why"] = "its reference did not run"
     assert judge(today, queue, NEMOTRON) is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_stale_cell_tells_of_the_latest_run(queue, monkeypatch, turned):
+    """0.5.18 was proven on an H200, and its cells told of a fault that an H100's run had found the
+    day before."""
+    before = found(queue, verdict="failed", changes="sha256:0", date="2026-11-25")
+    after = found(queue, changes="sha256:1", date="2026-11-26")
+    records = [fakes.recorded(one, Record) for one in (before, after)]
+    monkeypatch.setattr(
+        matrix, "proofs", lambda root, version: records[::-1] if turned else records
+    )
+    told = matrix.cell(ROOT, queue, PINS.find("v0.5.9"), NEMOTRON)
+    assert told.state is matrix.State.STALE
+    assert "since the run of 2026-11-26, which said proven" in told.reason
 
 
 def test_what_no_release_of_today_can_do_is_not_stale(queue, monkeypatch):
