@@ -12,7 +12,7 @@ from msgspec import structs
 from packaging.version import Version
 
 from .records import USUAL_ATTENTION, Calls, Gain, GainRun, Group, Peer, Profile
-from .store import FIRST_SUBJECT, graph_told, timed
+from .store import FIRST_SUBJECT, USUAL_LOAD, graph_told, timed
 
 T = TypeVar("T")
 UNTOUCHED, PATCHED = "untouched", "patched"
@@ -83,8 +83,14 @@ def title(gain: Gain) -> str:
     beside = f", {graph.replace('-', ' ')} graph" if graph else ""
     beside += ", states in the graph" if states(gain) else ""
     beside += gain.attention_told
-    beside += ", loads of users" if gain.gain.traffic else ""
+    beside += _loads(gain.gain.traffic)
     return f"{gain.version} on {gain.gpu.name}: {gain.model.partition(',')[0]}{beside}"
+
+
+def _loads(kinds: Sequence[str]) -> str:
+    if not kinds:
+        return ""
+    return ", loads of users" + ("" if USUAL_LOAD in kinds else f": {', '.join(kinds)}")
 
 
 def graph_of(gain: Gain) -> str:

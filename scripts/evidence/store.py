@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +58,7 @@ OF_HOST = (
 )
 TREE = ("tree_untouched", "changes", "queue", "tree")  # what of a result names the tree
 MEASURED = (".bench.json", ".gain.json")  # how files end that hold times, not proofs
+USUAL_LOAD = "gsm8k"
 FIRST_SUBJECT = "nemotron"  # what the bench timed before it could time others
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
 
@@ -157,17 +158,26 @@ def without(entry: Entry, *names: str) -> Entry:
 
 def _kind(found: Entry) -> str:
     """What tells the files of one host apart: with which attention where it is not the usual one; a
-    bench or a gain, of which model where it is not the first one, in which graphs, and whether it
-    took loads of users."""
+    bench or a gain, of which model where it is not the first one, in which graphs, and which loads
+    of users it took."""
     subject = found.get("subject", FIRST_SUBJECT)
     kind = "bench" if "load" in found else "gain" if "gain" in found else ""
     runs = found["runs"] if kind == "gain" else []
     beside = graph_told((run["tree"], run["mode"]) for run in runs)
-    served = "traffic" if found.get("gain", {}).get("traffic") else ""
+    served = loads_told(found.get("gain", {}).get("traffic", ()))
     attention = found.get("attention", USUAL_ATTENTION)
     model = "" if subject == FIRST_SUBJECT or not kind else subject
     words = (model, "" if attention == USUAL_ATTENTION else attention, beside, served, kind)
     return "".join(f".{word}" for word in words if word)
+
+
+def loads_told(kinds: Sequence[str]) -> str:
+    """The loads of users that a gain took, as its name tells them; empty for none.
+
+    Those with many short requests are the usual ones. Without them a gain was asked for later, and
+    stands beside another one.
+    """
+    return "traffic" if USUAL_LOAD in kinds else "-".join(kinds)
 
 
 def graph_told(ran: Iterable[tuple[str, str]]) -> str:

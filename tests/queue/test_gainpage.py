@@ -448,8 +448,39 @@ def test_a_prefill_node_has_the_tokens_that_it_reads():
         }
         for tree, mode, rate in both
     ]
-    rows = [line for line in told(gain(gain=plan, runs=runs)).splitlines() if "| prefill" in line]
+    said = told(gain(gain=plan, runs=runs))
+    rows = [line for line in said.splitlines() if line.startswith("| prefill")]
     assert len(rows) == 1 and "20000 → 36000" in rows[0]
+    assert "breakable graph, loads of users: prefill" in said
+    assert "128 in flight" not in said, "a table with no figure"
+    row = next(line for line in said.splitlines() if line.startswith("| 0.5.9"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["0.5.9", "eager → graph", "-", "20.0 → 36.0"]
+
+
+def test_loads_that_were_asked_for_later_stand_beside_the_usual_ones(tmp_path):
+    """A gain is kept whole: with one name for all, prompts of 8192 tokens would have taken the
+    place of the loads before."""
+    pin, run = pins.load(ROOT).find("0.5.9"), dict(visit=1, measure="", verdict="passed", why="")
+    ran = [("untouched", "eager", 2400), ("patched", "breakable", 3600)]
+
+    def taken(*kinds):
+        plan = gain()["gain"] | {"traffic": [*kinds]}
+        runs = [
+            run
+            | dict(tree=tree, mode=mode, captured=[])
+            | {"traffic": {kind: served(rate, 1, 2) for kind in kinds}}
+            for tree, mode, rate in ran
+        ]
+        return gain(gain=plan, runs=runs)
+
+    usual, later = taken("gsm8k", "long"), taken("prefill", "long")
+    names = [store.place_of(tmp_path, pin, one).name for one in (usual, later)]
+    assert names[0].endswith(".traffic.gain.json") and names[1].endswith(".prefill-long.gain.json")
+    compared = [of(one) for one in (usual, later)]
+    assert benchpage.served_summary(compared, benchpage.NODE) == [
+        ["0.5.9", "eager → graph", "2400 → 3600", "2.4 → 3.6"]
+    ], "one row of both"
 
 
 def test_a_server_whose_time_ended_says_what_it_took():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .. import benches, gains, ways
@@ -169,20 +170,37 @@ def summaries(compared: Sequence[Gain]) -> dict[str, list[list[str]]]:
     return tables
 
 
-LOADS = (("gsm8k", 0), ("chat-16", 1), ("agent", 1))  # kind, and which part of what is served
+@dataclass(frozen=True)
+class Load:
+    """A column of a table of loads. part: of what gains.served returns; unit: what it is counted
+    in; digits: behind the point."""
+
+    kind: str
+    part: int
+    unit: int = 1
+    digits: int = 0
 
 
-def served_summary(compared: Sequence[Gain]) -> list[list[str]]:
-    """Of each gain with loads of users its release, both ways of prefilling, and the figures of
-    LOADS before and after."""
-    rows = []
+SHORT = (Load("gsm8k", 0), Load("chat-16", 1), Load("agent", 1))
+NODE = (Load("long", 0), Load("prefill", 0, unit=1000, digits=1))
+
+
+def served_summary(compared: Sequence[Gain], loads: Sequence[Load]) -> list[list[str]]:
+    """Of each release and both ways of prefilling the loads before and after, each of the first
+    gain that has it."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for gain in compared:
         if gain.gain.traffic and gains.runs(gain, gains.PATCHED):
             patched = ways.Timed(gains.PATCHED, ways.way_of(gain, gains.PATCHED), gain)
-            both = [(gains.both(gains.served, gain, kind), part) for kind, part in LOADS]
-            cells = [_arrow([one and one[part] for one in pair], 0) for pair, part in both]
-            rows.append([ways.release(gain), _both_ways(patched), *cells])
-    return rows
+            cells = [_served(gain, load) for load in loads]
+            known = rows.get(key := (ways.release(gain), _both_ways(patched)), cells)
+            rows[key] = [new if old == "-" else old for old, new in zip(known, cells)]
+    return [[*key, *cells] for key, cells in rows.items() if {*cells} != {"-"}]
+
+
+def _served(gain: Gain, load: Load) -> str:
+    both = gains.both(gains.served, gain, load.kind)
+    return _arrow([one and one[load.part] / load.unit for one in both], load.digits)
 
 
 def _both_ways(one: ways.Timed) -> str:
@@ -303,4 +321,4 @@ FUNCTIONS = {
         *(kernel_rows, load_rows, modes, peer_rows, rate_row),
         *(served_rows, served_summary, summaries),
     )
-}
+} | {"SHORT": SHORT, "NODE": NODE}
