@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = commandline.place_of(options)
     of_release = commandline.untouched_place(place, options)
-    facts = machine.describe(place, options) | {"runs": []}
+    facts = machine.describe(place, options) | commandline.other_attention(options) | {"runs": []}
     subprocess.run(
         [place.python, str(HERE / "models.py"), str(place.scratch / "models"), *options.model],
         env=place.environment(),
@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     commandline.say(
         "attention kernels compiled in"
-        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S):.0f} s"
+        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S, options.attention):.0f} s"
     )
     for model in options.model:
         facts["runs"].append(agree(place, of_release, options, model))
@@ -89,6 +89,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=300,
         help="seconds that one engine may take (default 300)",
     )
+    commandline.add_attention(parser, "as in run.py")
     commandline.add_port_base(parser, 26000)
     return parser.parse_args(words)
 
@@ -141,7 +142,7 @@ def _job(
         "enforce": False,
         "keep_eager": False,
         "breakable": True,
-        "engine": models.engine(model),
+        "engine": {"attention_backend": options.attention} | models.engine(model),
     }
     return launch.Job(f"agree.{model}.{name}", HERE / "engine.py", plan, options.engine_limit)
 

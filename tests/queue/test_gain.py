@@ -600,6 +600,13 @@ def test_a_prefill_node_is_told_by_what_it_reads(traffic):
     assert traffic.rate(told) == told["input_tokens_per_s"] == 60.0
 
 
+def test_a_few_loads_are_not_warmed_up_by_others(traffic):
+    module = importlib.import_module("gain")
+    assert [*module.warm_kinds(traffic.KINDS)] == [*module.WARM_TRAFFIC]
+    assert module.warm_kinds(["prefill", "long"]) == ["long"]
+    assert module.warm_kinds(["prefill"]) == ["prefill"]
+
+
 def test_both_trees_take_the_traffic_of_users(gain, capsys):
     """Conversations go on with what was answered; every tree takes each load twice."""
     code, found = gain("--traffic", "long", "prefill", "agent", FAKE_STEP="0.03")
