@@ -19,6 +19,13 @@ UNTOUCHED, PATCHED = "untouched", "patched"
 TREES = (UNTOUCHED, PATCHED)
 GROUPS = 12  # rows of a kernel table, and parts of a bar
 REST = "everything else"
+NO_TIME = "no time was left for "  # begins why a visit is not whole, before tests/gpu/gain.py's part
+PARTS = {
+    "again": "prefills back to back",
+    "prefill_load": "the load of prompts",
+    "profile": "profiles",
+    "profile_load": "the profile of its load",
+}
 # A change of first tokens is the trees' own where so much of it is GPU-busy time, or where so many
 # launches came or went.
 EXPLAINED, FEWER = 0.5, 0.02
@@ -167,6 +174,24 @@ def served(gain: Gain, tree: str, kind: str) -> tuple[float, float, float] | Non
 def loads_taken(gain: Gain, run: GainRun) -> list[int]:
     """How many loads of a kind a visit took, each number once, ascending."""
     return sorted({len(run.traffic.get(kind, ())) for kind in gain.gain.traffic})
+
+
+def ended(one: GainRun | Peer) -> str:
+    """What became of a visit, behind its name: what is missing where it was timed."""
+    part = one.why.removeprefix(NO_TIME)
+    if one.verdict == "not run" and one.first_token_ms and part != one.why:
+        return f"had no time left for {PARTS.get(part, part)}"
+    return f"{one.verdict}: {one.why}"
+
+
+def ran(peer: Peer) -> str:
+    """How a peer ran, behind its name."""
+    if not peer.first_token_ms:
+        return ended(peer)
+    said = f"ran in its mode {peer.mode}"
+    if peer.prefills:
+        said += f", with {peer.prefills.on_graph} of {peer.prefills.prefills} prefills on a graph"
+    return said + ("" if peer.verdict == "passed" else f", and {ended(peer)}")
 
 
 def groups(gain: Gain, tree: str, shape: str) -> dict[str, float]:

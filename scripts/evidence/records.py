@@ -309,7 +309,8 @@ class PeerProfile(Struct, frozen=True):
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """Another engine's visit in a gain. mode: how it prefilled, in its own words."""
+    """Another engine's visit in a gain. mode: how it was asked to prefill, in its own words;
+    prefills: of an sglang, how they ran."""
 
     name: str
     verdict: Verdict
@@ -319,6 +320,7 @@ class Peer(Struct, frozen=True, kw_only=True):
     first_token_ms: dict[str, Calls] = field(default_factory=dict)
     loads: tuple[Load, ...] = ()
     profile: dict[str, PeerProfile] = field(default_factory=dict)
+    prefills: Prefills | None = None
 
     @property
     def title(self) -> str:

@@ -278,7 +278,7 @@ def test_a_tree_that_failed_is_said():
         profile={},
     )
     text = told(gain(runs=[visit("untouched", SLOW, 60.0), broken]))
-    assert "nothing can be compared" in text and "patched failed: start: exit code 1." in text
+    assert "nothing can be compared" in text and "Patched failed: start: exit code 1." in text
 
 
 def test_gains_come_before_graph_modes():
@@ -533,6 +533,18 @@ def test_peers_stand_beside_the_trees():
     assert ["input tokens/s", "20481", "30119", "34001", "-"] in cells
     assert "vllm 0.26.0 ran in its mode VLLM_COMPILE, FULL_AND_PIECEWISE." in said
     assert "sglang 0.5.12.post1 failed: start: exit code 1." in said
+
+
+def test_a_peer_says_how_its_prefills_ran_and_what_it_had_no_time_for():
+    """0.5.23 was asked for its breakable graph and prefilled eagerly; vLLM was timed, and the page
+    said that it was not run."""
+    vllm, _ = beside()
+    upstream = vllm | dict(name="sglang", version="0.5.23", mode="breakable")
+    upstream |= {"prefills": {"prefills": 299, "on_graph": 0, "too_long": 0}}
+    late = vllm | dict(verdict="not run", why="no time was left for profile")
+    said = told(gain(peers=[upstream, late]))
+    assert "sglang 0.5.23 ran in its mode breakable, with 0 of 299 prefills on a graph." in said
+    assert "FULL_AND_PIECEWISE, and had no time left for profiles." in said
 
 
 def test_a_gain_without_peers_says_nothing_of_them(text):

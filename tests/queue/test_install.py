@@ -5,6 +5,7 @@ known is refused."""
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib.util
 import io
 import json
@@ -355,6 +356,7 @@ def test_another_version_file_is_the_installers_own(site, do):
     "version, step",
     [
         ("9.9.2", "scripts/nox pin 9.9.2`, then `scripts/nox rebase 9.9.2"),
+        ("9.9.1.post7", "install sglang 9.9.1, which is pinned; or `scripts/nox pin 9.9.1.post7"),
         ("0.0.0.dev1+gdce8b0606", "say which release it is made of, as in `scripts/nox install"),
         ("", "--release v0.5.9`"),
     ],
@@ -694,6 +696,9 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     assert "since then (2 files):\n  sglang/srt/mine.py\n  sglang/srt/page.py\ntree sha" in said
+    # what a start script compares is what the server says of itself
+    listing = (here / trees.LISTING.removeprefix("python/")).read_bytes()
+    assert f"tree sha256:{hashlib.sha256(listing).hexdigest()}, as the server's first" in said
     (here / STEPS).write_text("mine\n")
     assert cli.main(words) == 1
     said = capsys.readouterr().out

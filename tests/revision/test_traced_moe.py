@@ -32,8 +32,8 @@ def moe(monkeypatch):
 
 
 def test_a_traced_forward_that_writes_its_input_compiles(moe):
-    """The server died at start: "n=copy_, n.args[0]=getitem_8". torch 2.13 hands what is used behind
-    a wait through it, and then finds a write to something that is no input of the graph."""
+    """The server died at start: "n=copy_, n.args[0]=getitem_8". torch 2.13 hands what is used
+    behind a wait through it, and then finds a write to something that is no input."""
     torch._dynamo.reset()
     residual, hidden_states = torch.ones(4), torch.ones(4)
 

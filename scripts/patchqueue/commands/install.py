@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..hint import counted, some, to_type
 from ..install import inplace
+from ..install.changes import named_tree
 from ..install.report import Report
 from ..outcome import Outcome
 from . import idle, paths
@@ -88,7 +89,7 @@ def _install(options: argparse.Namespace) -> int:
     _show_edits(report)
     if options.pristine and not report.before:
         OUT.print("without the queue every file is the release's own")
-    _show_trees(record)
+    _show_trees(report)
     OUT.print(
         "next: start the server anew;"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
@@ -131,7 +132,7 @@ def _uninstall(options: argparse.Namespace) -> int:
         OUT.print("edits of others, made since the install, were kept:")
         _show_files(report.others)
     else:
-        OUT.print(f"tree {report.record['tree']['before']}")
+        OUT.print(f"files {report.record['tree']['before']}")
     _show_next_install(report)
     return 0
 
@@ -156,7 +157,9 @@ def _verify(options: argparse.Namespace) -> int:
         OUT.print(f"next: {report.next_step}")
         return 1
     pristine = report.outcome is Outcome.EMPTY
-    OUT.print(f"tree {report.record['tree']['before' if pristine else 'after']}")
+    if pristine:
+        OUT.print(f"files {report.record['tree']['before']}")
+    _show_named(report)
     patch = f"{to_type('install', '--site-packages', report.site)} patches it"
     OUT.print(f"next: {patch if pristine else 'start the server; its first lines name the queue'}")
     return 0
@@ -172,8 +175,15 @@ def _state(report: Report) -> str:
     return "is patched, every file as the queue made it"
 
 
-def _show_trees(record: dict[str, Any]) -> None:
-    OUT.print(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after")
+def _show_trees(report: Report) -> None:
+    found = report.record["tree"]
+    OUT.print(f"files {found['before']} before\n      {found['after']} after")
+    _show_named(report)
+
+
+def _show_named(report: Report) -> None:
+    if named := named_tree(report.site):
+        OUT.print(f"tree {named}, as the server's first line and --require have it")
 
 
 def _show_files(names: Sequence[str]) -> None:

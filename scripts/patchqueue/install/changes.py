@@ -154,6 +154,14 @@ def names(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(path.removeprefix(PREFIX) for path in paths)
 
 
+def named_tree(site: Path) -> str:
+    """The tree as a server's first line names it and `--require` takes it, "sha256:<hex>"; empty
+    where no queue's listing is there. It counts neither what pip writes nor edits of others."""
+    listing = read(site, LISTING)
+    known = laying.about(ownership.laid_in(site)).get("tree")
+    return known or ("" if listing is None else f"sha256:{sha256(listing)}")
+
+
 def read(site: Path, path: str) -> bytes | None:
     file = site / path.removeprefix(PREFIX)
     return file.read_bytes() if path.startswith(f"{PREFIX}sglang/") and file.is_file() else None

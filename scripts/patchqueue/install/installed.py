@@ -25,6 +25,10 @@ from ..upstream.release import described
 
 UNKNOWN = "unknown-release"
 NO_EDITS = Edits()
+NAME_IT = (
+    'name the folder that holds sglang/: python -c "import sysconfig;'
+    " print(sysconfig.get_path('purelib'))\""
+)
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,7 @@ def find(named: Path) -> Installed:
     where = str(named)
     if not named.is_dir():
         what = "is no folder"
-        step = (
-            'name the folder that holds sglang/: python -c "import sysconfig;'
-            " print(sysconfig.get_path('purelib'))\""
-        )
-        raise Refused.of("no-folder", where, what, step)
+        raise Refused.of("no-folder", where, what, NAME_IT)
     site = named.resolve()
     infos = sorted(site.glob("sglang-*.dist-info"))
     if len(infos) > 1:
@@ -120,7 +120,7 @@ def _elsewhere(where: str, site: Path, infos: list[Path]) -> Problem:
         return Problem("no-sglang", where, "is the package itself", _install_in(site.parent))
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
     what = "has no sglang in it"
-    step = _install_in(inside[0].parent) if inside else "name the folder that holds sglang/"
+    step = _install_in(inside[0].parent) if inside else NAME_IT
     return Problem("no-sglang", where, what, step)
 
 
@@ -244,16 +244,18 @@ def _unknown(found: Installed, pins: Pins) -> Problem:
         f"is {found.version or 'of no stated version'}, and its files are those of no pinned"
         f" release; pinned are {known}"
     )
-    return Problem(UNKNOWN, str(found.site), what, _next_step(found.version, found.site))
+    return Problem(UNKNOWN, str(found.site), what, _next_step(found.version, found.site, pins))
 
 
-def _next_step(version: str, site: Path) -> str:
+def _next_step(version: str, site: Path, pins: Pins) -> str:
     """A release can be pinned; a development version (0.0.0.dev1+g…, what images of git commits
     show) cannot."""
     try:
         parsed = Version(version)
         if not parsed.is_devrelease and not parsed.local:
             steps = f"{to_type('pin', version)}, then {to_type('rebase', version)}"
+            if near := pins.near(parsed):
+                steps = f"install sglang {near[-1].version}, which is pinned; or {steps}"
             return (
                 f"{steps} carries the queue to it; {to_type('install', '--site-packages', site)}"
                 " then takes it"

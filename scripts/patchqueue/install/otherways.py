@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..files.tree import LISTING, own_listing, sha256
+from ..files.tree import LISTING, own_listing
 from ..hint import to_type
 from ..laying import laid
 from ..laying.selection import select
@@ -21,7 +21,7 @@ from ..upstream.edits import between
 from ..upstream.pins import Pins
 from ..wheels import build
 from . import installed, journal, ownership
-from .changes import PREFIX, names, read
+from .changes import PREFIX, named_tree, names, read
 from .installed import Installed
 from .report import Report
 
@@ -55,9 +55,7 @@ def find(here: Installed) -> Patched | None:
         return Patched(True, record)
     try:
         record = json.loads(read(here.site, PROVENANCE) or b"")
-        listed = f"sha256:{sha256(read(here.site, LISTING) or b'')}"
-        tree = laid.about(ownership.laid_in(here.site)).get("tree") or listed
-        hashes = {"before": record["tree_before"], "after": tree}
+        hashes = {"before": record["tree_before"], "after": named_tree(here.site)}
         return Patched(False, record | {"tree": hashes})
     except (ValueError, KeyError, TypeError):
         return None

@@ -72,6 +72,11 @@ class Pins:
     default: Pin
     tested: tuple[Pin, ...]
 
+    def near(self, wanted: Version) -> list[Pin]:
+        """The pins of the same release with another post part: 0.5.12.post1 of 0.5.12."""
+        base = _without_post(wanted)
+        return [pin for pin in self.all if _without_post(pin.version) == base]
+
     def find(self, name: str) -> Pin:
         """The pin that a user calls `name`: "v0.5.9", "0.5.9", or an installed "0.5.9+cu130".
 
@@ -87,8 +92,7 @@ class Pins:
         for pin in self.all:
             if pin.version == wanted:
                 return pin
-        near = [pin.tag for pin in self.all if _without_post(pin.version) == _without_post(wanted)]
-        if near:
+        if near := [pin.tag for pin in self.near(wanted)]:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
             raise Refused.of(
                 "unknown-revision", repr(name), what, f"the same command with {near[-1]}"

@@ -156,6 +156,9 @@ def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
         path = Path(origin)
         if path.is_file():
             return _from_wheel_file(pin, path, cache)
+        if wheel_only and not path.exists():
+            step = "name a wheel, or a folder of wheels"
+            raise Refused.of("not-fetched", origin, "is no file and no folder", step)
         local = [path / wheel.file for wheel in pin.wheels if (path / wheel.file).is_file()]
         if not local and any(path.glob("*.whl")) and not (path / ".git").exists():
             what = f"holds wheels, but none is {_preferred(pin.wheels)[0].file}"
