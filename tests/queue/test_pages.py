@@ -586,9 +586,8 @@ PARSED = {
 # Other programs' commands that a test cannot run; the wheels, days and releases that they name are
 # looked up all the same.
 FOREIGN = {
-    "python -m sglang.launch_server --model-path nvidia/NVIDIA-Nemotron-Nano-9B-v2": (
-        "a server needs a GPU"
-    ),
+    "python -m sglang.launch_server --model-path nvidia/NVIDIA-Nemotron-Nano-9B-v2"
+    " --enable-breakable-cuda-graph": "a server needs a GPU",
     "python -m sglang.launch_server --model-path … --enable-breakable-cuda-graph": (
         "a server needs a GPU"
     ),

@@ -192,7 +192,7 @@ def test_the_front_page_peers_are_those_measured():
         f"sglang {found['version']}, patched, {patched['mode']}": patched,
         f"sglang {found['version']}, untouched, {untouched['mode']}": untouched,
         f"sglang {newest['version']}, untouched, eager": newest,
-        f"vLLM {by_name['vllm']['version']}, its defaults": by_name["vllm"],
+        f"vLLM {by_name['vllm']['version']}, its own graphs": by_name["vllm"],
     }
     assert [name for name, *_ in rows] == list(told)
     for name, *cells in rows:
