@@ -16,6 +16,7 @@ from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import 
     enable_breakable_cuda_graph,
 )
 from sglang.srt.model_executor.runner_utils.forward_batch import set_forward_batch
+from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope
 from sglang.srt.models import falcon_h1
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.test_utils import CustomTestCase
@@ -32,8 +33,12 @@ class _Boundary:
     finish = prepare
 
 
-def _batch(tokens):
-    mode = SimpleNamespace(is_idle=lambda: False, is_target_verify=lambda: False)
+def _batch(tokens, extends=True):
+    mode = SimpleNamespace(
+        is_idle=lambda: False,
+        is_target_verify=lambda: False,
+        is_extend=lambda: extends,
+    )
     return SimpleNamespace(forward_mode=mode, global_num_token_non_padded_cpu=tokens)
 
 
@@ -73,7 +78,11 @@ class TestFalconH1PrefillGraph(CustomTestCase):
         )
         token = breakable_cuda_graph._current_capture_var.set(capture)
         try:
-            with enable_breakable_cuda_graph(), set_forward_batch(batch):
+            with (
+                enable_breakable_cuda_graph(),
+                prefill_graph_scope(full_graph=False),
+                set_forward_batch(batch),
+            ):
                 return graph, self.layer(None, hidden_states, batch)
         finally:
             breakable_cuda_graph._current_capture_var.reset(token)
@@ -85,6 +94,12 @@ class TestFalconH1PrefillGraph(CustomTestCase):
         with set_forward_batch(served):
             graph._break_fns[0]()
         self.assertEqual(self.seen, [(captured, ROWS), (served, 3)])
+
+    def test_decode_graph_calls_mixer_as_before(self):
+        batch = _batch(ROWS, extends=False)
+        with enable_breakable_cuda_graph():
+            self.layer(None, torch.ones(ROWS, HIDDEN), batch)
+        self.assertEqual(self.seen, [(batch, ROWS)])
 
     def test_padded_rows_of_the_mixer_are_zero(self):
         _, output = self._captured(torch.ones(ROWS, HIDDEN), _batch(3))

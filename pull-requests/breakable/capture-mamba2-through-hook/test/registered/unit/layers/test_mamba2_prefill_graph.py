@@ -161,13 +161,13 @@ class TestMamba2PrefillGraph(CustomTestCase):
         self.assertEqual(meta.track_conv_start[[0, 2]].tolist(), [125, 330])
 
     def test_only_measured_sizes_are_captured(self):
-        memory = SimpleNamespace(enable_hierarchical_cache=False)
+        memory = SimpleNamespace(
+            enable_hierarchical_cache=False, enable_unified_cache_external_linker=False
+        )
         with (
-            patch.object(hybrid, "is_sm90_supported", return_value=True, create=True),
+            patch.object(hybrid, "is_sm90_supported", return_value=True),
             patch.object(hybrid, "get_memory", lambda: memory),
-            patch.object(
-                hybrid, "is_dp_attention_enabled", return_value=False, create=True
-            ) as dp,
+            patch.object(hybrid, "is_dp_attention_enabled", return_value=False) as dp,
         ):
             for sizes in (
                 dict(),
@@ -180,9 +180,10 @@ class TestMamba2PrefillGraph(CustomTestCase):
             in_fp32 = _backend()
             in_fp32._model_runner.dtype = torch.float32
             self.assertFalse(in_fp32.supports_prefill_graph_extend())
-            memory.enable_hierarchical_cache = True
-            self.assertFalse(_backend().supports_prefill_graph_extend())
-            memory.enable_hierarchical_cache = False
+            for loads in vars(memory).copy():
+                setattr(memory, loads, True)
+                self.assertFalse(_backend().supports_prefill_graph_extend())
+                setattr(memory, loads, False)
             dp.return_value = True
             self.assertFalse(_backend().supports_prefill_graph_extend())
             dp.return_value = False

@@ -104,21 +104,28 @@ class TestMemorySaver(CustomTestCase):
         self._regions(_Saver())
         self.assertEqual(self.emptied, [])
 
-    def test_the_backend_starts_beside_the_memory_saver(self):
+    def _backend(self, saver, xpu):
         runner = SimpleNamespace(
             device_module=None, model_runner=SimpleNamespace(tp_group=None)
         )
-        saver = _Saver()
+        parallel = SimpleNamespace(tp_group=None)
         with (
-            mock.patch.object(
-                backend, "get_parallel", lambda: SimpleNamespace(tp_group=None)
-            ),
+            mock.patch.object(backend, "get_parallel", lambda: parallel),
+            mock.patch.object(backend, "is_xpu", lambda: xpu),
             mock.patch.object(
                 backend.TorchMemorySaverAdapter, "create", lambda enable: saver
             ),
         ):
-            made = backend.BreakableCudaGraphBackend(runner, enable_memory_saver=True)
+            return backend.BreakableCudaGraphBackend(runner, enable_memory_saver=True)
+
+    def test_the_backend_starts_beside_the_memory_saver(self):
+        saver = _Saver()
+        made = self._backend(saver, xpu=False)
         self.assertIs(made._memory_saver_adapter, saver)
+
+    def test_xpu_whose_graphs_the_saver_cannot_capture_is_refused(self):
+        with self.assertRaises(NotImplementedError):
+            self._backend(_Saver(), xpu=True)
 
 
 if __name__ == "__main__":

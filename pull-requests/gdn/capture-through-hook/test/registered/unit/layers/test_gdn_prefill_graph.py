@@ -65,9 +65,19 @@ class TestGDNPrefillGraph(CustomTestCase):
                 backend.init_forward_metadata(None)
 
     def test_only_the_triton_kernel_on_contiguous_pools_is_captured(self):
-        with patch.object(gdn_backend, "is_cuda", return_value=True):
+        memory = SimpleNamespace(
+            enable_hierarchical_cache=False, enable_unified_cache_external_linker=False
+        )
+        with (
+            patch.object(gdn_backend, "is_cuda", return_value=True),
+            patch.object(gdn_backend, "get_memory", return_value=memory),
+        ):
             backend = _backend(TritonGDNKernel())
             self.assertTrue(backend.supports_prefill_graph_extend())
+            for loads in vars(memory).copy():
+                setattr(memory, loads, True)
+                self.assertFalse(backend.supports_prefill_graph_extend())
+                setattr(memory, loads, False)
             backend.enable_mis = True
             self.assertFalse(backend.supports_prefill_graph_extend())
             self.assertFalse(_backend("another").supports_prefill_graph_extend())
@@ -103,7 +113,9 @@ class TestGDNPrefillGraph(CustomTestCase):
                 "chunk_gated_delta_rule_fwd_intra",
                 note("intra", (rows, rows, rows)),
             ),
-            patch.object(chunk, "chunk_gated_delta_rule_fwd_h", note("h", (rows, rows))),
+            patch.object(
+                chunk, "chunk_gated_delta_rule_fwd_h", note("h", (rows, rows))
+            ),
             patch.object(chunk, "chunk_fwd_o", note("o", rows)),
         ):
             TritonGDNKernel().extend(

@@ -25,6 +25,8 @@ class TestMamba2ChunksOnHost(CustomTestCase):
         metadata = ForwardMetadata(
             query_start_loc=torch.zeros(3, dtype=torch.int32, **on_device),
             mamba_cache_indices=torch.zeros(2, dtype=torch.int32, **on_device),
+            has_mamba_track_mask=True,
+            mamba_track_mask_indices=torch.zeros(1, dtype=torch.int64, **on_device),
         )
         mode = SimpleNamespace(is_decode=lambda: False, is_target_verify=lambda: False)
         batch = SimpleNamespace(
@@ -36,6 +38,8 @@ class TestMamba2ChunksOnHost(CustomTestCase):
             extend_seq_lens_cpu=[5, 7],
             extend_prefix_lens=torch.zeros(2, dtype=torch.int64, **on_device),
             extend_prefix_lens_cpu=[0, 8],
+            mamba_track_mask=torch.zeros(2, dtype=torch.bool, **on_device),
+            mamba_track_indices=torch.zeros(2, dtype=torch.int64, **on_device),
         )
         mixed = Mamba2Metadata.prepare_mixed(metadata, 4, batch).mixed_metadata
         self.assertTrue(mixed.prep_initial_states)
@@ -63,9 +67,7 @@ class TestMamba2ChunksOnHost(CustomTestCase):
 
     def test_the_device_is_asked_where_the_host_does_not_know(self):
         batch = SimpleNamespace(extend_prefix_lens_cpu=None)
-        self.assertTrue(
-            Mamba2Metadata._any_goes_on(batch, torch.tensor([False, True]))
-        )
+        self.assertTrue(Mamba2Metadata._any_goes_on(batch, torch.tensor([False, True])))
 
 
 if __name__ == "__main__":

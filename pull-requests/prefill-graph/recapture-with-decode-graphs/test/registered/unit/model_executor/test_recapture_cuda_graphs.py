@@ -11,6 +11,7 @@ maybe_stub_sgl_kernel()
 
 from sglang.srt.model_executor import model_runner
 from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
@@ -33,12 +34,12 @@ class TestRecapture(CustomTestCase):
     def _note(self, what):
         return lambda *_, **__: self.calls.append(what)
 
-    def _runner(self, draft=False, speculative=False):
+    def _runner(self, draft=False, algorithm=SpeculativeAlgorithm.NONE):
         made = object.__new__(model_runner.ModelRunner)
         vars(made).update(
             is_draft_worker=draft,
             eager_runner=object(),
-            spec_algorithm=SimpleNamespace(is_none=lambda: not speculative),
+            spec_algorithm=algorithm,
             init_prefill_cuda_graph=self._note("prefill"),
             init_decode_cuda_graph=self._note("decode"),
         )
@@ -67,8 +68,12 @@ class TestRecapture(CustomTestCase):
         self.assertEqual(self.calls, freed + ["empty cache", "prefill", "decode"])
 
     def test_the_graphs_of_a_draft_keep_the_pool(self):
-        self._runner(speculative=True).recapture_cuda_graphs()
+        self._runner(algorithm=SpeculativeAlgorithm.EAGLE).recapture_cuda_graphs()
         self.assertNotIn("forget pool", self.calls)
+
+    def test_drafts_without_a_model_hold_no_graph(self):
+        self._runner(algorithm=SpeculativeAlgorithm.NGRAM).recapture_cuda_graphs()
+        self.assertIn("forget pool", self.calls)
 
     def test_a_draft_keeps_its_prefill_graph(self):
         draft = self._runner(draft=True)
