@@ -45,13 +45,13 @@ def _left(kernel, size, d_state, itemsize=2, capability=(9, 0)):
 class TestMeasuredTiles(CustomTestCase):
     def test_nothing_is_timed_for_sizes_that_were_measured(self):
         """A first call has a few tokens; what it chose would hold for all lengths."""
-        for size, d_state in ((80, 128), (64, 128), (64, 256), (128, 256)):
+        for size, d_state in ((80, 128), (64, 128)):
             for kernel in KERNELS:
                 self.assertEqual(len(_left(kernel, size, d_state)), 1)
 
     def test_other_sizes_types_and_gpus_are_timed(self):
         for kernel in KERNELS:
-            self.assertGreater(len(_left(kernel, 96, 64)), 1)
+            self.assertGreater(len(_left(kernel, 64, 256)), 1)
             self.assertGreater(len(_left(kernel, 80, 128, itemsize=4)), 1)
             self.assertGreater(len(_left(kernel, 80, 128, capability=(8, 0))), 1)
 
