@@ -19,7 +19,8 @@ UNTOUCHED, PATCHED = "untouched", "patched"
 TREES = (UNTOUCHED, PATCHED)
 GROUPS = 12  # rows of a kernel table, and parts of a bar
 REST = "everything else"
-NO_TIME = "no time was left for "  # begins why a visit is not whole, before tests/gpu/gain.py's part
+# begins why a visit is not whole, before the part that tests/gpu/gain.py names
+NO_TIME = "no time was left for "
 PARTS = {
     "again": "prefills back to back",
     "prefill_load": "the load of prompts",
