@@ -177,7 +177,7 @@ def loads_told(kinds: Sequence[str]) -> str:
     Those with many short requests are the usual ones. Without them a gain was asked for later, and
     stands beside another one.
     """
-    return "traffic" if USUAL_LOAD in kinds else "-".join(kinds)
+    return "traffic" if USUAL_LOAD in kinds else "-".join(sorted(kinds))
 
 
 def graph_told(ran: Iterable[tuple[str, str]]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+from msgspec import structs
 
 from evidence import gains, store, ways
 from evidence.pages import bench as benchpage
@@ -476,11 +477,37 @@ def test_loads_that_were_asked_for_later_stand_beside_the_usual_ones(tmp_path):
 
     usual, later = taken("gsm8k", "long"), taken("prefill", "long")
     names = [store.place_of(tmp_path, pin, one).name for one in (usual, later)]
-    assert names[0].endswith(".traffic.gain.json") and names[1].endswith(".prefill-long.gain.json")
+    assert names[0].endswith(".traffic.gain.json") and names[1].endswith(".long-prefill.gain.json")
     compared = [of(one) for one in (usual, later)]
     assert benchpage.served_summary(compared, benchpage.NODE) == [
         ["0.5.9", "eager → graph", "2400 → 3600", "2.4 → 3.6"]
     ], "one row of both"
+    turned = store.place_of(tmp_path, pin, taken("long", "prefill")).name
+    assert turned == names[1], "the order that was typed makes no other file"
+
+
+def test_a_half_figure_gives_way_to_a_whole_one_and_models_do_not_mix():
+    run = dict(visit=1, measure="", verdict="passed", why="", captured=[])
+    trees = [("untouched", "eager", 2400), ("patched", "breakable", 3600)]
+
+    def taken(runs, **more):
+        plan = gain()["gain"] | {"traffic": ["gsm8k", "long"]}
+        ran = [
+            run | dict(tree=tree, mode=mode, traffic={"long": served(rate, 1, 2)})
+            for tree, mode, rate in runs
+        ]
+        return of(gain(gain=plan, runs=ran, **more))
+
+    def rows(*found):
+        return [row[2:] for row in benchpage.served_summary(found, benchpage.NODE[:1])]
+
+    whole = taken(trees)
+    untouched, patched = whole.runs
+    half = structs.replace(whole, runs=(structs.replace(untouched, traffic={}), patched))
+    assert rows(half) == [["- → 3600"]]
+    assert rows(half, whole) == rows(whole, half) == [["2400 → 3600"]]
+    other = taken([(tree, mode, 9 * rate) for tree, mode, rate in trees], model="Another, 8 layers")
+    assert rows(whole, other) == [["2400 → 3600"], ["21600 → 32400"]]
 
 
 def test_a_server_whose_time_ended_says_what_it_took():

@@ -186,16 +186,21 @@ NODE = (Load("long", 0), Load("prefill", 0, unit=1000, digits=1))
 
 
 def served_summary(compared: Sequence[Gain], loads: Sequence[Load]) -> list[list[str]]:
-    """Of each release and both ways of prefilling the loads before and after, each of the first
-    gain that has it."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    """Of each model, release and both ways of prefilling the loads before and after, each of the
+    gain that has most of it, and the first such."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for gain in compared:
         if gain.gain.traffic and gains.runs(gain, gains.PATCHED):
             patched = ways.Timed(gains.PATCHED, ways.way_of(gain, gains.PATCHED), gain)
             cells = [_served(gain, load) for load in loads]
-            known = rows.get(key := (ways.release(gain), _both_ways(patched)), cells)
-            rows[key] = [new if old == "-" else old for old, new in zip(known, cells)]
-    return [[*key, *cells] for key, cells in rows.items() if {*cells} != {"-"}]
+            key = (gain.model, ways.release(gain), _both_ways(patched))
+            rows[key] = [max(pair, key=_whole) for pair in zip(rows.get(key, cells), cells)]
+    return [[*key[1:], *cells] for key, cells in rows.items() if {*cells} != {"-"}]
+
+
+def _whole(cell: str) -> int:
+    """How many of the two figures of a cell are there."""
+    return sum(part != "-" for part in cell.split(" → "))
 
 
 def _served(gain: Gain, load: Load) -> str:
