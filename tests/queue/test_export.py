@@ -172,6 +172,19 @@ def test_what_a_patch_needs_is_below_it_though_the_series_has_it_later(sent):
     ]
 
 
+def test_a_pull_request_can_stand_on_what_the_patch_does_without(sent):
+    """The queue has no need of it, so that a branch for a fork can leave it out."""
+    text = 'motivation = "Why."\nmodifications = "What."\nbelow = ["%s"]\n'
+    sent.write(f"pull-requests/{CUT}/pull-request.toml", text % COUNT)
+    assert [(part.patch, part.own) for part in send(sent, CUT).requests[0].parts] == [
+        (COUNT, False),
+        (CUT, True),
+    ]
+    sent.write(f"pull-requests/{CUT}/pull-request.toml", text % "steps/unheard-of")
+    found = refused(sent, CUT)
+    assert found.name == "bad-pull-request" and "below names no patch" in found.what
+
+
 def test_a_patch_that_stands_on_another_one_unsaid_comes_with_it(sent):
     after = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
     text = fakes.patch_text(

@@ -13,7 +13,7 @@ from ..outcome import Outcome, Refused
 from ..queue.patchfile import Hunk, Patch
 from ..queue.series import Queue
 from ..upstream.pins import Pin
-from . import additions, cases
+from . import additions, cases, prtext
 
 Read = Callable[[str], "bytes | None"]
 
@@ -159,21 +159,16 @@ def _along(
 
 
 def _standing(ground: Ground, chosen: list[Patch]) -> list[Patch]:
-    """The chosen patches and those that their headers need, each behind what it needs, and else in
-    the series' order."""
+    """The chosen patches and those that they need, each behind what it needs, and else in the
+    series' order."""
     queue = ground.queue
+    there = {queue.base(patch.name): patch for patch in ground.selected}
     wanted = {queue.base(patch.name) for patch in chosen}
     while (
-        more := {
-            need
-            for patch in ground.selected
-            if queue.base(patch.name) in wanted
-            for need in queue.header(patch.name).needs
-        }
+        more := {need for name in wanted & there.keys() for need in _needs(ground, there[name])}
         - wanted
     ):
         wanted |= more
-    there = {queue.base(patch.name): patch for patch in ground.selected}
     begun: set[str] = set()
     found: list[Patch] = []
 
@@ -181,7 +176,7 @@ def _standing(ground: Ground, chosen: list[Patch]) -> list[Patch]:
         if name in begun or name not in there:
             return
         begun.add(name)
-        for need in queue.header(there[name].name).needs:
+        for need in _needs(ground, there[name]):
             add(need)
         found.append(there[name])
 
@@ -189,6 +184,20 @@ def _standing(ground: Ground, chosen: list[Patch]) -> list[Patch]:
         if name in wanted:
             add(name)
     return found
+
+
+def _needs(ground: Ground, patch: Patch) -> tuple[str, ...]:
+    """What a patch's branch stands on: by its header, and by the text of its pull request. Raises
+    Refused where the text names no patch."""
+    stem = additions.stem(ground.queue, patch)
+    text = additions.text(ground.root, stem)
+    below = tuple(f"{one}.patch" for one in text.below) if text else ()
+    for one in below:
+        if one not in ground.queue.patches:
+            where = f"{additions.FOLDER}/{stem}/{prtext.NAME}"
+            what = f"below names no patch: {one.removesuffix('.patch')!r}"
+            raise Refused.of(prtext.BAD, where, what, "name it as TOPIC/PATCH")
+    return (*ground.queue.header(patch.name).needs, *below)
 
 
 def _same_files(chosen: Iterable[Patch], selected: list[Patch]) -> list[Patch]:

@@ -61,12 +61,14 @@ class Claim(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file. outputs: whether the change touches what a model computes; steady: whether it is
-    off the path of a step, so that no speed can change."""
+    """The file. below: patches that its branch stands on, beside those that the patch's header
+    needs; outputs: whether the change touches what a model computes; steady: whether it is off the
+    path of a step, so that no speed can change."""
 
     motivation: str
     modifications: str
     title: str = ""
+    below: tuple[str, ...] = ()
     accuracy: str = ""
     outputs: bool = True
     speed: str = ""
