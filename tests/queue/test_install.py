@@ -486,7 +486,7 @@ def test_refused_and_nothing_is_written(site, do, make, name, text):
         ("nowhere", "no-folder", "is no folder"),
         ("site-packages/sglang/__init__.py", "no-folder", "is no folder"),
         ("site-packages/sglang", "no-sglang", "site-packages`"),
-        (".", "no-sglang", "has no sglang in it"),
+        (".", "no-sglang", "sysconfig.get_path('purelib')"),
         ("venv", "no-sglang", "lib/python3.12/site-packages`"),
         ("checkout", "no-sglang", "checkout/python`"),
     ],

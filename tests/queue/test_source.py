@@ -448,6 +448,15 @@ def test_a_branch_called_like_the_tag_is_not_taken(project, tmp_path):
     assert refusal(source.fetch, project.pin, str(folder))[0] == "not-fetched"
 
 
+def test_a_wheel_is_not_looked_for_in_a_repository(project, tmp_path):
+    """build takes wheels alone, and its step spoke of a git repository."""
+    missing = str(tmp_path / "nowhere")
+    for wheel_only in (True, False):
+        name, text = refusal(source.fetch, project.pin, missing, wheel_only)
+        assert name == "not-fetched" and "is no file and no folder" in text
+        assert ("git repository" in text) is not wheel_only
+
+
 def test_a_tag_that_was_moved_is_refused(project, checkout):
     (checkout / "python/sglang/version.py").write_text("moved\n")
     git(checkout, "commit", "-q", "-a", "-m", "moved")

@@ -171,9 +171,9 @@ def summaries(compared: Sequence[Gain]) -> dict[str, list[list[str]]]:
 
 
 @dataclass(frozen=True)
-class Load:
-    """A column of a table of loads. part: of what gains.served returns; unit: what it is counted
-    in; digits: behind the point."""
+class Column:
+    """One of a table of loads. kind: of load; part: of what gains.served returns; unit: what it is
+    counted in; digits: behind the point."""
 
     kind: str
     part: int
@@ -181,18 +181,18 @@ class Load:
     digits: int = 0
 
 
-SHORT = (Load("gsm8k", 0), Load("chat-16", 1), Load("agent", 1))
-NODE = (Load("long", 0), Load("prefill", 0, unit=1000, digits=1))
+SHORT = (Column("gsm8k", 0), Column("chat-16", 1), Column("agent", 1))
+NODE = (Column("long", 0), Column("prefill", 0, unit=1000, digits=1))
 
 
-def served_summary(compared: Sequence[Gain], loads: Sequence[Load]) -> list[list[str]]:
+def served_summary(compared: Sequence[Gain], columns: Sequence[Column]) -> list[list[str]]:
     """Of each model, release and both ways of prefilling the loads before and after, each of the
     gain that has most of it, and the first such."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for gain in compared:
         if gain.gain.traffic and gains.runs(gain, gains.PATCHED):
             patched = ways.Timed(gains.PATCHED, ways.way_of(gain, gains.PATCHED), gain)
-            cells = [_served(gain, load) for load in loads]
+            cells = [_served(gain, column) for column in columns]
             key = (gain.model, ways.release(gain), _both_ways(patched))
             rows[key] = [max(pair, key=_whole) for pair in zip(rows.get(key, cells), cells)]
     return [[*key[1:], *cells] for key, cells in rows.items() if {*cells} != {"-"}]
@@ -203,9 +203,9 @@ def _whole(cell: str) -> int:
     return sum(part != "-" for part in cell.split(" → "))
 
 
-def _served(gain: Gain, load: Load) -> str:
-    both = gains.both(gains.served, gain, load.kind)
-    return _arrow([one and one[load.part] / load.unit for one in both], load.digits)
+def _served(gain: Gain, column: Column) -> str:
+    both = gains.both(gains.served, gain, column.kind)
+    return _arrow([one and one[column.part] / column.unit for one in both], column.digits)
 
 
 def _both_ways(one: ways.Timed) -> str:

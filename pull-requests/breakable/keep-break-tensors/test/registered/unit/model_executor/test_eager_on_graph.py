@@ -22,6 +22,10 @@ class _DeviceTensor(torch.Tensor):
     device = torch.device("cuda")
 
 
+class _XpuTensor(torch.Tensor):
+    device = torch.device("xpu")
+
+
 @pytest.fixture
 def blocks(monkeypatch):
     """A stand-in allocator: address -> (bytes, pool) of the blocks in use."""
@@ -79,6 +83,11 @@ def test_break_does_not_hold_what_its_graph_writes_in_every_replay(blocks):
 def test_break_holds_every_input_without_a_shared_pool(blocks):
     (given,) = _replayed_inputs(lambda: (_allocate(blocks, POOL),), pool=None)
     assert torch.is_tensor(given)
+
+
+def test_xpu_keeps_weak_views_of_every_input(blocks):
+    given = torch.zeros(16).as_subclass(_XpuTensor)
+    assert _replayed_inputs(lambda: (given,)) == ("weak",)
 
 
 if __name__ == "__main__":
