@@ -185,6 +185,93 @@ def test_a_pull_request_can_stand_on_what_the_patch_does_without(sent):
     assert found.name == "bad-pull-request" and "below names no patch" in found.what
 
 
+FIRST = "steps/begin-to-count"
+PROBE = f"{fakes.RUNNER} :: since = 9"
+
+
+def lead(project: fakes.Project, goal: str = COUNT, **fields: str) -> None:
+    """Write a step to `goal`, which stands on it. fields: other words of the step's text."""
+    text = 'motivation = "Why."\nmodifications = "What."\n'
+    of_step = {"title": "[Refactor] Begin", "step_to": goal, "probe": PROBE} | fields
+    lines = "".join(f'{name} = "{value}"\n' for name, value in of_step.items() if value)
+    project.write(f"pull-requests/{FIRST}/pull-request.toml", text + lines)
+    project.write(f"pull-requests/{goal}/pull-request.toml", f'{text}below = ["{FIRST}"]\n')
+
+
+def test_a_step_is_sent_before_the_patch_that_it_leads_to(sent):
+    """It has no patch in the series, and so no place in a patched release."""
+    lead(sent)
+    before = fakes.numbered(40)
+    after = before.replace("step_9 = 9\n", "step_9 = 9\nsince = 9\n")
+    text = f"Variant-Of: {FIRST}.patch\n\n" + fakes.diff(fakes.RUNNER, before, after)
+    sent.write(f"pull-requests/{FIRST}/change@9.9.patch", text)
+    done = send(sent, FIRST, COUNT)
+    step, goal = done.requests
+    assert [(part.patch, part.own) for part in step.parts] == [(FIRST, True)]
+    assert [(part.patch, part.own) for part in goal.parts] == [(FIRST, False), (COUNT, True)]
+    assert git(sent, "show", f"{step.tip}:{fakes.RUNNER}") == after
+    made = git(sent, "show", f"{goal.tip}:{fakes.RUNNER}")
+    assert "since = 9\n" in made and "added_step = 20\n" in made
+    assert prbody.title(step) == "[Refactor] Begin"
+    assert "## Motivation\n\nWhy.\n" in prbody.body(load_queue(sent.root), done, step)
+    commit(sent, runner=after)
+    git(sent, "branch", "-D", goal.branch)
+    again = send(sent, COUNT)
+    assert again.merged == (f"{FIRST}.patch",), "upstream has the step"
+    assert [part.patch for part in again.requests[0].parts] == [COUNT]
+
+
+def test_a_step_can_be_new_files_alone(sent):
+    lead(sent)
+    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
+    [request] = send(sent, FIRST).requests
+    assert names(sent, request.branch) == ["python/sglang/srt/counting.py"]
+
+
+def test_all_that_a_pull_request_stands_on_is_named(sent):
+    lead(sent)
+    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
+    text = f'motivation = "Why."\nmodifications = "What."\nbelow = ["{COUNT}"]\n'
+    sent.write(f"pull-requests/{CUT}/pull-request.toml", text)
+    done = send(sent, CUT)
+    named = '"[Refactor] Begin", "Count the steps once more", of other pull requests.'
+    assert named in prbody.body(load_queue(sent.root), done, done.requests[0])
+
+
+def test_a_release_gets_no_step_to_what_it_does_not_get_and_none_without_a_change(sent):
+    lead(sent)
+    assert [part.patch for part in send(sent).requests[0].parts] == [COUNT, CUT]
+    sent.edit("series", "# ==9.9.1", "# ==9.9.2")
+    header = "Gap: ==9.9.1: nobody counts\n there\nOverlay: none"
+    sent.edit(f"patches/{CUT}.patch", "Overlay: none", header)
+    sent.release("9.9.2")
+    sent.place()
+    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
+    lead(sent, CUT)
+    (sent.root / f"pull-requests/{COUNT}/pull-request.toml").unlink()
+    assert refused(sent, FIRST).name == "unknown-topic"
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"step_to": "steps/unheard-of"}, "nor that of step_to: 'steps/unheard-of'"),
+        ({"step_to": "", "probe": ""}, "nor that of step_to: ''"),
+        ({"title": ""}, "a step has no title"),
+        ({"probe": "since = 9"}, "a step's probe is 'since = 9'"),
+        ({"step_to": ""}, "it has a probe, and no step_to"),
+    ],
+)
+def test_a_step_says_what_a_header_says_of_others(sent, fields, what):
+    lead(sent, **fields)
+    found = refused(sent)
+    assert (found.name, found.where) == (
+        "bad-pull-request",
+        f"pull-requests/{FIRST}/pull-request.toml",
+    )
+    assert what in found.what
+
+
 def test_a_patch_that_stands_on_another_one_unsaid_comes_with_it(sent):
     after = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
     text = fakes.patch_text(
@@ -687,9 +774,10 @@ def test_a_repository_of_something_else_is_named(sent, tmp_path, capsys):
 
 
 def test_the_projects_own_additions_belong_to_pending_patches():
-    """Each Pending patch of the newest pin brings a test upstream would take, and nothing else lies
-    in pull-requests/."""
-    queue, newest = load_queue(ROOT), pins.load(ROOT).all[-1]
+    """Each Pending patch of the newest pin and each step to one brings a test upstream would take,
+    and nothing else lies in pull-requests/."""
+    newest = pins.load(ROOT).all[-1]
+    queue = additions.with_steps(ROOT, load_queue(ROOT), newest)
     pending = {
         queue.base(patch.name).removesuffix(".patch")
         for patch in queue.select(newest.version)

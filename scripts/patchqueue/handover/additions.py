@@ -5,20 +5,25 @@ Tests lie at the places where upstream keeps them, and, under python/, files in 
 overlay's, which know more releases than upstream needs. A change@VERSION.patch there is laid in
 place of the series' text, from that release on up to the next one: the series hooks upstream's code
 where a pull request mends it. What the text says lies beside them (prtext.py).
+
+A folder without a patch in the series is a step: what a reviewer is sent before a large change. Its
+text names the patch that the step leads to, and that one's text has the step `below` it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..outcome import Problem, Refused
 from ..queue import patchfile
+from ..queue.header import Header
 from ..queue.patchfile import Patch
-from ..queue.series import Queue, read_overlay
+from ..queue.series import Entry, Queue, read_overlay
 from ..upstream.pins import Pin
 from . import prtext
 
@@ -34,6 +39,42 @@ def stem(queue: Queue, patch: Patch) -> str:
 def text(root: Path, name: str) -> prtext.Text | None:
     """What the pull request of a patch says. Raises Refused for a bad one."""
     return prtext.read(root / FOLDER / name, f"{FOLDER}/{name}/{prtext.NAME}")
+
+
+def with_steps(root: Path, queue: Queue, pin: Pin) -> Queue:
+    """The queue with each step in front of the patch that it leads to, where the release gets that
+    one. Raises Refused for a step's bad text."""
+    patches, entries = dict(queue.patches), [*queue.entries]
+    got = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    for name, said in _steps(root, queue):
+        goal, own = f"{said.step_to}.patch", f"{name}.patch"
+        patches[own] = Patch(own, b"", _header_of(said, queue.header(goal)), ())
+        brings = change(root, name, pin) or (root / FOLDER / name / "python").is_dir()
+        if goal in got and brings:
+            at = next(n for n, entry in enumerate(entries) if entry.base == goal)
+            entries.insert(at, Entry(own, SpecifierSet(), "", 0))
+    return replace(queue, patches=patches, entries=tuple(entries))
+
+
+def _steps(root: Path, queue: Queue) -> Iterator[tuple[str, prtext.Text]]:
+    """The folders that no patch has, by their names in order, each with its text. Raises Refused
+    for one that leads to no patch."""
+    known = {entry.base for entry in queue.entries}
+    for file in sorted((root / FOLDER).glob(f"*/*/{prtext.NAME}")):
+        name = file.parent.relative_to(root / FOLDER).as_posix()
+        said = None if f"{name}.patch" in known else text(root, name)
+        if said and f"{said.step_to}.patch" not in queue.patches:
+            what = f"no patch has this name, nor that of step_to: {said.step_to!r}"
+            where = f"{FOLDER}/{name}/{prtext.NAME}"
+            raise Refused.of(prtext.BAD, where, what, "name the patch that it is a step to")
+        if said:
+            yield name, said
+
+
+def _header_of(said: prtext.Text, goal: Header) -> Header:
+    """A step's header: the words of its text, and the status of the patch that it leads to."""
+    status = "Upstream-Status"
+    return Header((("Subject", said.title), (status, goal.get(status)), ("Probe", said.probe)))
 
 
 def change(root: Path, name: str, pin: Pin) -> Path | None:

@@ -82,7 +82,7 @@ def export(
     out: Path | None = None,
     together: bool = False,
 ) -> Exported:
-    """Make a branch for each patch that `words` name (a topic, or one patch of it as
+    """Make a branch for each patch that `words` name (a topic, or one patch or step of it as
     topic/verb-object; all where none is named); together: one for each topic.
 
     base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
@@ -96,6 +96,7 @@ def export(
     person, start = repository.person(), repository.commit(base)
     exact = release_of(repository, start, pins)
     pin = exact or pins.all[-1]
+    queue = additions.with_steps(root, queue, pin)
     rules, read = formatting.rules(root, pin.version), _reader(repository, start, base)
     pending, selected, merged = _to_send(root, queue, pin, base, read)
     chosen = requested(queue, pending, words, together)

@@ -80,7 +80,8 @@ def _each(queue: Queue, request: PullRequest, words: Words) -> str:
     own = [part for part in request.parts if part.own]
     found = []
     for part in own:
-        header = queue.patches[f"{part.patch}.patch"].header
+        patch = queue.patches.get(f"{part.patch}.patch")  # a step has none, and a text
+        header = patch.header if patch else Header(())
         text = words(request, part, request.texts.get(part.patch), header)
         found.append(_paragraphs(f"### {part.subject}" if len(own) > 1 and text else "", text))
     return _paragraphs(*found)
@@ -88,7 +89,8 @@ def _each(queue: Queue, request: PullRequest, words: Words) -> str:
 
 def _motivation(request: PullRequest, part: Part, text: Text | None, header: Header) -> str:
     below = [f'"{one.subject}"' for one in request.parts if not one.own]
-    stands = f"This stands on {', '.join(below)}, of another pull request." if below else ""
+    of = "another pull request" if len(below) == 1 else "other pull requests"
+    stands = f"This stands on {', '.join(below)}, of {of}." if below else ""
     if text is None:
         return _paragraphs(_folded(header.get("Description")), _origin(header), stands)
     related = "\n".join(f"- #{one.number}: {one.what}" for one in text.related)

@@ -15,10 +15,12 @@ from msgspec import Struct
 from ..files import record
 from ..files.tree import sha256
 from ..outcome import Problem, Refused
+from ..queue.header import TREE_PATH
 
 NAME = "pull-request.toml"
 BAD = "bad-pull-request"
 TESTS, FAILURE = "tests", "failure"  # what can show a claim, beside a run
+PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
 READ = re.compile(r"(?:read|thread|model): \S")
 # what a reviewer quotes when a pull request is closed; `not_run` is the one place for it
 UNDERMINES = re.compile(
@@ -62,13 +64,18 @@ class Claim(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
     """The file. below: patches that its branch stands on, beside those that the patch's header
-    needs; outputs: whether the change touches what a model computes; steady: whether it is off the
-    path of a step, so that no speed can change."""
+    needs; step_to: the patch that a step leads to; probe: how to see that upstream has the step.
+
+    outputs: whether the change touches what a model computes; steady: whether it is off the path of
+    a step of the model, so that no speed can change.
+    """
 
     motivation: str
     modifications: str
     title: str = ""
     below: tuple[str, ...] = ()
+    step_to: str = ""
+    probe: str = ""
     accuracy: str = ""
     outputs: bool = True
     speed: str = ""
@@ -109,6 +116,7 @@ def _wrong(text: Text) -> Iterator[tuple[str, str]]:
             )
         if name != "not_run" and (found := UNDERMINES.search(words)):
             yield f"{name} says {found[0]!r}", "say in not_run, once, what did not run"
+    yield from _wrong_step(text)
     if "\n" in text.not_run.strip():
         yield "not_run has several lines", "make it one line: it is the body's last"
     names = [run.name for run in text.runs]
@@ -126,6 +134,16 @@ def _wrong(text: Text) -> Iterator[tuple[str, str]]:
             )
         if claim.shown_by == FAILURE and not text.failure:
             yield f"the claim {claim.says!r} is shown by no failure", "add [failure]"
+
+
+def _wrong_step(text: Text) -> Iterator[tuple[str, str]]:
+    """What a step lacks that a patch's header gives others, or a text has of a step alone."""
+    if text.step_to and not text.title:
+        yield "a step has no title", "no patch gives it one: add `title`"
+    if text.step_to and not PROBE.fullmatch(text.probe):
+        yield f"a step's probe is {text.probe!r}", "write it as `PATH :: TEXT`"
+    if text.probe and not text.step_to:
+        yield "it has a probe, and no step_to", "the patch's header has its probes"
 
 
 def _these(known: set[str]) -> str:

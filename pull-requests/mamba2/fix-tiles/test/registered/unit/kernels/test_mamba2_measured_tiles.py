@@ -25,16 +25,18 @@ KERNELS = (
     ssd_chunk_state._chunk_state_fwd_kernel,
     ssd_chunk_state._chunk_state_varlen_kernel,
 )
+HEADS = ssd_chunk_state._chunk_cumsum_fwd_kernel
 
 
-def _left(kernel, size, d_state, itemsize=2, capability=(9, 0)):
+def _left(kernel, size, d_state, itemsize=2, capability=(9, 0), chunk=128):
     """The configs that the autotuner would time for such a launch."""
     while not hasattr(kernel, "configs"):
         kernel = kernel.fn
     device = SimpleNamespace(type="cuda")
     data = SimpleNamespace(element_size=lambda: itemsize, device=device)
-    words = {"a_ptr": data, "x_ptr": data, "hdim": size, "dstate": d_state}
-    words |= {"K": d_state, "chunk_size": 128}
+    words = dict.fromkeys(("a_ptr", "x_ptr", "dt_ptr"), data)
+    words |= {"hdim": size, "dstate": d_state, "K": d_state}
+    words |= {"chunk_size": chunk, "nheads": 128}
     with (
         patch.object(torch.cuda, "get_device_capability", return_value=capability),
         patch.object(torch.version, "hip", None),
@@ -46,7 +48,7 @@ class TestMeasuredTiles(CustomTestCase):
     def test_nothing_is_timed_for_sizes_that_were_measured(self):
         """A first call has a few tokens; what it chose would hold for all lengths."""
         for size, d_state in ((80, 128), (64, 128)):
-            for kernel in KERNELS:
+            for kernel in (*KERNELS, HEADS):
                 self.assertEqual(len(_left(kernel, size, d_state)), 1)
 
     def test_other_sizes_types_and_gpus_are_timed(self):
@@ -54,6 +56,7 @@ class TestMeasuredTiles(CustomTestCase):
             self.assertGreater(len(_left(kernel, 64, 256)), 1)
             self.assertGreater(len(_left(kernel, 80, 128, itemsize=4)), 1)
             self.assertGreater(len(_left(kernel, 80, 128, capability=(8, 0))), 1)
+        self.assertGreater(len(_left(HEADS, 80, 128, chunk=256)), 1)
 
 
 if __name__ == "__main__":
