@@ -161,13 +161,24 @@ def test_the_front_page_loads_are_those_measured():
     told = {(version, way): cells.split(" | ") for version, way, cells in rows if "→" in cells}
     found = {}
     for gain in gains.load(ROOT):
-        if gain.gain.traffic and gain.attention == "fa3":
+        if gain.gain.traffic and gain.attention == "fa3" and "H200" in gain.gpu.name:
             modes = dict.fromkeys(gains.runs(gain, tree)[0].mode for tree in gains.TREES)
             found[gain.version, " → ".join(modes)] = [
                 _served(gain, kind, part) for kind, part in zip(LOADS, (0, 1, 1, 0), strict=True)
             ]
     assert told.items() <= found.items() and len(told) == 4
     assert found.keys() - told.keys() == {("0.5.12.post1", "eager → breakable")}
+
+
+def test_the_front_page_long_prompts_are_those_measured():
+    """Medians of all loads of 8192 tokens and one answered, rounded to hundreds."""
+    told = dict(re.findall(r"([\d.]+) reads (\d+ → \d+)", text_of("README.md")))
+    found = {}
+    for gain in gains.load(ROOT):
+        both = gains.both(gains.served, gain, "prefill") if "H100" in gain.gpu.name else []
+        if both and all(both):
+            found[gain.version] = _pair([round(one[0] / 100) * 100 for one in both])
+    assert told == found
 
 
 def _served(gain, kind, part):
