@@ -197,12 +197,15 @@ def _first_tokens(panel: Any, bench: Bench) -> None:
 
 
 def draw_captures(pyplot: Any, measured: Measured) -> Any:
-    """A panel for each kind of model: bars of seconds, release beside release."""
+    """A panel for each kind of model: bars of seconds, release below release."""
     found = captures(measured)
     kinds = list(dict.fromkeys(one.what for one in found))
     if not kinds:
         return None
-    figure, panels = pyplot.subplots(len(kinds), 1, figsize=(9, 3.0 * len(kinds)), squeeze=False)
+    rows = [len({one.where for one in found if one.what == what}) for what in kinds]
+    tall = [1.2 + 0.42 * count for count in rows]  # inches; three bars of a row stay apart
+    shape = {"figsize": (9, sum(tall)), "height_ratios": tall, "squeeze": False}
+    figure, panels = pyplot.subplots(len(kinds), 1, **shape)
     for panel, what in zip(panels[:, 0], kinds):
         _captures(panel, what, [one for one in found if one.what == what])
     return figure
@@ -213,15 +216,17 @@ def _captures(panel: Any, what: str, found: Sequence[Captured]) -> None:
     for number, mode in enumerate(MODES):
         mine = [one for one in found if one.mode == mode]
         if mine:
-            across = [places.index(one.where) + 0.27 * (number - 1) for one in mine]
+            down = [places.index(one.where) + 0.27 * (number - 1) for one in mine]
             how = {"color": COLORS[mode], "label": benches.NAMES[mode]}
-            drawn = panel.bar(across, [one.seconds for one in mine], width=0.25, **how)
-            panel.bar_label(drawn, fmt="%.1f", fontsize=8, padding=1)
-    names = [where.replace(" on ", "\n") for where in places]
-    paper.dress(panel, names, f"capture of the prefill graphs: {what}", "seconds", 8.5)
-    panel.set_xlim(-0.6, len(places) - 0.4)
-    panel.set_ylim(0, 1.28 * max(one.seconds for one in found))
-    paper.legend(panel, ncols=3, loc="upper left")
+            drawn = panel.barh(down, [one.seconds for one in mine], height=0.25, **how)
+            panel.bar_label(drawn, fmt="%.1f", fontsize=6, padding=1)
+    panel.set_yticks(range(len(places)), places, fontsize=8)
+    panel.set_xlabel("seconds to capture the prefill graphs")
+    panel.set_title(what, fontsize=10)
+    panel.grid(axis="x", alpha=0.25)
+    panel.set_ylim(len(places) - 0.4, -0.6)  # the first release on top
+    panel.set_xlim(0, 1.1 * max(one.seconds for one in found))
+    paper.legend(panel, loc="lower right")
 
 
 # name -> its plot, None where there is nothing to draw
