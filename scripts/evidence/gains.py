@@ -155,6 +155,17 @@ def peer_calls(peer: Peer, shape: str) -> Spread | None:
     return spread(peer.first_token_ms.get(shape, Calls()).all)
 
 
+def peer_busy(peer: Peer, shape: str) -> float | None:
+    """The GPU's own time of one call, in milliseconds."""
+    return peer.profile[shape].busy_ms if shape in peer.profile else None
+
+
+def peer_groups(peer: Peer, shape: str) -> dict[str, float]:
+    """Milliseconds of one call by group of kernels; none where nobody profiled it."""
+    profiled = peer.profile[shape].groups if shape in peer.profile else {}
+    return {name: group.ms for name, group in profiled.items()}
+
+
 def peer_rate(peer: Peer) -> float | None:
     """Input tokens per second of the prefill load: the median of a peer's loads."""
     found = [one.tokens_per_s for one in peer.loads]

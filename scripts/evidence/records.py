@@ -302,10 +302,11 @@ class Rate(Struct, frozen=True):
 
 
 class PeerProfile(Struct, frozen=True):
-    """One prefill of a peer. busy_ms: in which any kernel ran."""
+    """One prefill of a peer. busy_ms: in which any kernel ran; groups: of kernels."""
 
     busy_ms: float
     launches: float
+    groups: dict[str, Group] = field(default_factory=dict)
 
 
 class Peer(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -27,8 +27,8 @@ KINDS = (
     ("gated delta rule", r"gated_delta|chunk_fwd_kernel_o|recompute_w_u|chunk_scaled_dot"
      r"|solve_tril|merge_16x16|gdn|chunk_local_cumsum|l2norm|^_begin_kernel|fused_qkvzba"),
     ("convolution", r"conv"),
-    ("attention", r"^attention$|rope|kvcache|Rotary"),
-    ("norms and activations", r"norm|relu2|act_kernel|act_and_mul|sigmoid_mul"),
+    ("attention", r"^attention$|rope|kvcache|Rotary|reshape_and_cache"),
+    ("norms and activations", r"norm|relu|silu|act_kernel|act_and_mul|sigmoid_mul"),
     ("copies and element-wise", r"PyTorch|copies|copy|memcpy"),
 )  # fmt: skip
 OTHER = "other"
@@ -58,10 +58,7 @@ class Timed:
 
     def kinds(self, shape: str) -> dict[str, float]:
         """Milliseconds of one call by kind of kernel, in the order of KINDS."""
-        found = dict.fromkeys([*(name for name, _ in KINDS), OTHER], 0.0)
-        for group, spent in gains.groups(self.gain, self.tree, shape).items():
-            found[kind(group)] += spent
-        return found
+        return kinds(gains.groups(self.gain, self.tree, shape))
 
 
 # (model, release) -> its trees, the untouched one first, in the order of WAYS. The model of most
@@ -126,6 +123,13 @@ def alone(gain: Gain) -> list[tuple[int, str]]:
     return sorted((int(shape.removeprefix(ALONE)), shape) for shape in shapes)
 
 
+def kinds(groups: Mapping[str, float]) -> dict[str, float]:
+    """Milliseconds by kind of kernel, in the order of KINDS, of those by a profile's groups."""
+    found = dict.fromkeys([*(name for name, _ in KINDS), OTHER], 0.0)
+    for group, spent in groups.items():
+        found[kind(group)] += spent
+    return found
+
+
 def kind(group: str) -> str:
-    """The kind of a profile's group of kernels."""
     return next((name for name, pattern in KINDS if re.search(pattern, group)), OTHER)

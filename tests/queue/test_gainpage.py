@@ -541,7 +541,9 @@ def beside() -> list[dict]:
     """Two peers: one that was timed, and one that did not start."""
     calls = {"1x4096": {"fastest": 116.0, "all": [116.6, 118.0, 119.3, 120.0, 120.3]}}
     loads = [{"round": number, "tokens_per_s": 34000.0 + number} for number in range(3)]
-    profile = {"1x4096": {"busy_ms": 99.0, "launches": 300.0, "groups": {}}}
+    groups = {"matrix products": 81.0, "_chunk_scan_fwd_kernel": 8.0, "triton_poi_pow_relu_3": 2.0}
+    spent = {name: {"ms": ms, "launches": 27.0} for name, ms in groups.items()}
+    profile = {"1x4096": {"busy_ms": 99.0, "launches": 300.0, "groups": spent}}
     mode = "VLLM_COMPILE, FULL_AND_PIECEWISE"
     passed = dict(name="vllm", version="0.26.0", mode=mode, verdict="passed", why="")
     failed = dict(name="sglang", version="0.5.12.post1", verdict="failed", why="start: exit code 1")
@@ -558,8 +560,28 @@ def test_peers_stand_beside_the_trees():
     assert ["1 × 4096", "201.0", "137.0", "118.0", "-"] in cells
     assert ["1 × 512", "44.0", "44.0", "-", "-"] in cells
     assert ["input tokens/s", "20481", "30119", "34001", "-"] in cells
+    (busy,) = [row[1:] for row in cells if row[0] == "1 × 4096" and row[3] == "99.0"]
+    assert busy[2:] == ["99.0", "-"]
+    kinds = {row[0]: row[2:] for row in cells if len(row) == 4}
+    assert kinds["kernels of 1 × 4096, ms"] == ["vllm 0.26.0", "sglang 0.5.12.post1"]
+    assert kinds["matrix products"] == ["81.0", "-"] and kinds["Mamba2's scan"] == ["8.0", "-"]
+    assert kinds["norms and activations"] == ["2.0", "-"]
     assert "vllm 0.26.0 ran in its mode VLLM_COMPILE, FULL_AND_PIECEWISE." in said
     assert "sglang 0.5.12.post1 failed: start: exit code 1." in said
+
+
+def test_a_patched_tree_alone_beside_peers_is_compared_with_them():
+    alone = gain(peers=beside())
+    alone["runs"] = [run for run in alone["runs"] if run["tree"] == "patched"]
+    said = told(alone)
+    assert "this run timed the patched one beside other engines" in said
+    assert "nothing can be compared" not in said and "Beside peers" in said
+
+
+def test_a_peer_that_was_not_profiled_has_no_gpu_time():
+    vllm, failed = beside()
+    del vllm["profile"]
+    assert told(gain(peers=[vllm, failed])).count("| GPU-busy, ms") == 1
 
 
 def test_a_peer_says_how_its_prefills_ran_and_what_it_had_no_time_for():
@@ -576,6 +598,16 @@ def test_a_peer_says_how_its_prefills_ran_and_what_it_had_no_time_for():
 
 def test_a_gain_without_peers_says_nothing_of_them(text):
     assert "peers" not in text and of(gain()).peers == ()
+
+
+def test_a_peer_that_was_profiled_is_a_bar_among_kernels():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    found = [of(gain(peers=beside()))]
+    figure = plot._kernels(found, pyplot, ways.timed(found))
+    (panel,) = figure.axes
+    names = [one.get_text().partition(": ")[2] for one in panel.get_yticklabels()]
+    assert names == ["untouched, eager", "patched, eager", "vllm 0.26.0"]
+    pyplot.close(figure)
 
 
 def test_a_peer_is_a_line_among_first_tokens(tmp_path: Path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import fakes
 import pytest
 
-from evidence import gains
+from evidence import gains, ways
 from patchqueue.queue import header, series
 from patchqueue.upstream import pins
 
@@ -172,7 +172,7 @@ def test_the_front_page_loads_are_those_measured():
 
 def test_the_front_page_long_prompts_are_those_measured():
     """Medians of all loads of 8192 tokens and one answered, rounded to hundreds."""
-    told = dict(re.findall(r"([\d.]+) reads (\d+ → \d+)", text_of("README.md")))
+    told = dict(re.findall(r"([\d.]+(?:post\d)?) reads (\d+ → \d+)", text_of("README.md")))
     found = {}
     for gain in gains.load(ROOT):
         both = gains.both(gains.served, gain, "prefill") if "H100" in gain.gpu.name else []
@@ -210,6 +210,31 @@ def test_the_front_page_peers_are_those_measured():
         spans = [told[name]["first_token_ms"][shape]["first_quartile"] for shape in SHAPES]
         load = statistics.median(one["tokens_per_s"] for one in told[name]["loads"])
         assert [*map(int, cells)] == [*map(round, spans), round(load / 100) * 100], name
+
+
+PROFILED = "0.5.12.post1/nvidia-h100-80gb-hbm3.fa3.gain.json"
+
+
+def test_the_front_page_tells_where_vllm_is_slower_as_measured():
+    """First quartiles of a run that had time for vLLM's profile, and the scan in that profile."""
+    found = json.loads((ROOT / "evidence" / PROFILED).read_text())
+    (patched,), (vllm,) = found["runs"], found["peers"]
+    assert (patched["tree"], vllm["name"], found["cpus"]) == ("patched", "vllm", 16)
+
+    def quartiles(one):
+        return [round(one["first_token_ms"][shape]["first_quartile"]) for shape in SHAPES]
+
+    def scan(one):
+        groups = one["profile"]["1x4096"]["groups"]
+        spent = {name: group["ms"] for name, group in groups.items()}
+        return round(ways.kinds(spent)["Mamba2's scan"], 1)
+
+    said = text_of("README.md")
+    numbers = r"(\d+), (\d+) and (\d+)"
+    told = re.search(rf"vLLM took {numbers} ms, patched sglang {numbers}\.", said)
+    assert [*map(int, told.groups())] == quartiles(vllm) + quartiles(patched)
+    told = re.search(r"took ([\d.]+) and ([\d.]+) ms of GPU time", said)
+    assert [*map(float, told.groups())] == [scan(vllm), scan(patched)]
 
 
 def _pair(numbers: list[int | None]) -> str:

@@ -289,6 +289,34 @@ def peer_rows(gain: Gain) -> list[list[str]]:
     return [*rows, ["input tokens/s", *map(number, rates)]]
 
 
+def peer_busy_rows(gain: Gain) -> list[list[str]]:
+    """The GPU's own time of each shape on every tree and peer; none where no peer was profiled."""
+    if not any(peer.profile for peer in gain.peers):
+        return []
+    return [
+        [
+            spoken(shape),
+            *(number(one, 1) for one in gains.both(gains.busy_ms, gain, shape)),
+            *(number(gains.peer_busy(peer, shape), 1) for peer in gain.peers),
+        ]
+        for shape in gain.gain.shapes
+    ]
+
+
+def peer_kind_rows(gain: Gain, shape: str) -> list[list[str]]:
+    """Where the time of a shape goes on the patched tree and on each peer."""
+    each = (
+        gains.groups(gain, gains.PATCHED, shape),
+        *(gains.peer_groups(peer, shape) for peer in gain.peers),
+    )
+    found = [ways.kinds(groups) for groups in each]
+    return [
+        [name, *(number(one[name] or None, 1) for one in found)]
+        for name in found[0]
+        if any(one[name] for one in found)
+    ]
+
+
 def _quartile(calls: gains.Spread | None) -> str:
     return number(calls.first_quartile if calls else None, 1)
 
@@ -323,7 +351,8 @@ FUNCTIONS = {
     one.__name__: one
     for one in (
         *(across, busy_rows, call_rows, first_token_table, repeated_rows),
-        *(kernel_rows, load_rows, modes, peer_rows, rate_row),
+        *(kernel_rows, load_rows, modes, rate_row),
+        *(peer_busy_rows, peer_kind_rows, peer_rows),
         *(served_rows, served_summary, summaries),
     )
 } | {"SHORT": SHORT, "NODE": NODE}

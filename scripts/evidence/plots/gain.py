@@ -6,7 +6,8 @@ In all of them a tree's way of prefilling has one colour.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,12 @@ def draw(found: Sequence[Gain], folder: Path) -> list[Path]:
     if not pyplot or not table:
         return []
     written = []
-    for name, make in zip(NAMES, (_first_tokens, _rates, _kernels)):
+    makers: tuple[Callable[[Any, Table], Any], ...] = (
+        _first_tokens,
+        _rates,
+        partial(_kernels, found),
+    )
+    for name, make in zip(NAMES, makers):
         if figure := make(pyplot, table):
             paper.save(figure, folder / name)
             written.append(folder / name)
@@ -162,25 +168,28 @@ def _rate_bars(panel: Any, place: int, trees: Sequence[Timed]) -> None:
         panel.bar(place + aside, rate, 0.75 / len(trees), color=color, label=one.name)
 
 
-def _kernels(pyplot: Any, table: Table) -> Any:
-    """A bar for each tree and way: the GPU's time of one prompt by kind of kernel, and the
-    floor."""
+def _kernels(timed: Sequence[Gain], pyplot: Any, table: Table) -> Any:
+    """A bar for each tree and way, and each peer: the GPU's time of one prompt by kind of kernel,
+    and the floor."""
     bars = [
-        (f"{ways.short(model)}; {version}: {one.name}", one)
+        (f"{ways.short(model)}; {version}: {name}", kinds, floor)
         for (model, version), trees in table.items()
-        for one in trees
-        if any(one.kinds(LARGE).values())
+        for name, kinds, floor in [
+            *((one.name, one.kinds(LARGE), one.gain.floor_ms.get(LARGE)) for one in trees),
+            *_peers(gain for gain in timed if (gain.model, ways.release(gain)) == (model, version)),
+        ]
+        if any(kinds.values())
     ]
     if not bars:
         return None
     figure, panel = pyplot.subplots(figsize=(11, 0.27 * len(bars) + 1.6))
     places = range(len(bars), 0, -1)
-    ends = _stack(panel, places, [one.kinds(LARGE) for _, one in bars])
-    for place, (_, one), end in zip(places, bars, ends):
-        if least := one.gain.floor_ms.get(LARGE):
+    ends = _stack(panel, places, [kinds for _, kinds, _ in bars])
+    for place, (_, _, least), end in zip(places, bars, ends):
+        if least:
             panel.plot([least, least], [place - 0.45, place + 0.45], color="black", linewidth=1.6)
             panel.text(end + 1, place, f"{end / least:.2f} × floor", va="center", fontsize=6.5)
-    panel.set_yticks(places, [name for name, _ in bars], fontsize=7)
+    panel.set_yticks(places, [name for name, *_ in bars], fontsize=7)
     panel.set_ylim(0.3, len(bars) + 0.7)
     panel.set_xlim(right=1.15 * max(ends))
     across = f"kernel time of {spoken(LARGE)} tokens, ms; black: the floor, {FLOOR_NAME}"
@@ -189,6 +198,13 @@ def _kernels(pyplot: Any, table: Table) -> Any:
     paper.legend(panel, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=5)
     figure.tight_layout()
     return figure
+
+
+def _peers(beside: Iterable[Gain]) -> Iterator[tuple[str, dict[str, float], float | None]]:
+    """Of each peer that was profiled: its name, milliseconds by kind of kernel, and the floor."""
+    for gain in beside:
+        for peer in gain.peers:
+            yield peer.title, ways.kinds(gains.peer_groups(peer, LARGE)), gain.floor_ms.get(LARGE)
 
 
 def _stack(panel: Any, places: Sequence[int], found: Sequence[dict[str, float]]) -> list[float]:
