@@ -21,11 +21,10 @@ from patchqueue.upstream.pins import Pin, Pins
 from . import cells, harness
 from .cells import ALWAYS, Feature
 from .records import Record, Run
-from .store import BREAKABLE, proofs
+from .store import BREAKABLE, NO_MEASURE, proofs
 
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
 ENDED = "exit code"  # begins the reason of an engine that gave no answers
-NO_MEASURE = "its reference failed"  # begins the reason of a run that shows nothing
 
 
 class State(str, enum.Enum):

@@ -73,15 +73,21 @@ class Run:
         """Of two runs of one model in one mode the greater stays. now: the identity of today's
         queue; rules: of today's harness.
 
-        One that ran; about today's tree; by today's harness; on the torch that the release pins;
-        the later one; and of equals the one that failed, so that nobody can ask until it passes.
-        The text decides last, for nothing but one answer.
+        One that ran, with a reference or without; about today's tree; by today's harness; on the
+        torch that the release pins; held against a reference; the later one; and of equals the one
+        that failed, so that nobody can ask until it passes. The text decides last, for nothing but
+        one answer.
         """
+        told = self.entry["verdict"] != store.NOT_RUN
+        ran = told or str(self.entry.get("why", "")).startswith(store.NO_MEASURE)
+        *weight, date = standing(self.facts, now, rules)
         lifetimes = self.facts.get("lifetimes") or {"verdict": store.GOOD[0]}
         failed = any(one["verdict"] not in store.GOOD for one in (self.entry, lifetimes))
         return (
-            self.entry["verdict"] != store.NOT_RUN,
-            *standing(self.facts, now, rules),
+            ran,
+            *weight,
+            told,
+            date,
             failed,
             self.text,
         )
@@ -177,7 +183,7 @@ def usable(found: Entry, name: str) -> Entry:
         raise Refused(Problem("bad-evidence", name, wrong, f"{step} tests/gpu/run.py wrote"))
     against = {(run["model"], run["mode"]): run for run in references}
     late = {
-        id(run): {"verdict": store.NOT_RUN, "why": f"its reference failed: {of.get('why', '')}"}
+        id(run): {"verdict": store.NOT_RUN, "why": f"{store.NO_MEASURE}: {of.get('why', '')}"}
         for run in held
         if (of := _reference(run, against))["verdict"] == "failed"
     }

@@ -36,6 +36,7 @@ LOCK = Path("work/.patchqueue/evidence.lock")
 Entry = dict[str, Any]  # a file, or a run, as JSON has it: it holds more than anything here reads
 Key = tuple[Any, ...]
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
+NO_MEASURE = "its reference failed"  # begins the reason of a run that shows nothing
 EAGER = "eager"
 BREAKABLE = "breakable"  # the mode whose breaks tests/gpu/lifetimes.py checks
 # what two runs must share to be kept in one file

@@ -268,6 +268,30 @@ def test_what_is_about_todays_queue_outweighs_what_is_not_and_leaves_the_rest(fl
     )
 
 
+def test_what_todays_queue_could_not_tell_outweighs_what_an_earlier_one_told(fleet):
+    """Qwen3-Next on 0.5.18: an earlier queue failed in a way that today's does not, and its cell
+    went on to speak of the earlier one."""
+    fleet.lay("a", ran("one", verdict="failed"))
+    fleet.merge()
+    grow_stale(fleet.kept)
+    fleet.lay("a", [run("one", "reference", "failed", "two answers"), run("one")])
+    fleet.merge()
+    assert fleet.verdicts()["one", "piecewise"] == "not run"
+    kept = json.loads(fleet.kept.read_text())
+    assert {store.facts(kept, one)["changes"] for one in kept["runs"]} == {
+        fleet.of_today["changes"]
+    }
+
+
+def test_what_was_told_stays_where_a_later_run_had_no_reference(fleet):
+    fleet.lay("a", ran("one", verdict="failed"))
+    fleet.merge()
+    later = [run("one", "reference", "failed", "two answers"), run("one")]
+    fleet.lay("a", later, date="2030-01-09")
+    fleet.merge()
+    assert fleet.verdicts()["one", "piecewise"] == "failed"
+
+
 def test_a_result_that_is_taken_later_keeps_only_what_is_alike(fleet):
     """--take goes by what each run was made under, not by what the file says."""
     fleet.lay("a", ran("one"), gpu=gpu("580"))
