@@ -255,8 +255,8 @@ def test_a_release_gets_no_step_to_what_it_does_not_get_and_none_without_a_chang
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"step_to": "steps/unheard-of"}, "nor that of step_to: 'steps/unheard-of'"),
-        ({"step_to": "", "probe": ""}, "nor that of step_to: ''"),
+        ({"step_to": "steps/unheard-of"}, "and its step_to neither: 'steps/unheard-of'"),
+        ({"step_to": "", "probe": ""}, f"is named {FIRST!r}, and it has no step_to"),
         ({"title": ""}, "a step has no title"),
         ({"probe": "since = 9"}, "a step's probe is 'since = 9'"),
         ({"step_to": ""}, "it has a probe, and no step_to"),
@@ -270,6 +270,42 @@ def test_a_step_says_what_a_header_says_of_others(sent, fields, what):
         f"pull-requests/{FIRST}/pull-request.toml",
     )
     assert what in found.what
+
+
+def test_a_patch_is_no_step(sent):
+    """Its text had step_to, which nobody heeded."""
+    lead(sent, CUT)
+    text = 'title = "Begin"\nmotivation = "Why."\nmodifications = "What."\n'
+    step = f'step_to = "{CUT}"\nprobe = "{PROBE}"\n'
+    sent.write(f"pull-requests/{COUNT}/pull-request.toml", text + step)
+    found = refused(sent, CUT)
+    assert "it has step_to, and its patch is in the series" in found.what
+    assert found.where == f"pull-requests/{COUNT}/pull-request.toml"
+
+
+def test_a_bad_text_keeps_no_other_patch_from_being_sent(sent):
+    sent.write(f"pull-requests/{COUNT}/pull-request.toml", "motivation = 1\n")
+    assert [request.name for request in send(sent, CUT).requests] == [CUT]
+
+
+SECOND = "steps/a-second-beginning"
+
+
+def second(project: fakes.Project, below: str) -> None:
+    """A step whose name comes before the first one's. below: what it stands on."""
+    text = 'title = "Second"\nmotivation = "Why."\nmodifications = "What."\n'
+    step = f'step_to = "{COUNT}"\nprobe = "{PROBE}"\nbelow = ["{below}"]\n'
+    project.write(f"pull-requests/{SECOND}/pull-request.toml", text + step)
+    project.write(f"pull-requests/{SECOND}/python/sglang/srt/second.py", "second = 2\n")
+
+
+def test_steps_are_laid_in_the_order_in_which_they_stand(sent):
+    """Their names say nothing of it."""
+    lead(sent)
+    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
+    second(sent, FIRST)
+    [request] = send(sent, SECOND).requests
+    assert [(part.patch, part.own) for part in request.parts] == [(FIRST, False), (SECOND, True)]
 
 
 def test_a_patch_that_stands_on_another_one_unsaid_comes_with_it(sent):

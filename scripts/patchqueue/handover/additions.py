@@ -12,7 +12,7 @@ text names the patch that the step leads to, and that one's text has the step `b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,8 +46,9 @@ def with_steps(root: Path, queue: Queue, pin: Pin) -> Queue:
     one. Raises Refused for a step's bad text."""
     patches, entries = dict(queue.patches), [*queue.entries]
     got = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    for name, said in _steps(root, queue):
+    for name, said in _steps(root, queue).items():
         goal, own = f"{said.step_to}.patch", f"{name}.patch"
+        # its name is known where it is not laid: the goal's text has it below
         patches[own] = Patch(own, b"", _header_of(said, queue.header(goal)), ())
         brings = change(root, name, pin) or (root / FOLDER / name / "python").is_dir()
         if goal in got and brings:
@@ -56,19 +57,36 @@ def with_steps(root: Path, queue: Queue, pin: Pin) -> Queue:
     return replace(queue, patches=patches, entries=tuple(entries))
 
 
-def _steps(root: Path, queue: Queue) -> Iterator[tuple[str, prtext.Text]]:
-    """The folders that no patch has, by their names in order, each with its text. Raises Refused
-    for one that leads to no patch."""
+def _steps(root: Path, queue: Queue) -> dict[str, prtext.Text]:
+    """The texts of the folders that no patch has, by their names in order. Raises Refused for one
+    that leads to no patch, and for a patch's that is called a step."""
     known = {entry.base for entry in queue.entries}
+    steps = {}
     for file in sorted((root / FOLDER).glob(f"*/*/{prtext.NAME}")):
         name = file.parent.relative_to(root / FOLDER).as_posix()
-        said = None if f"{name}.patch" in known else text(root, name)
-        if said and f"{said.step_to}.patch" not in queue.patches:
-            what = f"no patch has this name, nor that of step_to: {said.step_to!r}"
-            where = f"{FOLDER}/{name}/{prtext.NAME}"
-            raise Refused.of(prtext.BAD, where, what, "name the patch that it is a step to")
-        if said:
-            yield name, said
+        try:
+            said = text(root, name)
+        except Refused:
+            if f"{name}.patch" in known:
+                continue  # told when that patch is sent
+            raise
+        if said and (wrong := _wrong_step(said, name, known)):
+            raise Refused.of(prtext.BAD, f"{FOLDER}/{name}/{prtext.NAME}", *wrong)
+        if said and said.step_to:
+            steps[name] = said
+    return steps
+
+
+def _wrong_step(said: prtext.Text, name: str, known: Container[str]) -> tuple[str, str] | None:
+    """What is wrong with a text as that of a step, or of none, and what to do about it."""
+    if f"{name}.patch" in known:
+        step = "leave step_to and probe out: its header says more"
+        return ("it has step_to, and its patch is in the series", step) if said.step_to else None
+    if f"{said.step_to}.patch" in known:
+        return None
+    leads = f"its step_to neither: {said.step_to!r}" if said.step_to else "it has no step_to"
+    step = "name the folder as its patch, or in step_to the patch that it is a step to"
+    return f"no patch of the series is named {name!r}, and {leads}", step
 
 
 def _header_of(said: prtext.Text, goal: Header) -> Header:
