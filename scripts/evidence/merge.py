@@ -73,21 +73,21 @@ class Run:
         """Of two runs of one model in one mode the greater stays. now: the identity of today's
         queue; rules: of today's harness.
 
-        One that ran, with a reference or without; about today's tree; by today's harness; on the
-        torch that the release pins; held against a reference; the later one; and of equals the one
+        One that ran, with a reference or without; about today's tree; held against a reference; by
+        today's harness; on the torch that the release pins; the later one; and of equals the one
         that failed, so that nobody can ask until it passes. The text decides last, for nothing but
         one answer.
         """
         told = self.entry["verdict"] != store.NOT_RUN
         ran = told or str(self.entry.get("why", "")).startswith(store.NO_MEASURE)
-        *weight, date = standing(self.facts, now, rules)
+        of_today, *weight = standing(self.facts, now, rules)
         lifetimes = self.facts.get("lifetimes") or {"verdict": store.GOOD[0]}
         failed = any(one["verdict"] not in store.GOOD for one in (self.entry, lifetimes))
         return (
             ran,
-            *weight,
+            of_today,
             told,
-            date,
+            *weight,
             failed,
             self.text,
         )

@@ -576,6 +576,8 @@ def test_a_patched_tree_alone_beside_peers_is_compared_with_them():
     said = told(alone)
     assert "this run timed the patched one beside other engines" in said
     assert "nothing can be compared" not in said and "Beside peers" in said
+    alone["runs"] = [one for one in gain()["runs"] if one["tree"] == "untouched"]
+    assert "nothing can be compared" in told(alone)
 
 
 def test_a_peer_that_was_not_profiled_has_no_gpu_time():
@@ -606,7 +608,8 @@ def test_a_peer_that_was_profiled_is_a_bar_among_kernels():
     figure = plot._kernels(found, pyplot, ways.timed(found))
     (panel,) = figure.axes
     names = [one.get_text().partition(": ")[2] for one in panel.get_yticklabels()]
-    assert names == ["untouched, eager", "patched, eager", "vllm 0.26.0"]
+    assert names == ["untouched, eager", "patched, graph", "vllm 0.26.0"]
+    assert "; beside " in panel.get_yticklabels()[-1].get_text()
     pyplot.close(figure)
 
 

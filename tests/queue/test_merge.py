@@ -283,8 +283,17 @@ def test_what_todays_queue_could_not_tell_outweighs_what_an_earlier_one_told(fle
     }
 
 
-def test_what_was_told_stays_where_a_later_run_had_no_reference(fleet):
-    fleet.lay("a", ran("one", verdict="failed"))
+@pytest.mark.parametrize(
+    "under",
+    [
+        {},
+        {"harness": "sha256:before"},
+        {"torch": {"version": "2.11.0", "pinned": "2.9.1", "off_pin": True}},
+    ],
+)
+def test_what_was_told_stays_where_a_later_run_had_no_reference(fleet, under):
+    """Whatever the one that told was made under, if only about today's tree."""
+    fleet.lay("a", ran("one", verdict="failed"), **under)
     fleet.merge()
     later = [run("one", "reference", "failed", "two answers"), run("one")]
     fleet.lay("a", later, date="2030-01-09")

@@ -6,7 +6,7 @@ In all of them a tree's way of prefilling has one colour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -171,15 +171,7 @@ def _rate_bars(panel: Any, place: int, trees: Sequence[Timed]) -> None:
 def _kernels(timed: Sequence[Gain], pyplot: Any, table: Table) -> Any:
     """A bar for each tree and way, and each peer: the GPU's time of one prompt by kind of kernel,
     and the floor."""
-    bars = [
-        (f"{ways.short(model)}; {version}: {name}", kinds, floor)
-        for (model, version), trees in table.items()
-        for name, kinds, floor in [
-            *((one.name, one.kinds(LARGE), one.gain.floor_ms.get(LARGE)) for one in trees),
-            *_peers(gain for gain in timed if (gain.model, ways.release(gain)) == (model, version)),
-        ]
-        if any(kinds.values())
-    ]
+    bars = [bar for bar in _bars(timed, table) if any(bar[1].values())]
     if not bars:
         return None
     figure, panel = pyplot.subplots(figsize=(11, 0.27 * len(bars) + 1.6))
@@ -200,11 +192,24 @@ def _kernels(timed: Sequence[Gain], pyplot: Any, table: Table) -> Any:
     return figure
 
 
-def _peers(beside: Iterable[Gain]) -> Iterator[tuple[str, dict[str, float], float | None]]:
-    """Of each peer that was profiled: its name, milliseconds by kind of kernel, and the floor."""
-    for gain in beside:
-        for peer in gain.peers:
-            yield peer.title, ways.kinds(gains.peer_groups(peer, LARGE)), gain.floor_ms.get(LARGE)
+def _bars(
+    timed: Sequence[Gain], table: Table
+) -> Iterator[tuple[str, dict[str, float], float | None]]:
+    """Of each tree and way, and of each peer's latest profile: its name, milliseconds by kind of
+    kernel, and the floor of its run."""
+    for (model, version), trees in table.items():
+        for one in trees:
+            name = f"{ways.short(model)}; {version}: {one.name}"
+            yield name, one.kinds(LARGE), one.gain.floor_ms.get(LARGE)
+        beside = [gain for gain in timed if (gain.model, ways.release(gain)) == (model, version)]
+        peers = {
+            peer.title: (ways.kinds(gains.peer_groups(peer, LARGE)), gain.floor_ms.get(LARGE))
+            for gain in sorted(beside, key=lambda gain: gain.date)
+            for peer in gain.peers
+            if LARGE in peer.profile
+        }
+        for title, (kinds, floor) in peers.items():
+            yield f"{ways.short(model)}; beside {version}: {title}", kinds, floor
 
 
 def _stack(panel: Any, places: Sequence[int], found: Sequence[dict[str, float]]) -> list[float]:
