@@ -296,7 +296,8 @@ def test_what_was_told_stays_where_a_later_run_had_no_reference(fleet, under):
     fleet.lay("a", ran("one", verdict="failed"), **under)
     fleet.merge()
     later = [run("one", "reference", "failed", "two answers"), run("one")]
-    fleet.lay("a", later, date="2030-01-09")
+    on_pin = {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}
+    fleet.lay("a", later, date="2030-01-09", torch=on_pin)
     fleet.merge()
     assert fleet.verdicts()["one", "piecewise"] == "failed"
 
