@@ -1,7 +1,6 @@
 """GDN's extend on the static tables of a breakable prefill graph. No GPU."""
 
 import unittest
-from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -12,7 +11,6 @@ from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
 
 maybe_stub_sgl_kernel()
 
-from sglang.kernels.ops.attention.fla import chunk
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
 from sglang.srt.layers.attention.linear import gdn_backend
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
@@ -85,53 +83,6 @@ class TestGDNPrefillGraph(CustomTestCase):
             cache = strided.req_to_token_pool.mamba_pool.mamba_cache
             cache.conv = [cache.conv[0].transpose(2, 3)]
             self.assertFalse(strided.supports_prefill_graph_extend())
-
-    def test_every_kernel_reads_the_tables_of_the_caller(self):
-        """Tables that a kernel builds itself would hold the batch of the capture."""
-        seen = {}
-
-        def note(name, result):
-            def call(*args, **kwargs):
-                seen[name] = kwargs
-                return result
-
-            return call
-
-        rows = torch.zeros(1, 4, 1, 64, dtype=torch.bfloat16)
-        gates = torch.zeros(1, 4, 1)
-        tables = dict(
-            chunk_indices=torch.zeros(2, 2, dtype=torch.int32),
-            chunk_offsets=torch.zeros(2, dtype=torch.int32),
-        )
-        with (
-            # The kernels enter the device of their tensors.
-            patch.object(torch.cpu, "device", nullcontext, create=True),
-            patch.object(chunk, "l2norm_fwd", lambda rows: rows),
-            patch.object(chunk, "chunk_local_cumsum", note("cumsum", gates)),
-            patch.object(
-                chunk,
-                "chunk_gated_delta_rule_fwd_intra",
-                note("intra", (rows, rows, rows)),
-            ),
-            patch.object(
-                chunk, "chunk_gated_delta_rule_fwd_h", note("h", (rows, rows))
-            ),
-            patch.object(chunk, "chunk_fwd_o", note("o", rows)),
-        ):
-            TritonGDNKernel().extend(
-                rows,
-                rows,
-                rows,
-                gates,
-                gates,
-                ssm_states=torch.zeros(1, 1, 64, 64),
-                cache_indices=torch.zeros(1, dtype=torch.int32),
-                query_start_loc=torch.tensor([0, 4], dtype=torch.int32),
-                static_tables=tables,
-            )
-        for name in ("cumsum", "intra", "h", "o"):
-            self.assertIs(seen[name]["chunk_indices"], tables["chunk_indices"])
-        self.assertIs(seen["h"]["chunk_offsets"], tables["chunk_offsets"])
 
 
 if __name__ == "__main__":
