@@ -132,4 +132,5 @@ def kinds(groups: Mapping[str, float]) -> dict[str, float]:
 
 
 def kind(group: str) -> str:
+    """The kind of a profile's group of kernels."""
     return next((name for name, pattern in KINDS if re.search(pattern, group)), OTHER)

@@ -255,7 +255,7 @@ def test_a_release_gets_no_step_to_what_it_does_not_get_and_none_without_a_chang
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"step_to": "steps/unheard-of"}, "and its step_to neither: 'steps/unheard-of'"),
+        ({"step_to": "steps/unheard-of"}, "nor 'steps/unheard-of', its step_to"),
         ({"step_to": "", "probe": ""}, f"is named {FIRST!r}, and it has no step_to"),
         ({"title": ""}, "a step has no title"),
         ({"probe": "since = 9"}, "a step's probe is 'since = 9'"),

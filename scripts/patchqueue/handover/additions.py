@@ -70,23 +70,23 @@ def _steps(root: Path, queue: Queue) -> dict[str, prtext.Text]:
             if f"{name}.patch" in known:
                 continue  # told when that patch is sent
             raise
-        if said and (wrong := _wrong_step(said, name, known)):
+        if said and (wrong := _misplaced(said, name, known)):
             raise Refused.of(prtext.BAD, f"{FOLDER}/{name}/{prtext.NAME}", *wrong)
         if said and said.step_to:
             steps[name] = said
     return steps
 
 
-def _wrong_step(said: prtext.Text, name: str, known: Container[str]) -> tuple[str, str] | None:
-    """What is wrong with a text as that of a step, or of none, and what to do about it."""
+def _misplaced(said: prtext.Text, name: str, known: Container[str]) -> tuple[str, str] | None:
+    """What is wrong with where a text lies and what it leads to, and what to do about it."""
     if f"{name}.patch" in known:
         step = "leave step_to and probe out: its header says more"
         return ("it has step_to, and its patch is in the series", step) if said.step_to else None
     if f"{said.step_to}.patch" in known:
         return None
-    leads = f"its step_to neither: {said.step_to!r}" if said.step_to else "it has no step_to"
+    leads = f"nor {said.step_to!r}, its step_to" if said.step_to else "and it has no step_to"
     step = "name the folder as its patch, or in step_to the patch that it is a step to"
-    return f"no patch of the series is named {name!r}, and {leads}", step
+    return f"no patch of the series is named {name!r}, {leads}", step
 
 
 def _header_of(said: prtext.Text, goal: Header) -> Header:
