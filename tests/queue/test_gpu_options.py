@@ -16,6 +16,7 @@ PORTS = {
     "asleep": 27000,
     "first_answer": 31000,
     "images": 28000,
+    "mixed_states": 32000,
     "next_turn": 30000,
     "ready": 30500,
     "settings": 28000,
@@ -45,7 +46,8 @@ def test_a_script_takes_its_ports_from_where_it_is_told(parsed, name, first):
 
 
 @pytest.mark.parametrize(
-    "name", ["agree", "first_answer", "gain", "next_turn", "ready", "settings"]
+    "name",
+    ["agree", "first_answer", "gain", "mixed_states", "next_turn", "ready", "settings"],
 )
 def test_a_script_with_two_trees_is_told_what_makes_the_other(parsed, name):
     assert parsed(name).untouched is None

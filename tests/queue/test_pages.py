@@ -716,6 +716,9 @@ FOREIGN = {
         ),
         "two GPUs; the words are looked at in test_the_words_of_runs_on_two_gpus",
     ),
+    "python3 FOLDER/tests/gpu/mixed_states.py --out RESULTS": (
+        "a GPU; tests/queue/test_mixed_states_asked.py asks a server without one"
+    ),
     "python3 FOLDER/tests/gpu/next_turn.py --out RESULTS": (
         "a GPU; tests/queue/test_next_turn.py asks a server without one"
     ),
