@@ -166,3 +166,29 @@ def test_eager_prefill_and_decoding_call_the_backend_itself():
         raise AssertionError("not called here")
 
     assert mixers.beside_attention(forward) is forward
+
+
+def test_a_breakable_decode_graph_calls_the_backend_itself():
+    """Only prefills have a batch that a break can look up: decoding died with "No forward batch is
+    set" under --cuda-graph-backend-decode breakable."""
+    from types import SimpleNamespace
+
+    from sglang.srt.prefill_graph.breakable import mixers
+
+    seen = []
+
+    def forward(*rows, **given):
+        seen.append(given)
+
+    def made_a_break(function):
+        return lambda *_, **__: seen.append("a break")
+
+    def batch(extends):
+        return SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: extends))
+
+    with mixers.broken_by(made_a_break):
+        run = mixers.beside_attention(forward)
+        for one in (batch(extends=False), batch(extends=True)):
+            run(None, torch.ones(1), torch.ones(1), layer_id=0, forward_batch=one)
+    assert seen[0]["layer_id"] == 0 and not seen[0]["forward_batch"].forward_mode.is_extend()
+    assert seen[1:] == ["a break"]

@@ -186,11 +186,25 @@ def test_a_layer_runs_on_its_states_and_the_tables(runner, model, monkeypatch):
     assert seen[0][3] is rows and output.equal(rows * 2)
 
 
+def test_a_switch_that_is_not_known_is_one_warning_and_asks_for_nothing(
+    runner, monkeypatch, caplog
+):
+    """A typo left the layers in their breaks without a word."""
+    from sglang.srt.prefill_graph.captured import layers
+
+    layers._warn.cache_clear()
+    monkeypatch.setenv(SWITCH, "Capture")
+    assert not any(linear(runner).supports_prefill_graph_extend() for _ in range(2))
+    [text] = [message for message in caplog.messages if SWITCH in message]
+    assert text.startswith(f"{SWITCH}=Capture is not known, and goes for nothing.")
+
+
 @pytest.mark.parametrize(
     "how, reason",
     [
         ("states", "the prefix cache keeps states behind each 100 tokens, and chunks have 128"),
         ("hicache", "the hierarchical cache brings states layer by layer"),
+        ("linker", "the hierarchical cache brings states layer by layer"),
         ("ranks", "layers gather tokens of other ranks, which may be idle"),
         ("tiles", "layer 0: no tiles"),
         ("another", "it has layers that do not ask"),
@@ -205,6 +219,8 @@ def test_layers_break_and_the_log_says_why(runner, monkeypatch, caplog, how, rea
         keep_states(runner, monkeypatch, 100)
     elif how == "hicache":
         runner.server_args.enable_hierarchical_cache = True
+    elif how == "linker":
+        runner.server_args.enable_unified_cache_external_linker = True
     elif how == "ranks":
         runner.server_args.enable_dp_attention = True
     elif how == "tiles":

@@ -3,7 +3,7 @@ buffer and layer."""
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
+pytestmark = pytest.mark.revision(">=0.5.14,<0.5.23")
 
 
 def test_a_routers_choice_fits_a_buffer_with_room_for_shared_experts():

@@ -63,7 +63,7 @@ _own_break = _own and _own[0](_on_batch)
 
 def beside_attention(forward: Function) -> Function:
     """What a layer has to call in the place of `forward`, the one of its backend for Mamba2: that
-    one, and a break while a breakable graph is captured or replayed.
+    one, and a break while a breakable graph of prefills is captured or replayed.
 
     It is called as forward(mixer, hidden_states, output, **more). Drafts that are being verified
     replay no prefill graph, so that what `more` says of them holds for each replay.
@@ -73,7 +73,11 @@ def beside_attention(forward: Function) -> Function:
         return forward
 
     def run(mixer: Any, hidden_states: torch.Tensor, output: torch.Tensor, **given: Any) -> None:
-        hands_batch = given.pop("forward_batch", None) is not None
-        broken(mixer, hidden_states, output, hands_batch=hands_batch, **given)
+        batch = given.get("forward_batch")
+        if batch is not None and not batch.forward_mode.is_extend():
+            forward(mixer, hidden_states, output, **given)  # a decode graph can be breakable too
+            return
+        given.pop("forward_batch", None)
+        broken(mixer, hidden_states, output, hands_batch=batch is not None, **given)
 
     return run

@@ -10,7 +10,6 @@ convolve blocks of 8. The kernels are the release's own, which read the tables.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +43,7 @@ class GatedDeltaPrefill:
     _prefill_graph_track_rows = KDAAttnBackend._prefill_graph_track_rows
 
     def supports_prefill_graph_extend(self) -> bool:
-        if os.environ.get(layers.SWITCH) != ASKED:
+        if layers.asked() != ASKED:
             return False
         reason = why_not(self)
         if reason and model_runner.is_first_rank(self._model_runner):

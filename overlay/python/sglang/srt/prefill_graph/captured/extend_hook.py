@@ -12,7 +12,6 @@ Mamba2AttnBackend.
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ class Mamba2Prefill:
     prefill_graph_metadata: Tables | None = None  # of the size that is captured or replayed
 
     def supports_prefill_graph_extend(self) -> bool:
-        if os.environ.get(layers.SWITCH) not in own_runner.ASKING:
+        if layers.asked() not in own_runner.ASKING:
             return False
         reason = why_not(self._model_runner)
         if reason and model_runner.is_first_rank(self._model_runner):

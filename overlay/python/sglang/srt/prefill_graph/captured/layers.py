@@ -86,7 +86,7 @@ def of(runner: Any) -> Captured | str | None:
     pool = getattr(runner, "req_to_token_pool", None)
     if not hasattr(pool, "mamba2_layer_cache"):
         return "there is no pool of states"
-    if _switch() == "break":
+    if asked() == "break":
         return f"{SWITCH}=break is set"
     if nets and (reason := _no_nets(runner, bool(mixers))):
         return reason
@@ -132,7 +132,7 @@ def linear(runner: Any) -> dict[int, Any]:
     }
 
 
-def _switch() -> str:
+def asked() -> str:
     """What the environment asks for, one of VALUES. Anything else is one warning, and as if it were
     not set."""
     value = os.environ.get(SWITCH, "")

@@ -11,7 +11,6 @@ the order of their calls: `with_states` around each size's forward; `why_not` be
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,7 @@ def of(graph_runner: Any) -> States | str | None:
     """What a graph runner is to capture, or why such layers break; None where nobody asks, or where
     there are none."""
     runner = graph_runner.model_runner
-    asked = os.environ.get(layers.SWITCH)
+    asked = layers.asked()
     if asked not in ASKING:
         return None
     if asked == CAPTURE and layers.linear(runner):

@@ -167,14 +167,14 @@ def tracks_states(runner: Any) -> bool:
 
 
 def fetches_states(runner: Any) -> bool:
-    """Whether a hierarchical cache brings recurrent states while a forward runs, layer by layer.
+    """Whether a hierarchical cache, or another store behind the prefix cache, brings recurrent
+    states while a forward runs, layer by layer.
 
     It registers with the pool of states behind the capture: the arguments say so before.
     """
     counter = getattr(runner.req_to_token_pool, "layer_transfer_counter", None)
-    return counter is not None or bool(
-        getattr(runner.server_args, "enable_hierarchical_cache", False)
-    )
+    stores = "enable_hierarchical_cache", "enable_unified_cache_external_linker"
+    return counter is not None or any(getattr(runner.server_args, one, False) for one in stores)
 
 
 def spreads_requests(runner: Any) -> bool:
