@@ -36,6 +36,7 @@ OLD, NEW = Version("0.5.16"), Version("0.5.18")
 SHARED = "mamba2/track-states-between-chunks.patch"  # stands in 0.5.18 as it is, at another line
 # these begin with 0.5.17 and 0.5.18: nothing to carry
 LATER = (
+    "breakable/activate-kda-beta.patch",
     "breakable/return-result-when-no-size-fits.patch",
     "compile/compile-sizes-once.patch",
     "nemotron-h/trace-moe-on-one-stream.patch",

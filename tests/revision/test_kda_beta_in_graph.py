@@ -1,0 +1,72 @@
+"""What KDA's kernel is told of beta, in a breakable graph and eagerly: the release's own backend."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.revision(">=0.5.22")
+
+TOKENS, HEADS, SIZE = 6, 2, 4
+DIM = HEADS * SIZE
+
+
+class Unsaid(SimpleNamespace):
+    """What a release asks of it beyond what is given is None."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+class Kernel:
+    """Keeps what it is given, and computes nothing."""
+
+    def extend(self, **given):
+        self.given = given
+        return torch.zeros(1, TOKENS, HEADS, SIZE)
+
+
+def told(monkeypatch, gate: torch.Tensor, meta) -> tuple[bool, torch.Size]:
+    """Whether beta is raw, and the gate's shape, as the kernel is told. meta: of a captured prefill;
+    None: an eager one."""
+    from sglang.srt.layers.attention.linear import kda_backend, kda_prefill_graph
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    kernel = Kernel()
+    cache = SimpleNamespace(conv=[torch.zeros(2, 3, DIM)], temporal=None)
+    backend = kda_backend.KDAAttnBackend.__new__(kda_backend.KDAAttnBackend)
+    backend.req_to_token_pool = SimpleNamespace(mamba2_layer_cache=lambda layer: cache)
+    backend.kernel_dispatcher = kernel
+    backend.accept_lens_pool = None
+    backend.prefill_graph_metadata = meta
+    backend.forward_metadata = Unsaid(
+        logical_num_tokens=TOKENS, query_start_loc=torch.tensor([0, TOKENS])
+    )
+    same = lambda x, *args, **words: x  # noqa: E731
+    monkeypatch.setattr(kda_prefill_graph, "causal_conv1d_fn", same)
+    monkeypatch.setattr(kda_backend, "causal_conv1d_fn", same, raising=False)
+    backend._convolve_prefill = lambda layer, batch, x, *rest: x
+    layer = Unsaid(q_dim=DIM, k_dim=DIM, v_dim=DIM, layer_id=0)
+    layer.head_q_dim = layer.head_k_dim = layer.head_v_dim = SIZE
+    batch = Unsaid(
+        forward_mode=ForwardMode.EXTEND,
+        extend_prefix_lens=torch.zeros(1, dtype=torch.int32),
+        extend_seq_lens_cpu=[TOKENS],
+    )
+    x, beta = torch.zeros(TOKENS, 3 * DIM), torch.zeros(1, TOKENS, HEADS)
+    backend.forward_extend(layer, batch, x, gate, beta)
+    return kernel.given["beta_is_raw"], kernel.given["g"].shape
+
+
+@pytest.mark.parametrize("shape", [(1, TOKENS, HEADS, SIZE), (1, TOKENS, DIM)])
+def test_the_graph_says_of_beta_what_eager_prefill_says(monkeypatch, shape):
+    """Kimi's models hand their gate over by heads, GLM's flat, and beta before its sigmoid."""
+    meta = Unsaid(
+        track=False, token_index=torch.arange(TOKENS), num_logical_tokens=torch.tensor(TOKENS)
+    )
+    gate = torch.zeros(shape)
+    found = told(monkeypatch, gate, meta)
+    assert found == told(monkeypatch, gate, None)
+    assert found == (True, (1, TOKENS, HEADS, SIZE))
