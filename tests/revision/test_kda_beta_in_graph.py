@@ -1,4 +1,4 @@
-"""What KDA's kernel is told of beta, in a breakable graph and eagerly: the release's own backend."""
+"""What KDA's kernel is told of beta in a breakable graph, and eagerly, by the release's backend."""
 
 from types import SimpleNamespace
 
@@ -29,8 +29,8 @@ class Kernel:
 
 
 def told(monkeypatch, gate: torch.Tensor, meta) -> tuple[bool, torch.Size]:
-    """Whether beta is raw, and the gate's shape, as the kernel is told. meta: of a captured prefill;
-    None: an eager one."""
+    """Whether beta is raw, and the gate's shape, as the kernel is told. meta: of a captured
+    prefill; None: an eager one."""
     from sglang.srt.layers.attention.linear import kda_backend, kda_prefill_graph
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
