@@ -32,7 +32,8 @@ def add(commands: Any) -> None:
         paths.DEFAULT,
         "--all --from",
         discard="throw away edits of the work tree that no patch holds",
-        verbose="list all patches of the queue, and say why one is not for the release",
+        verbose="list all patches of the queue, say why one is not for the release, and what the"
+        " release hashed to",
     )
     text = "lay it on this tree: a checkout or folder with the release and edits of others"
     made.add_argument("--base", type=paths.path, metavar="PATH", help=text)
@@ -64,7 +65,7 @@ def _apply(options: argparse.Namespace) -> int:
         elif len(chosen) == 1:
             _show_laid(report)
         if len(chosen) == 1 or options.verbose:
-            _show_apply(report, options.root, seconds)
+            _show_apply(report, options.root, seconds, options.verbose)
         else:
             _show_summary(report, options.root, seconds)
     if len(chosen) > 1:
@@ -131,14 +132,16 @@ def _show_laid(report: Report) -> None:
         OUT.print(f"not for {report.pin.tag}: {counts} (--verbose lists them)")
 
 
-def _show_apply(report: Report, root: Path, seconds: float) -> None:
-    """What the tree is made of, and what to type next."""
+def _show_apply(report: Report, root: Path, seconds: float, whole: bool) -> None:
+    """What the tree is made of, and what to type next. whole: the untouched tree's hash too."""
     if report.outcome is Outcome.EMPTY:
         OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
     _show_summary(report, root, seconds)
     record = report.record
     tell(f"from {record['source']['name']}")
-    tell(f"tree {record['tree']['before']} before\n     {record['tree']['after']} after")
+    if whole:
+        tell(f"untouched {record['tree']['before']}")
+    tell(f"tree {record['tree']['after']}")
     if "edits" in record:
         edited = sum(map(len, record["edits"].values()))
         tell(
