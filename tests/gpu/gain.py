@@ -752,6 +752,26 @@ def show_shapes(facts: dict, runs: Sequence[dict]) -> None:
                 for one in found
             )
         )
+    if same := same_kernels(runs, facts["gain"]["shapes"]):
+        print(
+            f"the same kernels in all engines: {', '.join(same)}. What differs there is the host."
+        )
+
+
+def same_kernels(runs: Sequence[dict], shapes: Sequence[str]) -> list[str]:
+    """Shapes in which every engine launched the same kernels as often, so that a difference in time
+    is none of a kernel's; none where one tree alone was profiled."""
+    if len({entry["tree"] for entry in runs if entry.get("profile")}) < 2:
+        return []
+    found = []
+    for shape in shapes:
+        profiles = [one for entry in runs if (one := entry.get("profile", {}).get(shape))]
+        launched = [
+            {name: kind["launches"] for name, kind in one["groups"].items()} for one in profiles
+        ]
+        if len(launched) > 1 and all(one == launched[0] for one in launched):
+            found.append(shape)
+    return found
 
 
 if __name__ == "__main__":

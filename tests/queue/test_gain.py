@@ -275,6 +275,25 @@ def test_wrong_words_are_refused(gain, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_the_same_kernels_in_both_trees_are_said(gpu, capsys):
+    """A hook that another kernel kept out of the graph was once timed as if it had run."""
+    module = importlib.import_module("gain")
+
+    def run(tree: str, **launches: float) -> dict:
+        groups = {name: {"ms": 1.0, "launches": count} for name, count in launches.items()}
+        profile = {"busy_ms": 1.0, "launches": sum(launches.values()), "groups": groups}
+        return {"tree": tree, "profile": {"1x64": profile}}
+
+    breaks, captured = run("untouched", delta=9.0, copy=3.0), run("patched", delta=9.0, copy=3.0)
+    assert module.same_kernels([breaks, captured], ["1x64", "1x512"]) == ["1x64"]
+    assert module.same_kernels([breaks, run("patched", delta=9.0, copy=2.0)], ["1x64"]) == []
+    assert module.same_kernels([breaks, run("patched", delta=9.0)], ["1x64"]) == []
+    assert module.same_kernels([breaks, breaks], ["1x64"]) == []
+    assert module.same_kernels([breaks, {"tree": "patched"}], ["1x64"]) == []
+    module.show_shapes({"gain": {"shapes": ["1x64"]}}, [breaks, captured])
+    assert "the same kernels in all engines: 1x64. What differs" in capsys.readouterr().out
+
+
 def test_the_first_visit_has_more_of_the_time(gpu):
     share = importlib.import_module("gain").share
     assert (
