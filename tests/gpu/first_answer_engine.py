@@ -6,12 +6,9 @@ PLAN: as engine.py's.
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import engine as engines
 import first_answer
+import solo_engine
 
 
 def asked(engine) -> dict:
@@ -27,14 +24,5 @@ def asked(engine) -> dict:
     return {"first": first, "later": later, "others": others}
 
 
-def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    engine, result = engines.start(plan)
-    Path(plan["out"] + ".ready").touch()
-    result |= asked(engine)
-    Path(plan["out"]).write_text(json.dumps(result))
-    engine.shutdown()
-
-
 if __name__ == "__main__":  # the engine's own processes import this file again
-    main()
+    solo_engine.main(asked)

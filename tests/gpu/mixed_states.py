@@ -13,15 +13,14 @@ Writes RESULTS/mixed_states.json. Exit code 0: all good.
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import behind_cache
 import cases
 import compare
-import settings
 import solo
 
 MODEL = "nemotron-h-buffer"
@@ -37,16 +36,16 @@ ENGINE = dict(
 
 
 def decoding(seed: int = 31) -> list[tuple[int, ...]]:
-    return _prompts(seed, DECODING, 40)
+    return behind_cache.prompts(seed, DECODING, 40)
 
 
 def shared(seed: int = 32) -> list[tuple[int, ...]]:
-    return _prompts(seed, SHARED, LENGTH)
+    return behind_cache.prompts(seed, SHARED, LENGTH)
 
 
 def continued(seed: int = 33) -> list[cases.Call]:
     """Each shared beginning again, with some tokens behind it."""
-    more = iter(_prompts(seed, SHARED * CONTINUED, 30))
+    more = iter(behind_cache.prompts(seed, SHARED * CONTINUED, 30))
     return [
         cases.Call(f"shared-{number}-{turn}", "turn", (prompt + next(more),))
         for number, prompt in enumerate(shared())
@@ -54,21 +53,9 @@ def continued(seed: int = 33) -> list[cases.Call]:
     ]
 
 
-def _prompts(seed: int, count: int, length: int) -> list[tuple[int, ...]]:
-    source = random.Random(seed)
-    return [
-        tuple(source.randrange(cases.SMALLEST, cases.LARGEST) for _ in range(length + number))
-        for number in range(count)
-    ]
-
-
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
     """control: nothing was patched, so that answers must differ."""
-    warm, cold = result["warm"], result["cold"]
-    cached = [call["answers"][0]["cached"] for call in warm.values()]
-    agree = compare.same_answers("shared beginnings answer as without a cache", warm, cold)
-    if control:
-        agree = settings.otherwise([agree], settings.QUEUE)
+    cached = behind_cache.cached(result)
     mixed = [ran for ran in result["prefills"] if ran["mode"] == "MIXED"]
     return [
         compare.Verdict(
@@ -77,12 +64,7 @@ def judged(result: dict, control: bool) -> list[compare.Verdict]:
             f"{len(mixed)} of {len(result['prefills'])} prefills were;"
             f" {min(cached)} to {max(cached)} tokens were cached behind them",
         ),
-        compare.Verdict(
-            "without a cache nothing was found",
-            not any(call["answers"][0]["cached"] for call in cold.values()),
-            "the cache was empty",
-        ),
-        agree,
+        *behind_cache.judged("shared beginnings", result, control),
     ]
 
 

@@ -6,12 +6,9 @@ PLAN: as engine.py's.
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
-import engine as engines
+import behind_cache
 import mixed_states
+import solo_engine
 
 
 def asked(engine) -> dict:
@@ -24,23 +21,8 @@ def asked(engine) -> dict:
     tokens = [mixed_states.DECODED] * mixed_states.DECODING + [1] * mixed_states.SHARED
     sampling = [dict(max_new_tokens=one, temperature=0, ignore_eos=True) for one in tokens]
     engine.generate(input_ids=[list(prompt) for prompt in prompts], sampling_params=sampling)
-    turns = mixed_states.continued()
-    warm = {call.name: engines.ask(engine, call) for call in turns}
-    cold = {}
-    for call in turns:
-        engines.flush(engine)
-        cold[call.name] = engines.ask(engine, call)
-    return {"warm": warm, "cold": cold}
-
-
-def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    engine, result = engines.start(plan)
-    Path(plan["out"] + ".ready").touch()
-    result |= asked(engine) | {"prefills": engines.watched(plan["watch"])}
-    Path(plan["out"]).write_text(json.dumps(result))
-    engine.shutdown()
+    return behind_cache.both(engine, mixed_states.continued())
 
 
 if __name__ == "__main__":  # the engine's own processes import this file again
-    main()
+    solo_engine.main(asked)

@@ -14,15 +14,14 @@ otherwise. Writes RESULTS/next_turn.json. Exit code 0: all good.
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import behind_cache
 import cases
 import compare
-import settings
 import solo
 
 MODEL = "nemotron-h-buffer"
@@ -36,16 +35,16 @@ ENGINE = dict(cuda_graph_max_bs=MANY, cuda_graph_bs=[1, 2, 4, MANY], disable_rad
 
 def many(seed: int = 21) -> cases.Call:
     """What the largest decoding graph answers first: its slots stay in the graph's buffer."""
-    return cases.Call("many", "decode", tuple(_prompts(seed, MANY, 40)), DECODED)
+    return cases.Call("many", "decode", tuple(behind_cache.prompts(seed, MANY, 40)), DECODED)
 
 
 def few(seed: int = 22) -> cases.Call:
-    return cases.Call("few", "decode", tuple(_prompts(seed, FEW, 20)), DECODED)
+    return cases.Call("few", "decode", tuple(behind_cache.prompts(seed, FEW, 20)), DECODED)
 
 
 def next_turns(answers: Sequence[dict], seed: int = 23) -> list[cases.Call]:
     """Each of the few requests again with its answer, and some tokens behind it, several times."""
-    more = iter(_prompts(seed, FEW * CONTINUED, 30))
+    more = iter(behind_cache.prompts(seed, FEW * CONTINUED, 30))
     return [
         cases.Call(
             f"next-{number}-{turn}", "turn", (prompt + tuple(answer["tokens"]) + next(more),)
@@ -55,33 +54,16 @@ def next_turns(answers: Sequence[dict], seed: int = 23) -> list[cases.Call]:
     ]
 
 
-def _prompts(seed: int, count: int, length: int) -> list[tuple[int, ...]]:
-    source = random.Random(seed)
-    return [
-        tuple(source.randrange(cases.SMALLEST, cases.LARGEST) for _ in range(length + number))
-        for number in range(count)
-    ]
-
-
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
     """control: nothing was patched, so that answers must differ."""
-    warm, cold = result["warm"], result["cold"]
-    cached = [call["answers"][0]["cached"] for call in warm.values()]
-    agree = compare.same_answers("next turns answer as without a cache", warm, cold)
-    if control:
-        agree = settings.otherwise([agree], settings.QUEUE)
+    cached = behind_cache.cached(result)
     return [
         compare.Verdict(
             "next turns went on from decoded states",
             min(cached) >= STATE_AT,
             f"{min(cached)} to {max(cached)} tokens were cached, in {len(cached)} turns",
         ),
-        compare.Verdict(
-            "without a cache nothing was found",
-            not any(call["answers"][0]["cached"] for call in cold.values()),
-            "the cache was empty",
-        ),
-        agree,
+        *behind_cache.judged("next turns", result, control),
     ]
 
 

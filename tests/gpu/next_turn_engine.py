@@ -6,12 +6,10 @@ PLAN: as engine.py's.
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
+import behind_cache
 import engine as engines
 import next_turn
+import solo_engine
 
 
 def asked(engine) -> dict:
@@ -19,23 +17,8 @@ def asked(engine) -> dict:
     empty cache each."""
     engines.ask(engine, next_turn.many(), logprobs=False)
     answers = engines.ask(engine, next_turn.few(), logprobs=False)["answers"]
-    turns = next_turn.next_turns(answers)
-    warm = {call.name: engines.ask(engine, call) for call in turns}
-    cold = {}
-    for call in turns:
-        engines.flush(engine)
-        cold[call.name] = engines.ask(engine, call)
-    return {"warm": warm, "cold": cold}
-
-
-def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    engine, result = engines.start(plan)
-    Path(plan["out"] + ".ready").touch()
-    result |= asked(engine) | {"prefills": engines.watched(plan["watch"])}
-    Path(plan["out"]).write_text(json.dumps(result))
-    engine.shutdown()
+    return behind_cache.both(engine, next_turn.next_turns(answers))
 
 
 if __name__ == "__main__":  # the engine's own processes import this file again
-    main()
+    solo_engine.main(asked)

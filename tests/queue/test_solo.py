@@ -90,3 +90,19 @@ def test_kernels_are_compiled_for_flashinfer_alone(monkeypatch, tmp_path):
     host = Host(monkeypatch, {"right": True})
     host.main(tmp_path, attention_backend="triton")
     assert "kernels" not in host.ran
+
+
+def test_an_engine_script_writes_what_it_asked_and_saw(monkeypatch, tmp_path):
+    """solo_engine.py: the end that runs in the engine's own process."""
+    Host(monkeypatch, None)
+    side, ended = importlib.import_module("solo_engine"), []
+    engine = SimpleNamespace(shutdown=lambda: ended.append((tmp_path / "a.json").is_file()))
+    monkeypatch.setattr(side.engines, "start", lambda plan: (engine, {"start_s": 1.0}))
+    monkeypatch.setattr(side.engines, "watched", lambda pattern: [{"mode": pattern}])
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"out": str(tmp_path / "a.json"), "watch": "seen"}))
+    monkeypatch.setattr(sys, "argv", ["some_engine.py", str(plan)])
+    side.main(lambda asked: {"same": asked is engine})
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written == {"start_s": 1.0, "same": True, "prefills": [{"mode": "seen"}]}
+    assert (tmp_path / "a.json.ready").is_file() and ended == [True], "written before it ends"
