@@ -753,14 +753,14 @@ def show_shapes(facts: dict, runs: Sequence[dict]) -> None:
             )
         )
     if same := same_kernels(runs, facts["gain"]["shapes"]):
-        print(
-            f"the same kernels in all engines: {', '.join(same)}. What differs there is the host."
-        )
+        print(f"the same kernels, as often, in all engines: {', '.join(same)}")
+        print("  a patch that should bring others was not in effect there")
 
 
 def same_kernels(runs: Sequence[dict], shapes: Sequence[str]) -> list[str]:
-    """Shapes in which every engine launched the same kernels as often, so that a difference in time
-    is none of a kernel's; none where one tree alone was profiled."""
+    """Shapes in which every engine launched the same kernels as often: a patch that should bring
+    others was not in effect. What they take, and how they are launched, may differ all the same.
+    None where one tree alone was profiled."""
     if len({entry["tree"] for entry in runs if entry.get("profile")}) < 2:
         return []
     found = []
