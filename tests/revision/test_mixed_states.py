@@ -19,6 +19,7 @@ class Request(SimpleNamespace):
             grammar=None,
             multimodal_inputs=None,
             mamba_last_track_seqlen=None,
+            kv=SimpleNamespace(mamba_last_track_seqlen=None),
         )
 
     def _refresh_fill_ids(self):
@@ -35,6 +36,15 @@ class Request(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         return 0
+
+
+def owner(request: Request):
+    """What of a request holds the depth of its state: itself, and from 0.5.19 on its `kv`."""
+    from sglang.srt.managers import schedule_batch
+
+    info = getattr(schedule_batch, "ReqKvInfo", None)
+    named = getattr(info, "__annotations__", {})
+    return request.kv if "mamba_last_track_seqlen" in named else request
 
 
 def batch(request: Request, mode, **more):
@@ -73,8 +83,8 @@ def test_a_mixed_prompt_gives_the_cache_no_slot_that_nobody_writes():
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     prompt, running = Request(200), Request(50, answer=3)
-    prompt.mamba_last_track_seqlen = 128  # as prepare_for_extend leaves it
-    running.mamba_last_track_seqlen = 64  # written by a prefill of its own
+    owner(prompt).mamba_last_track_seqlen = 128  # as prepare_for_extend leaves it
+    owner(running).mamba_last_track_seqlen = 64  # written by a prefill of its own
     tracked = dict(
         mamba_track_indices=torch.tensor([5]),
         mamba_track_mask=torch.tensor([True]),
@@ -86,5 +96,5 @@ def test_a_mixed_prompt_gives_the_cache_no_slot_that_nobody_writes():
     prefill.mix_with_running(batch(running, ForwardMode.DECODE))
     assert prefill.forward_mode.is_mixed() and len(prefill.reqs) == 2
     assert prefill.mamba_track_mask is None, "it is written after all, and could be cached"
-    assert prompt.mamba_last_track_seqlen is None
-    assert running.mamba_last_track_seqlen == 64
+    assert owner(prompt).mamba_last_track_seqlen is None
+    assert owner(running).mamba_last_track_seqlen == 64
