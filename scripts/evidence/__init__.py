@@ -3,5 +3,5 @@ tool is.
 
 Modules and packages, low to high; none imports from its own floor or a higher one:
 harness records · gpurun store · benches cells gains merge · figures matrix ways ·
-fleet measure plots · pages · commands
+fleet measure plots questions · pages · commands
 """

@@ -170,7 +170,7 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
     selected = [queue.base(patch.name) for patch in queue.select(pin.version)]
     brings, repairs = (
-        _named(name for name in selected if name in those)
+        named(name for name in selected if name in those)
         for those in (feature.brings, feature.repairs)
     )
     if brings and not _has(pin, feature.upstream):
@@ -181,7 +181,7 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     headers = [queue.patches[name].header for name in feature.brings]
     since = feature.upstream or _merged(headers)
     if not _has(pin, since):
-        return Cell(State.NOT_APPLICABLE, _gap(headers, pin) or "no patch brings it there")
+        return Cell(State.NOT_APPLICABLE, gap(headers, pin) or "no patch brings it there")
     if repairs:
         return Cell(State.NOT_RUN, f"the queue repairs it with {repairs}")
     when = "" if since == ALWAYS else f" (since {since})"
@@ -199,12 +199,13 @@ def _merged(headers: Iterable[Header]) -> str:
     return next((one[1] for one in found if one), "")
 
 
-def _gap(headers: Iterable[Header], pin: Pin) -> str:
+def gap(headers: Iterable[Header], pin: Pin) -> str:
     """Why a release does not get one of these patches; empty where none says so."""
-    gaps = (gap for header in headers for gap in header.gaps)
-    reasons = (gap.reason for gap in gaps if gap.releases.contains(pin.version, prereleases=True))
+    gaps = (one for header in headers for one in header.gaps)
+    reasons = (one.reason for one in gaps if one.releases.contains(pin.version, prereleases=True))
     return next(reasons, "")
 
 
-def _named(patches: Iterable[str]) -> str:
+def named(patches: Iterable[str]) -> str:
+    """Patches as a page names them."""
     return ", ".join(f"`{name.removesuffix('.patch')}`" for name in patches)

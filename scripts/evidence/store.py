@@ -296,7 +296,7 @@ def clean(found: Entry) -> Entry:
     """The result without what only its host has: paths, and the reports of servers that ran
     beside."""
     runs = [run | ({"report": report_of(run)} if "report" in run else {}) for run in found["runs"]]
-    cleaned: Entry = _without_paths(found | {"runs": runs})
+    cleaned: Entry = without_paths(found | {"runs": runs})
     return cleaned
 
 
@@ -313,10 +313,11 @@ def report_of(run: Entry) -> list[Entry]:
     return [entry for number, entry in enumerate(short) if entry not in short[:number]]
 
 
-def _without_paths(value: Any) -> Any:
+def without_paths(value: Any) -> Any:
+    """The value without paths on the host."""
     if isinstance(value, dict):
-        return {name: _without_paths(inner) for name, inner in value.items()}
+        return {name: without_paths(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_without_paths(inner) for inner in value]
+        return [without_paths(inner) for inner in value]
     is_text = isinstance(value, str) and not value.startswith("python/")
     return PLACE.sub("…", value) if is_text else value

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from patchqueue.commands import idle, paths
 from patchqueue.commands.entry import OUT
 from patchqueue.hint import counted, to_type
 from patchqueue.upstream import pins as pinning
+from patchqueue.upstream.pins import Pins
 
-from .. import merge
+from .. import merge, questions
 from ..measure import queue
 from ..pages import figures, status
 
@@ -29,8 +31,8 @@ def add(commands: Any) -> None:
         type=paths.path,
         metavar="DIR",
         help=(
-            f"first check every {merge.RESULT} below DIR, as --take does, and keep the best run of"
-            " each model and mode"
+            f"first check every {merge.RESULT} below DIR, and what {questions.FILE} names, as --take"
+            " does; keep the best run of each model and mode"
         ),
     )
     drawn = commands.add_parser("figures", help="measure the tool on this machine")
@@ -45,7 +47,7 @@ def add(commands: Any) -> None:
 
 def _status(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    gathered = merge.merge(options.root, pins, options.merge) if options.merge else []
+    gathered = _gathered(options.root, pins, options.merge) if options.merge else []
     changed = status.write(options.root, pins)
     OUT.print(status.tables(options.root, pins), end="")
     OUT.print(
@@ -65,6 +67,14 @@ def _status(options: argparse.Namespace) -> int:
         )
     OUT.print(f"next: {to_type('matrix', '--stale')} says what is left to run")
     return 1 if any(one.fate is merge.Fate.REFUSED for one in gathered) else 0
+
+
+def _gathered(root: Path, pins: Pins, folder: Path) -> list[merge.Gathered]:
+    """What became of all results below a folder."""
+    answers = questions.gather(root, pins, folder)
+    if answers and not any(folder.rglob(merge.RESULT)):
+        return answers
+    return [*merge.merge(root, pins, folder), *answers]
 
 
 def _figures(options: argparse.Namespace) -> int:

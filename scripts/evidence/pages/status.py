@@ -15,6 +15,9 @@ from patchqueue.upstream.pins import Pin, Pins
 from ..cells import Cells
 from ..cells import load as load_cells
 from ..matrix import Cell, matrix
+from ..questions import Question, Row
+from ..questions import load as load_questions
+from ..questions import table as questions_table
 from ..store import put
 from .render import render
 
@@ -26,8 +29,17 @@ PATCHES, PATCHES_BEGIN, PATCHES_END = (
 )
 
 
-def markdown(cells: Cells, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
-    """The matrix as tables; the numbers in them lead to the reasons below them."""
+ASKED = "Repairs that a script asks for by itself"
+
+
+def markdown(
+    cells: Cells,
+    rows: Sequence[tuple[Pin, list[Cell]]],
+    questions: Iterable[Question] = (),
+    asked: Iterable[Row] = (),
+) -> str:
+    """The matrix as tables, and one of what scripts ask beside it; the numbers in them lead to the
+    reasons below them."""
     reasons: dict[Cell, int] = {}
 
     def shown(states: Iterable[Cell]) -> str:
@@ -44,6 +56,9 @@ def markdown(cells: Cells, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
             for version, row in left.items()
         }
         tables.append({"title": table.title, "columns": [*columns], "rows": made})
+    if titles := [one.title for one in questions]:
+        made = {row.pin.version: [shown([cell]) for cell in row.cells] for row in asked}
+        tables.append({"title": ASKED, "columns": titles, "rows": made})
     return render("status.md", tables=tables, reasons=[*reasons])
 
 
@@ -77,7 +92,8 @@ def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: st
 
 def tables(root: Path, pins: Pins) -> str:
     """The matrix of today."""
-    return markdown(load_cells(root), matrix(root, pins))
+    questions = load_questions(root).values()
+    return markdown(load_cells(root), matrix(root, pins), questions, questions_table(root, pins))
 
 
 def write(root: Path, pins: Pins) -> tuple[Path, ...]:
