@@ -31,8 +31,8 @@ def add(commands: Any) -> None:
         type=paths.path,
         metavar="DIR",
         help=(
-            f"first check every {merge.RESULT} below DIR, and what {questions.FILE} names, as --take"
-            " does; keep the best run of each model and mode"
+            f"first check every {merge.RESULT} below DIR, and what {questions.FILE} names, as"
+            " --take does; keep the best run of each model and mode"
         ),
     )
     drawn = commands.add_parser("figures", help="measure the tool on this machine")
