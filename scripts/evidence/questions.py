@@ -28,7 +28,7 @@ from .matrix import Cell, State, gap, named
 from .merge import DAY, Fate, Gathered
 from .records import Gpu, Torch
 
-FILE, FOLDER = store.FOLDER / "questions.toml", "questions"
+FILE, FOLDER, CONTROL = store.FOLDER / "questions.toml", "questions", ".control"
 STEP = "give the file as the script of tests/gpu left it"
 
 
@@ -72,9 +72,11 @@ class Answered(Struct, frozen=True, kw_only=True):
         return next((one.why or one.what for one in self.checks if not one.good), "")
 
     def rank(self, now: str) -> tuple[object, ...]:
-        """Of two files about one question the greater stays: about today's tree, the later one, and
-        of equals the one that failed."""
-        return self.changes == now, self.date, bool(self.wrong)
+        """Of two files about one question the greater stays: about today's tree, on the torch that
+        the release pins, the later one, and of equals the one that failed. The checks' text decides
+        last, for nothing but one answer."""
+        text = repr(self.checks)
+        return self.changes == now, not self.torch.off_pin, self.date, bool(self.wrong), text
 
 
 @dataclass(frozen=True)
@@ -109,21 +111,25 @@ def table(root: Path, pins: Pins) -> list[Row]:
 
 
 def cell(root: Path, queue: Queue, pin: Pin, name: str, question: Question) -> Cell:
-    """What is known of one question on one release: from its files, else from the queue."""
+    """What is known of one question on one release: from its files, else from the queue. Untold
+    where the control answered as the queue's tree did."""
     found = [_read(file) for file in _kept(root, pin, name)]
     answers = [one for one in found if not one.without]
     if not answers:
         return _expected(queue, pin, name, question)
     now = store.today(root, pin)
-    last = max(answers, key=lambda one: one.rank(now))
+    # one that failed about today's tree outweighs all that passed, on whatever GPU
+    last = max(answers, key=lambda one: (one.changes == now, bool(one.wrong), one.rank(now)))
     state = State.FAILED if last.wrong else State.PROVEN
     reason = _where(last) + (f": {last.wrong}" if last.wrong else "")
     if last.changes != now:
         why = f"the queue has changed since the run of {last.date}, which said {state}:"
         return Cell(State.STALE, f"{why} {reason}", last.date)
-    controls = [one for one in found if one.without and not one.wrong]
-    shown = "; the release's own tree answered otherwise" if controls else ""
-    return Cell(state, reason + shown, last.date)
+    controls = [one for one in found if one.without]
+    if state is State.PROVEN and controls and all(one.wrong for one in controls):
+        return Cell(State.UNTOLD, f"{reason}: the release's own tree answered alike", last.date)
+    told = "the release's own tree answered otherwise" if controls else "no control ran"
+    return Cell(state, f"{reason}; {told}", last.date)
 
 
 def _expected(queue: Queue, pin: Pin, name: str, question: Question) -> Cell:
@@ -156,17 +162,18 @@ def _gathered(root: Path, pins: Pins, file: Path) -> Gathered:
         one, found = _read(file), json.loads(file.read_bytes())
         pin = pins.find(one.version)
         store.check_tree(root, pin, found, file.name)
+        control = CONTROL if one.without else ""
+        path = _folder(root, pin) / f"{store.slug(one.gpu.name)}.{file.stem}{control}.json"
+        before = _read(path) if path.is_file() else None
     except Refused as refusal:
         why = "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems)
         return Gathered(file, Fate.REFUSED, None, why)
-    control = ".control" if one.without else ""
-    path = _folder(root, pin) / f"{store.slug(one.gpu.name)}.{file.stem}{control}.json"
     text = json.dumps(store.without_paths(found), indent=1) + "\n"
-    if path.is_file():
-        before, now = _read(path), store.today(root, pin)
+    if before:
+        now = store.today(root, pin)
         if path.read_text() == text:
             return Gathered(file, Fate.THERE, path, "1 answer")
-        if before.rank(now) > one.rank(now):
+        if before.rank(now) >= one.rank(now):
             return Gathered(file, Fate.SUPERSEDED, path, f"what is kept is of {before.date}")
     path.parent.mkdir(parents=True, exist_ok=True)
     store.put(path, text)
@@ -178,7 +185,8 @@ def _folder(root: Path, pin: Pin) -> Path:
 
 
 def _kept(root: Path, pin: Pin, name: str) -> Iterable[Path]:
-    return sorted(_folder(root, pin).glob(f"*.{name}*.json"))
+    folder = _folder(root, pin)
+    return [*folder.glob(f"*.{name}.json"), *folder.glob(f"*.{name}{CONTROL}.json")]
 
 
 def _read(file: Path) -> Answered:

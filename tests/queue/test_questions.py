@@ -88,11 +88,59 @@ def test_a_control_proves_nothing_alone_and_is_told_beside_an_answer(asked):
     )
 
 
-def test_a_control_that_answered_alike_is_not_told(asked):
-    asked.lay(BAD, without="queue")
+def test_a_control_that_answered_alike_leaves_its_cell_untold(asked):
     asked.lay(folder="b")
     asked.fates()
-    assert "own tree" not in asked.cell().reason
+    assert "no control ran" in asked.cell().reason
+    asked.lay(BAD, without="queue")
+    assert asked.fates() == [Fate.TAKEN, Fate.THERE]
+    assert asked.cell().state is State.UNTOLD and "own tree answered alike" in asked.cell().reason
+
+
+def test_one_gpu_that_failed_outweighs_another_that_passed(asked):
+    asked.lay(BAD, date="2030-01-01")
+    asked.lay(folder="b", gpu={"name": "NVIDIA Fake 2"})
+    assert asked.fates() == [Fate.TAKEN, Fate.TAKEN]
+    assert asked.cell().state is State.FAILED and "NVIDIA Fake 1" in asked.cell().reason
+
+
+def test_two_answers_of_one_weight_are_gathered_alike_in_any_order(asked):
+    one, other = ({"what": QUESTION, "good": True, "why": why} for why in ("first", "second"))
+    asked.lay(one), asked.lay(other, folder="b")
+    asked.fates()
+    kept = asked.kept.read_text()
+    assert sorted(asked.fates()) == sorted([Fate.SUPERSEDED, Fate.THERE])
+    asked.lay(other), asked.lay(one, folder="b")
+    asked.fates()
+    assert asked.kept.read_text() == kept
+
+
+def test_an_answer_off_the_pinned_torch_replaces_none_on_it(asked):
+    on = {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False}
+    asked.lay(torch=on)
+    assert asked.fates() == [Fate.TAKEN]
+    asked.lay(date="2031-01-01")
+    assert asked.fates() == [Fate.SUPERSEDED]
+
+
+def test_a_question_whose_name_begins_another_s_has_its_own_answers(asked):
+    asked.lay()
+    asked.fates()
+    asked.kept.rename(asked.kept.with_name(f"nvidia-fake-1.{NAME}_more.json"))
+    assert asked.cell().state is State.NOT_RUN
+
+
+@pytest.mark.parametrize("odd", [{"version": "9.9.7"}, {"tree_untouched": False}, {"tree": "x"}])
+def test_an_answer_about_no_tree_of_today_is_refused(asked, odd):
+    asked.lay(**odd)
+    assert asked.fates() == [Fate.REFUSED] and not asked.kept.exists()
+
+
+def test_a_kept_file_that_cannot_be_read_keeps_no_other_out(asked):
+    asked.kept.parent.mkdir(parents=True)
+    asked.kept.write_text("{}")
+    asked.lay(), asked.lay(folder="b", gpu={"name": "NVIDIA Fake 2"})
+    assert asked.fates() == [Fate.REFUSED, Fate.TAKEN]
 
 
 def test_an_answer_about_another_queue_is_refused_and_a_kept_one_is_stale(asked):
@@ -149,6 +197,6 @@ def test_status_gathers_answers_where_there_is_no_proof(asked, capsys):
 def test_each_question_is_a_script_and_has_a_column():
     asked = questions.load(ROOT)
     assert all((ROOT / f"tests/gpu/{name}.py").is_file() for name in asked)
-    rows = questions.table(ROOT, PINS)
-    assert [row.pin for row in rows] == [*reversed(PINS.all)]
-    assert all(cell.reason for row in rows for cell in row.cells)
+    page = (ROOT / status.PAGE).read_text()
+    assert all(f" {one.title} |" in page for one in asked.values())
+    assert {len(row.cells) for row in questions.table(ROOT, PINS)} == {len(asked)}

@@ -1,6 +1,7 @@
 """What a prompt leaves in the prefix cache that prefills beside decoding requests: the release's
 own mix_with_running."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -39,12 +40,15 @@ class Request(SimpleNamespace):
 
 
 def owner(request: Request):
-    """What of a request holds the depth of its state: itself, and from 0.5.19 on its `kv`."""
+    """What of a request holds the depth of its state: itself, and from 0.5.19 on its `kv`. The
+    release sets it in one of the two."""
     from sglang.srt.managers import schedule_batch
 
     info = getattr(schedule_batch, "ReqKvInfo", None)
-    named = getattr(info, "__annotations__", {})
-    return request.kv if "mamba_last_track_seqlen" in named else request
+    inside = "mamba_last_track_seqlen" in getattr(info, "__annotations__", {})
+    of_request = inspect.getsource(schedule_batch.Req.__init__)
+    assert inside != ("self.mamba_last_track_seqlen" in of_request), "it lies elsewhere now"
+    return request.kv if inside else request
 
 
 def batch(request: Request, mode, **more):
