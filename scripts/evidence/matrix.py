@@ -20,7 +20,7 @@ from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells, harness
 from .cells import ALWAYS, Feature
-from .records import Record, Run
+from .records import Found, Record, Run
 from .store import BREAKABLE, NO_MEASURE, proofs
 
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
@@ -158,12 +158,14 @@ def in_words(why: str) -> str:
 
 def place(found: Record) -> str:
     """Where a run was, and how far that is from what the release asks for."""
-    text = f"on {found.gpu.name} with torch {found.torch.version.partition('+')[0]}"
-    if found.torch.off_pin:
-        text += f", off the release's pin {found.torch.pinned}"
-    return (
-        text + found.attention_told + (f", kernels {found.kernel.package}" if found.kernel else "")
-    )
+    kernels = f", kernels {found.kernel.package}" if found.kernel else ""
+    return host(found) + found.attention_told + kernels
+
+
+def host(found: Found) -> str:
+    """The GPU and torch that ran it."""
+    off = f", off the release's pin {found.torch.pinned}" if found.torch.off_pin else ""
+    return f"on {found.gpu.name} with torch {found.torch.version.partition('+')[0]}{off}"
 
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:

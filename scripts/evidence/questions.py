@@ -24,12 +24,11 @@ from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import store
-from .matrix import Cell, State, gap, named
+from .matrix import Cell, State, gap, host, named
 from .merge import DAY, Fate, Gathered
-from .records import Gpu, Torch
+from .records import Found
 
 FILE, FOLDER, CONTROL = store.FOLDER / "questions.toml", "questions", ".control"
-STEP = "give the file as the script of tests/gpu left it"
 
 
 class Question(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,17 +50,9 @@ class Told(Struct, frozen=True):
     why: str = ""
 
 
-class Answered(Struct, frozen=True, kw_only=True):
+class Answered(Found, frozen=True, kw_only=True):
     """One file, as far as it is read here. without: "queue" in a control."""
 
-    schema: Literal[1]
-    version: str
-    queue: str
-    changes: str
-    tree: str
-    tree_untouched: bool
-    gpu: Gpu
-    torch: Torch
     date: Annotated[str, Meta(pattern=f"^{DAY.pattern}$")]
     without: Literal["", "queue"]
     checks: Annotated[tuple[Told, ...], Meta(min_length=1)]
@@ -113,7 +104,7 @@ def table(root: Path, pins: Pins) -> list[Row]:
 def cell(root: Path, queue: Queue, pin: Pin, name: str, question: Question) -> Cell:
     """What is known of one question on one release: from its files, else from the queue. Untold
     where the control answered as the queue's tree did."""
-    found = [_read(file) for file in _kept(root, pin, name)]
+    found = [store.load(file, Answered) for file in _kept(root, pin, name)]
     answers = [one for one in found if not one.without]
     if not answers:
         return _expected(queue, pin, name, question)
@@ -121,7 +112,7 @@ def cell(root: Path, queue: Queue, pin: Pin, name: str, question: Question) -> C
     # one that failed about today's tree outweighs all that passed, on whatever GPU
     last = max(answers, key=lambda one: (one.changes == now, bool(one.wrong), one.rank(now)))
     state = State.FAILED if last.wrong else State.PROVEN
-    reason = _where(last) + (f": {last.wrong}" if last.wrong else "")
+    reason = host(last) + (f": {last.wrong}" if last.wrong else "")
     if last.changes != now:
         why = f"the queue has changed since the run of {last.date}, which said {state}:"
         return Cell(State.STALE, f"{why} {reason}", last.date)
@@ -143,12 +134,6 @@ def _expected(queue: Queue, pin: Pin, name: str, question: Question) -> Cell:
     return Cell(State.NOT_APPLICABLE, why or "no patch repairs it there")
 
 
-def _where(one: Answered) -> str:
-    """Where a file was written."""
-    off = f", off the release's pin {one.torch.pinned}" if one.torch.off_pin else ""
-    return f"on {one.gpu.name} with torch {one.torch.version.partition('+')[0]}{off}"
-
-
 def gather(root: Path, pins: Pins, folder: Path) -> list[Gathered]:
     """Keep every file below `folder` that a question is named after, each checked as proofs are.
     What is refused keeps no other out."""
@@ -159,12 +144,12 @@ def gather(root: Path, pins: Pins, folder: Path) -> list[Gathered]:
 
 def _gathered(root: Path, pins: Pins, file: Path) -> Gathered:
     try:
-        one, found = _read(file), json.loads(file.read_bytes())
+        one, found = store.load(file, Answered), json.loads(file.read_bytes())
         pin = pins.find(one.version)
         store.check_tree(root, pin, found, file.name)
         control = CONTROL if one.without else ""
         path = _folder(root, pin) / f"{store.slug(one.gpu.name)}.{file.stem}{control}.json"
-        before = _read(path) if path.is_file() else None
+        before = store.load(path, Answered) if path.is_file() else None
     except Refused as refusal:
         why = "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems)
         return Gathered(file, Fate.REFUSED, None, why)
@@ -187,13 +172,3 @@ def _folder(root: Path, pin: Pin) -> Path:
 def _kept(root: Path, pin: Pin, name: str) -> Iterable[Path]:
     folder = _folder(root, pin)
     return [*folder.glob(f"*.{name}.json"), *folder.glob(f"*.{name}{CONTROL}.json")]
-
-
-def _read(file: Path) -> Answered:
-    """A file as a host wrote it. Raises Refused naming what is wrong with it."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise Refused(Problem("no-evidence", str(file), what, STEP)) from None
-    return record.json(content, Answered, file.name, "bad-evidence", STEP)

@@ -97,11 +97,10 @@ class Run(Struct, frozen=True, kw_only=True):
         return tuple(one for one in self.captured if one.of_prefill)
 
 
-class Record(Struct, frozen=True, kw_only=True):
-    """One file: what a host found about one release.
+class Found(Struct, frozen=True, kw_only=True):
+    """What every file says: which release and tree a host ran, and on what.
 
-    queue, changes: identities of the queue and of what it does; tree: the hash of the patched tree;
-    harness: the rules that tests/gpu judged by; attention: whose kernels, for plain attention.
+    queue, changes: identities of the queue and of what it does; tree: the hash of the patched tree.
     """
 
     schema: Literal[1]
@@ -112,6 +111,14 @@ class Record(Struct, frozen=True, kw_only=True):
     tree_untouched: bool
     gpu: Gpu
     torch: Torch
+
+
+class Record(Found, frozen=True, kw_only=True):
+    """One file: what a host found about one release.
+
+    harness: the rules that tests/gpu judged by; attention: whose kernels, for plain attention.
+    """
+
     runs: tuple[Run, ...]
     tag: str = ""
     date: str = ""

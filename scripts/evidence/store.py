@@ -29,7 +29,7 @@ from patchqueue.upstream import pins as pinning
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin, Pins
 
-from .records import USUAL_ATTENTION, Record, Timed
+from .records import USUAL_ATTENTION, Found, Record, Timed
 
 FOLDER = Path("evidence")
 LOCK = Path("work/.patchqueue/evidence.lock")
@@ -204,12 +204,12 @@ def read(file: Path) -> Entry:
     return dict(json.loads(file.read_bytes()))
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=Found)
 
 
 def load(file: Path, kind: type[R]) -> R:
     """The same as a record."""
-    step = "give the evidence.json, bench.json or gain.json as the run left it"
+    step = f"give the {file.name} as the run left it"
     try:
         content = file.read_bytes()
     except OSError as error:
