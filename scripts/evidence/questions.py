@@ -116,7 +116,7 @@ def cell(root: Path, queue: Queue, pin: Pin, name: str, question: Question) -> C
     if last.changes != now:
         why = f"the queue has changed since the run of {last.date}, which said {state}:"
         return Cell(State.STALE, f"{why} {reason}", last.date)
-    controls = [one for one in found if one.without]
+    controls = [one for one in found if one.without and one.gpu.name == last.gpu.name]
     if state is State.PROVEN and controls and all(one.wrong for one in controls):
         return Cell(State.UNTOLD, f"{reason}: the release's own tree answered alike", last.date)
     told = "the release's own tree answered otherwise" if controls else "no control ran"

@@ -4,6 +4,7 @@ was asked."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,13 @@ def test_a_control_that_answered_alike_leaves_its_cell_untold(asked):
     asked.lay(BAD, without="queue")
     assert asked.fates() == [Fate.TAKEN, Fate.THERE]
     assert asked.cell().state is State.UNTOLD and "own tree answered alike" in asked.cell().reason
+
+
+def test_a_control_on_another_gpu_says_nothing(asked):
+    asked.lay()
+    asked.lay(without="queue", folder="b", gpu={"name": "NVIDIA Fake 2"})
+    assert asked.fates() == [Fate.TAKEN, Fate.TAKEN]
+    assert asked.cell().state is State.PROVEN and "no control ran" in asked.cell().reason
 
 
 def test_one_gpu_that_failed_outweighs_another_that_passed(asked):
@@ -197,6 +205,11 @@ def test_status_gathers_answers_where_there_is_no_proof(asked, capsys):
 def test_each_question_is_a_script_and_has_a_column():
     asked = questions.load(ROOT)
     assert all((ROOT / f"tests/gpu/{name}.py").is_file() for name in asked)
+    for name, one in asked.items():
+        first = str(one.asks).removeprefix(">=")
+        assert re.search(rf"\b{re.escape(first)}\b", (ROOT / f"tests/gpu/{name}.py").read_text()), (
+            f"{name}.py names no {first}"
+        )
     page = (ROOT / status.PAGE).read_text()
     assert all(f" {one.title} |" in page for one in asked.values())
     assert {len(row.cells) for row in questions.table(ROOT, PINS)} == {len(asked)}
