@@ -186,55 +186,41 @@ def _served(gain, kind, part):
     return _pair(pair if all(pair) else [None, None])
 
 
-PEERS = "0.5.12.post1/nvidia-h100-80gb-hbm3.fa3.breakable-beside-piecewise.gain.json"
+PEERS = "0.5.12.post1/nvidia-h100-80gb-hbm3.fa3.gain.json"
 
 
 def test_the_front_page_peers_are_those_measured():
-    """First quartiles of one run, and the middle one of the loads, rounded to hundreds."""
-    rows = re.findall(
-        r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text_of("README.md"), re.M
-    )
+    """First quartiles of one run on 16 threads, the median of its loads, rounded to hundreds, and
+    the scan in its profile."""
     found = json.loads((ROOT / "evidence" / PEERS).read_text())
-    by_tree = {run["tree"]: run for run in found["runs"]}
-    by_name = {run["name"]: run for run in found["peers"]}
-    untouched, patched, newest = by_tree["untouched"], by_tree["patched"], by_name["sglang"]
-    assert newest["prefills"]["on_graph"] == 0, "then it is no eager one"
-    told = {
-        f"sglang {found['version']}, patched, {patched['mode']}": patched,
-        f"sglang {found['version']}, untouched, {untouched['mode']}": untouched,
-        f"sglang {newest['version']}, untouched, eager": newest,
-        f"vLLM {by_name['vllm']['version']}, its own graphs": by_name["vllm"],
-    }
-    assert [name for name, *_ in rows] == list(told)
-    for name, *cells in rows:
-        spans = [told[name]["first_token_ms"][shape]["first_quartile"] for shape in SHAPES]
-        load = statistics.median(one["tokens_per_s"] for one in told[name]["loads"])
-        assert [*map(int, cells)] == [*map(round, spans), round(load / 100) * 100], name
-
-
-PROFILED = "0.5.12.post1/nvidia-h100-80gb-hbm3.fa3.gain.json"
-
-
-def test_the_front_page_tells_where_vllm_is_slower_as_measured():
-    """First quartiles of a run that had time for vLLM's profile, and the scan in that profile."""
-    found = json.loads((ROOT / "evidence" / PROFILED).read_text())
     (patched,), (vllm,) = found["runs"], found["peers"]
     assert (patched["tree"], vllm["name"], found["cpus"]) == ("patched", "vllm", 16)
+    runs = {
+        f"sglang {found['version']}, patched, {patched['mode']}": patched,
+        f"vLLM {vllm['version']}, its own graphs": vllm,
+    }
+    page = text_of("README.md")
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.M)
+    assert [name for name, *_ in rows] == list(runs)
+    for name, *cells in rows:
+        spans = [runs[name]["first_token_ms"][shape]["first_quartile"] for shape in SHAPES]
+        load = statistics.median(one["tokens_per_s"] for one in runs[name]["loads"])
+        assert [*map(int, cells)] == [*map(round, spans), round(load / 100) * 100], name
 
-    def quartiles(one):
-        return [round(one["first_token_ms"][shape]["first_quartile"]) for shape in SHAPES]
-
-    def scan(one):
-        groups = one["profile"]["1x4096"]["groups"]
-        spent = {name: group["ms"] for name, group in groups.items()}
+    def scan(run):
+        spent = {kind: group["ms"] for kind, group in run["profile"]["1x4096"]["groups"].items()}
         return round(ways.kinds(spent)["Mamba2's scan"], 1)
 
-    said = text_of("README.md")
-    numbers = r"(\d+), (\d+) and (\d+)"
-    told = re.search(rf"vLLM took {numbers} ms, patched sglang {numbers}\.", said)
-    assert [*map(int, told.groups())] == quartiles(vllm) + quartiles(patched)
-    told = re.search(r"4096 tokens took ([\d.]+) and ([\d.]+) ms", said)
-    assert [*map(float, told.groups())] == [scan(vllm), scan(patched)]
+    told = re.search(r"4096 tokens took ([\d.]+) ms in sglang and ([\d.]+) ms in vLLM", page)
+    assert [*map(float, told.groups())] == [scan(patched), scan(vllm)]
+
+
+def test_ci_runs_the_page_s_test_command():
+    block = r"## Two commands of a fresh clone\n+```sh\n(.+?)```"
+    commands = re.search(block, text_of("README.md"), re.S)
+    apply, test = (line for line in commands[1].splitlines() if not line.startswith("#"))
+    assert apply == "scripts/nox apply"
+    assert f'exec {test} "$@"' in text_of(".ci/run").splitlines()
 
 
 def _pair(numbers: list[int | None]) -> str:
