@@ -1,9 +1,11 @@
 """The prefix cache of models with recurrent states, Mamba's and gated delta nets'. Modules, low to
 high:
 
+    state_slots    when slots of states are emptied, copied and given back
     used_states    which state the cache gives up first
 
 A patch calls:
 
+    state_slots.order_behind_forwards, state_slots.empty, state_slots.give_back;
     used_states.list_for.
 """

@@ -1,0 +1,112 @@
+"""When slots of recurrent states are emptied and copied, and what becomes of a slot whose request
+finds no room, on releases before 0.5.13.
+
+With the overlap schedule, and with pipeline stages, forwards run on a stream of their own. The
+scheduler works on another stream beside a forward under way. That forward still writes the slots of
+requests whose end the scheduler has just read, and the slot of a prompt's chunk. A slot emptied or
+copied on the scheduler's stream is thus written too early. On the forwards' stream the order is
+that of the launches: the forward under way, then the emptying or the copy, then the next forward
+(upstream: sglang#24954, in 0.5.13).
+
+The host waits for nothing.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def order_behind_forwards(scheduler: Any) -> None:
+    """Let `scheduler`'s pool of states empty and copy slots behind the forwards launched so far.
+
+    The decode server of a pair keeps the release's order: other hosts write states into its slots,
+    and no stream here orders these writes.
+    """
+    pool = getattr(scheduler.req_to_token_pool, "mamba_pool", None)
+    stream = _forward_stream(scheduler)
+    arguments = scheduler.server_args
+    if pool is None or stream is None or arguments.disaggregation_mode == "decode":
+        return
+    module = torch.get_device_module(scheduler.device)
+    ordered = OrderedSlots(pool, stream, module, arguments.enable_hierarchical_cache)
+    # fork_from calls both through the pool.
+    pool.alloc, pool.copy_from = ordered.alloc, ordered.copy_from
+
+
+def _forward_stream(scheduler: Any) -> Any | None:
+    """The stream of `scheduler`'s forwards, or None where that is the scheduler's own stream."""
+    apart = scheduler.enable_overlap or scheduler.pp_size > 1
+    return getattr(scheduler, "forward_stream", None) if apart else None
+
+
+@dataclass(frozen=True)
+class OrderedSlots:
+    """The operations of a pool of states, in the order of the forwards.
+
+    pool: the release's MambaPool; stream: of the forwards; module: torch.cuda, or what stands for
+    it on other devices; shared: further streams read and write states (HiCache's), and these wait
+    for the scheduler's stream alone.
+    """
+
+    pool: Any
+    stream: Any
+    module: Any
+    shared: bool
+
+    def alloc(self, need_size: int) -> Tensor | None:
+        """[need_size] int64: slots that are empty for the next forward; None where too few are
+        free. Up to 0.5.9 the release's own alloc copies a zero from the host, which then waits."""
+        free = self.pool.free_slots
+        if need_size > len(free):
+            return None
+        slots, self.pool.free_slots = free[:need_size], free[need_size:]
+        with self._behind_forwards(slots):
+            empty(self.pool, slots)
+        return slots
+
+    def copy_from(self, src_index: Tensor, dst_index: Tensor) -> None:
+        """Copy the states of slots [n] to other slots [n]."""
+        with self._behind_forwards(src_index, dst_index):
+            type(self.pool).copy_from(self.pool, src_index, dst_index)
+
+    @contextmanager
+    def _behind_forwards(self, *slots: Tensor) -> Iterator[None]:
+        """Work on the forwards' stream with numbers of slots made on the current stream."""
+        current = self.module.current_stream()
+        self.stream.wait_stream(current)
+        with self.module.stream(self.stream):
+            yield
+        for numbers in slots:
+            if numbers.device.type != "cpu":
+                numbers.record_stream(self.stream)  # or the allocator reuses the memory too early
+        if self.shared:
+            current.wait_stream(self.stream)
+
+
+def empty(pool: Any, slots: Tensor) -> None:
+    """Set the states of `slots` [n] to zero, on the current stream."""
+    for states in _states(pool.mamba_cache):
+        states.index_fill_(1, slots, 0)  # the zero is a launch's argument: no copy from the host
+
+
+def _states(cache: Any) -> list[Tensor]:
+    """Each [layers, slots, ...]. 0.5.5 keeps one tensor of convolution windows, others a list."""
+    conv = cache.conv if isinstance(cache.conv, list | tuple) else [cache.conv]
+    return [*conv, cache.temporal]
+
+
+def give_back(pool: Any, request: Any, admitted: Iterable[Any]) -> None:
+    """Free the slot that a match in the prefix cache gave `request`, where the request is not among
+    the `admitted`.
+
+    The request waits and is matched again. Its beginning may be evicted by then, and a slot that
+    the request has kept is not emptied (upstream: sglang#21404, in 0.5.10).
+    """
+    slot = request.mamba_pool_idx
+    if slot is not None and not any(request is one for one in admitted):
+        pool.mamba_pool.free(slot.reshape(1))
+        request.mamba_pool_idx = None

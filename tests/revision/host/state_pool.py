@@ -1,0 +1,70 @@
+"""A release's own pool of recurrent states, on the CPU, and streams that do their work late."""
+
+from contextlib import contextmanager
+from inspect import signature
+
+from . import models, process
+
+
+def build(arguments, slots):
+    """The release's pool of requests with states for one layer with a gated delta net, for `slots`
+    states. arguments: the release's ServerArgs."""
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+    process.use_server_args(arguments)
+    process.start_groups()
+    process.start_dp_attention(arguments, 128, None)
+    params = models.config_of("qwen3_next", num_hidden_layers=4).mamba2_cache_params
+    given = dict(
+        size=slots,
+        mamba_size=slots,
+        mamba_spec_state_size=slots,
+        max_context_len=64,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=params,
+        mamba_layer_ids=params.layers,
+        enable_mamba_extra_buffer=False,
+    )
+    known = signature(HybridReqToTokenPool.__init__).parameters
+    return HybridReqToTokenPool(**{name: value for name, value in given.items() if name in known})
+
+
+def states_of(pool):
+    """Each [layers, slots, ...]."""
+    cache = pool.mamba_pool.mamba_cache
+    conv = cache.conv if isinstance(cache.conv, list) else [cache.conv]
+    return [*conv, cache.temporal]
+
+
+class Stream:
+    """left: launched work that is not done; waited: for which other streams it has waited."""
+
+    def __init__(self):
+        self.left, self.waited = [], []
+
+    def finish(self):
+        while self.left:
+            self.left.pop(0)()
+
+    def wait_stream(self, other):
+        self.waited.append(other)
+        other.finish()
+
+
+class Module:
+    """What stands for torch.cuda: work is done at once on the current stream, and behind what is
+    left on another stream that is entered."""
+
+    def __init__(self):
+        self.current = Stream()
+
+    def current_stream(self):
+        return self.current
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        stream.finish()
+        yield
+        self.current = before
