@@ -1,38 +1,19 @@
-"""Which Mamba states a capture writes, and which ones requests get: the release's own pool and
-backend, on the CPU."""
+"""Which Mamba states a capture and a flush write, and which slots requests get and give back: the
+release's own pool, backend and scheduler, on the CPU."""
 
-from inspect import signature
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
+from host import state_pool
 
-pytestmark = pytest.mark.revision(">=0.5.5,<0.5.9")
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 SLOTS = 4
 
 
 @pytest.fixture
 def pool(default_server_args):
-    """The release's pool of requests with states for one layer with a gated delta net, for SLOTS
-    states."""
-    from host import models, process
-    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
-
-    process.use_server_args(default_server_args())
-    process.start_groups()
-    process.start_dp_attention(default_server_args(), 128, None)
-    params = models.config_of("qwen3_next", num_hidden_layers=4).mamba2_cache_params
-    given = dict(
-        size=SLOTS,
-        mamba_size=SLOTS,
-        max_context_len=64,
-        device="cpu",
-        enable_memory_saver=False,
-        cache_params=params,
-    )
-    # 0.5.7 wants these too
-    given |= dict(mamba_spec_state_size=SLOTS, enable_mamba_extra_buffer=False)
-    known = signature(HybridReqToTokenPool.__init__).parameters
-    return HybridReqToTokenPool(**{name: value for name, value in given.items() if name in known})
+    return state_pool.build(default_server_args(), SLOTS)
 
 
 def capture(pool):
@@ -49,15 +30,9 @@ def capture(pool):
         2, 2, torch.zeros(2, dtype=torch.int64), torch.ones(2), None, ForwardMode.DECODE, None
     )
     written = backend.forward_metadata.mamba_cache_indices.unique().tolist()
-    for states in states_of(pool):
+    for states in state_pool.states_of(pool):
         states[:, written] = 7.0
     return written
-
-
-def states_of(pool):
-    cache = pool.mamba_pool.mamba_cache
-    conv = cache.conv if isinstance(cache.conv, list) else [cache.conv]
-    return [*conv, cache.temporal]
 
 
 def admit(pool, count):
@@ -67,11 +42,12 @@ def admit(pool, count):
     return [int(request.mamba_pool_idx) for request in requests]
 
 
+@pytest.mark.revision("<0.5.9")
 def test_the_first_request_after_a_capture_starts_from_an_empty_state(pool):
     """Gated delta nets take what the slot holds for the state behind a cached beginning."""
     capture(pool)
     [slot] = admit(pool, 1)
-    assert all(not states[:, slot].any() for states in states_of(pool))
+    assert all(not states[:, slot].any() for states in state_pool.states_of(pool))
 
 
 @pytest.mark.revision("<0.5.7")
@@ -85,4 +61,51 @@ def test_no_request_gets_a_state_that_a_capture_writes(pool, emptied):
     slots = admit(pool, SLOTS)
     assert len(set(slots)) == SLOTS and pool.mamba_pool.available_size() == 0
     assert not written & set(slots)
-    assert max(slots) < min(states.shape[1] for states in states_of(pool))
+    assert max(slots) < min(states.shape[1] for states in state_pool.states_of(pool))
+
+
+def turned_away(pool, monkeypatch, answer):
+    """A request that the release's scheduler matched in the prefix cache, and found no room for."""
+    from sglang.srt.managers import scheduler
+
+    request = MagicMock(mamba_pool_idx=None)
+
+    def match(cache):
+        request.mamba_pool_idx = pool.mamba_pool.alloc(1)[0]
+
+    request.init_next_round_input = match
+    adder = MagicMock(can_run_list=[])
+    adder.add_one_req.return_value = getattr(scheduler.AddReqResult, answer)
+    monkeypatch.setattr(scheduler, "PrefillAdder", lambda *_, **__: adder)
+    off = dict.fromkeys(
+        ("try_preemption", "enable_lora", "enable_hierarchical_cache", "enable_hicache_storage"),
+        False,
+    )
+    one = MagicMock(waiting_queue=[request], chunked_req=None, req_to_token_pool=pool, **off)
+    one.grammar_queue, one.running_batch.batch_is_full = [], False
+    one.grammar_manager.has_waiting_grammars.return_value = False
+    one.get_num_allocatable_reqs.return_value = SLOTS
+    kind = scheduler.Scheduler
+    if hasattr(kind, "_get_new_batch_prefill_raw"):
+        assert kind._get_new_batch_prefill_raw(one, None) is None
+    else:
+        assert kind.get_new_batch_prefill(one) is None
+    return request
+
+
+@pytest.mark.parametrize("answer", ["NO_TOKEN", "OTHER"])
+def test_a_request_that_finds_no_room_keeps_no_slot(pool, monkeypatch, answer):
+    """The next try may find its beginning evicted, and would start from what the slot holds."""
+    request = turned_away(pool, monkeypatch, answer)
+    assert request.mamba_pool_idx is None
+    assert pool.mamba_pool.available_size() == SLOTS
+
+
+def test_an_admitted_request_keeps_its_slot(pool):
+    """The last request that fits fills the budget, and is answered as one without room is."""
+    from sglang.srt.prefill_graph.cache import state_slots
+
+    request = SimpleNamespace(mamba_pool_idx=pool.mamba_pool.alloc(1)[0])
+    state_slots.give_back(pool, request, [request])
+    assert request.mamba_pool_idx is not None
+    assert pool.mamba_pool.available_size() == SLOTS - 1
