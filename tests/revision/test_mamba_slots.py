@@ -64,6 +64,16 @@ def test_no_request_gets_a_state_that_a_capture_writes(pool, emptied):
     assert max(slots) < min(states.shape[1] for states in state_pool.states_of(pool))
 
 
+def test_a_flush_writes_no_state_and_a_request_gets_an_empty_one(pool):
+    """A flush follows a pause: the memory of states is away then, and undefined after a wake."""
+    for states in state_pool.states_of(pool):
+        states.fill_(7.0)
+    pool.clear()
+    assert all(bool((states == 7.0).all()) for states in state_pool.states_of(pool))
+    [slot] = pool.mamba_pool.alloc(1)
+    assert all(not states[:, slot].any() for states in state_pool.states_of(pool))
+
+
 def turned_away(pool, monkeypatch, answer):
     """A request that the release's scheduler matched in the prefix cache, and found no room for."""
     from sglang.srt.managers import scheduler
