@@ -356,6 +356,15 @@ MODELS = {
 }
 MODELS["nemotron-h-buffer"] = MODELS["nemotron-h-no-buffer"] = MODELS["nemotron-h"]
 MODELS["qwen3-next-triton"] = MODELS["qwen3-next"]
+# Wide, so that a forward takes the GPU longer than the host needs to launch one, and every expert
+# is taken, so that no router hides or makes a difference.
+MODELS["qwen3-next-buffer"] = MODELS["qwen3-next"] | dict(
+    hidden_size=2048,
+    num_attention_heads=16,
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+    num_experts_per_tok=8,
+)
 # One layer of attention drafts. A random one is seldom right: answers are the target's all the
 # same.
 MODELS["nemotron-h-mtp"] = MODELS["nemotron-h"] | dict(
@@ -376,6 +385,7 @@ ONLY_ASKED_FOR = {
         "the cache strategy no_buffer, which SGLANG_PREFILL_GRAPH_STATES=capture needs from"
         " 0.5.15 on"
     ),
+    "qwen3-next-buffer": "the cache strategy extra_buffer, which releases before 0.5.7 do not have",
     "kimi-linear": "no release has been asked for it yet",
     "nemotron-h-mtp": "drafts beside the prefix cache, which releases before 0.5.13 refuse",
     "qwen3-next-triton": (
@@ -480,7 +490,7 @@ def engine(name: str) -> dict:
     where it lies."""
     if has_drafts(name):
         return EXTRA_BUFFER | DRAFTS
-    if name == "nemotron-h-buffer":
+    if name in ("nemotron-h-buffer", "qwen3-next-buffer"):
         return EXTRA_BUFFER
     if name == "nemotron-h-no-buffer":
         return NO_BUFFER

@@ -19,6 +19,7 @@ PORTS = {
     "mixed_states": 32000,
     "next_turn": 30000,
     "ready": 30500,
+    "saturated": 34000,
     "settings": 28000,
 }
 
@@ -47,7 +48,16 @@ def test_a_script_takes_its_ports_from_where_it_is_told(parsed, name, first):
 
 @pytest.mark.parametrize(
     "name",
-    ["agree", "first_answer", "gain", "mixed_states", "next_turn", "ready", "settings"],
+    [
+        "agree",
+        "first_answer",
+        "gain",
+        "mixed_states",
+        "next_turn",
+        "ready",
+        "saturated",
+        "settings",
+    ],
 )
 def test_a_script_with_two_trees_is_told_what_makes_the_other(parsed, name):
     assert parsed(name).untouched is None

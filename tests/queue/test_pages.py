@@ -719,6 +719,9 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/mixed_states.py --out RESULTS": (
         "a GPU; tests/queue/test_mixed_states_asked.py asks a server without one"
     ),
+    "python3 FOLDER/tests/gpu/saturated.py --out RESULTS": (
+        "a GPU; tests/queue/test_saturated_asked.py asks a server without one"
+    ),
     "python3 FOLDER/tests/gpu/next_turn.py --out RESULTS": (
         "a GPU; tests/queue/test_next_turn.py asks a server without one"
     ),

@@ -20,6 +20,7 @@ KINDS = {
     "nemotron-h-moe": "nemotron_h",
     "qwen3-next": "qwen3_next",
     "qwen3-next-triton": "qwen3_next",
+    "qwen3-next-buffer": "qwen3_next",
     "llama": "llama",
     "deepseek-v32": "deepseek_v32",
     "deepseek-v32-fp8": "deepseek_v32",
