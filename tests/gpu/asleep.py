@@ -12,7 +12,10 @@ compare.py lets eager prefill move itself at most: no control is asked here. Wha
 has in use is noted after each step: asleep, a graph may hold no more than --held MiB beside what an
 eager server holds, and one that is captured anew may take no more than that again. --way rebind has
 a loader that replaces parameters: without a recapture a graph must answer otherwise there, or the
-case shows nothing. Writes RESULTS/asleep.json. Exit code 0: all good.
+case shows nothing. --way rounds sleeps, wakes and gets the same weights three times, with other
+memory of the GPU soiled meanwhile (dirty/sitecustomize.py): each time the graphs must find what
+they held, and long answers, which graphs decode, must be those from before and a new eager
+engine's. --without makes a control of it, in which something must be wrong. Writes RESULTS/asleep.json. Exit code 0: all good.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ import launch
 import machine
 import models
 import modes
+import settings
 
 HERE = Path(__file__).resolve().parent
 RESULT = "asleep.json"
@@ -49,7 +53,10 @@ LLAMA = models.LLAMA | dict(
 MODELS = {"llama": LLAMA} | {
     name: models.MODELS[name] for name in ("nemotron-h", "qwen3-next", "qwen3-next-triton")
 }
-SLEEP, REBIND = "sleep", "rebind"
+SLEEP, REBIND, ROUNDS = "sleep", "rebind", "rounds"
+NUMBERS = (1, 2, 3)  # of the rounds
+DECODED = 32  # tokens of an answer in them
+WITHOUT = ("back-up-captured-graphs", "copy-all-reduce-inputs")
 STEPS = {
     SLEEP: (
         "start",
@@ -65,15 +72,26 @@ STEPS = {
         "captured again",
     ),
     REBIND: ("start", "other weights", "captured anew", "captured again"),
+    ROUNDS: (
+        "start",
+        *(
+            f"{step}, round {number}"
+            for number in NUMBERS
+            for step in ("sleep", "wake", "same weights")
+        ),
+    ),
 }
 # the first step with the weights of each step that is asked
 FIRST = {
     SLEEP: dict.fromkeys(("woken", "same weights", "same weights again"), "start")
     | dict.fromkeys(("other tensors", "captured anew", "captured again"), "other weights"),
     REBIND: {"captured again": "captured anew"},
+    ROUNDS: {f"same weights, round {number}": "start" for number in NUMBERS},
 }
 SAVER = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}
 ASLEEP = ("nap", "sleep")
+# Way -> a folder whose sitecustomize.py its engines run first.
+BESIDE = {REBIND: (HERE / "rebind",), ROUNDS: (HERE / "dirty",)}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -96,7 +114,8 @@ def main(words: Sequence[str] | None = None) -> int:
             facts["runs"].append(go(place, options, model, way))
             (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
             show(facts["runs"][-1])
-    return 0 if all(check["good"] for one in facts["runs"] for check in one["checks"]) else 1
+    good = all(check["good"] for one in facts["runs"] for check in one["checks"])
+    return int(good if options.without else not good)
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
@@ -116,7 +135,20 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         help="default: breakable piecewise; eager always runs",
     )
     parser.add_argument(
-        "--way", nargs="+", choices=[*STEPS], default=[*STEPS], help="default: both"
+        "--way",
+        nargs="+",
+        choices=[*STEPS],
+        default=[SLEEP, REBIND],
+        help="default: sleep rebind",
+    )
+    parser.add_argument(
+        "--tp", type=commandline.count, default=1, help="GPUs that share a model (default 1)"
+    )
+    parser.add_argument(
+        "--without",
+        choices=WITHOUT,
+        default="",
+        help="undo a patch of memory-saver/ in the way rounds: then a check must fail",
     )
     parser.add_argument(
         "--held",
@@ -165,7 +197,8 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
     """One model's engines on one way, one after another: each has the GPU to itself, so that its
     memory is what is in use."""
     began, known = time.time(), commandline.fields(options)
-    here = launch.Place((HERE / "rebind", *place.path), place.out) if way == REBIND else place
+    here = launch.Place((*BESIDE.get(way, ()), *place.path), place.out)
+    devices = (",".join(gpu.use for gpu in machine.visible()[: options.tp]),)
     jobs, references = {}, references_of(model, options.mode, known)
     for number, mode in enumerate((modes.EAGER, *sorted(set(references.values())), *options.mode)):
         chosen = modes.flags(mode, known, list(CAPTURE), commandline.enforced(model))
@@ -173,7 +206,7 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
             commandline.say(f"{mode}: {chosen.reason}")
             continue
         jobs[mode] = job(place, options, model, way, mode, number)
-        with mock.patch.dict(os.environ, SAVER if way == SLEEP else {}):
+        with mock.patch.dict(os.environ, environment(place, options, way, jobs[mode].name)):
             launch.run_all(
                 here,
                 [jobs[mode]],
@@ -181,11 +214,14 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
                 time.time() + options.engine_limit,
                 commandline.say,
                 lead=False,
+                devices=devices if options.tp > 1 else ("",),
             )
     found, checks = {}, []
     for mode, one in jobs.items():
         if one.code == 0:
-            found[mode] = json.loads(Path(one.plan["out"]).read_text())
+            found[mode] = json.loads(Path(one.plan["out"]).read_text()) | {
+                "woken": woken(notes(place, one.name))
+            }
         else:
             why = (
                 f"{one.why}:"
@@ -199,6 +235,8 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
                 checks += judged(
                     way, mode, found[mode], found[modes.EAGER], options.held, reference
                 )
+                if way == ROUNDS:
+                    checks.append(kept(mode, found[mode]["woken"], options.tp))
     memory = {
         mode: {step: done["used_mib"] for step, done in one["steps"].items()}
         for mode, one in found.items()
@@ -210,6 +248,38 @@ def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -
         "memory_mib": memory,
         "checks": [check.as_json() for check in checks],
     }
+
+
+def notes(place: launch.Place, name: str) -> Path:
+    """Where dirty/sitecustomize.py writes of an engine's graphs."""
+    return place.out / f"{name}.notes"
+
+
+def woken(file: Path) -> list[dict]:
+    """bytes of a rank's graphs, and changed, how many of these are not as they were, at each
+    wake."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def kept(mode: str, found: Sequence[dict], ranks: int) -> compare.Verdict:
+    """Whether each wake of each rank gave the graphs' memory back as it was."""
+    changed = sum(one["changed"] for one in found)
+    held = min((one["bytes"] for one in found), default=0)
+    good = len(found) == ranks * len(NUMBERS) and held > 0 and not changed
+    said = f"{changed >> 20} MiB changed in {len(found)} wakes of at least {held >> 20} MiB"
+    return compare.Verdict(f"{mode}: graphs found what they held", good, said)
+
+
+def environment(
+    place: launch.Place, options: argparse.Namespace, way: str, name: str
+) -> dict[str, str]:
+    """What an engine's environment has on a way beside what all have."""
+    if way != ROUNDS:
+        return SAVER if way == SLEEP else {}
+    file = notes(place, name)
+    file.unlink(missing_ok=True)
+    return SAVER | {"SLEEP_NOTES": str(file), "SLEEP_WITHOUT": options.without}
 
 
 def references_of(model: str, asked: Sequence[str], known: set[str]) -> dict[str, str]:
@@ -225,6 +295,7 @@ def job(
     name = f"asleep.{model}.{way}.{mode}"
     same, other = folders(place, model)
     own = models.engine(model) if model in models.MODELS else {}
+    ranks = {"tp_size": options.tp} | settings.TENSOR_PARALLEL if options.tp > 1 else {}
     plan = {
         "model": str(same),
         "other": str(other),
@@ -235,15 +306,16 @@ def job(
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
         "capture": list(CAPTURE),
-        "steps": list(STEPS[way]),
-        "engine": words(way) | {"attention_backend": options.attention} | own,
+        "steps": list(STEPS[way] if mode in modes.GRAPHS or way != ROUNDS else ["start"]),
+        "engine": words(way) | {"attention_backend": options.attention} | own | ranks,
+        "new_tokens": DECODED if way == ROUNDS else None,
     }
     return launch.Job(name, HERE / "asleep_engine.py", plan, options.engine_limit)
 
 
 def words(way: str) -> dict:
     """sglang.Engine's words on top of those for all engines."""
-    return dict(chunked_prefill_size=CHUNK, enable_memory_saver=way == SLEEP)
+    return dict(chunked_prefill_size=CHUNK, enable_memory_saver=way != REBIND)
 
 
 def judged(
@@ -266,7 +338,7 @@ def judged(
         answers = compare.same_answers(
             f"{mode}, {step}: agrees with eager prefill",
             done["answers"],
-            right["steps"][step]["answers"],
+            right["steps"].get(step, right["steps"]["start"])["answers"],
             limits,
         )
         found.append(otherwise(answers) if stale else answers)
@@ -290,6 +362,8 @@ def judged(
                 " allowed",
             )
         )
+    if "captured again" not in used:
+        return found
     grown, usual = (one["captured again"] - one["captured anew"] for one in (used, bare))
     found.append(
         compare.Verdict(

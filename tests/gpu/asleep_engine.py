@@ -2,7 +2,7 @@
 PLAN.json`.
 
 Started by asleep.py. PLAN: as engine.py's, and steps (names of STEPS), other (a checkpoint of the
-same shape, with other weights). Writes the answers of each step that asks, and what the whole GPU
+same shape, with other weights), new_tokens (of each answer, where a way wants more than usual). Writes the answers of each step that asks, and what the whole GPU
 had in use after each, in MiB.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import cases
@@ -23,8 +24,9 @@ KINDS = ("single", "batch", "chunked")
 NAP = ("kv_cache", "cuda_graph")  # what a nap gives up: the weights stay
 
 
-def calls() -> list[cases.Call]:
-    return [call for call in cases.calls() if call.kind in KINDS]
+def calls(new_tokens: int | None = None) -> list[cases.Call]:
+    chosen = [call for call in cases.calls() if call.kind in KINDS]
+    return [replace(call, new_tokens=new_tokens or call.new_tokens) for call in chosen]
 
 
 def release(engine, **parts) -> None:
@@ -84,6 +86,11 @@ STEPS = {
     "captured anew": (lambda engine, plan: update(engine, plan["other"], recapture=True), True),
     "captured again": (lambda engine, plan: update(engine, plan["other"], recapture=True), True),
 }
+STEPS |= {
+    f"{name}, round {number}": STEPS[name]
+    for name in ("sleep", "wake", "same weights")
+    for number in (1, 2, 3)
+}
 
 
 def main() -> None:
@@ -104,7 +111,8 @@ def main() -> None:
         if asks:
             if result["steps"]:  # a new engine's cache is empty
                 engines.flush(engine)
-            done |= {"answers": {call.name: engines.ask(engine, call) for call in calls()}}
+            asked = calls(plan.get("new_tokens"))
+            done |= {"answers": {call.name: engines.ask(engine, call) for call in asked}}
         result["steps"][name] = done | {"answered": time.time()}
         print(
             f"{launch.MARK}{name}: {done['seconds']} s, {done['used_mib']} MiB in use", flush=True

@@ -1,6 +1,7 @@
 """tests/gpu/asleep.py: what it takes of an engine's answers and of the GPU's memory."""
 
 import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -277,3 +278,87 @@ def test_memory_is_given_up_when_the_step_behind_the_last_answer_is_over(asleep,
 
     importlib.import_module("asleep_engine").STEPS[step][0](Engine(), {})
     assert told == ["flush", "flush", "flush", "release"]
+
+
+def rounds(asleep, wrong=()):
+    """An engine's result on the way rounds, with another token in the answers of `wrong` steps."""
+    mine = engine(asleep.STEPS[asleep.ROUNDS], stale=wrong)
+    for step, done in mine["steps"].items():
+        if "sleep" in step or "wake" in step:
+            done.pop("answers")
+    return mine
+
+
+def test_each_round_is_held_against_a_new_eager_engine_and_the_first_answers(asleep):
+    eager = engine(["start"])
+    assert faults(asleep, asleep.ROUNDS, rounds(asleep), eager) == []
+    second = "same weights, round 2"
+    assert faults(asleep, asleep.ROUNDS, rounds(asleep, [second]), eager) == [
+        f"breakable, {second}: agrees with eager prefill",
+        f"breakable, {second}: answers as after 'start'",
+    ]
+
+
+def test_an_eager_engine_never_sleeps_in_rounds(asleep, tmp_path):
+    options = asleep._options(["--out", str(tmp_path), "--tp", "2"])
+    place = asleep.launch.Place((), tmp_path)
+    plans = {
+        mode: asleep.job(place, options, "nemotron-h", asleep.ROUNDS, mode, 0).plan
+        for mode in ("eager", "breakable")
+    }
+    assert plans["eager"]["steps"] == ["start"] and len(plans["breakable"]["steps"]) == 10
+    for plan in plans.values():
+        assert plan["engine"]["tp_size"] == 2 and plan["engine"]["enable_memory_saver"]
+        assert plan["new_tokens"] == asleep.DECODED
+
+
+@pytest.mark.parametrize(
+    "found, good",
+    [
+        ([(8, 0)] * 6, True),
+        ([(8, 0)] * 5 + [(8, 2)], False),
+        ([(8, 0)] * 5, False),  # a rank did not say
+        ([(0, 0)] * 6, False),  # no graph was captured
+    ],
+)
+def test_graphs_must_find_what_they_held_at_each_wake_of_each_rank(asleep, found, good):
+    lines = [{"bytes": held, "changed": changed} for held, changed in found]
+    assert asleep.kept("breakable", lines, ranks=2).good == good
+
+
+class Adapter:
+    """The release's, on a GPU whose graphs lose their memory unless they are backed up."""
+
+    memory, backups = {(4096, 64): 7}, []
+
+    def cuda_graph(self, **words):
+        words.setdefault("enable_cpu_backup", True)
+        self.backups.append(words["enable_cpu_backup"])
+
+    def pause(self, tag):
+        pass
+
+    def resume(self, tag):
+        if not self.backups[-1]:
+            self.memory[4096, 64] = 0
+
+
+@pytest.mark.parametrize("without", ["", "back-up-captured-graphs"])
+def test_what_graphs_lose_is_noted(asleep, monkeypatch, tmp_path, without):
+    file = tmp_path / "notes"
+    monkeypatch.setenv("SLEEP_NOTES", str(file))
+    monkeypatch.setenv("SLEEP_WITHOUT", without)
+    spec = importlib.util.spec_from_file_location("dirty", GPU / "dirty" / "sitecustomize.py")
+    dirty = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    spec.loader.exec_module(dirty)
+    monkeypatch.setattr(dirty, "soil", lambda: None)
+    kind = type("Real", (Adapter,), {"memory": dict(Adapter.memory)})
+    monkeypatch.setattr(dirty, "held", lambda: dict(kind.memory))
+    dirty.watch_saver(SimpleNamespace(_TorchMemorySaverAdapterReal=kind))
+    adapter = kind()
+    adapter.cuda_graph(pool=(0, 7))
+    adapter.pause("cuda_graph")
+    adapter.resume("cuda_graph")
+    assert dirty.pools == {(0, 7)}
+    assert asleep.woken(file) == [{"bytes": 64, "changed": 64 if without else 0}]

@@ -5,23 +5,29 @@ The package's own Python runs, and the release's: only the saver's library and t
 are stood in for.
 """
 
-import contextlib
 import gc
 import importlib
+import importlib.util
+import inspect
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
 from host import device, process, saver
+from torch.overrides import TorchFunctionMode
 
 BREAKABLE = pytest.mark.revision(">=0.5.9")  # before 0.5.11 the overlay's own
-OWN_RUNNER = pytest.mark.revision(">=0.5.9,<0.5.14")
 PIECEWISE = pytest.mark.revision("<0.5.22")
 BACKENDS = pytest.mark.revision(">=0.5.14")
+SECOND_ALL_REDUCE = pytest.mark.revision(">=0.5.10,<0.5.16")  # then its C++ decides
+LAYER_SPLIT = pytest.mark.revision(">=0.5.16,<0.5.18")
 VARIABLE = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
 BACKEND = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
+FULL = "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend"
+ALL_REDUCE = "sglang.srt.distributed.device_communicators.custom_all_reduce_v2"
 REGION = ("cuda_graph", True)  # the tag that is paused, and that the host keeps a copy
+KV_REGION = ("kv_cache", False)  # nothing reads of it what was written before a pause
 POOL = (0, 7)
 
 
@@ -181,60 +187,112 @@ def test_pieces_are_paused(memory, monkeypatch):
     assert backend(4).eq(7).all() and len(made) == 1, "it is replayed"
 
 
-@OWN_RUNNER
-def test_the_prefill_graph_has_a_pool_apart_from_the_decode_graphs(memory):
-    """Theirs is paused without a copy."""
-    from sglang.srt.model_executor import cuda_graph_runner as pools
-    from sglang.srt.prefill_graph.compat import pausing
+def capture_decode(run, monkeypatch):
+    """Capture `run` as the release captures its decode graphs."""
+    if importlib.util.find_spec("sglang.srt.model_executor.runner_backend"):  # from 0.5.14
+        module, group = importlib.import_module(FULL), SimpleNamespace(barrier=lambda: None)
+        parallel = SimpleNamespace(tp_group=group)
+        monkeypatch.setattr(module, "get_parallel", lambda: parallel, raising=False)
+        runner = SimpleNamespace(device_module=torch.cuda, model_runner=parallel)
+        backend = module.FullCudaGraphBackend(runner, enable_memory_saver=True)
+        backend._pool, backend._capture_stream = POOL, object()
+        backend.capture_one("one size", run)
+        return
+    from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
 
-    pools.set_global_graph_memory_pool((0, 1))
-    try:
-        with pausing.pool_apart():
-            assert pools.get_global_graph_memory_pool() is None
-            pools.set_global_graph_memory_pool((0, 2))
-        assert pools.get_global_graph_memory_pool() == (0, 1)
-        with contextlib.suppress(ZeroDivisionError), pausing.pool_apart():
-            raise ZeroDivisionError
-        assert pools.get_global_graph_memory_pool() == (0, 1)
-    finally:
-        pools.set_global_graph_memory_pool(None)
+    arguments = SimpleNamespace(enable_memory_saver=True, debug_cuda_graph=False)
+    model_runner = SimpleNamespace(server_args=arguments)
+    runner = SimpleNamespace(model_runner=model_runner, device_module=torch.cuda)
+    CudaGraphRunner._capture_graph(runner, torch.cuda.CUDAGraph(), POOL, object(), run)
 
 
-@OWN_RUNNER
-def test_the_runner_captures_in_that_pool(memory, monkeypatch):
-    from sglang.srt.model_executor import cuda_graph_runner as pools
-    from sglang.srt.prefill_graph.breakable import runner as breakable
+def test_decode_graphs_are_backed_up(memory, monkeypatch):
+    """They woke without what their capture had written, and answered nonsense (sglang#32718)."""
+    capture_decode(lambda: memory.full(0.0, 4), monkeypatch)
+    assert memory.regions[POOL] == {REGION} and memory.library.region is None
 
-    monkeypatch.setattr(breakable, "refuse", lambda runner, in_order: None)
-    monkeypatch.setattr(
-        breakable, "BreakableRunner", lambda runner: pools.get_global_graph_memory_pool()
+
+@SECOND_ALL_REDUCE
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("piecewise", [False, True])
+def test_all_reduces_of_paused_graphs_copy_their_inputs(monkeypatch, paused, piecewise):
+    """No other rank can open paused memory: capture died of "invalid argument" (sglang#27948)."""
+    module, in_place = importlib.import_module(ALL_REDUCE), []
+    for name in ("is_in_piecewise_cuda_graph", "is_in_tc_piecewise_cuda_graph"):
+        monkeypatch.setattr(module, name, lambda: piecewise, raising=False)
+    monkeypatch.setenv(VARIABLE, str(int(paused)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    one, library = object.__new__(module.CustomAllReduceV2), {"capturing": False}
+    one.disabled, one.tms_cudagraph = False, paused  # the latter is 0.5.15's
+    one.obj = SimpleNamespace(
+        set_cuda_graph_capture=lambda on: library.update(capturing=on),
+        share_graph_inputs=list,
+        get_graph_capture_ptrs=list,
+        register_inputs=lambda _: None,
+        free=lambda _: None,
     )
-    monkeypatch.setattr(
-        breakable, "_make_upstream", lambda runner, upstream: pools.get_global_graph_memory_pool()
+    one.group = None
+    one._share_list = lambda given: [given]
+    one._all_reduce = lambda _: in_place.append(library["capturing"])
+    with one.capture():
+        one.custom_all_reduce(torch.zeros(1))
+        in_place.append(library["capturing"])  # what the next one of the capture finds
+    assert in_place == [not (paused or piecewise), not paused] and not library["capturing"]
+
+
+class Allocations(TorchFunctionMode):
+    """regions: for each tensor that torch.zeros and torch.empty make, in which region."""
+
+    def __init__(self, library):
+        super().__init__()
+        self.library, self.regions, self._made = library, {}, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.zeros, torch.empty):
+            self._made.append(result)  # else its id would be another's
+            self.regions[id(result)] = self.library.region
+        return result
+
+
+def sparse_pool(kind, **words):
+    """A pool of latent keys and values and of index keys, of 2 pages of 64 tokens."""
+    words |= dict(size=128, page_size=64, dtype=torch.bfloat16, layer_num=2, device="cpu")
+    words |= dict(kv_lora_rank=128, qk_rope_head_dim=64, index_head_dim=128)
+    if "kv_cache_dim" in inspect.signature(kind).parameters:  # from 0.5.8
+        words |= dict(kv_cache_dim=192)
+    return kind(enable_memory_saver=True, **words)
+
+
+def test_index_keys_are_paused_with_the_cache(memory):
+    """They stayed on the GPU: 132 bytes for each token and layer (slime's own patch has it too)."""
+    from sglang.srt.mem_cache import memory_pool
+
+    kind = getattr(memory_pool, "DSATokenToKVPool", None) or memory_pool.NSATokenToKVPool
+    with Allocations(memory.library) as made:
+        pool = sparse_pool(kind)
+    for buffers in (pool.kv_buffer, pool.index_k_with_scale_buffer):
+        assert [made.regions[id(one)] for one in buffers] == [KV_REGION] * 2
+
+
+@LAYER_SPLIT
+def test_index_keys_of_split_layers_are_paused_too(memory, monkeypatch):
+    from sglang.srt.mem_cache import dsa_cache_layer_split as module
+
+    kind = module.LayerSplitDSATokenToKVPool
+    pool = object.__new__(kind)
+    monkeypatch.setattr(kind, "_is_layer_owned", lambda self, layer: layer == 0)
+    vars(pool).update(
+        index_buf_size=128, page_size=64, index_head_dim=128, layer_num=2, start_layer=0
     )
-    pools.set_global_graph_memory_pool((0, 1))
-    try:
-        assert [
-            breakable.make_runner(SimpleNamespace(model=None), upstream)
-            for upstream in (None, object)
-        ] == [None, None]
-        assert pools.get_global_graph_memory_pool() == (0, 1)
-    finally:
-        pools.set_global_graph_memory_pool(None)
+    from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
 
-
-@OWN_RUNNER
-def test_without_pauses_they_share_one(memory, monkeypatch):
-    from sglang.srt.model_executor import cuda_graph_runner as pools
-    from sglang.srt.prefill_graph.compat import pausing
-
-    monkeypatch.delenv(VARIABLE)
-    pools.set_global_graph_memory_pool((0, 1))
-    try:
-        with pausing.pool_apart():
-            assert pools.get_global_graph_memory_pool() == (0, 1)
-    finally:
-        pools.set_global_graph_memory_pool(None)
+    adapter = TorchMemorySaverAdapter.create(enable=True)
+    vars(pool).update(custom_mem_pool=None, memory_saver_adapter=adapter, device="cpu")
+    with Allocations(memory.library) as made:
+        pool._create_index_buffers()
+    buffers = [*pool.index_k_with_scale_buffer, pool.remote_index_k_with_scale_buffer]
+    assert [made.regions[id(one)] for one in buffers] == [KV_REGION] * 3
 
 
 @BREAKABLE

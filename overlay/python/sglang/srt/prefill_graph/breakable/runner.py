@@ -137,8 +137,7 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     refusal, made = refuse(runner, in_order=upstream is not None), None
     if refusal is None:
         try:
-            with pausing.pool_apart():
-                made = _make_upstream(runner, upstream) if upstream else BreakableRunner(runner)
+            made = _make_upstream(runner, upstream) if upstream else BreakableRunner(runner)
         except CannotCapture as error:
             refusal = Refusal(str(error))
     runner.prefill_graph_refusal = refusal

@@ -2,10 +2,11 @@
 beside --enable-memory-saver.
 
 Every release captures its decode graphs in the saver's region where both are given
-(CudaGraphRunner._capture_graph up to
-0.5.13, then FullCudaGraphBackend.capture_one), and pauses that region's tag. What comes back holds
-zeros, unless a copy was kept: kernels can keep counters and workspaces in a graph's pool, written
-at the capture alone (sglang#32718). Importing this module imports no other part of sglang; its
+(CudaGraphRunner._capture_graph up to 0.5.13, then FullCudaGraphBackend.capture_one), and pauses
+that region's tag. What comes back holds zeros, unless a copy was kept: kernels can keep counters
+and workspaces in a graph's pool, written at the capture alone (sglang#32718). Prefill and decode
+share a pool, so that both are backed up (the patch memory-saver/back-up-captured-graphs up to
+0.5.20, then the release itself). Importing this module imports no other part of sglang; its
 functions do where they need it.
 """
 
@@ -89,27 +90,6 @@ def empty_cache(device: Any = torch.cuda) -> None:
         with adapter.region(tag=_tag()):
             device.empty_cache()
     device.empty_cache()
-
-
-@contextlib.contextmanager
-def pool_apart() -> Iterator[None]:
-    """Up to 0.5.13: inside, graphs that are paused get a pool of their own, not that of the decode
-    graphs.
-
-    The decode graphs come first there, and their memory is paused without a copy: what they left
-    free must not be reused.
-    """
-    if not saver().enabled:
-        yield
-        return
-    from sglang.srt.model_executor import cuda_graph_runner as pools
-
-    shared = pools.get_global_graph_memory_pool()
-    pools.set_global_graph_memory_pool(None)  # whoever captures next makes one
-    try:
-        yield
-    finally:
-        pools.set_global_graph_memory_pool(shared)
 
 
 @contextlib.contextmanager
