@@ -15,7 +15,8 @@ a loader that replaces parameters: without a recapture a graph must answer other
 case shows nothing. --way rounds sleeps, wakes and gets the same weights three times, with other
 memory of the GPU soiled meanwhile (dirty/sitecustomize.py): each time the graphs must find what
 they held, and long answers, which graphs decode, must be those from before and a new eager
-engine's. --without makes a control of it, in which something must be wrong. Writes RESULTS/asleep.json. Exit code 0: all good.
+engine's. --without makes a control of it, in which something must be wrong. Writes
+RESULTS/asleep.json. Exit code 0: all good.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 PLAN.json`.
 
 Started by asleep.py. PLAN: as engine.py's, and steps (names of STEPS), other (a checkpoint of the
-same shape, with other weights), new_tokens (of each answer, where a way wants more than usual). Writes the answers of each step that asks, and what the whole GPU
-had in use after each, in MiB.
+same shape, with other weights), new_tokens (of each answer, where a way wants more than usual).
+Writes the answers of each step that asks, and what the whole GPU had in use after each, in MiB.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def test_all_reduces_of_paused_graphs_copy_their_inputs(monkeypatch, paused, pie
 
 
 class Allocations(TorchFunctionMode):
-    """regions: for each tensor that torch.zeros and torch.empty make, in which region."""
+    """regions: for each tensor that torch.zeros, empty and arange make, in which region."""
 
     def __init__(self, library):
         super().__init__()
@@ -249,7 +249,7 @@ class Allocations(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func in (torch.zeros, torch.empty):
+        if func in (torch.zeros, torch.empty, torch.arange):
             self._made.append(result)  # else its id would be another's
             self.regions[id(result)] = self.library.region
         return result
@@ -293,6 +293,27 @@ def test_index_keys_of_split_layers_are_paused_too(memory, monkeypatch):
         pool._create_index_buffers()
     buffers = [*pool.index_k_with_scale_buffer, pool.remote_index_k_with_scale_buffer]
     assert [made.regions[id(one)] for one in buffers] == [KV_REGION] * 3
+
+
+@BACKENDS
+@pytest.mark.parametrize("enabled", [True, False])
+def test_int8_states_are_paused_and_their_free_slots_are_not(memory, enabled):
+    from sglang.srt.mem_cache import mamba_checkpoint_pool as module
+
+    serve(enable_memory_saver=enabled, enable_int8_mamba_checkpoint=True)
+    shape = SimpleNamespace(temporal=(2, 4, 4), conv=[(8, 3)])
+    kinds = SimpleNamespace(temporal=torch.bfloat16, conv=torch.bfloat16)
+    with Allocations(memory.library) as made:
+        pool = module.maybe_init_int8_mamba_checkpoint_pool(
+            mamba_size=3,
+            cache_params=SimpleNamespace(shape=shape, dtype=kinds),
+            mamba_layer_ids=[0, 1],
+            device="cpu",
+        )
+    states = (pool.temporal.qdata, pool.temporal.scale, *pool.conv)
+    assert [made.regions[id(one)] for one in states] == [KV_REGION if enabled else None] * 3
+    assert made.regions[id(pool.allocator.free_slots)] is None
+    assert pool.available_size() == 6
 
 
 @BREAKABLE

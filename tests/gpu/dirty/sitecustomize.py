@@ -2,9 +2,9 @@
 PYTHONPATH.
 
 Behind each pause of the memory saver all that is free on the GPU is filled with ones, which are NaN
-in every floating type, and given back. Behind each wake one line of JSON in FILE says of the graphs'
-memory: how much it is, and how much is not what it was before the pause. SLEEP_WITHOUT=PATCH makes
-a control: back-up-captured-graphs or copy-all-reduce-inputs is undone.
+in every floating type, and given back. Behind each wake one line of JSON in FILE says of the
+graphs' memory: how much it is, and how much is not what it was before the pause.
+SLEEP_WITHOUT=PATCH makes a control: back-up-captured-graphs or copy-all-reduce-inputs is undone.
 """
 
 import importlib.util

@@ -35,6 +35,17 @@ def saver() -> Any:
     return TorchMemorySaverAdapter.create(enable=asked)
 
 
+@contextlib.contextmanager
+def cache_region() -> Iterator[None]:
+    """What is allocated inside is paused with the KV cache, where a server has a memory saver."""
+    from sglang.srt.constants import GPU_MEMORY_TYPE_KV_CACHE
+    from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
+
+    adapter = TorchMemorySaverAdapter.create(enable=bool(_server_args().enable_memory_saver))
+    with adapter.region(GPU_MEMORY_TYPE_KV_CACHE):
+        yield
+
+
 def pausable(graph: Any) -> Any:
     """`graph`, a torch.cuda.CUDAGraph that is about to be captured. Where graphs are paused, its
     memory will be too."""
