@@ -17,6 +17,6 @@ Modules, low to high:
 
 A patch calls:
 
-    headroom.warn_if_short, pausing.cache_region and pausable, recapture.recapture,
+    headroom.warn_if_short, pausing.cache_region, pausing.pausable, recapture.recapture,
     sizes.some_size_fits.
 """
