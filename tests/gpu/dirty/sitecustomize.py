@@ -67,7 +67,8 @@ def watch_saver(module):
     cuda_graph, pause, resume = kind.cuda_graph, kind.pause, kind.resume
 
     def capture(self, **words):
-        pools.add(tuple(words["pool"]))
+        if words.get("pool"):  # else the graph's own, which nothing can name before its capture
+            pools.add(tuple(words["pool"]))
         if os.environ.get("SLEEP_WITHOUT") == "back-up-captured-graphs":
             words.setdefault("enable_cpu_backup", False)
         return cuda_graph(self, **words)
