@@ -5,8 +5,9 @@ Times every candidate of every kernel at the sizes that people serve, alone and 
 and long. Prints, for each kernel and layer, the three tiles that are best over all cases, beside
 what the release launches, and writes RESULTS/sweep.json. The tables of kernels/tiles.py in the
 overlay are made of it. Results of the overlay's kernels are held against sums in float64 first: a
-tile whose results are wrong is not timed. A tile that crashes a kernel ends its run: name the other
-kernels then.
+tile whose results are wrong is not timed. A tile at which Triton miscompiles a kernel is timed and
+never proposed; the best of these is printed behind the three. A tile that crashes a kernel ends its
+run: name the other kernels then.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
+import machine_code
 
 # from 0.5.16; before
 OPS = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")
@@ -95,7 +97,7 @@ RELEASE = [
         (128, 128, 64),
         (32, 64, 64),
     )
-    for how in ((4, 2), (4, 3), (8, 2))
+    for how in ((4, 1), (8, 1), (4, 2), (4, 3), (8, 2))
 ]
 PASSING = [
     dict(BLOCK_SIZE=size, num_warps=warps) for size in (256, 512, 1024, 2048) for warps in (4, 8)
@@ -156,14 +158,21 @@ def main() -> int:
         action="store_true",
         help="small sizes and few tiles, to see that it runs (also interpreted)",
     )
+    parser.add_argument(
+        "--solver",
+        action="store_true",
+        help="behind it, time settings of the kernel that solves a gated delta rule's chunks",
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.inside:  # again, where the tree's modules are found
         place = commandline.place_of(options)
-        return subprocess.run(
-            [place.python, __file__, *sys.argv[1:], "--inside"], env=place.environment()
-        ).returncode
+        commands = [[place.python, __file__, *sys.argv[1:], "--inside"]]
+        if options.solver:
+            commands.append([place.python, *solver(options)])
+        codes = [subprocess.run(each, env=place.environment()).returncode for each in commands]
+        return max(codes, key=abs)
     layers = TINY if options.tiny else [LAYERS[n] for n in options.layer or range(len(LAYERS))]
     until = time.time() + options.limit
     if not options.tiny:
@@ -175,6 +184,13 @@ def main() -> int:
             show(found[-1])
             (options.out / "sweep.json").write_text(json.dumps(found, indent=1) + "\n")
     return 0
+
+
+def solver(options: argparse.Namespace) -> list[str]:
+    """sweep_gdn.py with the words that it needs."""
+    words = ["--tree", str(commandline.tree_of(options)), "--out", str(options.out)]
+    words += ["--kernel", "chunk_gated_delta_rule_fwd_kkt_solve_kernel", "--seconds", "60"]
+    return [str(Path(__file__).with_name("sweep_gdn.py")), *words]
 
 
 def compile_all(names: list[str], layers: list[Layer], processes: int, until: float) -> None:
@@ -243,6 +259,11 @@ def sweep(layer: Layer, name: str, tiny: bool, until: float) -> dict:
         for row in rows:
             row["wrong"] = wrong(layer, name, row["tile"]) if time.time() < until else ""
         rows = [row for row in rows if not row["wrong"]]
+    if not tiny:
+        launch = Batch(layer, 256, 1, "cuda").launcher(name)  # as compile_some has compiled it
+        for row in (row for row in rows if row["tile"]):
+            if time.time() < until:
+                row["miscompiled"] = miscompiled(launch, row["tile"])
     for rows_of, requests in cases:
         launch = Batch(layer, rows_of, requests, "cpu" if tiny else "cuda").launcher(name)
         for row in rows:
@@ -267,6 +288,29 @@ def wrong(layer: Layer, name: str, tile: dict[str, int]) -> str:
     return why
 
 
+def miscompiled(launch: Callable[[dict[str, int]], None], tile: dict[str, int]) -> bool:
+    """Whether Triton miscompiles a kernel that is launched with the tile. What does not fit on the
+    GPU is not: it has no times."""
+    from triton.runtime.jit import JITFunction
+
+    made: list[Any] = []
+    run = JITFunction.run
+
+    def noted(kernel: Any, *args: Any, **words: Any) -> Any:
+        made.append(run(kernel, *args, **words))
+        return made[-1]
+
+    with replaced(JITFunction, "run", noted):
+        try:
+            launch(tile)
+        except Exception:  # shared memory, registers: told where it is timed
+            return False
+    if not made:
+        raise SystemExit("the launch's kernel was not seen")
+    codes = [machine_code.disassembled(kernel.asm["cubin"]) for kernel in made]
+    return any(machine_code.products_over_back_edges(code) for code in codes)
+
+
 def small(tile: dict[str, int]) -> dict[str, int]:
     return {key: 16 if key.startswith(("BLOCK", "CHUNK")) else value for key, value in tile.items()}
 
@@ -285,16 +329,20 @@ def timed(launch: Callable[[], None], tiny: bool) -> float | None:
         return None
 
 
-def ranked(found: dict) -> Iterator[tuple[float, dict]]:
-    """Candidates by how far they are from each case's best: geometric mean, 1 is best
-    everywhere."""
+def ranked(found: dict, wrong: bool = False) -> Iterator[tuple[float, dict]]:
+    """Candidates by how far they are from each case's best: geometric mean, 1 is best everywhere.
+
+    wrong: those at which Triton miscompiles the kernel, measured by the best of the others.
+    """
     whole = [row for row in found["tiles"] if row["tile"] and all(row["us"])]
-    if not whole:
+    right = [row for row in whole if not row.get("miscompiled")]
+    if not right:
         return
-    best = [min(column) for column in zip(*(row["us"] for row in whole))]
+    best = [min(column) for column in zip(*(row["us"] for row in right))]
     scored = [
         (math.prod(us / least for us, least in zip(row["us"], best)) ** (1 / len(best)), row)
         for row in whole
+        if bool(row.get("miscompiled")) == wrong
     ]
     yield from sorted(scored, key=lambda pair: pair[0])
 
@@ -307,13 +355,11 @@ def show(found: dict) -> None:
         else " release " + " ".join("-" if us is None else f"{us:.1f}" for us in first[0])
     )
     print(f"{layer['name']:28} {found['kernel']:13}{said}")
-    for score, row in itertools.islice(ranked(found), 3):
-        print(
-            f"    {score:.3f}  "
-            + " ".join(f"{us:.1f}" for us in row["us"])
-            + f"  {tuple(row['tile'].values())}",
-            flush=True,
-        )
+    proposed = [(*pair, "") for pair in itertools.islice(ranked(found), 3)]
+    wrong = [(*pair, " miscompiled") for pair in itertools.islice(ranked(found, wrong=True), 1)]
+    for score, row, why in proposed + wrong:
+        us = " ".join(f"{us:.1f}" for us in row["us"])
+        print(f"    {score:.3f}  {us}  {tuple(row['tile'].values())}{why}", flush=True)
 
 
 class Batch:

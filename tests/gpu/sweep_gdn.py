@@ -607,13 +607,15 @@ def profiled(call: Callable[[], Any]) -> list[tuple[str, int, float]]:
 
 @dataclass
 class Sweep:
-    """kept: the settings of each kernel that were best where all were tried."""
+    """names: of the kernels whose settings are tried. kept: the settings of each kernel that were
+    best where all were tried."""
 
     release: Release
     device: str
     dtype: torch.dtype
     deadline: float
     few: bool
+    names: list[str]
     kept: dict[str, list[Settings]] = field(default_factory=dict)
 
     def shape(self, sizes: Sizes, convolution: str) -> dict[str, Any]:
@@ -706,6 +708,8 @@ class Sweep:
         return found
 
     def _candidates(self, launch: Launch) -> list[Settings]:
+        if launch.name not in self.names:
+            return []
         options = self.kept.get(launch.name, OPTIONS.get(launch.name, []))
         known = set(launch.arguments) | {"num_warps", "num_stages"}
         fitting = [option for option in options if set(option) <= known]
@@ -802,12 +806,16 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=150, help="try no more settings after that"
     )
+    parser.add_argument(
+        "--kernel", nargs="+", choices=[*OPTIONS], default=[*OPTIONS], help="default: all"
+    )
     options = parser.parse_args(words)
     began = time.monotonic()
     os.environ["FLA_CACHE_RESULTS"] = "0"  # a choice that is kept on disk would be no first call
     device, dtype = ("cpu", torch.float16) if options.tiny else ("cuda", torch.bfloat16)
     release = load(options.tree.resolve(), options.tiny)
-    sweep = Sweep(release, device, dtype, began + options.seconds, options.tiny)
+    until = began + options.seconds
+    sweep = Sweep(release, device, dtype, until, options.tiny, options.kernel)
     rows: list[dict[str, Any]] = []
     first = {} if options.tiny else first_calls(release, device, dtype)
     for sizes in shapes(options.tiny):

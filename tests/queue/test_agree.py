@@ -100,6 +100,46 @@ def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out(sweep
     assert [row["tile"]["a"] for _, row in sweep.ranked({"tiles": rows})] == [1, 2]
 
 
+def test_no_tile_is_proposed_at_which_triton_miscompiles_the_kernel(sweep, capsys):
+    """What it would have gained is printed behind the proposals."""
+    rows = [
+        {"tile": {"a": 1}, "us": [4.0, 2.0], "miscompiled": False},
+        {"tile": {"a": 2}, "us": [1.0, 1.0], "miscompiled": True},
+        {"tile": {"a": 3}, "us": [2.0, 2.0], "miscompiled": True},
+    ]
+    found = {"layer": {"name": "one"}, "kernel": "chunk_scan", "tiles": rows}
+    assert [(score, row["tile"]["a"]) for score, row in sweep.ranked(found)] == [(1.0, 1)]
+    sweep.show(found)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "1.000",
+        "0.354",
+    ]
+
+
+LOOP = """
+.L_x_1:
+  /*10*/ HGMMA.64x64x16.F32.BF16 R24, {left}, gdesc[UR12].tnspB, R24, gsb0 ;
+  /*20*/ WARPGROUP.DEPBAR.LE gsb0, {wait} ;
+  /*30*/ @P0 BRA `(.L_x_{label}) ;
+.L_x_2:
+"""
+
+
+@pytest.mark.parametrize(
+    "left, wait, label, found",
+    [
+        ("R56", "0x1", 1, 1),
+        ("R56", "0x0", 1, 0),
+        ("gdesc[UR8]", "0x1", 1, 0),
+        ("R56", "0x1", 2, 0),
+    ],
+    ids=["under way", "waited for", "from shared memory", "no loop"],
+)
+def test_products_under_way_where_a_loop_begins_anew(left, wait, label, found, sweep):
+    code = LOOP.format(left=left, wait=wait, label=label)
+    assert len(sweep.machine_code.products_over_back_edges(code)) == found
+
+
 def test_an_autotuned_kernel_is_launched_with_the_tiles_that_are_swept(sweep):
     """From 0.5.20 on the release's kernels choose their tiles themselves: "got multiple values for
     keyword argument 'BLOCK_SIZE_M'"."""

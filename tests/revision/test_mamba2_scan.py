@@ -418,6 +418,7 @@ def test_the_kernels_keep_to_registers_and_fit(size, d_state, ranks, monkeypatch
             made.spilled,
             made.shared,
         )
+        assert not made.miscompiled, made.miscompiled
 
 
 @pytest.mark.parametrize("dtype, pool", [("float16", "float32"), ("bfloat16", "bfloat16")])
@@ -430,6 +431,7 @@ def test_other_types_keep_to_registers_and_fit(size, d_state, dtype, pool, monke
             made.spilled,
             made.shared,
         )
+        assert not made.miscompiled, made.miscompiled
 
 
 @tracking
@@ -444,3 +446,4 @@ def test_tracking_spills_next_to_nothing(size, d_state, dtype, pool, monkeypatch
     made = launch.compiled(90)
     most = {(128, "float32"): 192, (128, "bfloat16"): 8}.get((launch.given["BLOCK_P"], pool), 0)
     assert made.spilled <= most and made.shared <= 227 << 10, (made.spilled, made.shared)
+    assert not made.miscompiled, made.miscompiled

@@ -7,20 +7,30 @@ there are no kernels to compile.
 
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "gpu"))
+import machine_code
 
 
 @dataclass(frozen=True)
 class Compiled:
     """registers: of one thread. spilled: bytes of one thread, stores and loads. shared: bytes of
-    one program. ptx: the code."""
+    one program. ptx: the code. cubin: the same for one kind of GPU."""
 
     registers: int
     spilled: int
     shared: int
     ptx: str
+    cubin: bytes
+
+    @property
+    def miscompiled(self):
+        """The products whose operands the next round of a loop overwrites."""
+        return machine_code.products_over_back_edges(machine_code.disassembled(self.cubin))
 
 
 def compiled(kernel, signature, constexprs, options=None, capability=90, aligned=None):
@@ -53,6 +63,7 @@ def compiled(kernel, signature, constexprs, options=None, capability=90, aligned
         spilled=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
         shared=made.metadata.shared,
         ptx=ptx,
+        cubin=made.asm["cubin"],
     )
 
 

@@ -1,6 +1,6 @@
 """Tiles for Mamba2's prefill kernels, chosen here once and for all by what a launch is for.
 
-Up to 0.5.20 the releases launch their kernels at the defaults of the signatures, 16x16x16, since
+Up to 0.5.21 the releases launch their kernels at the defaults of the signatures, 16x16x16, since
 the port dropped the timing that chose tiles (sglang#39130). Later releases time candidates while
 they serve: the first requests of a new shape wait, and another process may choose otherwise, which
 gives other bits.
@@ -8,8 +8,11 @@ gives other bits.
 The tables are what tests/gpu/sweep.py found on an H200. A tile depends on the sizes of head and
 state, on the type and on the GPU, and once on the number of heads. It does not depend on groups,
 chunks or tokens. Over the cases that were timed, each is within 18 % of the best tile of its
-kernel, most within 10 %. Other sizes, types and GPUs get SAFE, which fits into the shared memory of
-every GPU from sm_80 on.
+kernel, most within 10 %. The scan's tiles are others: Triton miscompiles the ones that were
+measured (see `miscompiled`), so each has one stage here.
+
+Other sizes, types and GPUs get SAFE, which fits into the shared memory of every GPU from sm_80 on.
+Where the release times candidates, they get what it chooses.
 """
 
 from __future__ import annotations
@@ -30,8 +33,19 @@ def block(m: int, n: int, k: int, warps: int, stages: int) -> Tile:
     return dict(BLOCK_SIZE_M=m, BLOCK_SIZE_N=n, BLOCK_SIZE_K=k, num_warps=warps, num_stages=stages)
 
 
+def miscompiled(tile: Tile) -> bool:
+    """Whether Triton miscompiles chunk_scan at this tile for compute capability 9.0.
+
+    A loop of chunk_scan computes the left operand of its product, in registers. With more than one
+    stage Triton leaves the product under way at the loop's end, and the next round overwrites these
+    registers (triton-lang/triton#9433). Asynchronous products take four warps and 64 rows.
+    """
+    asynchronous = tile["num_warps"] % 4 == 0 and tile["BLOCK_SIZE_M"] % 64 == 0
+    return asynchronous and tile["num_stages"] > 1
+
+
 SAFE = block(32, 32, 32, 4, 2)
-# Of what multiplies no matrices, on every GPU.
+# Of what multiplies no matrices.
 PLAIN = {
     "cumsum": dict(BLOCK_SIZE_H=16, num_warps=4),  # the default of the signature
     "state_passing": dict(BLOCK_SIZE=1024, num_warps=4),
@@ -40,17 +54,17 @@ PLAIN = {
 # The releases' kernels. (kernel, head size, state size) -> tile, for 16-bit types on Hopper.
 RELEASE = {
     ("chunk_state", 80, 128): block(128, 64, 32, 4, 3),
-    ("chunk_scan", 80, 128): block(64, 128, 32, 4, 3),
+    ("chunk_scan", 80, 128): block(64, 128, 32, 4, 1),
     ("state_varlen", 80, 128): block(128, 64, 32, 4, 3),
     ("bmm", 0, 128): block(64, 128, 32, 4, 3),
     ("chunk_state", 64, 128): block(64, 64, 64, 4, 2),
-    ("chunk_scan", 64, 128): block(64, 64, 32, 4, 2),
+    ("chunk_scan", 64, 128): block(64, 64, 32, 4, 1),
     ("state_varlen", 64, 128): block(64, 64, 64, 4, 2),
     ("chunk_state", 64, 256): block(64, 64, 64, 4, 2),
-    ("chunk_scan", 64, 256): block(64, 64, 64, 4, 3),
+    ("chunk_scan", 64, 256): block(64, 64, 64, 4, 1),
     ("state_varlen", 64, 256): block(64, 64, 64, 4, 2),
     ("chunk_state", 128, 256): block(128, 64, 32, 4, 3),
-    ("chunk_scan", 128, 256): block(64, 128, 32, 4, 3),
+    ("chunk_scan", 128, 256): block(64, 128, 32, 4, 1),
     ("state_varlen", 128, 256): block(128, 64, 32, 4, 3),
     ("bmm", 0, 256): block(64, 64, 64, 4, 3),
 }
@@ -90,12 +104,16 @@ def capability(device: torch.device) -> tuple[int, int] | None:
 
 
 @functools.cache
-def of_release(kernel: str, size: int, d_state: int, itemsize: int, device: torch.device) -> Tile:
-    """The tile of one of the releases' kernels, as KERNELS names it. itemsize: bytes."""
+def of_release(
+    kernel: str, size: int, d_state: int, itemsize: int, device: torch.device
+) -> Tile | None:
+    """The tile of one of the releases' kernels, as KERNELS names it; None where none was measured.
+    itemsize: bytes."""
+    if capability(device) != HOPPER:
+        return None
     if kernel in PLAIN:
         return PLAIN[kernel]
-    known = itemsize == 2 and capability(device) == HOPPER
-    return RELEASE.get((kernel, size, d_state), SAFE) if known else SAFE
+    return RELEASE.get((kernel, size, d_state)) if itemsize == 2 else None
 
 
 @functools.cache
@@ -111,9 +129,14 @@ def own(
 
 
 class Fixed:
-    """A kernel of the release that takes its tile out of the table at every launch."""
+    """A kernel of the release that takes its tile out of the table at every launch.
+
+    tuned: the release's autotuner of the kernel, which chooses where the table has no tile; None
+    where the release has none.
+    """
 
     def __init__(self, kernel: Any):
+        self.tuned: Any = kernel if isinstance(kernel, Autotuner) else None
         while isinstance(kernel, (Autotuner, Heuristics)):
             kernel = kernel.fn
         self.kernel = kernel
@@ -121,15 +144,39 @@ class Fixed:
         place = kernel.arg_names.index
         self.data, self.d_state = place(data), place(d_state)
         self.size = None if size is None else place(size)
+        if self.tuned and self.name == "chunk_scan":
+            leave_out_miscompiled(self.tuned, data)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        launch = self.kernel[grid]
-        return lambda *args, **words: launch(*args, **words, **self.tile(args))
+        def launch(*args: Any, **words: Any) -> Any:
+            tile = self.tile(args)
+            if tile is None:
+                return self.tuned[grid](*args, **words)
+            return self.kernel[grid](*args, **words, **tile)
 
-    def tile(self, args: tuple[Any, ...]) -> Tile:
-        """args: as the release's launchers give them, sizes and tensors by position."""
+        return launch
+
+    def tile(self, args: tuple[Any, ...]) -> Tile | None:
+        """None where the release's autotuner chooses. args: as the release's launchers give them,
+        sizes and tensors by position."""
         data, size = args[self.data], 0 if self.size is None else args[self.size]
-        return of_release(self.name, size, args[self.d_state], data.element_size(), data.device)
+        found = of_release(self.name, size, args[self.d_state], data.element_size(), data.device)
+        return found or (None if self.tuned else PLAIN.get(self.name, SAFE))
+
+
+def leave_out_miscompiled(tuned: Any, data: str) -> None:
+    """Have an autotuner of chunk_scan choose among tiles that Triton compiles right for the GPU.
+
+    data: the argument that lies on the GPU.
+    """
+    prune = tuned.early_config_prune
+
+    def pruned(configs: list[Any], named_args: dict[str, Any], **words: Any) -> list[Any]:
+        if capability(named_args[data].device) == HOPPER:
+            configs = [config for config in configs if not miscompiled(config.all_kwargs())]
+        return prune(configs, named_args, **words)
+
+    tuned.early_config_prune = pruned
 
 
 LAUNCHERS = (
