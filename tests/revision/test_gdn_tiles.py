@@ -9,8 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.24")
 
-# Bytes of shared memory that one block may take: on sm_86 and sm_89, the smallest, and on Hopper.
-SMALLEST, HOPPER = 99 << 10, 227 << 10
+HOPPER = 227 << 10  # bytes of shared memory that one block may take there
 FOLDERS = "sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla"
 
 
@@ -68,7 +67,7 @@ def said(kernel):
     return [config.all_kwargs() for config in kernel.configs]
 
 
-def test_the_first_call_times_nothing(chunk):
+def test_the_first_call_times_nothing_on_hopper(chunk, hopper):
     """With more than one setting the first call, a warm-up of a few tokens, chooses for all later
     sizes."""
     assert said(solve(chunk())) == [{"BK": 64, "num_warps": 1, "num_ctas": 1, "num_stages": 3}]
@@ -81,7 +80,9 @@ def test_what_was_measured_on_hopper_is_taken_there_alone(chunk, hopper):
     assert said(found) == [{"BV": 32, "num_warps": 4, "num_ctas": 1, "num_stages": 3}]
 
 
-def test_another_gpu_keeps_the_release_s_setting(chunk):
+def test_another_gpu_keeps_the_release_s_settings(chunk):
+    """Nothing was measured there."""
+    assert len(said(solve(chunk()))) == 6
     found = states(chunk())
     if found is None:
         pytest.skip("this release writes the setting into the launch")
@@ -99,13 +100,6 @@ def test_the_release_s_own_variables_come_first(chunk, hopper, monkeypatch):
         assert "SGLANG_GDN_CHUNK_H" not in inspect.getsource(sys.modules[room["__name__"]])
         pytest.skip("this release has none")
     assert [config["num_stages"] for config in said(found)] == [1]
-
-
-def test_other_makers_gpus_keep_what_the_release_chooses(chunk, monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert len(said(solve(chunk()))) == 6
 
 
 # --- compiled for GPUs
@@ -157,12 +151,16 @@ def launched(module, kernel, monkeypatch, heads=32, size=128):
     return bottom.launches[-1]
 
 
-def test_the_solving_kernel_fits_every_gpu(chunk, monkeypatch):
-    """One warp spills registers, as the release's kernel is written; it was the fastest of the
-    candidates all the same."""
+# Bytes of a thread's registers that wait in memory. One warp of the solving kernel was the fastest
+# on Hopper all the same.
+SPILLED = 1024
+
+
+def test_the_solving_kernel_fits_hopper(chunk, hopper, monkeypatch):
     module = chunk()
-    made = launched(module, solve(module), monkeypatch).compiled(80)
-    assert made.shared <= SMALLEST, made.shared
+    made = launched(module, solve(module), monkeypatch).compiled(90)
+    assert made.spilled <= SPILLED and made.shared <= HOPPER, (made.spilled, made.shared)
+    assert not made.miscompiled, made.miscompiled
 
 
 def test_states_are_carried_within_hopper_s_registers_and_memory(chunk, hopper, monkeypatch):
@@ -172,3 +170,4 @@ def test_states_are_carried_within_hopper_s_registers_and_memory(chunk, hopper, 
         pytest.skip("this release writes the setting into the launch")
     made = launched(module, states(module), monkeypatch, size=256).compiled(90)
     assert made.spilled == 0 and made.shared <= HOPPER, (made.spilled, made.shared)
+    assert not made.miscompiled, made.miscompiled
