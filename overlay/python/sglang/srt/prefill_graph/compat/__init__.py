@@ -4,6 +4,7 @@ Modules, low to high:
     features        parts that a release has
     model_runner    what its model runner collects of a model, and where it looks for that
     eager           why the graph does not take a batch
+    graph_rows      rows of each rank in what a graph writes for all ranks
     headroom        what a prefill graph leaves to prefills that run eagerly
     sizes           the capture sizes of 0.5.14 to 0.5.16 that the context has room for
     ops             the state that split ops ask for, and how the compiler learns of more of them
@@ -17,6 +18,6 @@ Modules, low to high:
 
 A patch calls:
 
-    headroom.warn_if_short, pausing.cache_region, pausing.pausable, recapture.recapture,
-    sizes.some_size_fits.
+    graph_rows.note_replay, graph_rows.rows_per_rank, headroom.warn_if_short, pausing.cache_region,
+    pausing.pausable, recapture.recapture, sizes.some_size_fits.
 """

@@ -1,0 +1,38 @@
+"""How many rows each rank of data-parallel attention has in what a replayed graph writes for all.
+
+A layer with experts sees the tokens of all ranks, rank behind rank, each padded to the size that is
+replayed. A rank finds its own behind as many rows as the ranks before it have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NOTED = "prefill_graph_rows"
+
+
+def note_replay(forward_batch: Any, tokens: int) -> None:
+    """Leave with a ForwardBatch the capture size, in tokens, of the prefill graph that is about to
+    be replayed for it."""
+    setattr(forward_batch, _NOTED, tokens)
+
+
+def rows_per_rank(runner: Any, forward_batch: Any) -> int | None:
+    """Rows of each rank in the graph that a ModelRunner just replayed for a ForwardBatch (from
+    0.5.14 on); of no meaning where none was replayed.
+
+    Forgets what was noted: the same batch can come again, on the decode graph.
+    """
+    noted = vars(forward_batch).pop(_NOTED, None)
+    return noted or _decode_rows(runner.decode_cuda_graph_runner, forward_batch)
+
+
+def _decode_rows(graph: Any, forward_batch: Any) -> int | None:
+    """Tokens of the decode graph's last replay: requests times tokens of each, or with drafts of
+    unequal lengths (from 0.5.16 on) the number of all. None for a runner without a graph."""
+    if getattr(graph, "ragged_verify_mode", None) and forward_batch.forward_mode.is_target_verify():
+        return graph._ragged_graph_size
+    requests = getattr(graph, "bs", None)
+    # named num_tokens_per_bs up to 0.5.15
+    width = getattr(graph, "captured_req_width", None) or getattr(graph, "num_tokens_per_bs", 1)
+    return None if requests is None else requests * width
