@@ -9,7 +9,8 @@ several GPUs' ranks each is looked at. Both graph modes of mixed-chunk answer by
 side. Writes RESULTS/settings.json, and ends in a table. Exit code 0: all good.
 
 --without makes a control: servers of the release's own tree (queue), or of the patched one with
-one patch's function doing nothing. Then extra-buffer's runs with drafts must fail, from 0.5.14 on.
+one patch's function doing nothing. Then extra-buffer's runs with drafts must fail, from 0.5.14 on,
+and without rows-of-ranks those of dp-returns.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ RETURNS = {"return_hidden_states": True, "return_routed_experts": True}
 TENSOR_PARALLEL = {"enforce_disable_flashinfer_allreduce_fusion": True}
 # For ranks on one GPU: the custom all-reduce wants each rank's memory on a GPU of its own.
 SHARING = {"disable_custom_all_reduce": True}
-TRACKS_STATES, QUEUE = "extra-buffer", "queue"
+TRACKS_STATES, DP_RETURNS = "extra-buffer", "dp-returns"
+QUEUE, ROWS_OF_RANKS = "queue", "rows-of-ranks"
 # What --without leaves out -> the function that does nothing then.
 FORGOTTEN = {
     "track-under-graph": "sglang.srt.prefill_graph.kernels.tracked_states:follow",
+    ROWS_OF_RANKS: "sglang.srt.prefill_graph.compat.graph_rows:note_replay",
     QUEUE: "",
 }
 
@@ -78,6 +81,8 @@ class Setting:
 
 
 LONG_CHUNK = {"chunked_prefill_size": 8192}  # as releases choose it for a large GPU
+DP_ATTENTION = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True} | TENSOR_PARALLEL
+EXPERTS = {"return_routed_experts": True}
 SETTINGS = {
     "plain": Setting("run.py's questions", ("nemotron-h", "qwen3-next", "llama")),
     "context-flag": Setting(
@@ -118,8 +123,18 @@ SETTINGS = {
     "dp-attention": Setting(
         "--enable-dp-attention on two GPUs",
         ("nemotron-h",),
-        {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True} | TENSOR_PARALLEL,
+        DP_ATTENTION,
         (cases.COLD, cases.WARM),
+        modes=(modes.BREAKABLE,),
+        gpus=2,
+    ),
+    # each call decodes before the next one's prompts, which differ in length from rank to rank
+    DP_RETURNS: Setting(
+        "routed experts returned with --enable-dp-attention on two GPUs",
+        ("qwen3-next",),
+        DP_ATTENTION | {f"enable_{name}": True for name in EXPERTS},
+        (cases.RETURNED,),
+        {cases.RETURNED: EXPERTS},
         modes=(modes.BREAKABLE,),
         gpus=2,
     ),
@@ -456,9 +471,9 @@ def checks(plan: dict, result: dict, reference: dict | None, facts: dict) -> lis
     if "peer" in plan:
         found.append(by_turns(result.get("turns", {})))
     if graph and reference:
-        agree = agreement(plan, result["passes"], reference["passes"], router)
+        both = result["passes"], reference["passes"], router
+        agree = agreement(plan, *both) + given_back(plan, *both)
         found += [otherwise(agree, facts["without"])] if must_fail(plan, facts) else agree
-        found += given_back(plan, result["passes"], reference["passes"], router)
     # each of its ranks has a cache
     if cases.WARM in result["passes"] and "dp_size" not in plan["engine"]:
         cached = {
@@ -496,15 +511,20 @@ def agreement(plan: dict, mine: dict, reference: dict, router: bool) -> list[com
 
 
 def must_fail(plan: dict, facts: dict) -> bool:
-    """Whether a graph leaves wrong states in the prefix cache without the queue's patch: in 0.5.14
-    to 0.5.16 where drafts are verified. 0.5.13's breakable graph is the queue's own, whose breaks
-    get the scheduler's batch; the release's own starts no NemotronH."""
+    """Whether a graph is wrong without the queue's patch.
+
+    It leaves wrong states in the prefix cache in 0.5.14 to 0.5.16 where drafts are verified.
+    0.5.13's breakable graph is the queue's own, whose breaks get the scheduler's batch; the
+    release's own starts no NemotronH. It returns another rank's experts from 0.5.14 on.
+    """
+    if plan["setting"] == DP_RETURNS:
+        return facts["without"] == ROWS_OF_RANKS and not _before(facts["version"], 14)
     asked = facts["without"] and plan["setting"] == TRACKS_STATES
     return bool(asked) and models.has_drafts(plan["of"]) and not _before(facts["version"], 14)
 
 
 def otherwise(agree: Sequence[compare.Verdict], without: str) -> compare.Verdict:
-    """A control that must fail behind cached beginnings: else the comparison shows nothing."""
+    """A control that must fail: else the comparison shows nothing."""
     bad = [verdict for verdict in agree if not verdict.good]
     why = f"{bad[0].what}: {bad[0].why}" if bad else "it agrees in every pass"
     return compare.Verdict(f"answers otherwise without {without}, as it must", bool(bad), why)
@@ -513,11 +533,7 @@ def otherwise(agree: Sequence[compare.Verdict], without: str) -> compare.Verdict
 def given_back(plan: dict, mine: dict, reference: dict, router: bool) -> list[compare.Verdict]:
     """Hidden states and routed experts, where they were asked for."""
     name = next(
-        (
-            name
-            for name, words in SETTINGS[plan["setting"]].ask.items()
-            if "return_hidden_states" in words
-        ),
+        (name for name, words in SETTINGS[plan["setting"]].ask.items() if words.keys() & RETURNS),
         None,
     )
     if name is None:
@@ -525,9 +541,11 @@ def given_back(plan: dict, mine: dict, reference: dict, router: bool) -> list[co
     right, config = reference[name], models.MODELS[plan["of"]]
     alone = cases.gathered(reference[alone_of(name)], cases.of_pass(name))
     batches = {call: right[call] for call in alone}
-    rows = compare.tally(returned.as_answers(alone, batches))
-    limits = compare.limits(router, plan["mode"] == modes.INDUCTOR, rows)
-    found = [returned.same_rows("hidden states are eager prefill's", mine[name], right, limits)]
+    found = []
+    if "return_hidden_states" in SETTINGS[plan["setting"]].ask[name]:
+        rows = compare.tally(returned.as_answers(alone, batches))
+        limits = compare.limits(router, plan["mode"] == modes.INDUCTOR, rows)
+        found = [returned.same_rows("hidden states are eager prefill's", mine[name], right, limits)]
     if router:
         shape = config["num_hidden_layers"], config["num_experts_per_tok"]
         usual = returned.choices(alone, batches, *shape)

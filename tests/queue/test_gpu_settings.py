@@ -216,6 +216,9 @@ def test_a_control_must_fail(settings, good, shown):
         ("nemotron-h-mtp", "0.5.13.post1", "track-under-graph", "extra-buffer", False),
         ("nemotron-h-buffer", "0.5.13.post1", "", "extra-buffer", False),
         ("nemotron-h-mtp", "0.5.16", "queue", "plain", False),
+        ("qwen3-next", "0.5.16", "rows-of-ranks", "dp-returns", True),
+        ("qwen3-next", "0.5.16", "track-under-graph", "dp-returns", False),
+        ("qwen3-next", "0.5.13.post1", "rows-of-ranks", "dp-returns", False),
     ],
 )
 def test_a_control_must_fail_where_the_release_is_wrong(
