@@ -18,13 +18,18 @@ def note_replay(forward_batch: Any, tokens: int) -> None:
 
 
 def rows_per_rank(runner: Any, forward_batch: Any) -> int | None:
-    """Rows of each rank in the graph that a ModelRunner just replayed for a ForwardBatch (from
-    0.5.14 on); of no meaning where none was replayed.
+    """Rows of each rank in the graph that a ModelRunner just replayed for a ForwardBatch; of no
+    meaning where none was replayed.
+
+    Up to 0.5.13 of the decode graph alone: prefill graphs are off beside DP attention there, unless
+    an argument enforces them.
 
     Forgets what was noted: the same batch can come again, on the decode graph.
     """
     noted = vars(forward_batch).pop(_NOTED, None)
-    return noted or _decode_rows(runner.decode_cuda_graph_runner, forward_batch)
+    names = "decode_cuda_graph_runner", "graph_runner"  # from 0.5.14 on, and before
+    decode = next((getattr(runner, name) for name in names if hasattr(runner, name)), None)
+    return noted or _decode_rows(decode, forward_batch)
 
 
 def _decode_rows(graph: Any, forward_batch: Any) -> int | None:
