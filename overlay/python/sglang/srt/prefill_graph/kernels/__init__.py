@@ -12,10 +12,11 @@ Modules, low to high:
     relu2             the squared ReLU in one pass
     tracked_states    the Mamba2 states that the prefix cache keeps of a prefill
     lightning_states  the same of lightning attention
+    rope_lanes        which of a token's positions turns which lane of a rotary embedding
 
 A patch calls:
 
     gated_delta.settle, lightning_states.aim, lightning_states.keep, lightning_states.scan,
-    mamba2_scan.choose, relu2.relu2, tiles.fix, tracked_states.aim,
-    tracked_states.ask_once, tracked_states.follow.
+    mamba2_scan.choose, relu2.relu2, rope_lanes.of, rope_lanes.position_row, tiles.fix,
+    tracked_states.aim, tracked_states.ask_once, tracked_states.follow.
 """

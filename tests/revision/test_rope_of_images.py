@@ -1,0 +1,42 @@
+"""Qwen3.5's attention turns queries and keys of image tokens by time, height and width, as the layer
+itself has them turned."""
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.15")
+
+SECTIONS = (6, 5, 5)
+CASES = {
+    "image, interleaved": dict(rows=3, sections=SECTIONS, interleaved=True),
+    "image, sections": dict(rows=3, sections=SECTIONS),
+    "image, a graph's buffer": dict(rows=3, sections=SECTIONS, interleaved=True, room=24),
+    "text, one row": dict(rows=1, sections=SECTIONS, interleaved=True),
+    "text model": dict(rows=1),
+}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    from host import interpreted
+
+    return interpreted.run("host.references.compare_image_rope", CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_lane_turns_by_its_own_position(case, compared):
+    found = compared[case]
+    assert max(found["apart"]) < 0.02
+    assert (found["by_time_alone"] > 1) == (CASES[case]["rows"] == 3)
+
+
+@pytest.mark.revision("<0.5.19")
+def test_an_order_of_lanes_that_the_kernel_does_not_know_is_refused():
+    from types import SimpleNamespace
+
+    from sglang.srt.prefill_graph.kernels import rope_lanes
+
+    rotary = SimpleNamespace(
+        mrope_section=[8, 12, 12], mrope_interleaved=True, mrope_interleaved_glm=True
+    )
+    with pytest.raises(ValueError, match="GLM"):
+        rope_lanes.of(rotary)
