@@ -719,11 +719,14 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(captured_states, mo
 
     monkeypatch.setattr(tables, "places", lambda tokens: {8: 2, 16: 3, 32: 4}[tokens])
     runner, graph, _ = captured_states()
-    batch = batch_of([2, 1, 3])
-    assert graph._size_for(batch) == 16
+    batch = batch_of([3, 2, 3])
+    assert graph._size_for(batch) == 16 and graph.why_not(batch) is None
     torch.testing.assert_close(
-        replayed(runner, graph, batch), eager(runner, batch_of([2, 1, 3])), rtol=1e-4, atol=1e-4
+        replayed(runner, graph, batch), eager(runner, batch_of([3, 2, 3])), rtol=1e-4, atol=1e-4
     )
+    assert graph.why_not(batch_of([1])) is None  # 8 rows, for its tokens
+    for lengths in [2, 1, 3], [1, 1, 1, 1]:  # 16 and 32 rows, for their requests alone
+        assert graph.why_not(batch_of(lengths)) == tables.FEW_TOKENS
     assert (
         graph.why_not(batch_of([1] * 5)) == "more requests than the tables of states have places, 4"
     )

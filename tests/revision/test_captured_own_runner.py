@@ -232,11 +232,15 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(captured, monkeypat
 
     monkeypatch.setattr(tables, "places", lambda tokens: {2: 1, 8: 2, 16: 3, 32: 4}[tokens])
     runner, graph, _ = captured()
-    for lengths, size in ([2], 2), ([3, 2], 8), ([2, 1, 3], 16), ([1, 1, 1, 1], 32):
+    for lengths, size in ([2], 2), ([3, 2], 8), ([3, 2, 3], 16), ([4, 4, 4, 4], 32):
         batch = batch_of(lengths)
+        assert own_runner.why_not(graph, batch) is None
         assert own_runner.padded(graph, batch, 2) == size
         wanted = eager(runner, batch_of(lengths))
         torch.testing.assert_close(replayed(graph, batch), wanted, rtol=1e-4, atol=1e-4)
+    for lengths in [2, 1, 3], [1, 1, 1, 1]:  # 16 and 32 rows, for their requests alone
+        assert own_runner.why_not(graph, batch_of(lengths)) == tables.FEW_TOKENS
+        assert not graph.can_run_graph(batch_of(lengths))
     assert (
         own_runner.why_not(graph, batch_of([2] * 5))
         == "more requests than the tables of states have places, 4"

@@ -2,7 +2,8 @@
 
 import pytest
 
-pytestmark = pytest.mark.revision(">=0.5.7,<0.5.11")
+EAGER = pytest.mark.revision(">=0.5.7,<0.5.11")
+LARGE_PAGES = pytest.mark.revision(">=0.5.13,<0.5.20")
 
 # chunks of 64 tokens; what a request leaves is its state behind its last whole chunk
 CASES = {
@@ -12,6 +13,27 @@ CASES = {
     ),
     "none leaves a state": dict(lengths=[7, 12], prefixes=[0, 64]),
 }
+# the same kernels, where the prefix cache keeps states of whole pages of 128 tokens
+PAGES = {
+    "behind one page and behind three": dict(lengths=[200, 389], prefixes=[0, 128], step=128),
+    "at the end of a page, and in the first half of one": dict(
+        lengths=[256, 130, 60], prefixes=[0, 0, 128], step=128
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def paged():
+    from host import interpreted
+
+    return interpreted.run("host.references.compare_tracked_gdn", PAGES)
+
+
+@LARGE_PAGES
+@pytest.mark.parametrize("case", PAGES)
+def test_every_state_is_that_of_whole_pages(case, paged):
+    found = paged[case]
+    assert found["own"] < 0.02 and found["left"] < 0.01 and found["others"] == 0, found
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +43,14 @@ def compared():
     return interpreted.run("host.references.compare_tracked_gdn", CASES)
 
 
+@EAGER
 @pytest.mark.parametrize("case", CASES)
 def test_no_layer_asks_which_requests_leave_a_state(case, compared):
     """The metadata of the batch says so; on a GPU each question makes the host wait."""
     assert compared[case]["waits"] == [[], []]
 
 
+@EAGER
 @pytest.mark.parametrize("case", CASES)
 def test_every_state_is_that_of_the_requests_own_tokens(case, compared):
     """Largest differences of float16 kernels from a float32 reference."""

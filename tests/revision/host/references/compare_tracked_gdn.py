@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from host import graph, replayed, waits
 from host.references import compare_gdn, gdn
+from host.served import published
 from packaging.version import Version
 
 LAYERS, CHUNK, WIDTH, TYPE = 2, 64, 3, compare_gdn.TYPE
@@ -30,8 +31,11 @@ def compare(
     prefixes: list[int],
     through: str | None = None,
     speculative: str | None = None,
+    step: int = CHUNK,
 ) -> dict[str, Any]:
     """New tokens and cached ones of each request, in LAYERS layers that have a pool of states each.
+
+    step: of how many tokens a multiple the prefix cache keeps states for.
 
     through: the kind of prefill graph whose runner makes the batch that layers read
     (host/replayed.py), eager without. speculative: the name of the algorithm that drafts.
@@ -41,9 +45,9 @@ def compare(
     states that they leave. `others`: how many slots that nobody writes to have changed.
     """
     torch.manual_seed(2)
-    layer, batch = layer_on_one_stream(), _batch(lengths, prefixes)
+    layer, batch = layer_on_one_stream(), _batch(lengths, prefixes, step)
     pools = [_pool(layer, prefixes) for _ in range(LAYERS)]
-    linear = backend(batch, pools[0])
+    linear = backend(batch, pools[0], step)
     found: dict[str, Any] = dict(waits=[], own=0.0, left=0.0, others=0)
     inputs = [torch.randn(sum(lengths), 128).to(TYPE) for _ in pools]
     before, outputs = [tuple(states.clone() for states in pool) for pool in pools], []
@@ -51,7 +55,7 @@ def compare(
     def layers(batch: Any) -> None:
         for pool, hidden_states in zip(pools, inputs, strict=True):
             linear.req_to_token_pool.mamba2_layer_cache = _kept(*pool)
-            with torch.no_grad(), waits.MaskReads() as reads:
+            with torch.no_grad(), published(linear), waits.MaskReads() as reads:
                 outputs.append(getattr(layer, "_forward", layer.forward)(hidden_states, batch))
             found["waits"].append(reads.names)
 
@@ -61,21 +65,29 @@ def compare(
         linear.init_forward_metadata(batch)
         layers(batch)
     for pool, then, hidden_states, output in zip(pools, before, inputs, outputs, strict=True):
-        unwritten = {0} | {len(lengths) + 1 + i for i, n in enumerate(lengths) if n < CHUNK}
+        unwritten = {0} | {len(lengths) + 1 + i for i, n in enumerate(lengths) if n < step}
         found["others"] += sum(not _same(pool, then, slot) for slot in unwritten)
         for i, _length in enumerate(lengths):
             rows = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
             old = then[0][i + 1] * bool(prefixes[i]), _plain(then[1][i + 1])
-            own, left = _differences(layer, hidden_states[rows], output[rows], old, pool, i)
+            own, left = _differences(
+                layer, hidden_states[rows], output[rows], old, pool, i, step
+            )
             found["own"], found["left"] = max(found["own"], own), max(found["left"], left)
     return found
 
 
 def _differences(
-    layer: Any, rows: torch.Tensor, output: torch.Tensor, old: Any, pool: Any, request: int
+    layer: Any,
+    rows: torch.Tensor,
+    output: torch.Tensor,
+    old: Any,
+    pool: Any,
+    request: int,
+    step: int,
 ) -> tuple[float, float]:
     """Of one request's output and own states, and of the states that it leaves."""
-    whole, requests = len(rows) // CHUNK * CHUNK, (len(pool[0]) - 1) // 2
+    whole, requests = len(rows) // step * step, (len(pool[0]) - 1) // 2
     with torch.no_grad():
         own = apart((output, *_slot(pool, request + 1)), gdn.net(layer, rows, *old))
         if not whole:
@@ -102,10 +114,10 @@ def layer_on_one_stream(**changes: Any) -> Any:
     return layer
 
 
-def _batch(lengths: list[int], prefixes: list[int]) -> Any:
+def _batch(lengths: list[int], prefixes: list[int], step: int) -> Any:
     """As the scheduler does: a request leaves its state behind its last whole chunk, if any."""
     count, prefix = len(lengths), torch.tensor(prefixes)
-    mask = torch.tensor([length >= CHUNK for length in lengths])
+    mask = torch.tensor([length >= step for length in lengths])
     return graph.prefill_batch(
         sum(lengths),
         batch_size=count,
@@ -141,7 +153,7 @@ def _kept(conv: torch.Tensor, state: torch.Tensor) -> Callable[[int], Any]:
     return lambda layer_id: kept
 
 
-def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
+def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHUNK) -> Any:
     """The release's backend, as its set-up on an NVIDIA GPU leaves it."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
 
@@ -155,8 +167,12 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor]) -> Any:
     fla = compare_gdn.fla()
     norm = importlib.import_module(f"{fla}.layernorm_gated")
     norm._get_sm_count = lambda device: 1  # from 0.5.9; it asks CUDA
-    arguments = SimpleNamespace(mamba_cache_chunk_size=CHUNK)
+    arguments = SimpleNamespace(mamba_cache_chunk_size=step)
     module.get_global_server_args = lambda: arguments
+    if hasattr(module, "get_server_args"):  # from 0.5.16
+        module.get_server_args = lambda: arguments
+    if hasattr(module, "mamba_cache_chunk_size"):  # from 0.5.18
+        module.mamba_cache_chunk_size = lambda: step
     try:
         from sglang.srt.layers.attention.linear import gdn_backend, kernels
         from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel

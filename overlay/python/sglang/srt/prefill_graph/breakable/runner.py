@@ -276,10 +276,18 @@ class BreakableRunner:
             return "the request brings embeddings"
         if EMBEDS in self.given and forward_batch.contains_mm_inputs():
             return "the batch has images"
-        if self.captured and self._size_for(forward_batch) is None:
+        return self._why_no_size(forward_batch) or (
+            self.captured and captured_layers.why_not(forward_batch, self.captured)
+        )
+
+    def _why_no_size(self, forward_batch: Any) -> str | None:
+        """Why no size is fit for the states of a batch's requests, or None."""
+        tokens, size = len(forward_batch.input_ids), self._size_for(forward_batch)
+        if size is None:
             places = self.tables[self.capture_num_tokens[-1]].requests
             return f"more requests than the tables of states have places, {places}"
-        return self.captured and captured_layers.why_not(forward_batch, self.captured)
+        enough = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, tokens)]
+        return tables.FEW_TOKENS if tables.too_large(tokens, enough, size) else None
 
     def _size_for(self, forward_batch: Any) -> int | None:
         """The smallest size that has room for a batch: for its tokens, and for its requests where

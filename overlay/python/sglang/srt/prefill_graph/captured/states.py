@@ -39,9 +39,13 @@ class States:
 
     def why_not(self, forward_batch: Any) -> str | None:
         """Why a batch of no more tokens than the largest size has to run eagerly, or None."""
-        if self.size_for(forward_batch) is None:
+        size, tokens = self.size_for(forward_batch), len(forward_batch.input_ids)
+        if size is None:
             places = max(made.requests for made in self.tables.values())
             return f"more requests than the tables of states have places, {places}"
+        enough = min(one for one in self.tables if one >= tokens)
+        if tables.too_large(tokens, enough, size):
+            return tables.FEW_TOKENS
         return layers.why_not(forward_batch, self.captured)
 
     def describe(self, forward_batch: Any, size: int) -> None:

@@ -18,5 +18,6 @@ A patch calls:
 
     gated_delta.settle, lightning_states.aim, lightning_states.keep, lightning_states.scan,
     mamba2_scan.choose, relu2.relu2, rope_lanes.of, rope_lanes.position_row, tiles.fix,
-    tracked_states.aim, tracked_states.ask_once, tracked_states.follow.
+    tracked_states.aim, tracked_states.ask_once, tracked_states.delta_chunks,
+    tracked_states.follow.
 """

@@ -31,6 +31,7 @@ SAID = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens")
 IN_TABLES = "states_are_in_tables"
 # requests: their tokens are held in float32, 8 MB for each request of a layer of 128 heads
 AT_ONCE = 8
+DELTA_CHUNK = 64  # tokens, of every kernel that leaves such states (fla/chunk.py)
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,19 @@ def _rows(
 ) -> torch.Tensor:
     whole = wanted - wanted % step
     return torch.where(whole == wanted, lengths, whole) * mask
+
+
+def delta_chunks(mask: torch.Tensor, wanted: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Which of the states that a delta rule's kernels leave, one before each DELTA_CHUNK tokens of
+    each request, are those that the prefix cache keeps of a prefill; for requests whose boundary is
+    not their end.
+
+    mask: (requests,) bool, who leaves a state; wanted, lengths: (requests,) int64, behind how many
+    new tokens (rounded down to whole steps), and how many there are. All on the host.
+    """
+    step, chunks = ops.mamba_cache_chunk_size(), -(-lengths // DELTA_CHUNK)
+    before = chunks.cumsum(0) - chunks
+    return (before + wanted // step * step // DELTA_CHUNK)[mask & (wanted % step != 0)]
 
 
 def _between(
