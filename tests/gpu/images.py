@@ -6,8 +6,10 @@ A small Qwen3.5 with random weights, a vision tower, a tokenizer and a processor
 spot. It answers prompts with images, without, both in one call, and text behind an image, in two
 engines: one that prefills eagerly, and one with the breakable graph. Their answers must agree,
 prefills of text must have been replayed, and where the queue's rule holds (0.5.9 to 0.5.15) those
-with an image must not. Another image must change the answer. Writes RESULTS/images.json. Exit code
-0: all good.
+with an image must not. Another image must change the answer. Where the release turns queries and
+keys in a fused kernel (0.5.15 to 0.5.18), a third engine turns them in the release's own rotary
+embedding, and answers must not be further apart with images than without. Writes
+RESULTS/images.json. Exit code 0: all good.
 """
 
 from __future__ import annotations
@@ -49,6 +51,14 @@ SPECIAL = (
     "<|video_pad|>",
 )
 RULES = ("breakable/capture-layer-stack", "breakable/replay-text-of-multimodal")  # images eagerly
+
+# a release with this patch has the fused kernel; the layer's other method does without
+FUSED = "qwen3-5/rotate-by-height-and-width"
+NATIVE = (
+    "sglang.srt.models.qwen3_5:Qwen3_5AttentionDecoderLayer"
+    ".forward_prepare_cuda_fused=forward_prepare_native"
+)
+ROTATED = "rotated"
 
 _AXES = dict(
     rope_type="default",
@@ -327,10 +337,9 @@ def main(words: Sequence[str] | None = None) -> int:
         f" {kernels.make(place, machine.visible()[0].use, KERNELS_S):.0f} s"
     )
     began = time.time()
-    jobs = {
-        mode: job(place, options, folder, mode, number)
-        for number, mode in enumerate((modes.EAGER, modes.BREAKABLE))
-    }
+    names = [patch["name"].split("@")[0] for patch in facts["patches"]]
+    kinds = [modes.EAGER, modes.BREAKABLE, *[ROTATED] * (FUSED in names)]
+    jobs = {kind: job(place, options, folder, kind, number) for number, kind in enumerate(kinds)}
     for one in jobs.values():
         launch.run_all(
             place, [one], 1, time.time() + options.engine_limit, commandline.say, lead=False
@@ -343,12 +352,11 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         checks = [compare.Verdict("every engine answered", False, why)]
     else:
-        eager, mine = (
-            json.loads(Path(jobs[mode].plan["out"]).read_text())
-            for mode in (modes.EAGER, modes.BREAKABLE)
+        eager, mine, *native = (
+            json.loads(Path(one.plan["out"]).read_text()) for one in jobs.values()
         )
-        ruled = any(patch["name"].split("@")[0].startswith(RULES) for patch in facts["patches"])
-        checks = judged(mine, eager, ruled)
+        checks = judged(mine, eager, any(name.startswith(RULES) for name in names))
+        checks += [rotated(eager, one) for one in native]
     facts |= {
         "seconds": round(time.time() - began),
         "checks": [check.as_json() for check in checks],
@@ -377,10 +385,12 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
 def job(
     place: launch.Place, options: argparse.Namespace, folder: Path, mode: str, number: int
 ) -> launch.Job:
+    """mode: of modes.py, or ROTATED."""
     name = f"images.{mode}"
     plan = {
         "model": str(folder),
-        "mode": mode,
+        "mode": modes.EAGER if mode == ROTATED else mode,
+        "forget": NATIVE if mode == ROTATED else "",
         "port": options.port_base + commandline.PORTS * number,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
@@ -419,6 +429,23 @@ def judged(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
             )
         )
     return found
+
+
+def rotated(fused: dict, native: dict) -> compare.Verdict:
+    """Eager answers held against those of the release's own rotary embedding, which rounds
+    otherwise: text says how much."""
+
+    def worst(kind: str) -> float:
+        names = [call.name for call in asks() if call.kind == kind]
+        pairs = ({name: one["answers"][name] for name in names} for one in (fused, native))
+        return compare.tally(tuple(pairs)).worst
+
+    text, image = worst(TEXT), worst(IMAGE)
+    return compare.Verdict(
+        "images turn by time, height and width",
+        image <= max(compare.TIE, 3 * text),
+        f"log-probabilities within {image:.4f} with images, {text:.4f} without",
+    )
 
 
 def replayed(result: dict, kind: str, wanted: bool) -> compare.Verdict:

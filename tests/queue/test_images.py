@@ -1,7 +1,8 @@
 """tests/gpu/images.py: what it asks, and what it takes of two engines' answers."""
 
-import importlib
+import importlib.util
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,31 @@ def test_text_on_graphs_and_images_without_is_good(images):
 )
 def test_a_fault_is_named(images, replayed, off, what):
     assert faults(images, engine(images, replayed, off), engine(images, ())) == [what]
+
+
+@pytest.mark.parametrize("off, good", [(0.0, True), (0.05, True), (0.5, False)])
+def test_images_may_be_no_further_off_than_text(images, off, good):
+    fused, native = engine(images, ()), engine(images, ())
+    for call in images.asks():
+        for one in fused["answers"][call.name]["answers"][:1]:
+            apart = 0.02 if call.kind == images.TEXT else off
+            one["logprobs"] = [value + apart for value in one["logprobs"]]
+    assert images.rotated(fused, native).good is good
+
+
+def test_another_method_can_run_in_the_place_of_one(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])  # no other sitecustomize
+    file = GPU / "watch" / "sitecustomize.py"
+    spec = importlib.util.spec_from_file_location("watch_of_engines", file)
+    watch = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(watch)
+    module = types.SimpleNamespace(
+        Layer=type("Layer", (), {"fused": lambda _: 1, "native": lambda _: 2})
+    )
+    module.plain = lambda: 3
+    watch.forget(module, "Layer.fused=native")
+    watch.forget(module, "plain")
+    assert module.Layer().fused() == 2 and module.plain() is None
 
 
 def test_an_image_that_changes_nothing_is_a_fault(images):

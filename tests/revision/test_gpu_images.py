@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import images
 import models
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.16")
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.19")
 
 
 @pytest.fixture(scope="module")

@@ -209,5 +209,8 @@ def test_the_model_runner_completes_what_it_loaded():
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     text = inspect.getsource(ModelRunner.load_model)
-    loaded, completes = text.rindex("self.model = "), text.index("parted_weights.complete(self.model)")
+    loaded, completes = (
+        text.rindex("self.model = "),
+        text.index("parted_weights.complete(self.model)"),
+    )
     assert loaded < completes

@@ -249,7 +249,7 @@ def replays(states):
 
 @pytest.mark.parametrize(
     "lengths, size",
-    [([60], 64), ([3, 4, 5], 64), ([1] * 8, 64), ([1] * 9, 256), ([65], 256)],
+    [([60], 64), ([3, 4, 5], 64), ([1] * 8, 64), ([15] * 9, 256), ([65], 256)],
     ids=str,
 )
 def test_a_batch_replays_a_size_with_places_for_its_requests(lengths, size, replays, states):
@@ -279,7 +279,7 @@ def test_a_forward_that_fails_leaves_the_runner_as_it_was(replays):
 
     made, attention = replays(layers)
     with pytest.raises(ZeroDivisionError):
-        made.run(batch_of([1] * 9))
+        made.run(batch_of([15] * 9))
     assert made.runner.capture_num_tokens == [64, 256] and len(attention.attn_backend_list) == 2
 
 
@@ -291,10 +291,12 @@ def test_batches_that_cannot_be_replayed_run_eagerly_and_say_why(replays):
     del made.runner.layer_model  # which a breakable runner has
     runner = SimpleNamespace(piecewise_cuda_graph_runner=made.runner)
     mixed, many, long = batch_of([3]), batch_of([1] * 17), batch_of([257])
+    few = batch_of([1] * 9)  # 256 rows, for its requests alone
     mixed.forward_mode = ForwardMode.MIXED
     reasons = {
         "requests that decode are in the batch": mixed,
         "more requests than the tables of states have places, 16": many,
+        "fewer tokens than half of the size that has places for its requests": few,
     }
     for reason, batch in reasons.items():
         assert not made.runner.can_run(batch)

@@ -1,5 +1,4 @@
-"""Qwen3.5's attention turns queries and keys of image tokens by time, height and width, as the layer
-itself has them turned."""
+"""Qwen3.5's attention turns queries and keys of image tokens by time, height and width."""
 
 import pytest
 

@@ -3,7 +3,7 @@
 import pytest
 
 EAGER = pytest.mark.revision(">=0.5.7,<0.5.11")
-LARGE_PAGES = pytest.mark.revision(">=0.5.13,<0.5.20")
+LARGE_PAGES = pytest.mark.revision(">=0.5.13,<0.5.19")
 
 # chunks of 64 tokens; what a request leaves is its state behind its last whole chunk
 CASES = {

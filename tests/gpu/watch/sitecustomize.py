@@ -8,7 +8,8 @@ runner refused: its own word, else its last lines that ran. The first line of a 
 sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a
 limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if the patch that calls
-it were not there. PREFILL_ONE_GPU=1: the ranks of a server share the first GPU.
+it were not there. MODULE:CLASS.METHOD=OTHER: the class's OTHER runs in its place.
+PREFILL_ONE_GPU=1: the ranks of a server share the first GPU.
 """
 
 import faulthandler
@@ -211,6 +212,14 @@ def share_one_gpu(module):
     module.ServerArgs.check_server_args = check
 
 
+def forget(module, function):
+    """function: of the module, or CLASS.METHOD=OTHER."""
+    path, _, other = function.partition("=")
+    *owners, name = path.split(".")
+    owner = getattr(module, owners[0]) if owners else module
+    setattr(owner, name, getattr(owner, other) if other else lambda *args, **kwargs: None)
+
+
 class AfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, hooks):
         self.hooks = hooks
@@ -253,7 +262,7 @@ def watch():
     hooks["sglang.srt.model_executor.model_runner"] = watch_model_runner
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")
-        hooks[forgotten_in] = lambda module: setattr(module, function, lambda *args, **kwargs: None)
+        hooks[forgotten_in] = lambda module: forget(module, function)
     # Imports are most of an engine's processor time, and looking for garbage is a fifth of that.
     gc.disable()
     hooks |= dict.fromkeys(LAST, lambda _: gc.enable())

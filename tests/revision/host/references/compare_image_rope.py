@@ -56,7 +56,7 @@ def layer(sections, interleaved):
 
 
 def expected(made, positions, qkv):
-    """q, k and the gate in float32: Gemma's norm, then the release's rotary embedding in PyTorch."""
+    """q, k and the gate in float32: Gemma's norm, then the release's own rotary embedding."""
     gated, k, _ = qkv.float().split([2 * made.q_size, made.kv_size, made.kv_size], dim=-1)
     q, gate = gated.view(TOKENS, HEADS, 2 * SIZE).chunk(2, dim=-1)
 
@@ -65,9 +65,7 @@ def expected(made, positions, qkv):
         scale = torch.rsqrt(heads.square().mean(-1, keepdim=True) + EPS)
         return (heads * scale * (1 + norm.weight)).reshape(TOKENS, -1)
 
-    q, k = made.rotary_emb.forward_native(
-        positions, normed(q, made.q_norm), normed(k, made.k_norm)
-    )
+    q, k = made.rotary_emb.forward_native(positions, normed(q, made.q_norm), normed(k, made.k_norm))
     return q, k, gate.reshape(TOKENS, -1)
 
 

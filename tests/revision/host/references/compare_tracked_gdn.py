@@ -70,9 +70,7 @@ def compare(
         for i, _length in enumerate(lengths):
             rows = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
             old = then[0][i + 1] * bool(prefixes[i]), _plain(then[1][i + 1])
-            own, left = _differences(
-                layer, hidden_states[rows], output[rows], old, pool, i, step
-            )
+            own, left = _differences(layer, hidden_states[rows], output[rows], old, pool, i, step)
             found["own"], found["left"] = max(found["own"], own), max(found["left"], left)
     return found
 
@@ -181,6 +179,7 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
     else:
         made = gdn_backend.GDNAttnBackend.__new__(gdn_backend.GDNAttnBackend)
         made.kernel_dispatcher = TritonGDNKernel()
+        made.kernel_dispatcher.extend_uses_state_checkpoints = False  # asked from 0.5.17 on
     interpreted.resolve_late(fla)
     interpreted.choose_first_configs(fla)
     made.device, made.conv_states_shape = "cpu", pool[0].shape
