@@ -30,8 +30,8 @@ def places(tokens: int) -> int:
 
 
 def too_large(tokens: int, enough: int, size: int) -> bool:
-    """Whether a batch of `tokens` runs eagerly rather than in a graph of `size` rows, which only the
-    places of its requests ask for: `enough` rows have room for its tokens."""
+    """Whether a batch of `tokens` runs eagerly rather than in a graph of `size` rows, which the
+    places of its requests alone ask for: `enough` rows have room for its tokens."""
     return size > enough and size > PADDING * tokens
 
 
