@@ -35,6 +35,7 @@ def small(name, attention):
         tie_word_embeddings=False,
         n_shared_experts=0,
         num_attention_heads=1,
+        architectures=None,
     )
     holder = torch.nn.Module()
     *path, last = f"model.layers.0.{attention}.fused_qkv_a_proj_with_mqa".split(".")
