@@ -301,7 +301,12 @@ def test_the_stack_is_as_it_was_after_a_replay_and_after_an_error(captured):
 
 @pytest.mark.parametrize(
     "fields",
-    [dict(forward_mode="TARGET_VERIFY"), dict(capture_hidden_mode="FULL"), dict(input_embeds=True)],
+    [
+        dict(forward_mode="TARGET_VERIFY"),
+        dict(capture_hidden_mode="FULL"),
+        dict(input_embeds=True),
+        dict(replace_embeds=True),
+    ],
     ids=str,
 )
 def test_batches_that_are_not_as_captured_run_eagerly(captured, fields):
@@ -315,6 +320,7 @@ def test_batches_that_are_not_as_captured_run_eagerly(captured, fields):
         forward_mode=ForwardMode.TARGET_VERIFY,
         capture_hidden_mode=CaptureHiddenMode.FULL,
         input_embeds=torch.zeros(4, 8),
+        replace_embeds=torch.zeros(4, 8),
     )
     for name in fields:
         setattr(batch, name, values[name])
@@ -356,16 +362,19 @@ def test_no_size_that_fits_is_one_warning_and_eager_prefill(captured, caplog):
 
 @pytest.fixture
 def memory_for(monkeypatch):
-    """memory_for(tokens): no forward of more than that many runs."""
+    """memory_for(tokens, run): no forward of more tokens runs, after `run` that did."""
     import torch
     from sglang.srt.prefill_graph.breakable import runner as breakable
 
     forward = breakable.BreakableRunner._forward
 
-    def limit(tokens):
+    def limit(tokens, run=0):
+        ran = []
+
         def limited(self, batch, size):
-            if size > tokens:
+            if size > tokens and len(ran) == run:
                 raise torch.OutOfMemoryError("no memory")
+            ran.extend([size] * (size > tokens))
             return forward(self, batch, size)
 
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -374,9 +383,14 @@ def memory_for(monkeypatch):
     return limit
 
 
-@pytest.mark.parametrize(("tokens", "sizes"), [(20, [8, 16]), (8, [8])])
-def test_the_largest_sizes_go_where_memory_is_too_small(captured, memory_for, tokens, sizes):
-    memory_for(tokens)
+@pytest.mark.parametrize(
+    ("tokens", "run", "sizes"),
+    [(20, 0, [8, 16]), (8, 0, [8]), (20, 1, [8, 16])],
+    ids=["no forward", "of two sizes", "no capture behind the first forward"],
+)
+def test_the_largest_sizes_go_where_memory_is_too_small(captured, memory_for, tokens, run, sizes):
+    """And the room for their output with them."""
+    memory_for(tokens, run)
     _, graph = captured()
     assert (
         graph.capture_num_tokens == sizes == sorted(graph.graphs) and len(graph.output) == sizes[-1]

@@ -145,3 +145,80 @@ def test_the_next_batch_leaves_alone_what_is_still_being_copied():
     first = copies[0].clone()
     made.fill([1, 1, 7], [True, False, False], torch.tensor([3, 1, 2]))
     assert torch.equal(copies[0], first) and not torch.equal(copies[1], first)
+
+
+def test_a_short_request_writes_no_row_but_its_own():
+    """Whichever of its neighbours a GPU runs first, and behind the batch."""
+    from host import interpreted
+
+    cases = {f"{rows} rows": dict(rows=rows) for rows in (1, 2, 3, 4)}
+    compared = interpreted.run("host.references.compare_convolution", cases)
+    assert compared == dict.fromkeys(cases, True)
+
+
+def test_a_size_has_places_for_requests():
+    from sglang.srt.prefill_graph.captured import tables
+
+    assert [tables.places(tokens) for tokens in (1, 8, 100, 128, 160, 1024, 4096)] == [
+        *(1, 8, 8, 8, 10, 64, 64)
+    ]
+
+
+def test_tables_begin_at_addresses_that_16_bytes_divide():
+    """For another address Triton compiles a kernel again, which a capture must not meet."""
+    import torch
+    from sglang.srt.prefill_graph.captured import tables
+
+    for requests in (1, 3, 5):
+        made = tables.Tables(40, requests, 16, torch.device("cpu"))
+        plan = made.plan
+        views = [plan.cu, plan.first, plan.start, plan.size, made.owner, made.warm]
+        assert [view.storage_offset() % 4 for view in views] == [0] * len(views)
+        ends = [view.storage_offset() + len(view) for view in views]
+        assert all(view.storage_offset() >= end for view, end in zip(views[1:], ends))
+
+
+def test_a_batch_that_fills_its_tables_fits():
+    import torch
+    from sglang.srt.prefill_graph.captured import tables
+
+    made = tables.Tables(16, 3, 16, torch.device("cpu"))
+    assert made.fits([16]) and made.fits([1, 14, 1]) and made.fits([])
+    assert not made.fits([17]) and not made.fits([1] * 4) and not made.fits([8, 9])
+
+
+def test_a_capture_within_a_capture_gives_the_outer_tables_back():
+    import torch
+    from sglang.srt.prefill_graph.captured import tables
+
+    made = tables.Tables(16, 1, 16, torch.device("cpu"))
+    assert tables.current() is None
+    with tables.capturing_into(made, None):
+        with tables.capturing_into(None, None):
+            assert tables.current() is None
+        assert tables.current().tables is made
+    assert tables.current() is None
+
+
+def test_a_mixer_that_the_kernels_do_not_serve_stays_a_break(monkeypatch):
+    import torch
+    from sglang.srt.prefill_graph.captured import mamba2
+
+    tiles = {}, {}
+    monkeypatch.setattr(mamba2.mamba2_scan, "tiles_of", lambda *_: tiles)
+    monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
+    conv1d = SimpleNamespace(weight=torch.zeros(96, 1, 4))
+    mixer = SimpleNamespace(activation="silu", conv1d=conv1d, n_groups=2, tp_size=1)
+    states = torch.zeros(3, 4, 16, 32)
+
+    def why_not(states):
+        return mamba2.why_not(mixer, SimpleNamespace(temporal=states), torch.float16)
+
+    assert why_not(states) is None
+    turned = states.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert turned.shape == states.shape
+    assert why_not(turned) == (
+        "its scan has no tiles for heads of (16, 32) in torch.float16 on this GPU"
+    )
+    monkeypatch.setenv("SGLANG_MAMBA2_SCAN", "release")
+    assert why_not(states) == "SGLANG_MAMBA2_SCAN=release is set"

@@ -168,6 +168,19 @@ def test_what_the_host_does_not_know_is_asked(backend, case, monkeypatch):
 
 
 @pytest.mark.revision("<0.5.19")
+def test_lengths_of_an_earlier_batch_are_not_kept(backend):
+    """Of the batch before, whose offsets nobody asked for."""
+    from sglang.srt.prefill_graph.preparation import attention_plans
+
+    batch, updater = batch_of(*BATCHES["cold"]), backend.indices_updater_prefill
+    attention_plans.know(updater, batch)
+    assert updater.known_lengths.whole == [5, 1, 9]
+    batch.extend_seq_lens_cpu = None
+    attention_plans.know(updater, batch)
+    assert updater.known_lengths is None
+
+
+@pytest.mark.revision("<0.5.19")
 @pytest.mark.parametrize("padded", [0, 1])
 def test_a_request_made_of_padding_is_planned_by_the_release(backend, padded):
     """In its piecewise graph 0.5.10 appends one; no other release does."""
@@ -208,8 +221,11 @@ def test_a_known_tensor_is_an_ordinary_one_in_all_else():
     )
     assert known.sum(dim=0) == 0 and not (known + 1 - 1).any() and known[1] == 0
     assert type(known + 1) is torch.Tensor and type(known.to(torch.int64)) is torch.Tensor
-    with pytest.raises(ValueError):
-        Known.of(torch.zeros(3, dtype=torch.int32), host)
+    for index in (1, torch.tensor([1]), torch.tensor([False, True])):
+        assert type(known[index]) is torch.Tensor and known[index].cpu() == 0
+    for other in (torch.zeros(3, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="int32 for"):
+            Known.of(other, host)
 
 
 @pytest.mark.revision("<0.5.19")
@@ -308,3 +324,8 @@ def test_a_batch_whose_lengths_the_host_does_not_know_is_cut_by_the_release():
     assert mamba2_chunks.cut(batch, lambda *given: given, starts, 4, 9) == (starts, 4, 9)
     assert mamba2_chunks.goes_on(batch, torch.tensor([False, True]))
     assert not mamba2_chunks.goes_on(batch, torch.tensor([False, False]))
+    batch.extend_prefix_lens_cpu = [0]  # of one of two requests
+    assert mamba2_chunks.goes_on(batch, torch.tensor([False, True]))
+    for lengths in ([3, 5], [3, 7], [9], [3, 3, 3]):  # 9 tokens of two requests are cut
+        batch.extend_seq_lens_cpu = lengths
+        assert mamba2_chunks.cut(batch, lambda *given: given, starts, 4, 9) == (starts, 4, 9)

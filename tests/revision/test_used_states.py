@@ -225,6 +225,9 @@ def test_a_locked_state_stays(build):
     assert cache.states.freed == [free] and cache.order() == [locked]
     with pytest.raises(Exception, match="locked"):
         cache.real.sanity_check()
+    with pytest.raises(RuntimeError) as found:  # and nothing else is wrong
+        cache.real.mamba_lru_list.sanity_check(cache.real)
+    assert "locked while idle" in str(found.value) and "evictable" not in str(found.value)
 
 
 @pytest.mark.parametrize(
