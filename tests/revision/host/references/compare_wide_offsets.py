@@ -9,11 +9,14 @@ from host import interpreted
 
 interpreted.start()
 
+import contextlib
 import functools
 import importlib
+from unittest import mock
 
 import torch
 from host.references import compare_gdn
+from triton.runtime.interpreter import interpreter_builder
 
 
 
@@ -26,6 +29,13 @@ def module(name):
         if importlib.util.find_spec(place.rpartition(".")[0]) and importlib.util.find_spec(place):
             return importlib.import_module(place)
     raise ImportError(f"no {name} in this release")
+
+
+def projections():
+    """The module that splits a gated delta net's projections."""
+    with contextlib.suppress(ImportError):  # up to 0.5.16
+        return importlib.import_module("sglang.jit_kernel.triton.gdn_fused_proj")
+    return importlib.import_module("sglang.kernels.ops.attention.triton_gdn_fused_proj")
 
 
 def spread(rows, stride):
@@ -139,6 +149,39 @@ def carried(heads):
         return h.clone(), new.clone()
 
     return all(map(torch.equal, run(1), run(heads)))
+
+
+def split(layout, tokens):
+    """The last of many rows, of projections as wide as Qwen3-Next's on one GPU."""
+    release = projections()
+    function = getattr(release, f"fused_qkvzba_split_reshape_cat{layout}")
+    name = f"{function.__name__}_kernel"
+    kernel, heads, ratio, size = getattr(release, name), 16, 2, 128
+    qkvz = torch.empty(tokens, heads * size * (2 + 2 * ratio), dtype=torch.int8)
+    ba = torch.empty(tokens, heads * ratio * 2, dtype=torch.int8)
+    qkvz[-1].random_(), ba[-1].random_()
+
+    class Last:
+        """The kernel, launched for the last row alone."""
+
+        def __getitem__(self, grid):
+            def launch(*given, **words):
+                with mock.patch.object(
+                    interpreter_builder, "set_grid_idx", lambda x, y, z: at(grid[0] - 1, y, z)
+                ):
+                    kernel[1, grid[1]](*given, **words)
+
+            return launch
+
+    def at(*place):
+        interpreter_builder.grid_idx = place
+
+    with mock.patch.object(release, name, Last()):
+        far, near = (
+            function(*rows, heads, heads * ratio, size, size)
+            for rows in ((qkvz, ba), (qkvz[-1:].clone(), ba[-1:].clone()))
+        )
+    return all(torch.equal(one[-1], other[-1]) for one, other in zip(far, near))
 
 
 def tracked(stride):
