@@ -17,11 +17,11 @@ CASES = {
     "states behind requests": dict(kernel="ended", stride=LIMIT // 25),
     "states before chunks": dict(kernel="carried", heads=2**18),
 }
-RELEASE = Version(os.environ["PATCHQUEUE_REVISION"])
-if RELEASE >= Version("0.5.10"):  # test_gdn_copies.py has those before
+release = Version(os.environ["PATCHQUEUE_REVISION"])
+if release >= Version("0.5.10"):  # test_gdn_copies.py has those before
     for layout in ("", "_contiguous"):
         CASES[f"projections{layout}"] = dict(kernel="split", layout=layout, tokens=180000)
-if RELEASE >= Version("0.5.7"):
+if release >= Version("0.5.7"):
     CASES["decoded states"] = dict(kernel="tracked", stride=LIMIT // 3 + 64)
 
 

@@ -18,7 +18,11 @@ def compare(rows):
     """
     torch.manual_seed(rows)
     features, lengths, total = 32, (5, rows), 5 + rows
-    x, weight, pool = torch.randn(16, features), torch.randn(features, 4), torch.randn(3, features, 3)
+    x, weight, pool = (
+        torch.randn(16, features),
+        torch.randn(features, 4),
+        torch.randn(3, features, 3),
+    )
     place = [slice(rows, total), slice(0, rows)]  # of each request, in the table's order
 
     def run(x, lengths, starts, slots):
@@ -27,9 +31,7 @@ def compare(rows):
 
         ends = table([0, *lengths]).cumsum(0, dtype=torch.int32)
         first = table(range(len(lengths) + 1))
-        plan = ssd.Plan(
-            16, len(lengths), len(lengths), ends, first, table(starts), table(lengths)
-        )
+        plan = ssd.Plan(16, len(lengths), len(lengths), ends, first, table(starts), table(lengths))
         out = torch.full_like(x, 7.0)
         warm = table([1] * len(lengths))
         convolution.convolve(

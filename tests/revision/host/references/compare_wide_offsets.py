@@ -11,7 +11,7 @@ interpreted.start()
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 from unittest import mock
 
 import torch
@@ -19,13 +19,16 @@ from host.references import compare_gdn
 from triton.runtime.interpreter import interpreter_builder
 
 
-
-
 @functools.lru_cache
 def module(name):
     """A module of the release's Mamba kernels, wherever it lies."""
     srt, ops = "sglang.srt.layers.attention.mamba", "sglang.kernels.ops.mamba"
-    for place in (f"{srt}.{name}", f"{srt}.ops.{name}", f"{ops}.{name}", f"{ops}.triton_ops.{name}"):
+    for place in (
+        f"{srt}.{name}",
+        f"{srt}.ops.{name}",
+        f"{ops}.{name}",
+        f"{ops}.triton_ops.{name}",
+    ):
         if importlib.util.find_spec(place.rpartition(".")[0]) and importlib.util.find_spec(place):
             return importlib.import_module(place)
     raise ImportError(f"no {name} in this release")
@@ -132,7 +135,9 @@ def carried(heads):
     )
     settings = dict(T=rows, Hg=1, K=size, V=size, BT=64, BV=32, USE_G=True, USE_GK=False)
     settings |= dict(USE_INITIAL_STATE=False, SAVE_NEW_VALUE=True, IS_VARLEN=True, NT_BUCKET=0)
-    settings |= dict(INPLACE_UPDATE=False, STORE_FINAL_STATE=False, USE_EXP2=False, TRACK_STATE=False)
+    settings |= dict(
+        INPLACE_UPDATE=False, STORE_FINAL_STATE=False, USE_EXP2=False, TRACK_STATE=False
+    )
     nothing = dict.fromkeys(("gk", "h0", "ht", "track_state", "track_chunk_idx"))
     nothing |= dict(stride_track_state=0, initial_state=torch.zeros(1))
 
