@@ -253,6 +253,19 @@ def test_a_step_of_a_workflow_fails_with_its_command(file):
     assert not re.search(r"echo [^\n]*\$\(scripts/nox", file.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name
+)
+def test_a_workflow_runs_what_was_read(file):
+    """An action is the commit that was looked at, whoever moves its tag; and no value is pasted
+    into a script, where its words would be commands."""
+    text = file.read_text(encoding="utf-8")
+    used = re.findall(r"uses: *(.*)", text)
+    assert used and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", each) for each in used)
+    scripts = re.findall(r"(?m)^( *)(?:- )?run: (?:\|\n((?:\1 .*\n|\n)+)|(.*))", text)
+    assert scripts and not any("${{" in part for script in scripts for part in script)
+
+
 def step(folder: Path, jobs: int, **environment: str) -> tuple[int, str, dict[str, str]]:
     """The workflow's own step that asks for the matrix, where the tool prints so many jobs, oldest
     release first. Its exit code, what it printed, and its outputs."""
