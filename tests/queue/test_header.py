@@ -174,6 +174,7 @@ def test_fields_are_read_as_written():
     [
         ("x = 1", "if y:\n    x  =\n 1\n", True),  # white space is folded on both sides
         ("x = 1", "x = 2", False),
+        ("x = 1", "1 = x", False),  # the words, in their order
         (
             "/^x = [0-9]+$/",
             "a\nx = 12\nb",

@@ -53,6 +53,18 @@ def test_a_text_is_laid_at_its_one_place(text, outcome, lines):
     assert row.after == ({RUNNER: added(text).encode()} if lines else {})
 
 
+def test_text_that_overlaps_itself_stands_at_every_line_where_it_begins():
+    text, wanted = "x\nx\nx\n", "x\nx\n"
+    assert place.places(text, wanted) == [1, 2]
+    row = place.lay_patch(patch(wanted, "x\nnew\nx\n"), {RUNNER: text.encode()}.get)
+    assert (row.outcome, row.ambiguous) == (Outcome.CONFLICT, True)
+
+
+def test_a_line_ends_at_a_line_feed_alone():
+    lines = ["a\r b\n", "\f\n", "c\x0bd\x1ce\u2028f\n", "end\r"]
+    assert place.split_lines("".join(lines)) == lines
+
+
 @pytest.mark.parametrize("end", ["step_40 = 40\n", "step_40 = 40"], ids=["line end", "no line end"])
 def test_whole_lines_only(end):
     """Text within a longer line is no place, and what lacks its line end stands at the end only."""

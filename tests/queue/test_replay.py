@@ -154,6 +154,14 @@ def test_every_misfit_is_named():
     assert names == ["conflict", "conflict"]
 
 
+def test_a_patch_is_called_by_its_worst_hunk():
+    """One hunk stands at another line, the other nowhere."""
+    after = BASE.replace("step_5 = 5\n", "step_5 = 0\n").replace("step_35 = 35\n", "step_35 = 0\n")
+    upstream = "new = 1\n" + BASE.replace("step_35 = 35\n", "step_35 = None\n")
+    outcome, names, _ = one(upstream, diff(RUNNER, BASE, after))
+    assert (outcome, names) == (Outcome.CONFLICT, ["needs refresh", "conflict"])
+
+
 def test_a_misfit_says_nothing_wrong_about_the_hunks_after_it():
     after = BASE.replace("step_5 = 5\n", "step_5 = 5\nfive = 5\n").replace(
         "step_30 = 30\n", "thirty = 30\n"
