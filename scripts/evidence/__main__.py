@@ -1,3 +1,3 @@
-from .commands.cli import main
+from patchqueue.__main__ import run
 
-raise SystemExit(main())
+raise SystemExit(run("evidence.commands.cli"))

@@ -13,7 +13,10 @@ import pytest
 from fakes import RUNNER, TAG
 
 from evidence.commands import cli as proving
+from patchqueue import __main__ as program
 from patchqueue.commands import cli, trees, writing
+from patchqueue.files import atomic
+from patchqueue.install import inplace, journal
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
@@ -401,7 +404,37 @@ def test_interrupted(run, monkeypatch):
 
     monkeypatch.setattr(trees, "apply", interrupt)
     code, _, err = run("apply")
-    assert code == 130 and "interrupted" in err
+    assert (code, err) == (130, "interrupted; nothing half-done was put in place\n")
+    (run.project.root / atomic.JOURNAL).mkdir(parents=True)
+    code, _, err = run("apply")
+    what = "the queue's files are written in part; `scripts/nox check` writes the rest"
+    assert (code, err) == (130, f"interrupted; {what}\n")
+
+
+@pytest.mark.parametrize("half", [journal.State.INSTALLING, journal.State.REMOVING])
+def test_interrupted_halfway_in_an_installed_sglang(run, monkeypatch, tmp_path, half):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    for state in (half, journal.State.INSTALLED):
+        (tmp_path / "site" / journal.FOLDER).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / journal.FOLDER / journal.STATE).write_text(f"{state}\n")
+        monkeypatch.setattr(inplace, "install", interrupt)
+        code, _, err = run("install", "--site-packages", str(tmp_path / "site"))
+        words = f"scripts/nox install --site-packages {tmp_path}/site --verify"
+        what = f"is patched in part; `{words}` finishes what was begun"
+        assert code == 130 and (what in err) is (state is half)
+
+
+def test_interrupted_before_a_command_begins(monkeypatch, capsys):
+    """What the tool imports takes a tenth of a second."""
+
+    def interrupt(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program.importlib, "import_module", interrupt)
+    assert program.run() == 130
+    assert capsys.readouterr().err == "interrupted; nothing was begun yet\n"
 
 
 def test_as_a_process(applied):

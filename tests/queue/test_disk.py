@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,46 @@ def test_what_an_error_means(found, text):
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.EPIPE, errno.EEXIST])
 def test_other_errors_are_none_of_a_disk(number):
     assert disk.problem(error(number, "/src/queue/x"), PLACES) is None
+
+
+AGAIN = "[system-error]\n    next: see to that, then run the same command again"
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (error(errno.EIO, "/src/queue/x"), "/src/queue/x: could not be read or written: {EIO}"),
+        (error(errno.EIO), "/src/queue or /cache/queue: could not be read or written: {EIO}"),
+        (
+            OSError(errno.EXDEV, os.strerror(errno.EXDEV), "/a", None, "/b"),
+            "/a and /b: could not be read or written: {EXDEV}",
+        ),
+        (
+            OSError("no number"),
+            "/src/queue or /cache/queue: could not be read or written: no number",
+        ),
+        (shutil.SameFileError("/a and /a are the same"), "… written: /a and /a are the same"),
+    ],
+    ids=["a path", "no path", "two paths", "no number", "no list"],
+)
+def test_any_other_error_is_one_sentence(found, text):
+    text = text.replace("… ", "/src/queue or /cache/queue: could not be read or ")
+    for name in ("EIO", "EXDEV"):
+        text = text.replace(f"{{{name}}}", os.strerror(getattr(errno, name)))
+    assert disk.problem(found, PLACES) is None
+    assert str(disk.other(found, PLACES)) == f"{text} {AGAIN}"
+
+
+def test_what_copying_a_folder_gathers_is_told_by_its_first_error():
+    full = str(error(errno.ENOSPC, "/src/queue/work/a"))
+    found = shutil.Error([("/from/a", "/src/queue/work/a", full), ("/from/b", "/to/b", full)])
+    problem = disk.problem(found, PLACES)
+    assert problem.name == "disk-full" and problem.where == "/src/queue/work/a"
+    found = shutil.Error([("/from/a", "/src/queue/work/a", str(error(errno.EIO)))])
+    assert disk.problem(found, PLACES) is None
+    assert disk.other(found, PLACES).where == "/src/queue/work/a"
+    odd = shutil.Error([("/from/a", "/src/queue/work/a", "said in no known form")])
+    assert "said in no known form" in disk.other(odd, PLACES).what
 
 
 def test_a_write_that_names_no_path_is_told_by_the_fullest_place(monkeypatch):
@@ -272,7 +313,7 @@ COMMANDS = {  # what is prepared, what is closed, and the words
 
 
 @pytest.mark.parametrize(
-    "number", [errno.EROFS, errno.EACCES, errno.ENOSPC], ids=errno.errorcode.get
+    "number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO], ids=errno.errorcode.get
 )
 @pytest.mark.parametrize("prepare, where, words", COMMANDS.values(), ids=COMMANDS)
 def test_a_command_that_cannot_write_says_so_in_a_sentence(
@@ -287,8 +328,14 @@ def test_a_command_that_cannot_write_says_so_in_a_sentence(
     ]
     code, said = run_in(place, number, ["--root", str(applied.root), *filled])
     assert code == 1 and "Traceback" not in said, said
-    name = {errno.EROFS: "read-only", errno.EACCES: "no-access", errno.ENOSPC: "disk-full"}[number]
-    (problem,) = [line for line in said.splitlines() if line.endswith(f"[{name}]")]
+    name = {
+        errno.EROFS: "read-only",
+        errno.EACCES: "no-access",
+        errno.ENOSPC: "disk-full",
+        errno.EIO: "(?:system-error|not-done|no-folder)",
+    }[number]
+    (problem,) = [line for line in said.splitlines() if re.search(rf"\[{name}\]$", line)]
+    assert number != errno.EIO or os.strerror(number) in problem
     assert "    next: " in said and (number == errno.ENOSPC or problem.startswith(str(place)))
     assert number != errno.EROFS or "as root" not in said, "root cannot write there either"
     assert files(place) == before

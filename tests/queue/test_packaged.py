@@ -41,7 +41,7 @@ def patchqueue(packages, tmp_path):
     """The console script's command, run where no queue is."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    code = "import sys; from patchqueue.commands.cli import main; sys.exit(main())"
+    code = "import sys; from patchqueue.__main__ import run; sys.exit(run())"
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ} | {"PYTHONPATH": str(packages)}

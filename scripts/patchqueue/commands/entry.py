@@ -17,7 +17,7 @@ from rich.logging import RichHandler
 from rich.styled import Styled
 from rich.text import Text
 
-from ..files import disk
+from ..files import atomic, disk
 from ..files.run import Failed
 from ..hint import program, to_type
 from ..outcome import Problem, Refused
@@ -61,13 +61,11 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         show_problems([Problem("git-failed", "git", str(failure), step)])
         return 1
     except OSError as error:
-        found = disk.problem(error, _places(options))
-        if found is None:
-            raise
-        show_problems([found])
+        places = _places(options)
+        show_problems([disk.problem(error, places) or disk.other(error, places)])
         return 1
-    except KeyboardInterrupt:
-        ERR.print("interrupted; nothing half-done was put in place")
+    except KeyboardInterrupt as stop:
+        ERR.print(f"interrupted; {stop.args[0] if stop.args else _left(options.root)}")
         return 130
 
 
@@ -76,6 +74,13 @@ def show_problems(problems: Sequence[Problem]) -> None:
         ERR.print(str(problem))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print(problem.as_github())
+
+
+def _left(root: Path) -> str:
+    """What an interrupted command leaves behind. One that knows more says it in the exception."""
+    if (root / atomic.JOURNAL).is_dir():
+        return f"the queue's files are written in part; {to_type('check')} writes the rest"
+    return "nothing half-done was put in place"
 
 
 def _places(options: argparse.Namespace) -> list[disk.Place]:

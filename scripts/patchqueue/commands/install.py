@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from ..hint import counted, some, to_type
-from ..install import inplace
+from ..install import inplace, journal
 from ..install.changes import named_tree
 from ..install.report import Report
 from ..outcome import Outcome
@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = commands.add_parser(name, help=text)
-    made.set_defaults(run=run)
+    made.set_defaults(run=lambda options: _or_say(run, options))
     made.add_argument(
         "--site-packages",
         dest="site",
@@ -63,6 +63,20 @@ def _command(commands: Any, name: str, run: Any, text: str) -> argparse.Argument
         help="throw away edits of the files that install made or changed",
     )
     return made
+
+
+def _or_say(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run the command; interrupted, say whether the files are in part as they were."""
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        file = options.site / journal.FOLDER / journal.STATE
+        state = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+        if state not in (journal.State.INSTALLING, journal.State.REMOVING):
+            raise
+        verify = to_type("install", "--site-packages", options.site, "--verify")
+        what = f"{options.site} is patched in part; {verify} finishes what was begun"
+        raise KeyboardInterrupt(what) from None
 
 
 def _install(options: argparse.Namespace) -> int:

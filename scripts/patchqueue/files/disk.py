@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
 
     places: where the tool writes, of which one is named where the error names no path.
     """
+    error = _first(error)
     if error.errno in FULL:
         place = _around(error.filename, places) or _fullest(places)
         return _full(str(error.filename or place.path), place)
@@ -46,6 +48,27 @@ def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
             "no-temporary-folder", "TMPDIR", what, "free some space, or name one: TMPDIR=FOLDER"
         )
     return None
+
+
+def other(error: OSError, places: Sequence[Place]) -> Problem:
+    """Any other error of the system, by the path and the system's own words."""
+    error = _first(error)
+    names = [name for name in (error.filename, error.filename2) if name is not None]
+    where = " and ".join(map(str, names)) or " or ".join(str(place.path) for place in places)
+    what = f"could not be read or written: {error.strerror or error}"
+    return Problem("system-error", where, what, f"see to that, {AGAIN}")
+
+
+def _first(error: OSError) -> OSError:
+    """The first error of those that copying a folder has gathered, each as text; else the error."""
+    if not isinstance(error, shutil.Error) or not isinstance(error.args[0], list):
+        return error
+    _, target, why = error.args[0][0]
+    found = re.fullmatch(r"\[Errno (\d+)\] [^:]*(?:: '(.*?)'.*)?", str(why), re.DOTALL)
+    if not found:
+        return OSError(None, str(why), str(target))
+    number = int(found[1])
+    return OSError(number, os.strerror(number), found[2] or str(target))
 
 
 def said(text: str) -> str:
