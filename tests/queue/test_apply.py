@@ -3,6 +3,7 @@ user's is ever lost."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -473,20 +474,39 @@ def test_of_the_two_hashes_called_queue_each_is_of_what_the_docs_say(project):
     assert not {package, record} & set(hashes())
 
 
-def test_what_a_killed_run_left_is_removed(project):
+def test_what_a_killed_run_left_is_removed(applied):
     for left in ("building/python", "old/python"):
-        (project.root / f"work/.patchqueue/{TAG}.{left}").mkdir(parents=True)
-    project.apply()
-    assert sorted(path.name for path in (project.root / "work/.patchqueue").iterdir()) == [
-        f"{TAG}.lock",
-        f"{TAG}.sha256sum",
-    ]
+        (applied.root / f"work/.patchqueue/{TAG}.{left}").mkdir(parents=True)
+    applied.apply()
+    assert own_names(applied) == [f"{TAG}.lock", f"{TAG}.sha256sum"]
 
 
-def test_killed_between_the_two_renames(applied):
-    after = tree_hash(applied)
-    applied.tree.rename(applied.root / f"work/.patchqueue/{TAG}.old")
-    assert applied.apply().outcome is Outcome.APPLIED and tree_hash(applied) == after
+def own_names(project) -> list[str]:
+    """What the tool keeps of trees beside them."""
+    folder = project.root / "work/.patchqueue"
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(TAG))
+
+
+@pytest.mark.parametrize("verb", ["unapply", "apply"])
+@pytest.mark.parametrize("number", range(1, 4))
+def test_killed_at_a_rename_the_next_run_has_a_tree(applied, verb, number):
+    """The renames: the old tree away, the new one in its place, the old one to what is removed."""
+    if verb == "apply":
+        applied.edit("patches/steps/name-the-cut.patch", "+six = 6", "+six = 66")
+        applied.place()
+    fakes.kill_at(number, getattr(applied, verb))
+    report = getattr(applied, verb)()
+    is_done = report.outcome is Outcome.ALREADY_APPLIED
+    assert is_done is (number == 3)
+    assert tree_hash(applied) == report.record["tree"]["before" if verb == "unapply" else "after"]
+    assert own_names(applied) == [f"{TAG}.lock", f"{TAG}.sha256sum"]
+
+
+def test_a_tree_that_cannot_be_replaced_is_put_back(applied, monkeypatch):
+    fakes.killed_at(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        applied.unapply()
+    assert applied.apply().outcome is Outcome.ALREADY_APPLIED
 
 
 def command(project, *words: str) -> list[str]:
@@ -532,6 +552,66 @@ def test_a_second_run_says_that_it_waits_even_for_a_child(applied, said):
     applied.apply()
     assert time.monotonic() - started > 0.3 and child.wait() == 0
     assert any("waiting" in text for text in said)
+
+
+def test_quilt_holds_the_lock_when_its_parent_is_killed(applied, tmp_path):
+    """It still writes in the tree."""
+    slow = fakes.program(
+        tmp_path / "quilt",
+        f"echo $$ > {tmp_path}/pid.new\nmv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 30",
+    )
+    tree = worktree.WorkTree(applied.root, TAG)
+    child = os.fork()
+    if child == 0:
+        with tree.locked() as lock:
+            quilt.Quilt(str(slow)).run(tmp_path, "pop", lock=lock)
+        os._exit(0)
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with open(applied.root / f"work/.patchqueue/{TAG}.lock") as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+NAMES = (
+    "Jane Doe",
+    "it's",
+    'say "x"',
+    "a$HOME",
+    "$(touch ran)",
+    "`touch ran`",
+    "a;touch ran",
+    "a:b",
+)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "two\nlines", "*?["])
+def test_no_name_of_a_folder_is_shell_text(quilt_home, tmp_path, monkeypatch, name):
+    """quilt's scripts paste where they lie into shell text: it was another path, or a command."""
+    if quilt_home is None:
+        pytest.skip("quilt is installed: the tool unpacks none")
+    home = tmp_path / name
+    shutil.copytree(quilt_home, home / "cache/quilt", symlinks=True)
+    monkeypatch.setenv("HOME", str(home))
+    tree = home / "tree"
+    (tree / "python").mkdir(parents=True)
+    before = numbered(40)
+    (tree / "python/a.py").write_text(before)
+    after = before.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")
+    text = fakes.diff("python/a.py", before, after)
+    worktree.write_patches(tree, {"a/b.patch": text.encode()})
+    made = quilt.find(home / "cache")
+    made.run(tree, "push", "-a", "--fuzz=0")
+    assert (tree / "python/a.py").read_text() == after
+    made.run(tree, "refresh", *quilt.FORM)
+    assert (tree / "patches/a/b.patch").read_text() == text
+    made.run(tree, "pop", "-a")
+    assert (tree / "python/a.py").read_text() == before
+    assert not list(tmp_path.rglob("ran"))
 
 
 def test_merged_upstream_is_said_before_anything_is_written(project):

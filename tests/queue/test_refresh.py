@@ -4,13 +4,15 @@ and kept."""
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import fakes
 import pytest
 from fakes import RUNNER, TAG, numbered
+from test_install import killed_at
 
 from patchqueue.files.tree import hash_listing, list_folder
-from patchqueue.laying import quilt
+from patchqueue.laying import quilt, worktree
 from patchqueue.laying.apply import apply
 from patchqueue.laying.check import check
 from patchqueue.laying.refresh import new, refresh
@@ -161,6 +163,51 @@ def test_a_new_patch_from_start_to_apply(applied, said):
         and "9.9.1-mine" in (applied.tree / "python/sglang/version.py").read_text()
     )
     assert path.read_text().startswith("Subject: Count the steps once more\n")
+
+
+def test_new_killed_before_any_change_can_be_run_again(applied, tmp_path):
+    """And so can every other command: the tree is as `new` leaves it, or as it was."""
+    number = 0
+    while True:
+        root = tmp_path / f"copy-{number}"
+        shutil.copytree(applied.root, root, symlinks=True)
+        if not killed_at(number, root, lambda: new(root, applied.pin, "steps/say-more")):
+            break
+        with worktree.WorkTree(root, TAG).locked():
+            assert set(quilt.listed(root / "work" / TAG)) == set(quilt.applied(root / "work" / TAG))
+        new(root, applied.pin, "steps/say-more")
+        number += 1
+        assert tree_state(root) == tree_state(tmp_path / "copy-0"), f"step {number}"
+    assert number > 5
+    assert tree_state(root) == tree_state(tmp_path / "copy-0")
+    engine().run(root / "work" / TAG, "pop")
+
+
+def tree_state(root: Path) -> dict[str, bytes | None]:
+    tree = root / "work" / TAG
+    return {
+        path.relative_to(tree).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in tree.rglob("*")
+    }
+
+
+def test_new_finishes_what_a_killed_quilt_began(applied):
+    """quilt lists a patch in one file, and calls it applied in another."""
+    engine().run(applied.tree, "new", "steps/say-more.patch")
+    whole = tree_state(applied.root)
+    stack = applied.tree / ".pc/applied-patches"
+    stack.write_text(stack.read_text().replace("steps/say-more.patch\n", ""))
+    assert engine().run(applied.tree, "push", check=False).returncode != 0
+    file = new(applied.root, applied.pin, "steps/say-more")
+    file.parent.rmdir() if not any(file.parent.iterdir()) else None
+    assert tree_state(applied.root) == whole
+
+
+def test_new_refuses_a_name_that_the_tree_has(applied):
+    new(applied.root, applied.pin, "steps/say-more")
+    engine().run(applied.tree, "add", "python/sglang/version.py")
+    with pytest.raises(Refused, match="steps/say-more.patch is in the tree already"):
+        new(applied.root, applied.pin, "steps/say-more")
 
 
 def test_new_below_popped_patches_goes_there_in_the_series(applied):

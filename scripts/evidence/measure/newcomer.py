@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -52,17 +53,18 @@ def walk(pin: pins.Pin, space: Path) -> list[Walked]:
     home, queue = space / "home", space / "home/queue"
     home.mkdir()
     site = installed(pin, space)
+    shown = shlex.quote(str(site))
     steps = (
         (f"git clone {ROOT.as_uri()} queue", home, ()),
         (f"scripts/nox apply {pin.tag}", queue, (pin.tag,)),
-        (f"scripts/nox install --site-packages {site}", queue, ("DIR",)),
-        (f"scripts/nox install --site-packages {site} --verify", queue, ()),
+        (f"scripts/nox install --site-packages {shown}", queue, ("DIR",)),
+        (f"scripts/nox install --site-packages {shown} --verify", queue, ()),
         (f"{listed(site)} | sha256sum --check --quiet", site, ()),
-        (f"scripts/nox uninstall --site-packages {site}", queue, ()),
+        (f"scripts/nox uninstall --site-packages {shown}", queue, ()),
     )
     walked = []
     for command, folder, chosen in steps:
-        name = command.replace(str(site), "DIR").replace(ROOT.as_uri(), "REPOSITORY")
+        name = command.replace(shown, "DIR").replace(ROOT.as_uri(), "REPOSITORY")
         walked.append(typed(name, command, folder, home, chosen))
     return walked
 
@@ -78,7 +80,8 @@ def installed(pin: pins.Pin, space: Path) -> Path:
 
 def listed(site: Path) -> str:
     """docs/install.md's way to verify without Python."""
-    return f"sed 's|  python/|  |' {site}/sglang/srt/prefill_graph/tree.sha256"
+    listing = site / "sglang/srt/prefill_graph/tree.sha256"
+    return f"sed 's|  python/|  |' {shlex.quote(str(listing))}"
 
 
 def typed(name: str, command: str, folder: Path, home: Path, chosen: Sequence[str] = ()) -> Walked:

@@ -93,14 +93,15 @@ def _unapply(options: argparse.Namespace) -> int:
 def _quilt(options: argparse.Namespace) -> int:
     pin = pinning.load(options.root).find(options.revision)
     tree = WorkTree(options.root, pin.tag)
-    if tree.inspect().state is State.ABSENT:
-        raise no_tree(pin)
-    engine = quilts.find(cache_folder())
-    with tree.locked():
+    with tree.locked() as lock:
+        if tree.inspect().state is State.ABSENT:
+            raise no_tree(pin)
+        engine = quilts.find(cache_folder())
         return subprocess.run(
             [engine.command, *(options.arguments or ["--help"])],
             cwd=tree.path,
             env=engine.environment(),
+            pass_fds=(*engine.opened, lock),
         ).returncode
 
 

@@ -134,7 +134,7 @@ def begin(
     tree = open_tree(selection.pin, base, selection.touched)
     step = (
         "nothing was written; change one of the two so that both fit, or lay both sides out with"
-        f" {to_type('backport', f'--onto {base} BRANCH')} and `git merge`"
+        f" {to_type('backport', '--onto', base, 'BRANCH')} and `git merge`"
     )
     return tree, settle(selection, tree.read, str(base), step)
 

@@ -11,10 +11,12 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache as kept
 from pathlib import Path
 
-from ..files import disk, run
+from ..files import atomic, disk, run
 from ..files.locking import locked
 from ..outcome import Refused
 
@@ -27,10 +29,12 @@ NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of th
 
 @dataclass(frozen=True)
 class Quilt:
-    """A quilt that works. variables: what its environment needs besides the scrubbed one."""
+    """A quilt that works. variables: what its environment needs besides the scrubbed one. opened:
+    descriptors that a process of it needs, by the same numbers."""
 
     command: str
     variables: dict[str, str] = field(default_factory=dict)
+    opened: tuple[int, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """The caller's environment without anything that configures quilt or patch."""
@@ -64,6 +68,7 @@ class Quilt:
                 good=good,
                 held=lock,
                 program=self.command,
+                opened=self.opened,
             )
         except run.Failed as failure:
             where, step = f"quilt {' '.join(arguments)}", disk.said(failure.said)
@@ -74,6 +79,63 @@ def applied(tree: Path) -> list[str]:
     """The patches that quilt has applied in this tree, bottom first."""
     record = tree / ".pc/applied-patches"
     return record.read_text().split("\n")[:-1] if record.is_file() else []
+
+
+# what quilt itself writes below .pc/ of a tree that has no patches yet
+DATABASE = {".version": "2\n", ".quilt_patches": "patches\n", ".quilt_series": "series\n"}
+
+
+def begin(tree: Path, patch: str) -> None:
+    """Put an empty patch on top, as `quilt new` does, which is killed with half a series, or with a
+    patch that is listed and not applied. Killed here, `finish_begun` does the rest."""
+    shutil.rmtree(tree / ".pc" / patch, ignore_errors=True)
+    (tree / ".pc" / patch).mkdir(parents=True)
+    for name, text in DATABASE.items():
+        if not (tree / ".pc" / name).exists():
+            _put(tree / ".pc" / name, [text])
+    series, done = tree / "patches/series", applied(tree)
+    lines = _lines(series)
+    at = 1 + [_name(line) for line in lines].index(done[-1]) if done else 0
+    try:
+        _put(series, [*lines[:at], f"{patch}\n", *lines[at:]])
+    finally:
+        finish_begun(tree)
+
+
+def finish_begun(tree: Path) -> None:
+    """Call a patch applied that `begin`, or `quilt new`, was killed before it did. Its folder is
+    there and empty, and it has no text."""
+    for name in listed(tree):
+        done = applied(tree)
+        if name not in done and is_begun(tree, name):
+            _put(tree / ".pc/applied-patches", [f"{each}\n" for each in (*done, name)])
+
+
+def is_begun(tree: Path, patch: str) -> bool:
+    """Whether a patch has neither a text nor a file yet."""
+    folder = tree / ".pc" / patch
+    return folder.is_dir() and not any(folder.iterdir()) and not (tree / "patches" / patch).exists()
+
+
+def listed(tree: Path) -> list[str]:
+    """The patches of the tree's series, bottom first."""
+    return [name for line in _lines(tree / "patches/series") if (name := _name(line))]
+
+
+def _lines(series: Path) -> list[str]:
+    return series.read_text().splitlines(keepends=True) if series.is_file() else []
+
+
+def _name(line: str) -> str:
+    """The patch of a line of quilt's series."""
+    return "".join(line.partition("#")[0].split()[:1])
+
+
+def _put(file: Path, lines: Iterable[str]) -> None:
+    """Write it whole or not at all. A name that ends in ~ is no part of a tree."""
+    aside = file.with_name(f"{file.name}~")
+    atomic.put(aside, "".join(lines).encode())
+    os.replace(aside, file)
 
 
 def find(cache: Path) -> Quilt:
@@ -97,10 +159,22 @@ def find(cache: Path) -> Quilt:
 
 
 def _unpacked(home: Path) -> Quilt:
-    path = f"{os.environ.get('PATH', os.defpath)}:{home / 'usr/bin'}"
-    return Quilt(
-        str(home / "usr/bin/quilt"), {"QUILT_DIR": str(home / "usr/share/quilt"), "PATH": path}
-    )
+    """The one in the cache, called by the number of its folder's descriptor: quilt pastes QUILT_DIR
+    into shell text as it is, so that a space there ends a word, and `$(command)` runs."""
+    if not home.is_dir():
+        return Quilt(str(home / "usr/bin/quilt"))
+    descriptor = _opened(home.resolve(), home.stat().st_ino)
+    usr = f"/proc/self/fd/{descriptor}/usr"
+    path = f"{os.environ.get('PATH', os.defpath)}:{usr}/bin"
+    variables = {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path}
+    return Quilt(f"{usr}/bin/quilt", variables, (descriptor,))
+
+
+@kept
+def _opened(folder: Path, inode: int) -> int:
+    """A descriptor of the folder, for as long as this process lives. inode: `_fetch` may have put
+    another folder there."""
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _fetch(home: Path, cache: Path) -> None:
@@ -124,7 +198,9 @@ def _fetch(home: Path, cache: Path) -> None:
         ):
             raise _no_quilt("apt could not download it")
         for package in space.glob("*.deb"):
-            subprocess.run(["dpkg-deb", "-x", str(package), str(space / "root")], check=True)
+            words = ["dpkg-deb", "-x", str(package), str(space / "root")]
+            if subprocess.run(words).returncode:
+                raise _no_quilt("dpkg-deb could not unpack it, for the reason above")
         shutil.rmtree(home, ignore_errors=True)
         os.rename(space / "root", home)
     if not _unpacked(home).works():

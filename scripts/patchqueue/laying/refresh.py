@@ -55,6 +55,7 @@ def new(root: Path, pin: Pin, name: str) -> Path:
     Raises Refused for a name that is not topic/verb-object, or one that the series has.
     """
     patch = name.removesuffix(".patch") + ".patch"
+    finish_writing(root)
     entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
     if patch in (entry.name for entry in entries):
         raise Refused.of(
@@ -65,13 +66,19 @@ def new(root: Path, pin: Pin, name: str) -> Path:
         step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
         raise Refused.of("bad-path", repr(name), what, step)
     tree = WorkTree(root, pin.tag)
-    if tree.inspect().state in (State.ABSENT, State.UNAPPLIED):
+    with tree.locked():
+        found = tree.inspect().state
+    if found in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None)
-    with tree.locked() as lock:
+    with tree.locked():
         if tree.inspect().state is State.FOREIGN:
             raise _foreign(pin)
-        quilts.find(source.cache_folder()).run(tree.path, "new", patch, lock=lock)
         file = tree.path / "patches" / patch
+        if [patch] != quilts.applied(tree.path)[-1:] or not quilts.is_begun(tree.path, patch):
+            if patch in quilts.listed(tree.path) or file.exists():
+                what = f"{patch} is in the tree already"
+                raise Refused.of("duplicate", f"work/{pin.tag}", what, "choose another name")
+            quilts.begin(tree.path, patch)
         # of a new topic: `quilt header -e` makes none
         file.parent.mkdir(parents=True, exist_ok=True)
     return file
@@ -106,7 +113,9 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
 
 def _made_of(root: Path, pin: Pin) -> Source:
     """The release as work/<tag>/ was made of it: a wheel has files that a checkout has not."""
-    record = read_record(WorkTree(root, pin.tag).path)
+    tree = WorkTree(root, pin.tag)
+    with tree.locked():
+        record = read_record(tree.path)
     if record and record["source"].get("kind") == "edited":
         what = "carries edits of others, and a patch is written for the release"
         step = f"{to_type('apply', pin.tag, '--discard')} lays it on the release"

@@ -71,11 +71,13 @@ class WorkTree:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Be the only writer of this tree; what an earlier, killed run left is removed first.
-        Yields the lock's descriptor."""
+        """Be the only writer of this tree; what an earlier, killed run left is mended or removed
+        first. Yields the lock's descriptor."""
         with locked(self._own / f"{self.tag}.lock") as descriptor:
+            self._put_back()
             for left in (self._aside("building"), self._aside("old")):
                 _remove(left)
+            quilt.finish_begun(self.path)
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:
@@ -89,13 +91,25 @@ class WorkTree:
         return aside
 
     def finish(self, listing: dict[str, str]) -> None:
-        """Put what was built in the tree's place. Two renames: killed between them, the next run
-        builds again."""
+        """Put what was built in the tree's place. Killed between the renames, the next run puts the
+        old tree back: it is whole for as long as it has that name."""
         self._aside("sha256sum").write_text(listing_text(listing))
-        if self.path.exists() or self.path.is_symlink():
-            os.rename(self.path, self._aside("old"))
-        os.rename(self._aside("building"), self.path)
-        _remove(self._aside("old"))
+        old, building = self._aside("old"), self._aside("building")
+        try:
+            if _is_there(self.path):
+                os.rename(self.path, old)
+            os.rename(building, self.path)
+        except BaseException:
+            self._put_back()
+            raise
+        if _is_there(old):
+            os.rename(old, building)
+        _remove(building)
+
+    def _put_back(self) -> None:
+        """Give the tree its place again where it was moved away and no other came."""
+        if _is_there(self._aside("old")) and not _is_there(self.path):
+            os.rename(self._aside("old"), self.path)
 
     def finished_listing(self) -> dict[str, str]:
         """The listing of the tree as it was finished, kept to tell which files were edited since;
@@ -106,7 +120,7 @@ class WorkTree:
 
     def inspect(self) -> Inspection:
         """How the tree stands: hashes all of its files (0.1 to 0.5 s)."""
-        if not self.path.exists() and not self.path.is_symlink():
+        if not _is_there(self.path):
             return Inspection(State.ABSENT, {}, {})
         record = read_record(self.path)
         if record is None:
@@ -128,6 +142,10 @@ class WorkTree:
 
     def _aside(self, what: str) -> Path:
         return self._own / f"{self.tag}.{what}"
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
 
 
 def _remove(path: Path) -> None:
