@@ -3,6 +3,10 @@ for every pin."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 from fakes import RUNNER, patch_text, release_of
 
@@ -93,6 +97,27 @@ def check_all(project):
 def test_check_is_good(project):
     report = check_all(project)
     assert report.all_problems == () and [pin.outcome for pin in report.pins] == [Outcome.APPLIED]
+
+
+WORKERS = """
+import os, sys, time
+from patchqueue.laying import check
+with check._processes() as processes:
+    processes.submit(os.getpid).result()
+    processes.submit(time.sleep, 60)  # one works, the others wait
+    print(len(processes._processes), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_killed_check_leaves_no_worker(number):
+    """All of them hold its output open: it ends when the last one has ended."""
+    running = subprocess.Popen([sys.executable, "-c", WORKERS], stdout=subprocess.PIPE)
+    assert int(running.stdout.readline()) > 0
+    running.send_signal(number)
+    running.communicate(timeout=15)
+    assert running.returncode == -number
 
 
 def test_check_names_what_is_wrong_on_one_pin_and_goes_on(project):

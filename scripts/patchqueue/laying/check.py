@@ -4,12 +4,15 @@ what upstream has merged."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 
 from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused
@@ -83,9 +86,7 @@ def check(
         )
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, origin), pins))
-    with ProcessPoolExecutor(
-        mp_context=get_context("fork")
-    ) as processes:  # reading their directories does not
+    with _processes() as processes:  # reading their directories does not
         reports = tuple(processes.map(partial(_one, queue), sources))
     problems += misshapen(
         queue,
@@ -93,6 +94,32 @@ def check(
         {report.pin.version: report.texts for report in reports},
     )
     return CheckReport(reports, tuple(problems))
+
+
+@contextmanager
+def _processes() -> Iterator[ProcessPoolExecutor]:
+    """Workers that end with this process, however it ends. Each waits for work on a pipe that the
+    others hold open too, so that a killed parent closes none of these."""
+    reading, writing = os.pipe()
+    try:
+        with ProcessPoolExecutor(
+            mp_context=get_context("fork"), initializer=_end_with, initargs=(reading, writing)
+        ) as processes:
+            yield processes
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _end_with(reading: int, writing: int) -> None:
+    """End this worker when nobody holds the pipe's other end any more: no worker keeps it."""
+    os.close(writing)
+
+    def wait() -> None:
+        os.read(reading, 1)
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def _one(queue: Queue, pristine: Source) -> PinReport:
