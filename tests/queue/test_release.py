@@ -3,6 +3,7 @@ number."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import shutil
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import fakes
 import pytest
+import test_install
 from fakes import QUEUE
 from msgspec.structs import replace
 from packaging.version import Version
 
+from patchqueue.files import atomic
 from patchqueue.hint import to_type
 from patchqueue.laying.apply import load_queue
+from patchqueue.laying.check import CheckReport
 from patchqueue.outcome import Refused
 from patchqueue.publishing import assets, changelog, cutting
 from patchqueue.queue import released
@@ -267,6 +271,91 @@ def test_what_is_not_ready_is_not_cut(ready, run, do, says):
     assert code == 1 and says in said, said
     assert fakes.git(ready.root, "rev-parse", "HEAD") == before
     assert not (ready.root / RECORD).exists()
+
+
+def state(root: Path) -> dict[str, str]:
+    """What a cut leaves, as far as it is no clock's."""
+    kept = "%(*tree) %(*subject) %(contents)"
+    return {
+        "edits": fakes.git(root, "status", "--porcelain", "--untracked-files=all"),
+        "commits": fakes.git(root, "log", "--format=%s"),
+        "tag": fakes.git(root, "for-each-ref", f"--format={kept}", f"refs/tags/pcg-{QUEUE}"),
+        "writing": str((root / atomic.JOURNAL).exists()),
+    }
+
+
+def test_a_cut_killed_before_any_change_can_be_run_again(ready, tmp_path, monkeypatch):
+    """From the writing on; what it writes is built once."""
+    known, chosen = pins.load(ready.root), choice(ready)
+    made = assets.make(ready.root, chosen, "- More steps.\n")
+    day = datetime.date(2030, 1, 2)
+    monkeypatch.setattr(assets, "make", lambda *_: made)
+    monkeypatch.setattr(cutting, "check", lambda *_: CheckReport((), ()))
+    monkeypatch.setattr(test_install, "WRITES", test_install.WRITES | {"subprocess.Popen"})
+    cutting._edits(ready.root)  # git writes its index anew, once
+    number = 0
+    while True:
+        root = tmp_path / f"copy-{number}"
+        shutil.copytree(ready.root, root, ignore=shutil.ignore_patterns("dist"))
+        if not test_install.killed_at(number, root, lambda: cutting.cut(root, known, chosen, day)):
+            break
+        done = cutting.cut(root, known, chosen, day)
+        assert done.commit == fakes.git(root, "rev-parse", f"{done.tag}^{{commit}}").strip()
+        number += 1
+        assert state(root) == state(tmp_path / "copy-0"), f"step {number}"
+    assert number > 15 and state(root) == state(tmp_path / "copy-0")
+    assert state(root)["commits"].count(cutting.TITLE) == 1 and state(root)["edits"] == ""
+
+
+@pytest.mark.parametrize("word", ["commit", "tag"])
+def test_an_interrupted_cut_says_what_is_left_and_goes_on(ready, run, monkeypatch, word):
+    real = cutting._git
+
+    def interrupt(root, *words):
+        if words[0] == word and words[1:2] != ("--list",):
+            raise KeyboardInterrupt
+        return real(root, *words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cutting, "_git", interrupt)
+        code, said = run(ready, "release", "--cut")
+    what = f"release {QUEUE} may lack its commit or its tag; `scripts/nox release --cut` makes them"
+    assert code == 130 and f"interrupted; {what}\n" in said
+    code, said = run(ready, "release", "--cut")
+    assert code == 0 and f"tag pcg-{QUEUE}: release {QUEUE} of the queue" in said, said
+    assert fakes.git(ready.root, "status", "--porcelain") == ""
+    assert run(ready, "release", "--tag", f"pcg-{QUEUE}")[0] == 0
+
+
+@pytest.mark.parametrize("what", ["a line of the changes", "a file", "a commit", "the queue"])
+def test_a_cut_does_not_go_on_over_edits(cut, run, what):
+    fakes.git(cut.root, "tag", "--delete", f"pcg-{QUEUE}")
+    if what != "a commit":
+        fakes.git(cut.root, "reset", "--soft", "HEAD~1")
+    if what == "a line of the changes":
+        cut.edit("CHANGELOG.md", "- More steps.", "- Fewer steps.")
+    elif what == "a file":
+        cut.write("notes.txt", "mine\n")
+    elif what == "the queue":
+        change(cut)
+    else:
+        cut.write("notes.txt", "mine\n")
+        fakes.commit(cut)
+    code, said = run(cut, "release", "--cut")
+    assert code == 1 and f"release {QUEUE} was cut already" in said
+    assert fakes.git(cut.root, "tag", "--list") == ""
+
+
+def test_the_next_number_is_begun_of_files_that_are_whole(cut, run):
+    """A killed command's journal holds another text of a page than the page has."""
+    page = "docs/more.md"
+    cut.write(page, f"release-{QUEUE}\n")
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        fakes.killed_at(2, patch)
+        files = {page: f"More of release-{QUEUE}\n".encode()}
+        atomic.write_all(cut.root, files, cut.root / atomic.JOURNAL)
+    assert run(cut, "release", "--next")[0] == 0
+    assert (cut.root / page).read_text() == f"More of release-{QUEUE + 1}\n"
 
 
 def test_a_release_is_cut_once(cut, run):

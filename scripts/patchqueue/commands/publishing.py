@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import RELEASE
 from ..hint import counted, to_type
+from ..laying.apply import finish_writing
 from ..outcome import Refused
 from ..publishing import cutting, index
 from ..publishing.assets import Choice, Made
@@ -145,6 +146,7 @@ def _index(options: argparse.Namespace) -> int:
 
 def _released(options: argparse.Namespace) -> tuple[list[released.Release], str]:
     """The releases that were cut, and where their files are."""
+    finish_writing(options.root)
     cut = released.every(options.root)
     if not cut:
         step = f"name a folder with wheels, or cut one: {to_type('release', '--cut')}"

@@ -15,7 +15,7 @@ from .. import RELEASE
 from ..files import atomic, run
 from ..files.locking import locked
 from ..hint import some, to_type
-from ..laying.apply import QUEUE_LOCK
+from ..laying.apply import QUEUE_LOCK, finish_writing
 from ..laying.check import check
 from ..outcome import Problem, Refused
 from ..queue import released
@@ -26,6 +26,7 @@ from . import assets, changelog
 from .assets import Choice, Made
 
 PAGES = ("README.md", "docs/*.md")
+TITLE = f"Release {RELEASE} of the queue"  # of the commit and the tag
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def rebuild(root: Path, choice: Choice) -> tuple[Made, Release | None]:
     Of a release that was cut with some wheels alone, no others are made. Raises Refused where a
     file is not the one that was published; dist/release-N/ is then removed.
     """
+    finish_writing(root)
     found = released.read(root, RELEASE)
     choice = replace(choice, among=frozenset(found.assets)) if found else choice
     changes = changelog.entry(changelog.read(root), RELEASE, cut=found is not None)
@@ -56,6 +58,7 @@ def rebuild(root: Path, choice: Choice) -> tuple[Made, Release | None]:
 
 def refuse_tag(root: Path, tag: str) -> None:
     """Raise Refused unless `tag` is that of the release in this tree, and it was cut."""
+    finish_writing(root)
     if tag != released.tag(RELEASE):
         what = f"is not the tag of this tree, whose release is {RELEASE}"
         raise Refused.of("other-tag", tag, what, f"check out {tag}")
@@ -67,29 +70,72 @@ def refuse_tag(root: Path, tag: str) -> None:
 def cut(root: Path, pins: Pins, choice: Choice, day: datetime.date) -> Cut:
     """Build the release, write what it is made of, and commit and tag it in the queue's repository.
 
+    Killed, or failed, the same call goes on from what is written, and from what is committed.
     Raises Refused, with nothing committed, where the queue has a problem, the release was cut
     already, its changes or the queue's address are not written, or the repository has edits.
     """
-    _refuse_unready(root)
+    finish_writing(root)
+    begun = _begun(root)
+    if not begun:
+        _refuse_unready(root)
     report = check(root, pins.all, None)
     if report.all_problems:
         raise Refused(report.all_problems)
+    try:
+        made = rebuild(root, choice)[0] if begun else _written(root, pins, choice, day)
+        return Cut(made, *_recorded(root))
+    except KeyboardInterrupt:
+        if not released.read(root, RELEASE):
+            raise
+        what = f"release {RELEASE} may lack its commit or its tag;"
+        raise KeyboardInterrupt(f"{what} {to_type('release', '--cut')} makes them") from None
+
+
+def _written(root: Path, pins: Pins, choice: Choice, day: datetime.date) -> Made:
+    """Build the release, and write its record and the heading of its changes."""
     text = changelog.named(changelog.read(root), RELEASE, day)
-    entry = changelog.entry(text, RELEASE, cut=True)
-    made = assets.make(root, choice, entry)
+    made = assets.make(root, choice, changelog.entry(text, RELEASE, cut=True))
     revisions = tuple(_revisions(root, pins, made))
     release = Release(RELEASE, day, zlib.ZLIB_RUNTIME_VERSION, revisions)
-    files = {
-        str(changelog.FILE): text.encode(),
-        str(released.file(RELEASE)): released.text(release, to_type("release", "--cut")),
-    }
-    _write(root, files)
+    record = released.text(release, to_type("release", "--cut"))
+    _write(root, dict(zip(_files(), (text.encode(), record))))
+    return made
+
+
+def _recorded(root: Path) -> tuple[str, str]:
+    """Commit what is written where that is not done, and tag the commit; its hash, and the tag."""
     tag = released.tag(RELEASE)
-    _git(root, "add", "--", *files)
-    _git(root, "commit", "--quiet", "--message", f"Release {RELEASE} of the queue", "--", *files)
-    message = f"Release {RELEASE} of the queue\n\n{entry}"
+    if _edits(root):
+        _git(root, "add", "--", *_files())
+        _git(root, "commit", "--quiet", "--message", TITLE, "--", *_files())
+    commit = _git(root, "rev-parse", "HEAD").strip()
+    message = f"{TITLE}\n\n{changelog.entry(changelog.read(root), RELEASE, cut=True)}"
     _git(root, "tag", "--annotate", "--cleanup=verbatim", "--message", message, tag)
-    return Cut(made, _git(root, "rev-parse", "HEAD").strip(), tag)
+    return commit, tag
+
+
+def _begun(root: Path) -> bool:
+    """Whether a cut was written and not committed, or committed by the last commit and not tagged:
+    killed there, it goes on."""
+    found = released.read(root, RELEASE)
+    if not found or _git(root, "tag", "--list", released.tag(RELEASE)).strip():
+        return False
+    edits = _edits(root)
+    if not edits:
+        return _git(root, "log", "-1", "--format=%s").strip() == TITLE
+    before = _git(root, "show", f"HEAD:{changelog.FILE}")
+    named = changelog.named(before, RELEASE, found.day)
+    return {*edits} == {*_files()} and changelog.read(root) == named
+
+
+def _files() -> tuple[str, str]:
+    return str(changelog.FILE), str(released.file(RELEASE))
+
+
+def _edits(root: Path) -> list[str]:
+    """The paths that git has otherwise than its last commit."""
+    words = ("status", "--porcelain", "--untracked-files=all", "--no-renames", "-z")
+    return [line[3:] for line in _git(root, *words).split("\0") if line]
 
 
 def _revisions(root: Path, pins: Pins, made: Made) -> Iterator[Revision]:
@@ -109,8 +155,8 @@ def _refuse_unready(root: Path) -> None:
         what = "has no repository: a patched wheel says where its users write to"
         step = 'write repository = "https://…", the address that users clone'
         problems.append(Problem("no-address", str(released.ABOUT), what, step))
-    if edits := _git(root, "status", "--porcelain").splitlines():
-        names = some([line[3:] for line in edits])
+    if edits := _edits(root):
+        names = some(edits)
         step = "commit them, or put them away"
         problems.append(Problem("edited", "git status", f"has edits: {names}", step))
     if _git(root, "tag", "--list", released.tag(RELEASE)).strip():
@@ -123,6 +169,7 @@ def _refuse_unready(root: Path) -> None:
 def begin(root: Path, number: int) -> list[str]:
     """Begin the release after `number`: RELEASE, an empty `## Next`, and the number on the pages;
     the paths that were written. Raises Refused where `number` was not cut."""
+    finish_writing(root)
     if released.read(root, number) is None:
         what = f"is not cut, so that work goes on in it: there is no {released.file(number)}"
         step = f"{to_type('release', '--cut')} cuts it"
