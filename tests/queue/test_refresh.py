@@ -210,6 +210,13 @@ def test_new_refuses_a_name_that_the_tree_has(applied):
         new(applied.root, applied.pin, "steps/say-more")
 
 
+def test_new_refuses_a_series_that_lost_a_patch(applied):
+    """A killed quilt empties the series before it writes it."""
+    (applied.tree / "patches/series").write_text("")
+    with pytest.raises(Refused, match="lacks patches that are applied"):
+        new(applied.root, applied.pin, "steps/say-more")
+
+
 def test_new_below_popped_patches_goes_there_in_the_series(applied):
     engine().run(applied.tree, "pop")
     new(applied.root, applied.pin, "steps/in-between")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..files.locking import locked
 from ..files.tree import differing, list_folder, sha256
-from ..hint import to_type
+from ..hint import some, to_type
 from ..outcome import Refused
 from ..queue import guards, patchfile, placed, series
 from ..queue.edit import Change, Lines, joined, tried, variant
@@ -78,6 +78,10 @@ def new(root: Path, pin: Pin, name: str) -> Path:
             if patch in quilts.listed(tree.path) or file.exists():
                 what = f"{patch} is in the tree already"
                 raise Refused.of("duplicate", f"work/{pin.tag}", what, "choose another name")
+            if lost := set(quilts.applied(tree.path)) - {*quilts.listed(tree.path)}:
+                what = f"patches/series lacks patches that are applied: {some(sorted(lost))}"
+                step = f"list them there again; or {to_type('apply', pin.tag, '--discard')}"
+                raise Refused.of("edited-tree", f"work/{pin.tag}", what, step)
             quilts.begin(tree.path, patch)
         # of a new topic: `quilt header -e` makes none
         file.parent.mkdir(parents=True, exist_ok=True)
