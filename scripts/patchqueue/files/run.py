@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,9 +87,18 @@ SETTINGS = (
     "commit.gpgSign=false",
     "format.signOff=false",
     "gc.auto=0",
+)
+# Of repositories that the tool itself makes. Of any other git asks who owns it, since its own
+# settings name programs that git runs.
+OWN_SETTINGS = (
+    "core.compression=0",
+    "core.fsync=none",
+    "user.name=patch queue",
+    "user.email=",
     "safe.directory=*",
 )
-OWN_SETTINGS = ("core.compression=0", "core.fsync=none", "user.name=patch queue", "user.email=")
+# what git says of a repository that another user owns
+FOREIGN = re.compile(r"detected dubious ownership in repository at '(.*)'")
 
 
 class Failed(Exception):
@@ -146,8 +156,50 @@ def git(
     stdin: bytes = b"",
     more: Mapping[str, str] = NO_CONFIGURATION,
 ) -> Done:
-    """Run a command of git by SETTINGS, and with `more` variables. Raises Failed."""
-    return run(GIT, *_set(SETTINGS), *words, folder=folder, stdin=stdin, more=more)
+    """Run a command of git by SETTINGS, and with `more` variables.
+
+    A repository of another user is one that the caller has allowed, as git has it (safe.directory).
+    Raises Failed, and Refused where it is not allowed.
+    """
+    settings: tuple[str, ...] = SETTINGS
+    while True:
+        try:
+            return run(GIT, *_set(settings), *words, folder=folder, stdin=stdin, more=more)
+        except Failed as failure:
+            foreign = FOREIGN.search(failure.said)
+            if foreign is None:
+                raise
+            allowed = tuple(f"safe.directory={name}" for name in _allowed())
+            if settings != SETTINGS or not allowed:
+                what = "belongs to another user, and git refuses it: its settings run programs"
+                step = (
+                    "where you trust it: `git config --global --add safe.directory"
+                    f" {shlex.quote(foreign[1])}`"
+                )
+                raise Refused.of("foreign-repository", foreign[1], what, step) from None
+            settings += allowed
+
+
+def _allowed() -> list[str]:
+    """The repositories of others that the user's and the system's configuration allows."""
+    words = ("config", "-z", "--get-all", "safe.directory")
+    said = run(GIT, *words, folder=Path("/"), good=None).stdout
+    return said.decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+def blobs(answer: bytes) -> Iterator[bytes]:
+    """The contents in an answer of `git cat-file --batch`, in order. Raises Refused where the
+    repository lacks one."""
+    at = 0
+    while at < len(answer):
+        end = answer.index(b"\n", at)
+        name, _, said = answer[at:end].decode().rpartition(" ")
+        if said == "missing":
+            what = "is not in the repository, which is no full clone"
+            raise Refused.of("no-blob", f"blob {name}", what, "`git fetch --refetch` there")
+        size = int(said)
+        yield answer[end + 1 : end + 1 + size]
+        at = end + size + 2
 
 
 def own_git(folder: Path, *words: str, stdin: bytes = b"", check: bool = True) -> Done:

@@ -180,13 +180,7 @@ class Repository:
     def _blobs(self, names: Iterable[str]) -> Iterable[bytes]:
         """The contents of many blobs, in order, from one process."""
         wanted = "".join(f"{name}\n" for name in names).encode()
-        answer = self.git("cat-file", "--batch", content=wanted)
-        at = 0
-        while at < len(answer):
-            end = answer.index(b"\n", at)
-            size = int(answer[at:end].rsplit(b" ", 1)[1])
-            yield answer[end + 1 : end + 1 + size]
-            at = end + size + 2
+        return run.blobs(self.git("cat-file", "--batch", content=wanted))
 
     def build(self, base: str, commits: Iterable[Commit], person: Person, date: int) -> list[str]:
         """Make the commits on top of `base`, one on the other, and return their hashes; no branch

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from ..files.run import own_git as git
+from ..files import run
 from ..files.tree import GENERATED, hash_listing, is_part_of_tree, python_part, sha256
 from ..hint import counted, to_type
 from ..outcome import Outcome, Refused
@@ -107,7 +107,7 @@ def _has_tag(folder: Path, version: Version) -> bool:
     if not (folder / ".git").exists() and not (folder / "HEAD").is_file():
         return False
     tag = f"refs/tags/v{version}^{{commit}}"
-    return git(folder, "rev-parse", "--verify", "-q", tag, check=False).returncode == 0
+    return bool(_asked(folder, "rev-parse", "--verify", "-q", tag))
 
 
 def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, str]:
@@ -182,9 +182,19 @@ def described(path: Path) -> tuple[str, int]:
     """(the release of the nearest tag, how many commits lie on top of it); ("", 0) without one."""
     if not (path / ".git").exists():
         return "", 0
-    done = git(path, "describe", "--tags", "--long", "--match", "v[0-9]*", check=False)
-    found = re.fullmatch(r"v(.+)-(\d+)-g[0-9a-f]+", done.stdout.decode("utf-8", "replace").strip())
+    said = _asked(path, "describe", "--tags", "--long", "--match", "v[0-9]*")
+    found = re.fullmatch(r"v(.+)-(\d+)-g[0-9a-f]+", said)
     return (found[1], int(found[2])) if found else ("", 0)
+
+
+def _asked(folder: Path, *words: str) -> str:
+    """What git says of a user's repository, and of none above it; empty where it fails."""
+    above = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    try:
+        done = run.git(folder, *words, more=run.NO_CONFIGURATION | above)
+    except run.Failed:
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip()
 
 
 def _names_it(origin: str, version: Version) -> None:

@@ -33,6 +33,8 @@ LOG = logging.getLogger(__name__)
 
 # a backslash, or a part that is empty, . or ..
 LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")
+# a plain file, as `git ls-tree` lists it: links and submodules are left out
+LISTED = re.compile(r"(?s)100\d+ blob (?P<blob>[0-9a-f]+)\t(?P<path>.+)")
 SHORT = 12  # hex digits of a commit, in the name of an archive
 CACHE_README = """Upstream release archives, kept by the sglang patch queue under their own sha256.
 Everything here can be deleted; it is fetched again when it is needed.
@@ -311,28 +313,35 @@ def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
         clone = ["clone", "-q", "--bare", "--depth=1", f"--branch={tag}"]
         _git(origin, tag, *clone, "--", origin, str(repository))
 
-    def ask(*words: str) -> str:
-        return _git(origin, tag, "-C", str(repository), *words)
+    def ask(*words: str, stdin: bytes = b"") -> bytes:
+        return _git(origin, tag, "-C", str(repository), *words, stdin=stdin)
 
-    commit = ask("rev-parse", "--verify", "-q", f"refs/tags/{tag}^{{commit}}").strip()
+    commit = ask("rev-parse", "--verify", "-q", f"refs/tags/{tag}^{{commit}}").decode().strip()
     LOG.info(
         f"{tag} from {origin}: the commit of that tag, {commit[:SHORT]}; what is checked out is not"
         " read"
     )
-    top = ask("ls-tree", "-z", "--name-only", "--full-tree", commit).split("\0")
-    wanted = [name for name in ("python/sglang", "test") if name.split("/")[0] in top]
+    listed = ask("ls-tree", "-r", "-z", "--full-tree", commit, "--", "python/sglang", "test")
+    rows = [
+        LISTED.match(entry.decode("utf-8", "backslashreplace")) for entry in listed.split(b"\0")
+    ]
+    names = {row["path"]: row["blob"] for row in rows if row}
+    # Blobs as they were committed: `git archive` runs the programs that the repository's own
+    # settings name as filters.
+    wanted = "".join(f"{blob}\n" for blob in names.values()).encode()
+    contents = run.blobs(ask("cat-file", "--batch", stdin=wanted))
     file = space / f"sglang-{tag}-{commit[:SHORT]}.zip"
-    # From outside the checkout: inside one, git archives the current folder only.
-    folder = ask("rev-parse", "--absolute-git-dir").strip()
-    archive = [f"--git-dir={folder}", "archive", "--format=zip", f"--output={file}"]
-    _git(origin, tag, "-C", str(space), *archive, commit, "--", *wanted)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.comment = commit.encode()
+        for name, content in zip(names, contents):
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return file, commit
 
 
-def _git(origin: str, tag: str, *arguments: str) -> str:
+def _git(origin: str, tag: str, *arguments: str, stdin: bytes = b"") -> bytes:
     """git's output: by SETTINGS, and by the user's configuration, which may name a proxy."""
     try:
-        return run.git(None, *arguments, more=run.NO_SYSTEM).stdout.decode("utf-8", "replace")
+        return run.git(None, *arguments, stdin=stdin, more=run.NO_SYSTEM).stdout
     except run.Failed as failure:
         last = str(failure) if failure.done.stderr else f"it has no tag {tag}"
         step = disk.said(last) or f"give a wheel, or a git repository that has the tag {tag}"
