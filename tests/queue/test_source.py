@@ -20,10 +20,11 @@ import pytest
 from fakes import RELEASE, TAG, git
 
 from patchqueue.commands import cli
-from patchqueue.files import tree
+from patchqueue.files import run, tree
 from patchqueue.files.tree import hash_listing, list_folder
+from patchqueue.handover.repository import open_repository
 from patchqueue.outcome import Refused
-from patchqueue.upstream import index, pin, pins, source
+from patchqueue.upstream import index, pin, pins, release, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -239,6 +240,30 @@ def test_without_network_and_folders_the_cause_comes_at_once(
     )
 
 
+def test_passwords_of_an_index_are_no_words_of_a_command(tmp_path, monkeypatch):
+    """Every user of a host can read those of a running one."""
+    asked = []
+    run_uv = run.uv
+
+    def noted(*words, more, **options):
+        asked.append((words, more))
+        return run_uv(*words, more=more, **options)
+
+    monkeypatch.setattr(run, "uv", noted)
+    wheel = fakes.write_wheel(tmp_path / "wheels" / WHEEL, RELEASE)
+    configured = {
+        "index-url": "https://alice:secret@127.0.0.1:9/simple",
+        "extra-index-url": "https://bob:secret@127.0.0.1:9/a https://eve:secret@127.0.0.1:9/b",
+        "find-links": f"{wheel.parent} {tmp_path}",
+        "trusted-host": "127.0.0.1",
+    }
+    names, broken = index.wheels("9.9.1", tmp_path, configured)
+    assert names == [WHEEL] and "cannot be reached" in broken
+    assert len(asked) == 2 and not any("secret" in word for words, _ in asked for word in words)
+    assert all(more["UV_DEFAULT_INDEX"] == configured["index-url"] for _, more in asked)
+    assert all(more["UV_INDEX"] == configured["extra-index-url"] for _, more in asked)
+
+
 @pytest.mark.parametrize("version", ["9.9.1", "9.9.7"])
 def test_a_fork_of_pip_answers_as_pip_does(project, started_pip, tmp_path, version):
     """The tests use one: it must be told from what users have by its speed alone."""
@@ -432,6 +457,51 @@ def test_from_git_brings_the_tests_and_leaves_links_out(project, tmp_path):
     git(folder, "tag", TAG)
     origin = source.fetch(project.pin, str(folder))
     assert origin.read("test/test_it.py") == b"" and origin.read("python/sglang/link") is None
+
+
+def filtered(checkout, note) -> None:
+    """Its own settings name a program that git runs on each file that it checks out or archives."""
+    (checkout / ".git/info/attributes").write_text("*.py filter=evil ident eol=crlf\n")
+    git(checkout, "config", "filter.evil.smudge", f"touch {note}; cat")
+    git(checkout, "config", "filter.evil.required", "true")
+
+
+def test_no_filter_of_a_repository_runs(project, checkout, tmp_path):
+    filtered(checkout, tmp_path / "ran")
+    origin = source.fetch(project.pin, str(checkout))
+    assert origin.read("python/sglang/version.py") == RELEASE["sglang/version.py"].encode()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_repository_without_a_files_content_is_refused(project, checkout):
+    blob = git(checkout, "rev-parse", f"{TAG}:python/sglang/version.py").strip()
+    (checkout / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    name, text = refusal(source.fetch, project.pin, str(checkout))
+    assert name == "no-blob" and blob in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give a repository to another user")
+@pytest.mark.parametrize("way", ["--from", "--from an address", "a checkout's release", "--onto"])
+def test_a_repository_of_another_user_is_refused_until_it_is_allowed(
+    project, checkout, tmp_path, way
+):
+    """git's own rule: what the repository's settings name would run as the caller."""
+    filtered(checkout, tmp_path / "ran")
+    for path in [checkout, *checkout.rglob("*")]:
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    call = {
+        "--from": lambda: source.fetch(project.pin, str(checkout)),
+        "--from an address": lambda: source.fetch(project.pin, checkout.as_uri()),
+        "a checkout's release": lambda: release.described(checkout),
+        "--onto": lambda: open_repository(str(checkout)).commit(TAG),
+    }[way]
+    name, text = refusal(call)
+    assert name == "foreign-repository" and "belongs to another user" in text
+    assert "`git config --global --add safe.directory" in text
+    allowed = text.rpartition("safe.directory ")[2].strip("`")
+    git(tmp_path, "config", "--global", "--add", "safe.directory", "/nowhere")
+    git(tmp_path, "config", "--global", "--add", "safe.directory", allowed)
+    assert call() and not (tmp_path / "ran").exists()
 
 
 def test_from_git_without_the_tag(project, tmp_path):

@@ -35,11 +35,13 @@ LIST = (
     f"--python={sys.executable}",  # else uv looks for others, which takes seconds
 )
 STEP = "check `pip config list`, or give a wheel or checkout: --from PATH"  # where it lacks one
-OPTIONS = {  # of pip -> of uv
-    "index-url": "--default-index",
-    "extra-index-url": "--index",
-    "find-links": "--find-links",
-    "trusted-host": "--allow-insecure-host",
+# of pip -> (of uv, between two values). By environment: every user of the host can read the words
+# of a command, and an address may hold a password.
+SETTINGS = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
 }
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")  # the oldest that a release may need
 PATIENCE = {"UV_HTTP_RETRIES": "1"}  # uv's own three take eight seconds where there is no network
@@ -110,8 +112,9 @@ def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[l
     uv lists them, from where pip's settings say. Where the index cannot be reached, the user's own
     folders of wheels are looked through. Raises Refused, with the cause, where none is found.
     """
+    is_offline = configured.get("no-index", "").lower() in ("1", "true", "yes", "on")
     try:
-        return _listed(version, folder, _as_uv(configured)), ""
+        return _listed(version, folder, _as_uv(configured), is_offline), ""
     except run.Failed as failure:
         cause = _cause(failure)
         if "No solution found" in failure.said:
@@ -119,18 +122,21 @@ def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[l
             raise Refused.of("not-fetched", f"sglang {version}", what, STEP) from None
     broken = f"the package index cannot be reached: {cause}"
     try:
-        return _listed(version, folder, [*_as_uv(configured), "--no-index"]), broken
+        return _listed(version, folder, _as_uv(configured), True), broken
     except run.Failed:
         raise Refused.of("not-fetched", f"sglang {version}", broken, STEP) from None
 
 
-def _listed(version: str, folder: Path, words: list[str]) -> list[str]:
+def _listed(
+    version: str, folder: Path, variables: Mapping[str, str], is_offline: bool
+) -> list[str]:
+    words = ["--no-index"] if is_offline else []
     wanted, made = folder / "wanted.in", folder / "pylock.toml"
     wanted.write_text(f"sglang=={version}\n")
     for python in PYTHONS:
         which = [f"--python-version={python}", "-o", str(made), str(wanted)]
         try:
-            run.uv(*LIST, *words, *which, more=PATIENCE)
+            run.uv(*LIST, *words, *which, more=PATIENCE | dict(variables))
             break
         except run.Failed as failure:
             if "`requires-python`" not in failure.said or python == PYTHONS[-1]:
@@ -146,15 +152,13 @@ def _cause(failure: run.Failed) -> str:
     return causes[-1] if causes else str(failure)
 
 
-def _as_uv(configured: Mapping[str, str]) -> list[str]:
-    """pip's settings as uv's words."""
-    words = [
-        f"{option}={value}"
-        for name, option in OPTIONS.items()
-        for value in configured.get(name, "").split()
-    ]
-    is_offline = configured.get("no-index", "").lower() in ("1", "true", "yes", "on")
-    return [*words, "--no-index"] if is_offline else words
+def _as_uv(configured: Mapping[str, str]) -> dict[str, str]:
+    """pip's settings as uv's variables."""
+    return {
+        variable: between.join(configured[name].split())
+        for name, (variable, between) in SETTINGS.items()
+        if configured.get(name, "").split()
+    }
 
 
 def _is_for_linux(name: str) -> bool:
