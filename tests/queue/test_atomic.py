@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
 
 import pytest
+from test_install import in_child
 
 from patchqueue.files import atomic
+from patchqueue.outcome import Refused
 
 
 def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch):
@@ -30,3 +37,90 @@ def test_content_and_name_are_on_the_disk_before_it_returns(tmp_path, monkeypatc
         monkeypatch.setattr(os, name, noted)
     atomic.write(tmp_path / "file", b"content")
     assert done == ["fsync", "replace", "fsync"]
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name in ("there", "not yet there"):
+        link = tmp_path / f"link to {name}"
+        link.symlink_to(f"folder/{name}")
+        atomic.write(link, b"old")
+        atomic.write(link, b"new")
+        assert link.is_symlink() and (tmp_path / "folder" / name).read_bytes() == b"new"
+
+
+def test_a_pipe_takes_the_content_and_stays(tmp_path):
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    atomic.write(pipe, b"content")
+    reader.join(10)
+    assert read == [b"content"] and pipe.is_fifo()
+
+
+def test_a_terminal_takes_the_content(tmp_path):
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    (tmp_path / "out").symlink_to(os.ttyname(theirs))
+    atomic.write(tmp_path / "out", b"content")
+    assert os.read(ours, 7) == b"content" and (tmp_path / "out").is_char_device()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices")
+def test_devices_stay(tmp_path):
+    null, disk = tmp_path / "null", tmp_path / "disk"
+    os.mknod(null, 0o020666, os.makedev(1, 3))
+    atomic.write(null, b"content")
+    assert null.is_char_device()
+    os.mknod(disk, 0o060600, os.makedev(7, 255))
+    with pytest.raises(Refused, match="no file"):
+        atomic.write(disk, b"content")
+    assert disk.is_block_device()
+
+
+def test_a_socket_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        with pytest.raises(Refused, match="no file"):
+            atomic.write(tmp_path / "socket", b"content")
+    assert (tmp_path / "socket").is_socket()
+
+
+@pytest.mark.parametrize("to", ["pipe", "file"])
+def test_standard_output_is_printed_to(tmp_path, to):
+    """Behind what was printed there before, and not in its place. By a link as /dev/stdout is one:
+    that of the machine is not put at risk."""
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    code = (
+        "import sys; from pathlib import Path; from patchqueue.files import atomic;"
+        "print('before', flush=True); atomic.write(Path(sys.argv[1]), b'content\\n')"
+    )
+    file = tmp_path / "out"
+    with open(file, "ab") as out:
+        out.write(b"of others\n")
+        out.flush()
+        given = out if to == "file" else subprocess.PIPE
+        words = [sys.executable, "-c", code, str(tmp_path / "stdout")]
+        done = subprocess.run(words, stdout=given, check=True)
+    found = file.read_bytes().removeprefix(b"of others\n") if to == "file" else done.stdout
+    assert found == b"before\ncontent\n"
+
+
+def test_what_a_killed_write_left_goes_with_the_next(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", die)
+        assert in_child(lambda: atomic.write(folder / "file", b"new")) == -signal.SIGKILL
+    assert len(os.listdir(folder)) == 1
+    living = folder / f".file.{os.uname().nodename}.1.new"
+    others = folder / ".file.another-host.999999999.new"
+    for path in (living, others):
+        path.touch()
+    atomic.write(folder / "file", b"newer")
+    assert sorted(os.listdir(folder)) == sorted(["file", living.name, others.name])

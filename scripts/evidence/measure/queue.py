@@ -208,7 +208,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kills", type=int, default=25, metavar="N", help=moments)
     kept = "figures that it has and that were not measured now stay"
     written = f"write every number to this file, as JSON; {kept}"
-    add("--out", type=paths.path, metavar="FILE", help=written)
+    add("--out", type=paths.file, metavar="FILE", help=written)
 
 
 def measure(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from ..files import atomic
 from ..handover import backport, claims, export, onefile, prbody, prtest
 from ..handover.repository import open_repository
 from ..handover.size import sizes
@@ -16,7 +17,7 @@ from ..outcome import Outcome, Problem, Refused
 from ..upstream import pins as pinning
 from ..wheels.build import local_version
 from . import idle, paths
-from .entry import OUT
+from .entry import ERR, OUT
 
 DIST = Path("dist")
 OUTPUT = DIST / "pull-requests"
@@ -46,8 +47,8 @@ def add(commands: Any) -> None:
         metavar="VERSION",
         help=f"v0.5.9 or 0.5.9 (default: {paths.DEFAULT})",
     )
-    text = f"the file to write (default: {DIST}/sglang-VERSION.patch)"
-    one.add_argument("--out", type=paths.path, metavar="FILE", help=text)
+    text = f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)"
+    one.add_argument("--out", type=paths.file, metavar="FILE", help=text)
     text = "write it for this tree: a checkout or folder with the release and edits of others"
     one.add_argument("--base", type=paths.path, metavar="PATH", help=text)
     paths.add_origin(one)
@@ -130,19 +131,20 @@ def _patches(options: argparse.Namespace) -> int:
     if options.base:
         idle.refuse(options, "with --base, which is the tree", "--from")
     out = options.out or DIST / f"sglang-{local_version(pin)}.patch"
+    tell = ERR if atomic.is_output(out) else OUT
     made = onefile.write(options.root, pin, options.origin, options.base, out)
-    OUT.print(
+    tell.print(
         f"{paths.shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"
     )
     if made.edited:
-        OUT.print(
+        tell.print(
             f"it is for {options.base}, where others edited {counted(made.edited, 'file')};"
             f" {counted(made.moved, 'hunk')} stand at other lines"
         )
-    OUT.print(f"sha256 {made.sha256}")
+    tell.print(f"sha256 {made.sha256}")
     file = shlex.quote(str(made.path.absolute()))
-    OUT.print(f"next: `git apply {file}` in the root of a checkout, or `patch -p1 < {file}`")
+    tell.print(f"next: `git apply {file}` in the root of a checkout, or `patch -p1 < {file}`")
     return 0
 
 

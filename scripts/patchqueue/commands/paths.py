@@ -32,6 +32,11 @@ def path(text: str) -> Path:
     return typed if _is_here(folder) else Path(_without_dots(os.path.join(folder, typed)))
 
 
+def file(text: str) -> Path:
+    """A file to write; `-` is where this process prints."""
+    return Path("/dev/stdout") if text == "-" else path(text)
+
+
 def place(text: str) -> str:
     """A file or folder, or the address of a git repository, which stays as it is."""
     typed = path(text)

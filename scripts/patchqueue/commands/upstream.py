@@ -18,6 +18,7 @@ from ..environments.suite import Suite
 from ..environments.testing import prepare
 from ..environments.upstream_tests import LIMIT, Compared
 from ..environments.verdicts import LISTS, Cases, Verdict
+from ..files import atomic
 from ..hint import counted, to_type
 from ..outcome import Refused
 from ..upstream import pins as pinning
@@ -44,7 +45,7 @@ def add(commands: Any) -> None:
     text = f"seconds that a file may take on one tree (default: {LIMIT})"
     added.add_argument("--limit", type=_seconds, metavar="SECONDS", default=LIMIT, help=text)
     text = "write every test that did not pass on both trees, as JSON"
-    added.add_argument("--out", type=paths.path, metavar="FILE", help=text)
+    added.add_argument("--out", type=paths.file, metavar="FILE", help=text)
 
 
 def _seconds(text: str) -> float:
@@ -167,5 +168,4 @@ def _write(out: Path, pin: Pin, suite: Suite, every: Sequence[Compared], verdict
         "seconds": {each.file: round(each.seconds, 1) for each in every},
         "not run": dict(sorted(suite.left_out.items())),
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    atomic.write(out, (json.dumps(found, indent=1) + "\n").encode())

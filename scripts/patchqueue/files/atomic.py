@@ -7,24 +7,34 @@ that rename, nothing was written; killed behind it, `recover` does the rest.
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..outcome import Refused
+
 MANIFEST = "files.json"
 # of patches/, series and what else a rebase writes
 JOURNAL = Path("work/.patchqueue/rebase.journal")
+# who reads a file of the queue and writes it anew holds this
+QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 
 
 def write(path: Path, content: bytes, aside: Path | None = None) -> None:
     """Write a file: whoever reads it finds the old content or the new, whenever this is killed.
 
+    A link is followed, and stays. A pipe, a terminal and /dev/null take the content as it comes.
     aside: where it is written first, in the same folder; a name of this process's own otherwise.
+    Raises Refused for a disk or a socket.
     """
+    if path.exists() and not path.is_dir() and (is_output(path) or not path.is_file()):
+        return _pass_on(path, content)
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = aside or path.with_name(f".{path.name}.{os.getpid()}.new")
+    aside = aside or _aside(path)
     try:
         put(aside, content)
         os.replace(aside, path)
@@ -34,9 +44,43 @@ def write(path: Path, content: bytes, aside: Path | None = None) -> None:
     sync(path.parent)
 
 
+def is_output(path: Path) -> bool:
+    """Whether a file is what this process prints to, as /dev/stdout is."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:
+        return False
+
+
+def _pass_on(path: Path, content: bytes) -> None:
+    """Write into what is no plain file, or is this process's own output: no other file may take its
+    place."""
+    if not (is_output(path) or path.is_fifo() or path.is_char_device()):
+        what = "is a device or a socket, and no file"
+        raise Refused.of("no-file", str(path), what, "name a file")
+    with open(1 if is_output(path) else path, "wb", closefd=not is_output(path)) as file:
+        file.write(content)
+
+
+def _aside(path: Path) -> Path:
+    """A name of this process's own beside a file; what killed runs on this host left of theirs is
+    removed."""
+    own = f".{path.name}.{os.uname().nodename}."
+    for left in path.parent.glob(f"{glob.escape(own)}*.new"):
+        try:
+            os.kill(int(left.name[len(own) : -len(".new")]), 0)
+        except ProcessLookupError:
+            left.unlink(missing_ok=True)
+        except (OSError, ValueError):
+            pass  # another user's, or no name of ours
+    return path.with_name(f"{own}{os.getpid()}.new")
+
+
 def put(path: Path, content: bytes) -> None:
-    """Write a file in place, on the disk when this returns."""
-    with open(path, "wb") as file:
+    """Write a new file, on the disk when this returns. What has its name is removed first: a link
+    would lead elsewhere."""
+    path.unlink(missing_ok=True)
+    with open(path, "xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -76,7 +120,7 @@ def recover(root: Path, journal: Path) -> list[str]:
         return []
     names: list[str] = json.loads((journal / MANIFEST).read_text(encoding="utf-8"))
     for number, name in enumerate(names):
-        path = root / name
+        path = Path(os.path.realpath(root / name))
         # by one name: what a killed run left of it is written again
         write(path, (journal / str(number)).read_bytes(), path.with_name(path.name + ".new"))
     # removed under another name: half a journal must never be recovered
