@@ -623,7 +623,7 @@ def test_merged_upstream_is_said_before_anything_is_written(project):
     (project.root / "upstream/pins.toml").unlink()
     project.release(files=files)
     project.warm()
-    assert names(project.apply) == ["merged upstream"] and not (project.root / "work").exists()
+    assert names(project.apply) == ["merged upstream"] and not project.tree.exists()
 
 
 def test_unapply_leaves_no_empty_package_behind(applied):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import fakes
 import pytest
 from fakes import RELEASE
@@ -158,6 +160,41 @@ def test_add_keeps_comments_and_order(project):
         and text.index("9.9.1") < text.index("9.9.2")
     )
     assert not list((project.root / "upstream").glob("*.new"))
+
+
+def test_two_at_once_are_both_kept(project, monkeypatch):
+    """Looking into wheels takes seconds: what another run pinned meanwhile stays."""
+    described = pin.describe
+
+    def meanwhile(version, wheels):
+        found = described(version, wheels)
+        monkeypatch.setattr(pin, "describe", described)
+        project.release("9.9.3")
+        return found
+
+    monkeypatch.setattr(pin, "describe", meanwhile)
+    project.release("9.9.2")
+    assert {str(each.version) for each in pins.load(project.root).all} >= {"9.9.2", "9.9.3"}
+
+
+def test_many_at_once_are_all_kept(project):
+    names = [f"9.9.{number}" for number in range(2, 10)]
+    for name in names:
+        wheel = project.wheels / f"sglang-{name}-py3-none-any.whl"
+        fakes.write_wheel(wheel, fakes.release_of(name))
+    children = []
+    for name in names:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                pin.add(project.root, name, str(project.wheels))
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(names)
+    assert {str(each.version) for each in pins.load(project.root).all} >= set(names)
 
 
 def test_add_asks_pip_where_no_folder_is_given(project):

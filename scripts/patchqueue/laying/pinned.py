@@ -21,7 +21,7 @@ from ..queue.placed import Placed
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
-from .apply import QUEUE_LOCK, finish_writing
+from .apply import finish_writing
 from .place import Files, Read, Row, in_front, lay_patch, lines_of, shared, widened
 from .replay import replay
 
@@ -138,7 +138,7 @@ def write(root: Path, pins: Pins, chosen: Iterable[Pin], origin: str | None) -> 
     Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
     """
     finish_writing(root)
-    with locked(root / QUEUE_LOCK):
+    with locked(root / atomic.QUEUE_LOCK):
         queue, problems = series.read(root)
         wrong = [each for each in (*problems, *lint(root, queue)) if each.name not in ITS_OWN]
         if wrong:

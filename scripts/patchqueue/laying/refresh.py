@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..files import atomic
 from ..files.locking import locked
 from ..files.tree import differing, list_folder, sha256
 from ..hint import some, to_type
@@ -28,7 +29,7 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
 from . import pinned
 from . import quilt as quilts
-from .apply import QUEUE_LOCK, Report, apply, finish_writing, load_queue
+from .apply import Report, apply, finish_writing, load_queue
 from .pinned import rows_on
 from .place import Files, Row, fitted, in_front, lay_patch, one_text, widened
 from .selection import Selection
@@ -98,7 +99,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     nothing written, where an edit would be lost, or another release broken.
     """
     finish_writing(root)
-    with locked(root / QUEUE_LOCK):
+    with locked(root / atomic.QUEUE_LOCK):
         queue, problems = series.read(root)
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)

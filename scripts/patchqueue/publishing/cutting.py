@@ -15,7 +15,7 @@ from .. import RELEASE
 from ..files import atomic, run
 from ..files.locking import locked
 from ..hint import some, to_type
-from ..laying.apply import QUEUE_LOCK, finish_writing
+from ..laying.apply import finish_writing
 from ..laying.check import check
 from ..outcome import Problem, Refused
 from ..queue import released
@@ -195,7 +195,7 @@ def begin(root: Path, number: int) -> list[str]:
 
 def _write(root: Path, files: Mapping[str, bytes]) -> None:
     """All of them or none, as everything that is written into the queue."""
-    with locked(root / QUEUE_LOCK):
+    with locked(root / atomic.QUEUE_LOCK):
         atomic.write_all(root, files, root / atomic.JOURNAL)
 
 

@@ -19,7 +19,7 @@ from packaging.version import Version
 from ..files import atomic
 from ..files.locking import locked
 from ..hint import to_type
-from ..laying.apply import QUEUE_LOCK, load_queue
+from ..laying.apply import load_queue
 from ..laying.place import Row
 from ..outcome import Refused
 from ..queue.edit import Change, with_changes
@@ -166,7 +166,7 @@ def laid_out(root: Path, version: Version) -> bool:
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Be the only rebase; what a killed one had made good is finished first."""
-    with locked(root / QUEUE_LOCK):
+    with locked(root / atomic.QUEUE_LOCK):
         for name in atomic.recover(root, root / atomic.JOURNAL):
             LOG.info(f"{name}: written, as a run that was killed had begun to")
         yield

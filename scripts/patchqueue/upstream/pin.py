@@ -15,6 +15,7 @@ import tomlkit
 from packaging.version import InvalidVersion, Version
 
 from ..files import atomic
+from ..files.locking import locked
 from ..files.tree import hash_listing, python_part, sha256
 from ..hint import to_type
 from ..outcome import Refused
@@ -36,15 +37,7 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
     or when its wheels differ in more than compiled parts.
     """
     version = version_of(name)
-    path = root / pins.FILE
-    if path.is_file():
-        pins.load(root)  # a file that is broken already is named, and left alone
-        document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    else:
-        document = _empty(version)
-    if any(entry["version"] == str(version) for entry in document["revision"]):
-        step = f"{to_type('rebase', version)} says what the queue does on it"
-        raise Refused.of("duplicate-pin", str(pins.FILE), f"{version} is pinned already", step)
+    _document(root, version)
     if origin and not Path(origin).is_dir():
         step = f"name the folder that holds the wheels of sglang {version}"
         raise Refused.of("not-fetched", origin, "is no folder", step)
@@ -56,9 +49,24 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
             raise Refused.of("not-fetched", f"sglang {version}", what, step)
         entry = describe(version, wheels)
     pins.check(entry.unwrap())
-    document["revision"].append(entry)
-    atomic.write(path, tomlkit.dumps(document).encode())
+    with locked(root / atomic.QUEUE_LOCK):
+        document = _document(root, version)  # another run may have pinned one meanwhile
+        document["revision"].append(entry)
+        atomic.write(root / pins.FILE, tomlkit.dumps(document).encode())
     return pins.load(root).find(str(version))
+
+
+def _document(root: Path, version: Version) -> tomlkit.TOMLDocument:
+    """pins.toml as it is now. Raises Refused where it is broken, or has the version already."""
+    path = root / pins.FILE
+    if not path.is_file():
+        return _empty(version)
+    pins.load(root)  # a file that is broken already is named, and left alone
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    if any(entry["version"] == str(version) for entry in document["revision"]):
+        step = f"{to_type('rebase', version)} says what the queue does on it"
+        raise Refused.of("duplicate-pin", str(pins.FILE), f"{version} is pinned already", step)
+    return document
 
 
 def version_of(name: str) -> Version:
