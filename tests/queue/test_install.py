@@ -546,6 +546,151 @@ def test_damaged_pre_images_are_not_restored(site, do):
     )
 
 
+# --- a journal that somebody else wrote
+
+
+def named(site: Path, path: str, after: bytes = b"secret\n") -> None:
+    """A journal whose first change is about another file, which an uninstall would remove."""
+    about = site / journal.FOLDER / journal.RECORD
+    written = json.loads(about.read_text())
+    change = {"path": path, "before": "", "after": hashlib.sha256(after).hexdigest()}
+    about.write_text(json.dumps(written | {"changes": [change, *written["changes"]]}))
+
+
+def overwritten(site: Path) -> None:
+    """A change that would put a file of the journal in another's place."""
+    about, kept = site / journal.FOLDER / journal.RECORD, site / journal.FOLDER / "victim"
+    (site / journal.FOLDER / "before/x").mkdir(parents=True)
+    kept.mkdir()
+    (kept / "secret").write_text("mine\n")
+    digests = [hashlib.sha256(text).hexdigest() for text in (b"mine\n", b"secret\n")]
+    change = {"path": "../victim/secret", "before": digests[0], "after": digests[1]}
+    written = json.loads(about.read_text())
+    about.write_text(json.dumps(written | {"changes": [change, *written["changes"]]}))
+
+
+def made_folder(site: Path) -> None:
+    about = site / journal.FOLDER / journal.RECORD
+    written = json.loads(about.read_text())
+    about.write_text(json.dumps(written | {"folders": ["../victim/empty", *written["folders"]]}))
+
+
+def linked(name: str, path: str = ""):
+    """A folder of the site or of the journal that is a link to the victim's."""
+
+    def make(site: Path) -> None:
+        shutil.rmtree(site / name, ignore_errors=True)
+        (site / name).symlink_to(site.parent / "victim")
+        if path:
+            named(site, path)
+
+    return make
+
+
+def moved(state: str):
+    """The journal's whole folder is a link."""
+
+    def make(site: Path) -> None:
+        (site / journal.FOLDER / journal.STATE).write_text(f"{state}\n")
+        victim = site.parent / "victim"
+        shutil.copytree(site / journal.FOLDER, victim, dirs_exist_ok=True)
+        shutil.rmtree(site / journal.FOLDER)
+        (site / journal.FOLDER).symlink_to(victim)
+
+    return make
+
+
+HOSTILE = {
+    "..": lambda site: named(site, "../victim/secret"),
+    ".. further in": lambda site: named(site, "sglang/../../victim/secret"),
+    "absolute": lambda site: named(site, str(site.parent / "victim/secret")),
+    "backslash": lambda site: named(site, "sglang\\..\\x"),
+    "no name": lambda site: named(site, ""),
+    "no text": lambda site: named(site, 1),
+    "another's content": overwritten,
+    "a folder to remove": made_folder,
+    "a linked folder": linked("sglang/out", "sglang/out/secret"),
+    "linked links": linked(f"{journal.FOLDER}/links"),
+    "linked before": linked(f"{journal.FOLDER}/before"),
+    "a linked journal": moved("installed"),
+    "a linked journal that is done": moved("removed"),
+}
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall", "verify"])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_journal_reaches_no_file_outside_of_its_folder(site, do, kind, verb):
+    """Who may write into the folder need not be who runs this, often root."""
+    do["install"]()
+    victim = site.parent / "victim"
+    (victim / "empty").mkdir(parents=True)
+    (victim / "secret").write_text("secret\n")
+    HOSTILE[kind](site)
+    before = exactly(victim), exactly(site)
+    name, text = refused(do[verb])
+    assert name == "bad-journal" and "reinstall sglang, then delete that folder" in text
+    assert (exactly(victim), exactly(site)) == before
+
+
+def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
+    """They say which files others edited since, and the queue's changes are taken off such."""
+    before, secret = exactly(site), tmp_path / "victim/secret"
+    do["install"]()
+    secret.parent.mkdir()
+    secret.write_text("secret\n")
+    folder = site / journal.FOLDER
+    with open(folder / changes.PRISTINE, "a") as file:
+        file.write(f"{'0' * 64}  python/{secret}\n")
+    about = json.loads((folder / changes.ABOUT).read_text())
+    about["files"][str(secret)] = []
+    (folder / changes.ABOUT).write_text(json.dumps(about))
+    found = exactly(secret.parent)
+    do["uninstall"]()
+    assert exactly(secret.parent) == found and exactly(site) == before
+
+
+@pytest.mark.parametrize(
+    "name", [f"{journal.FOLDER}/state.new", f"{journal.FOLDER}/journal.json.new"]
+)
+def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
+    before, secret = exactly(site), tmp_path / "secret"
+    do["install"]()
+    secret.write_text("secret\n")
+    (site / name).symlink_to(secret)
+    do["uninstall"]()
+    assert secret.read_text() == "secret\n" and exactly(site) == before
+
+
+def test_what_an_install_prepares_goes_through_no_link(site, do, tmp_path):
+    before = exactly(site)
+    (tmp_path / "victim").mkdir()
+    (site / journal._PREPARING).symlink_to(tmp_path / "victim")
+    do["install"]()
+    assert exactly(tmp_path / "victim") == {}
+    do["uninstall"]()
+    assert exactly(site) == before
+
+
+def test_byte_code_behind_a_link_is_not_the_packages(site, do, tmp_path):
+    kept = site / "sglang/srt/__pycache__"
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    before = exactly(tmp_path / "elsewhere")
+    do["install"]()
+    do["uninstall"]()
+    assert exactly(tmp_path / "elsewhere") == before
+
+
+def test_a_folder_of_the_package_that_is_a_link_is_not_patched(site, do, tmp_path):
+    """Its files would be changed where they are, and the journal could not name them."""
+    (site / "sglang/srt").rename(tmp_path / "srt")
+    (site / "sglang/srt").symlink_to(tmp_path / "srt")
+    before = exactly(tmp_path / "srt")
+    name, text = refused(do["install"], release="9.9.1")
+    assert name == "linked-install" and "sglang/srt is a link" in text
+    assert exactly(tmp_path / "srt") == before and not (site / journal.FOLDER).exists()
+
+
 def test_a_lost_journal_is_said(site, do):
     do["install"]()
     shutil.rmtree(site / journal.FOLDER)
@@ -732,6 +877,34 @@ def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, s
         assert contents(site / "sglang") == before and not (site / journal.FOLDER).exists()
 
 
+def test_a_release_that_was_put_over_a_killed_install_is_left_alone(project, site, do, underway):
+    """The journal says how it was, and that is another release."""
+    project.release("9.9.2")
+    shutil.rmtree(site / "sglang")
+    shutil.rmtree(site / INFO)
+    fakes.install(site, version="9.9.2")
+    before = contents(site / "sglang")
+    assert do["verify"]().outcome is Outcome.EMPTY
+    assert contents(site / "sglang") == before and not (site / journal.FOLDER).exists()
+
+
+def test_a_journal_without_faults_is_kept_where_the_python_files_are_a_releases(project, tmp_path):
+    """So they are where the queue changes other files alone."""
+    table = "sglang/srt/table.json"
+    files = fakes.release_of("9.9.2") | {table: "[1]\n"}
+    project.release("9.9.2", files)
+    project.edit("series", "# >=9.9,<10\n", "# ==9.9.1\nsteps/count-the-table.patch  # ==9.9.2\n")
+    text = fakes.patch_text(f"python/{table}", "[1]\n", "[2]\n", Probe=f"python/{table} :: [2]")
+    project.write("patches/steps/count-the-table.patch", text)
+    site = fakes.install(tmp_path / "other", files, version="9.9.2")
+    before = exactly(site)
+    inplace.install(project.root, site)
+    assert (site / table).read_text() == "[2]\n"
+    assert inplace.verify(project.root, site).outcome is Outcome.APPLIED
+    inplace.uninstall(project.root, site)
+    assert exactly(site) == before
+
+
 def test_a_checkout_that_is_installed_editable(project, site, do, tmp_path):
     """The folder that the refusal of its site-packages names can be patched; git sees what was
     done."""
@@ -899,6 +1072,48 @@ def test_an_edit_before_the_recovery_is_not_overwritten(site, do, underway):
     )
     do["uninstall"](discard=True)
     assert do["verify"]().outcome is Outcome.EMPTY
+
+
+def test_a_change_behind_the_last_rename_is_seen(site, do, monkeypatch):
+    """An install ends with every file as it was planned, or it is taken back."""
+    touched = journal._touched
+
+    def beside_another(made):
+        (site / STEPS).write_text("mine\n")
+        return touched(made)
+
+    monkeypatch.setattr(journal, "_touched", beside_another)
+    name, text = refused(do["install"])
+    assert name == "edited-install" and STEPS in text
+    assert (site / journal.FOLDER / journal.STATE).read_text() == "installing\n"
+
+
+def test_a_state_is_on_the_disk_before_what_follows_it(site, do, monkeypatch):
+    done = []
+
+    def noted(function, name):
+        return lambda *words: done.append((name, Path(words[-1]))) or function(*words)
+
+    for module, name in ((os, "replace"), (journal.atomic, "sync"), (journal, "digest")):
+        monkeypatch.setattr(module, name, noted(getattr(module, name), name))
+    do["install"]()
+    do["uninstall"]()
+    folder = site / journal.FOLDER
+    states = [at for at, each in enumerate(done) if each == ("replace", folder / journal.STATE)]
+    assert len(states) == 3
+    assert all(done[at + 1] == ("sync", folder) for at in states)
+
+
+def test_edits_in_a_killed_install_are_refused(site, do, monkeypatch):
+    """Which of its files are whole is not known yet."""
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_touched", lambda made: os.kill(os.getpid(), signal.SIGKILL))
+        assert in_child(do["install"]) == -signal.SIGKILL
+    with open(site / PATCHED, "a") as file:
+        file.write("mine = 1\n")
+    before = exactly(site)
+    name, text = refused(do["uninstall"])
+    assert name == "edited-install" and PATCHED in text and exactly(site) == before
 
 
 @pytest.mark.parametrize("verb", ["install", "uninstall"])

@@ -29,6 +29,7 @@ from ..files import atomic, disk
 from ..files.tree import sha256
 from ..hint import some, to_type
 from ..outcome import Refused
+from ..upstream.source import LEAVES_THE_TREE
 
 # beside sglang/; the dot keeps Python from importing it, and a person finds it
 FOLDER = "sglang.patch-queue"
@@ -93,6 +94,20 @@ class Journal:
     def path(self) -> Path:
         return self.site / FOLDER
 
+    def way_out(self) -> str:
+        """A path of the journal that leads, or could lead, out of the folder that it lies in; empty
+        where none does. Who may write that folder need not be who takes the changes back."""
+        paths = [*(change.path for change in self.changes), *self.folders]
+        named = next((path for path in paths if LEAVES_THE_TREE.search(path)), None)
+        if named is not None:
+            return repr(named)
+        tops = [self.site, *(self.path / name for name in (BEFORE, LINKS, AFTER, MERGED))]
+        inside = {parent for path in paths for parent in Path(path).parents}
+        inside |= set(map(Path, self.folders))
+        folders = [self.path, *sorted(top / each for top in tops for each in inside)]
+        links = (path for path in folders if path != self.site and path.is_symlink())
+        return next((f"{path.relative_to(self.site)} is a link" for path in links), "")
+
     def faults(self) -> list[str]:
         """The files that are not as the state INSTALLED has them. Byte code does not count: Python
         writes it at will."""
@@ -118,7 +133,7 @@ def digest(path: Path) -> str:
     """The sha256 of a file (a link counts by its target's name, as in a tree), "" where there is
     none, else what it is."""
     if path.is_symlink():
-        return sha256(b"link to " + str(path.readlink()).encode())
+        return sha256(b"link to " + os.fsencode(path.readlink()))
     if not path.exists():
         return ""
     return sha256(path.read_bytes()) if path.is_file() else "no plain file"
@@ -134,7 +149,12 @@ def read(site: Path) -> Journal | None:
         written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         state = State((folder / STATE).read_text(encoding="utf-8").strip())
         changes = tuple(Change(**change) for change in written["changes"])
-        return Journal(site, state, changes, tuple(written["folders"]), written["record"])
+        found = Journal(site, state, changes, tuple(written["folders"]), written["record"])
+        if way := found.way_out():
+            what = f"could change files outside of {site}: {way}"
+            step = "find out who wrote that; else reinstall sglang, then delete that folder"
+            raise Refused.of("bad-journal", str(folder), what, step)
+        return found
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(disk.no_access(error, disk.Place(folder, "run it as root"))) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -173,6 +193,9 @@ def prepare(
     )
     folders = tuple(_missing_folders(site, changes))
     journal = Journal(site, State.INSTALLING, listed, folders, record)
+    if way := journal.way_out():
+        what = f"would change files outside of it: {way}"
+        raise Refused.of("linked-install", str(site), what, "reinstall sglang without links")
     _make_folder(aside, site)
     for change in listed:
         if change.before:
@@ -243,8 +266,8 @@ def adopt(journal: Journal, contents: Mapping[str, bytes]) -> Journal:
         else change
         for change in journal.changes
     )
-    for path, content in contents.items():
-        _stage(journal.path / MERGED / path, content, journal.site / path, journal.site)
+    for path in (change.path for change in merged if change.path in contents):
+        _stage(journal.path / MERGED / path, contents[path], journal.site / path, journal.site)
     made = replace(journal, changes=merged)
     aside = journal.path / f"{RECORD}.new"
     atomic.put(aside, _own_files(made)[RECORD])
@@ -305,27 +328,30 @@ def forget(journal: Journal) -> None:
 def sweep(site: Path) -> None:
     """Remove what a killed run left behind that is of no use any more: a journal not yet in its
     place, or one that has done its work."""
-    shutil.rmtree(site / _PREPARING, ignore_errors=True)
-    folder = site / FOLDER
+    folder, preparing = site / FOLDER, site / _PREPARING
+    if preparing.is_symlink():
+        preparing.unlink()
+    shutil.rmtree(preparing, ignore_errors=True)
+    if folder.is_symlink():
+        return  # what it leads to is not ours; `read` refuses it
     state = (
         (folder / STATE).read_text(encoding="utf-8").strip() if (folder / STATE).is_file() else None
     )
     if state == State.REMOVED:
         for path in folder.iterdir():
             if path.name != STATE:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (folder / STATE).unlink()
-    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def byte_code(source: Path) -> list[Path]:
     """What Python has compiled of a module, for every interpreter and level of optimisation."""
-    return (
-        sorted((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"))
-        if source.suffix == ".py"
-        else []
-    )
+    kept = source.parent / "__pycache__"
+    if source.suffix != ".py" or kept.is_symlink():  # a link's files are not the package's
+        return []
+    return sorted(kept.glob(f"{source.stem}.*.pyc"))
 
 
 def drop_byte_code(source: Path) -> None:
