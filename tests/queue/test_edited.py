@@ -538,5 +538,91 @@ def test_edits_are_of_others_by_both_readers(edited, site):
     assert f"  changed  {PATCHED}" in found["said"] and f"  changed  {PAGE}" in found["said"]
 
 
+NAMES = [
+    *(f"a{each}b.py" for each in "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\\"),
+    f"a\n{'0' * 64}  python.py",
+    os.fsdecode(b"a\xffb.py"),
+    " .py",
+]
+
+
+def printed(*words: object) -> str:
+    """What a command prints, to a terminal that takes UTF-8 alone."""
+    code = "import sys; from patchqueue.commands import cli; sys.exit(cli.main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.decode()
+
+
+def with_any_names(folder: Path) -> list[str]:
+    for name in NAMES:
+        (folder / "sglang" / name).write_text("mine = 1\n")
+    return sorted(f"sglang/{name}" for name in NAMES)
+
+
+def test_any_name_of_a_file_can_be_taken_back(edited, site):
+    """A listing has a line for each file, and a name may hold what ends a line."""
+    names = with_any_names(site)
+    before = exactly(site)
+    words, there = ["--root", edited.root], ["--site-packages", site]
+    assert list(inplace.install(edited.root, site).before) == names
+    assert "every change of the queue in place" in printed(*words, "install", *there, "--verify")
+    found = verified(site)
+    assert found["intact"] and not found["others"] and found["before"] == names
+    listed = (site / trees.LISTING.removeprefix("python/")).read_bytes()
+    assert trees.from_sha256sum(listed).keys() >= {f"python/{name}" for name in names}
+    printed(*words, "uninstall", *there)
+    assert exactly(site) == before
+
+
+def test_any_name_may_come_later(edited, site):
+    before = exactly(site)
+    inplace.install(edited.root, site)
+    names = with_any_names(site)
+    words, there = ["--root", edited.root], ["--site-packages", site]
+    assert f"since then ({len(names)} files)" in printed(*words, "install", *there, "--verify")
+    assert verified(site)["others"] == [[name, "added"] for name in names]
+    assert "made since the install" in printed(*words, "uninstall", *there)
+    assert exactly(site).keys() == before.keys() | names
+
+
+def test_a_fork_may_have_any_name(edited, checkout):
+    """In a work tree, and in a branch, where the rest of a tree is known by one hash."""
+    names = with_any_names(checkout / "python")
+    edited.apply(base=checkout)
+    assert edited.apply(base=checkout).outcome is Outcome.ALREADY_APPLIED
+    assert verified(edited.tree / "python")["before"] == names
+    fakes.git(checkout, "add", "-A")
+    fakes.git(checkout, "commit", "-q", "-m", "ours")
+    backport.backport(edited.root, pins.load(edited.root), str(checkout), "graphs", "HEAD")
+    fakes.git(checkout, "switch", "-q", "graphs")
+    assert verified(checkout / "python")["intact"]
+    assert inplace.verify(edited.root, checkout / "python").outcome is Outcome.APPLIED
+
+
+def test_a_listing_is_what_sha256sum_prints_of_any_name(tmp_path):
+    for name in NAMES:
+        (tmp_path / name).write_text(name, errors="surrogateescape")
+    listing = {name: trees.sha256((tmp_path / name).read_bytes()) for name in sorted(NAMES)}
+    told = subprocess.run(["sha256sum", *listing], cwd=tmp_path, capture_output=True, check=True)
+    assert trees.to_sha256sum(listing) == told.stdout
+    assert trees.from_sha256sum(told.stdout) == listing
+
+
+def test_a_kept_module_that_imports_what_went_is_named(edited, site, capsys):
+    """As a team has it that copied a patched model, and goes on from there."""
+    inplace.install(edited.root, site)
+    text = "import os\n\nfrom sglang.srt.prefill_graph.report import provenance\n"
+    (site / "sglang/srt/team.py").write_text(text)
+    (site / "sglang/srt/near.py").write_text("def f():\n    from .steps import x\n")
+    (site / "sglang/srt/other.py").write_text("import sglang.srt.runner, os\n")
+    words = ["--root", str(edited.root), "uninstall", "--site-packages", str(site)]
+    assert cli.main(words) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    near, team = notes
+    assert team.startswith(f"note: sglang/srt/team.py:3 imports {OWN}report/")
+    assert near.startswith("note: sglang/srt/near.py:2 imports sglang/srt/steps/__init__.py, which")
+
+
 def test_in_child_is_what_it_says():
     assert in_child(lambda: None) == 0 and in_child(lambda: os._exit(3)) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import logging
 import os
 import sys
@@ -45,6 +46,8 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         top = logging.getLogger(package)
         top.setLevel(logging.INFO)
         top.addHandler(LINES)  # once: it is the same one
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -147,6 +147,8 @@ def _uninstall(options: argparse.Namespace) -> int:
         _show_files(report.others)
     else:
         OUT.print(f"files {report.record['tree']['before']}")
+    for note in report.notes:
+        OUT.print(f"note: {note}")
     _show_next_install(report)
     return 0
 

@@ -10,6 +10,8 @@ so anyone can check it without this tool:
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,6 +22,12 @@ GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git 
 LISTING = "python/sglang/srt/prefill_graph/tree.sha256"
 # beside it: what the queue changed in upstream's files, and what others had edited there
 LAID = "python/sglang/srt/prefill_graph/laid.json"
+
+# how sha256sum writes these characters in a name
+ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+UNESCAPED = {escaped: chr(character) for character, escaped in ESCAPES.items()}
+ESCAPED = re.compile(r"\\[\\nr]")
+LISTED = re.compile(r"(?m)^(\\?)([0-9a-f]{64})  (.+)$")
 
 
 def sha256(content: bytes) -> str:
@@ -35,12 +43,28 @@ def is_part_of_tree(path: str) -> bool:
 
 def hash_listing(listing: Mapping[str, str]) -> str:
     """The tree hash of a listing, as "sha256:<hex>"."""
-    return "sha256:" + sha256(listing_text(listing).encode())
+    return "sha256:" + sha256(to_sha256sum(listing))
 
 
-def listing_text(listing: Mapping[str, str]) -> str:
-    """A listing as sha256sum prints it, sorted by path: what a tree's LISTING file holds."""
-    return "".join(f"{digest}  {path}\n" for path, digest in sorted(listing.items()))
+def to_sha256sum(listing: Mapping[str, str]) -> bytes:
+    """A listing as sha256sum prints it, sorted by path: what a tree's LISTING file holds.
+
+    sha256sum escapes a name that holds a line end or a backslash, and begins its line with a
+    backslash. So one name is one line, whatever characters are in it.
+    """
+    rows = ((path.translate(ESCAPES), path, each) for path, each in sorted(listing.items()))
+    lines = (f"{'' if name == path else chr(92)}{each}  {name}\n" for name, path, each in rows)
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def from_sha256sum(content: bytes) -> dict[str, str]:
+    """The listing that `to_sha256sum` wrote. Lines of another form are left out: the files that
+    they were about count as added."""
+    found = LISTED.findall(content.decode("utf-8", "surrogateescape"))
+    return {
+        ESCAPED.sub(lambda each: UNESCAPED[each[0]], name) if escaped else name: digest
+        for escaped, digest, name in found
+    }
 
 
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
@@ -79,7 +103,7 @@ def _list(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
     for path in folder.rglob("*"):
         name = f"{prefix}/{path.relative_to(folder).as_posix()}"
         if path.is_symlink():
-            yield name, sha256(b"link to " + str(path.readlink()).encode())
+            yield name, sha256(b"link to " + os.fsencode(path.readlink()))
         elif path.is_file() and is_part_of_tree(name):
             yield name, sha256(path.read_bytes())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import RELEASE
-from ..files.tree import LAID, LISTING, hash_listing, listing_text, own_listing, sha256
+from ..files.tree import LAID, LISTING, hash_listing, own_listing, sha256, to_sha256sum
 from ..laying import laid as laying
 from ..laying.selection import Selection
 from ..laying.settled import settle
@@ -46,11 +46,11 @@ def plan(
     record = _record(selection, here, known, after, selection.stack(laid))
     about = laying.record(files, files_of, known.edits)
     if PROVENANCE in after:
-        files[LISTING] = listing_text(own_listing(after)).encode()
+        files[LISTING] = to_sha256sum(own_listing(after))
         files[LAID] = about
     by_place = {path.removeprefix(PREFIX): content for path, content in files.items()}
     notes = {
-        PRISTINE: listing_text(here.listing).encode(),
+        PRISTINE: to_sha256sum(here.listing),
         TEXTS: ownership.texts(selection, selection.stack(laid)),
         ABOUT: about,
     }
@@ -133,7 +133,7 @@ def _entry_point(here: Installed, info: Path, files: dict[str, bytes]) -> dict[s
 def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str]) -> bytes:
     """A RECORD with the rows of `contents` written anew or added, and rows without a hash for
     `unhashed`; every other line as it was."""
-    lines = text.decode("utf-8").splitlines(keepends=True)
+    lines = list(io.StringIO(text.decode("utf-8", "surrogateescape"), newline=""))
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     rows = {name: build.record_row(name, content) for name, content in contents.items()}
     made = [
@@ -141,7 +141,7 @@ def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str])
         for line in lines
     ]
     others = [*rows.values(), *([name, "", ""] for name in unhashed)]
-    return "".join([*made, *(_line(row, end) for row in others)]).encode()
+    return "".join([*made, *(_line(row, end) for row in others)]).encode("utf-8", "surrogateescape")
 
 
 def _line(row: list[str], end: str) -> str:

@@ -11,7 +11,7 @@ their exact text is, and what is taken back is what was found.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from ..files.locking import locked_folder
-from ..files.tree import LAID, LISTING, differing, hash_listing, list_package, sha256
+from ..files.tree import (
+    LAID,
+    LISTING,
+    differing,
+    from_sha256sum,
+    hash_listing,
+    list_package,
+    sha256,
+)
 from ..hint import some, to_type
 from ..laying.apply import load_queue
 from ..laying.place import Read
 from ..laying.selection import Selection, select
 from ..laying.settled import settle
 from ..outcome import Outcome, Refused
+from ..queue.imports import by_line
 from ..queue.series import Queue
 from ..upstream import pins as pinning
 from . import installed, journal, otherways, ownership
@@ -161,7 +170,22 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
         journal.back(found, discard)
         others = names(differing(before, list_package(place)))
         kept = tuple(sorted({*others, *left}))
-        return Report(place, Outcome.APPLIED, found.record, *_counts(found), others=kept)
+        done = Report(place, Outcome.APPLIED, found.record, *_counts(found), others=kept)
+        return replace(done, notes=tuple(_without_its_import(found, kept)))
+
+
+def _without_its_import(found: Journal, kept: Sequence[str]) -> Iterator[str]:
+    """Of the edits of others, the modules that import what went with the queue, as a copy of a
+    patched module does: one line each."""
+    gone = {PREFIX + change.path for change in found.changes if not change.before}
+    for name in kept:
+        file = found.site / name
+        content = file.read_bytes() if file.is_file() else b""
+        lines = [each for each in by_line(PREFIX + name, content) if each[1] in gone]
+        if lines:
+            line, path = min(lines)
+            what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
+            yield f"{name}:{line} {what}: that module cannot be imported any more"
 
 
 def verify(root: Path, site: Path, release: str = "") -> Report:
@@ -319,8 +343,7 @@ def _lay(selection: Selection, here: Installed, known: Identity) -> Report:
 def _pristine(found: Journal) -> dict[str, str]:
     """The listing of the release as it was found; empty where the journal's copy is lost."""
     file = found.path / PRISTINE
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return {path: digest for digest, path in (line.split("  ", 1) for line in lines)}
+    return from_sha256sum(file.read_bytes()) if file.is_file() else {}
 
 
 def _differing(found: Journal) -> Differing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 import json
 import re
 from collections.abc import Callable, Collection
@@ -283,7 +284,8 @@ def _recorded(found: Installed) -> dict[str, str]:
     record = found.info / "RECORD" if found.info else None
     if record is None or not record.is_file():
         return {}
-    rows = csv.reader(record.read_text(encoding="utf-8").splitlines())
+    text = record.read_bytes().decode("utf-8", "surrogateescape")
+    rows = csv.reader(io.StringIO(text, newline=""))  # a quoted name may hold a line end
     digests = {
         row[0]: row[1]
         for row in rows

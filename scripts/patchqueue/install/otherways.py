@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..files.tree import LISTING, own_listing
+from ..files.tree import LISTING, from_sha256sum, own_listing
 from ..hint import to_type
 from ..laying import laid
 from ..laying.selection import select
@@ -119,9 +119,7 @@ def verify(here: Installed, found: Patched) -> Report:
             " wheel; keep a copy of edits of yours"
         )
     else:
-        lines = (read(here.site, LISTING) or b"").decode("utf-8").splitlines()
-        listed = {path: digest for digest, path in (line.split("  ", 1) for line in lines)}
-        differ = _differ(here, listed)
+        differ = _differ(here, from_sha256sum(read(here.site, LISTING) or b""))
         step = "`git diff` shows them; lay the branch or the file anew"
     own = {each["path"].removeprefix(PREFIX) for each in record["overlay"]}
     own |= {name for name in differ if ".dist-info/" in name}

@@ -19,9 +19,9 @@ from ..files.tree import (
     differing,
     hash_listing,
     list_folder,
-    listing_text,
     own_listing,
     sha256,
+    to_sha256sum,
 )
 from ..hint import some, to_type
 from ..outcome import Outcome, Refused
@@ -39,9 +39,6 @@ from .replay import Replay
 from .selection import Selection, select
 from .settled import settle
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
-
-# held by whoever writes patches/, series and what goes with them
-QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def finish_writing(root: Path) -> list[str]:
     paths. Waits for one that writes now."""
     if not (root / atomic.JOURNAL).is_dir():
         return []
-    with locked(root / QUEUE_LOCK):
+    with locked(root / atomic.QUEUE_LOCK):
         return atomic.recover(root, root / atomic.JOURNAL)
 
 
@@ -235,7 +232,7 @@ def _build(
         record["moved"], record["there"] = selection.moved, selection.there
     write_record(aside, record)
     if PROVENANCE in after:
-        (aside / LISTING).write_text(listing_text(own_listing(after)))
+        (aside / LISTING).write_bytes(to_sha256sum(own_listing(after)))
     for path, content in laid.in_tree(planned.files, pristine.read, edits).items():
         (aside / path).write_bytes(content)
     return record, after

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..files.record import text_of as record_text
-from ..files.tree import LAID, LISTING, hash_listing, listing_text, own_listing, sha256
+from ..files.tree import LAID, LISTING, hash_listing, own_listing, sha256, to_sha256sum
 from ..queue.series import PACKAGE, PROVENANCE
 from ..upstream.edits import Edits
 from .place import Read, split_lines
@@ -61,7 +61,7 @@ def in_git(
     ours = {path: digest for path, digest in whole.items() if path in files}
     more = {"tree": hash_listing(whole), "rest": rest(whole, ours)}
     return {
-        LISTING: listing_text(ours).encode(),
+        LISTING: to_sha256sum(ours),
         LAID: record(files, read, edits, more),
     }
 
@@ -74,7 +74,7 @@ def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
         for path, digest in listing.items()
         if path.endswith(".py") and path not in ours and not path.startswith(PACKAGE)
     }
-    return {"files": len(left), "sha256": sha256(listing_text(left).encode())}
+    return {"files": len(left), "sha256": sha256(to_sha256sum(left))}
 
 
 def about(text: bytes) -> dict[str, Any]:

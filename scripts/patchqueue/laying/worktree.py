@@ -21,7 +21,15 @@ import msgspec
 from msgspec import Struct
 
 from ..files.locking import locked
-from ..files.tree import ROOTS, differing, hash_listing, list_folder, listing_text, sha256
+from ..files.tree import (
+    ROOTS,
+    differing,
+    from_sha256sum,
+    hash_listing,
+    list_folder,
+    sha256,
+    to_sha256sum,
+)
 from . import quilt
 
 RECORD = "provenance.json"
@@ -93,7 +101,7 @@ class WorkTree:
     def finish(self, listing: dict[str, str]) -> None:
         """Put what was built in the tree's place. Killed between the renames, the next run puts the
         old tree back: it is whole for as long as it has that name."""
-        self._aside("sha256sum").write_text(listing_text(listing))
+        self._aside("sha256sum").write_bytes(to_sha256sum(listing))
         old, building = self._aside("old"), self._aside("building")
         try:
             if _is_there(self.path):
@@ -115,8 +123,7 @@ class WorkTree:
         """The listing of the tree as it was finished, kept to tell which files were edited since;
         empty where it is lost."""
         kept = self._aside("sha256sum")
-        lines = kept.read_text().splitlines() if kept.is_file() else []
-        return {path: digest for digest, path in (line.split("  ", 1) for line in lines)}
+        return from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
 
     def inspect(self) -> Inspection:
         """How the tree stands: hashes all of its files (0.1 to 0.5 s)."""
@@ -182,11 +189,10 @@ class Provenance(Struct):
 def read_record(tree: Path) -> dict[str, Any] | None:
     """The tree's provenance, or None where there is none that this tool wrote."""
     try:
-        content = (tree / RECORD).read_bytes()
-        msgspec.json.decode(content, type=Provenance)
-    except (OSError, msgspec.DecodeError):
+        record: dict[str, Any] = json.loads((tree / RECORD).read_bytes())
+        msgspec.convert(record, Provenance)
+    except (OSError, ValueError, msgspec.ValidationError):
         return None
-    record: dict[str, Any] = json.loads(content)
     return record
 
 

@@ -30,21 +30,26 @@ def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str
 def of_file(path: str, content: bytes) -> frozenset[str]:
     """The files that the module `path` may import, as paths in the tree, whether or not they are
     there."""
+    return frozenset(file for _, file in by_line(path, content))
+
+
+def by_line(path: str, content: bytes) -> Iterator[tuple[int, str]]:
+    """(line, file) of each import in the module `path`, as `of_file` has the files."""
     try:
         tree = ast.parse(content) if path.endswith(".py") else ast.Module([], [])
     except (SyntaxError, ValueError):
-        return frozenset()  # said elsewhere, or by Python
+        return  # said elsewhere, or by Python
     package = path.removeprefix(ROOT).split("/")[:-1]
-    found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else []
-            found |= _files(
-                [*above, *(node.module or "").split(".")], [alias.name for alias in node.names]
-            )
+            module = [*above, *(node.module or "").split(".")]
+            for file in _files(module, [alias.name for alias in node.names]):
+                yield node.lineno, file
         elif isinstance(node, ast.Import):
-            found |= {one for alias in node.names for one in _files(alias.name.split("."), [])}
-    return frozenset(found)
+            for alias in node.names:
+                for file in _files(alias.name.split("."), []):
+                    yield node.lineno, file
 
 
 def of_lines(lines: Iterable[str]) -> frozenset[str]:

@@ -35,9 +35,9 @@ from ..files.tree import (
     hash_listing,
     is_part_of_tree,
     list_folder,
-    listing_text,
     own_listing,
     sha256,
+    to_sha256sum,
 )
 from ..hint import to_type
 from ..laying.apply import apply
@@ -265,7 +265,7 @@ def listing_of(members: Mapping[str, bytes]) -> dict[str, bytes]:
         }
     )
     return (
-        {LISTING.removeprefix("python/"): listing_text(listing).encode()}
+        {LISTING.removeprefix("python/"): to_sha256sum(listing)}
         if TREE_PROVENANCE in listing
         else {}
     )

@@ -114,7 +114,8 @@ def _verify(made_of: provenance.Provenance, as_json: bool) -> int:
             )
         )
     else:
-        print(f"this tree: {made_of}", *provenance.lines(found), sep="\n")
+        text = "\n".join([f"this tree: {made_of}", *provenance.lines(found)])
+        print(text.encode("utf-8", "backslashreplace").decode())  # a name need not be UTF-8
     return 2 if found.reason else int(not found.intact)
 
 

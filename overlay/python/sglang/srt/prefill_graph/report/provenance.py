@@ -18,6 +18,8 @@ import enum
 import hashlib
 import json
 import logging
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,10 @@ ROOT = Path(__file__).parents[4]
 PREFIX, PACKAGE = "python/", "sglang"
 GENERATED = "sglang/_version.py"  # written when a wheel is built
 REST = "sglang/… (files that the queue leaves alone)"
+# how sha256sum writes these characters in a name
+ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+UNESCAPED = {escaped: chr(character) for character, escaped in ESCAPES.items()}
+ESCAPED = re.compile(r"\\[\\nr]")
 ALGORITHM, SHOWN = "sha256:", 12  # how a tree's hash begins, and how many of its digits are logged
 
 
@@ -123,7 +129,7 @@ def verify() -> Verification:
     """Compare every file with the listing. Compiled extensions are in no listing: they are the
     wheel's, and differ by platform."""
     try:
-        wanted = dict(_listed(LISTING.read_text(encoding="utf-8")))
+        wanted = dict(_listed(LISTING.read_bytes().decode("utf-8", "surrogateescape")))
     except (OSError, ValueError) as error:
         return Verification(
             reason=(
@@ -169,11 +175,15 @@ def _about() -> dict[str, Any]:
 def _digest(names: set[str]) -> str:
     """The sha256 of these files' listing, as sha256sum prints it by their names in the
     repository."""
-    rows = (
-        f"{hashlib.sha256(_content(ROOT / name)).hexdigest()}  {PREFIX}{name}\n"
-        for name in sorted(names)
-    )
-    return hashlib.sha256("".join(rows).encode()).hexdigest()
+    rows = (_row(f"{PREFIX}{name}", _content(ROOT / name)) for name in sorted(names))
+    return hashlib.sha256("".join(rows).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _row(name: str, content: bytes) -> str:
+    """A line of sha256sum, which escapes a name that holds a line end or a backslash."""
+    written = name.translate(ESCAPES)
+    begin = "" if written == name else "\\"
+    return f"{begin}{hashlib.sha256(content).hexdigest()}  {written}\n"
 
 
 def _laid() -> tuple[dict[str, Any] | None, tuple[str, ...]]:
@@ -230,8 +240,10 @@ def _times(lines: list[str], count: int, digest: str) -> int:
 def _listed(text: str) -> Iterator[tuple[str, str]]:
     """(name below the folder that holds sglang/, sha256) of each of sglang's files in a listing.
     Raises ValueError."""
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n"):
         digest, name = line.split("  ", 1)
+        if digest.startswith("\\"):
+            digest, name = digest[1:], ESCAPED.sub(lambda each: UNESCAPED[each[0]], name)
         if name.startswith(f"{PREFIX}{PACKAGE}/"):
             yield name.removeprefix(PREFIX), digest
 
@@ -246,7 +258,7 @@ def _fault(path: Path, digest: str) -> Fault | None:
 
 def _content(path: Path) -> bytes:
     """What a listing has of a file. Raises OSError."""
-    return b"link to " + str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+    return b"link to " + os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
 
 
 def lines(found: Verification) -> Iterator[str]:
