@@ -14,7 +14,7 @@ LAYERS, HEADS, ROWS, COLUMNS, CHANNELS = 2, 3, 8, 16, 5
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_hit_restores_the_state_into_the_requests_own_slot(dtype):
-    """The release's own functions: kept from slot 4 by the cache, given to the request of slot 2."""
+    """The release's own functions: kept from slot 4 by the cache, given to slot 2's request."""
     from sglang.srt.mem_cache.mamba_checkpoint_pool import MambaCheckpointPool
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
