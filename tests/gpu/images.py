@@ -327,14 +327,14 @@ def length(prompt: tuple[int, ...], pictures: tuple[tuple[int, int, int], ...]) 
 def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     place = commandline.place_of(options)
-    facts = machine.describe(place, options)
+    facts = machine.describe(place, options) | commandline.other_attention(options)
     folder = place.scratch / "models" / "qwen3-5"
     subprocess.run(
         [place.python, __file__, "--write", str(folder)], env=place.environment(), check=True
     )
     commandline.say(
         "attention kernels compiled in"
-        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S):.0f} s"
+        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S, options.attention):.0f} s"
     )
     began = time.time()
     names = [patch["name"].split("@")[0] for patch in facts["patches"]]
@@ -372,6 +372,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commandline.add_place(parser)
+    commandline.add_attention(parser, "as in run.py")
     parser.add_argument(
         "--engine-limit",
         type=float,
@@ -394,7 +395,7 @@ def job(
         "port": options.port_base + commandline.PORTS * number,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
-        "engine": words(),
+        "engine": {"attention_backend": options.attention} | words(),
     }
     return launch.Job(name, HERE / "images_engine.py", plan, options.engine_limit)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import commandline
 import compare
-import engine as engines
 import judging
 import kernels
 import launch
@@ -47,7 +46,8 @@ def main(question: Question, about: str, words: Sequence[str] | None = None) -> 
     and returns the exit code: 0 where all are good."""
     options = _options(question, about, words)
     place = commandline.place_of(options)
-    facts = machine.describe(place, options) | {"without": options.without}
+    facts = machine.describe(place, options) | commandline.other_attention(options)
+    facts |= {"without": options.without}
     if options.without:
         place = commandline.untouched_place(place, options)
     began = time.time()
@@ -73,6 +73,7 @@ def _options(
         "--without", choices=[settings.QUEUE], default="", help="a control: leave this out"
     )
     commandline.add_untouched(parser)
+    commandline.add_attention(parser, "as in run.py")
     parser.add_argument(
         "--engine-limit",
         type=float,
@@ -94,7 +95,7 @@ def asked(
         check=True,
     )
     one = job(question, place, options)
-    if (engines.ENGINE | one.plan["engine"])["attention_backend"] == "flashinfer":
+    if one.plan["engine"]["attention_backend"] == kernels.FLASHINFER:
         kernels.make(place, machine.visible()[0].use, KERNELS_S)
     deadline = time.time() + options.engine_limit
     launch.run_all(place, [one], 1, deadline, commandline.say, lead=False)
@@ -116,6 +117,8 @@ def job(question: Question, place: launch.Place, options: argparse.Namespace) ->
         "port": options.port_base,
         "out": str(place.out / f"{name}.json"),
         "watch": str(place.out / f"{name}.watch"),
-        "engine": models.engine(question.model) | question.words,
+        "engine": {"attention_backend": options.attention}
+        | models.engine(question.model)
+        | question.words,
     }
     return launch.Job(name, HERE / f"{question.name}_engine.py", plan, options.engine_limit)
