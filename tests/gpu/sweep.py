@@ -525,6 +525,8 @@ class With:
     """A kernel that is launched with some more words."""
 
     def __init__(self, kernel: Any, words: dict[str, int]):
+        if words and hasattr(kernel, "tile"):  # tiles.Fixed of a patched tree
+            kernel = kernel.kernel
         tuned = hasattr(kernel, "configs")  # chooses these words itself, and takes no others
         self.kernel, self.words = kernel.fn if words and tuned else kernel, words
 
