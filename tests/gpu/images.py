@@ -337,7 +337,7 @@ def main(words: Sequence[str] | None = None) -> int:
         f" {kernels.make(place, machine.visible()[0].use, KERNELS_S, options.attention):.0f} s"
     )
     began = time.time()
-    names = [patch["name"].split("@")[0] for patch in facts["patches"]]
+    names = [patch["name"].removesuffix(".patch").split("@")[0] for patch in facts["patches"]]
     kinds = [modes.EAGER, modes.BREAKABLE, *[ROTATED] * (FUSED in names)]
     jobs = {kind: job(place, options, folder, kind, number) for number, kind in enumerate(kinds)}
     for one in jobs.values():
