@@ -809,9 +809,20 @@ def test_a_repository_of_something_else_is_named(sent, tmp_path, capsys):
     assert "holds no python/sglang at HEAD [no-sglang]" in capsys.readouterr().err
 
 
+# Pending patches whose pull requests are not written yet: `export` makes their text of the header.
+WITHOUT_DRAFT = {
+    "gdn/offset-projections-in-64-bits",
+    "gdn/offset-states-in-64-bits",
+    "mamba2/offset-rows-in-64-bits",
+    "memory-saver/pause-int8-states",
+    "moe/return-routed-experts-of-own-rank",
+    "weights/complete-parted-projections",
+}
+
+
 def test_the_projects_own_additions_belong_to_pending_patches():
-    """Each Pending patch of the newest pin and each step to one brings a test upstream would take,
-    and nothing else lies in pull-requests/."""
+    """Each Pending patch of the newest pin that has a draft, and each step to one, brings a test
+    upstream would take, and nothing else lies in pull-requests/."""
     newest = pins.load(ROOT).all[-1]
     queue = additions.with_steps(ROOT, load_queue(ROOT), newest)
     pending = {
@@ -824,9 +835,11 @@ def test_the_projects_own_additions_belong_to_pending_patches():
         for path in (ROOT / additions.FOLDER).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     ]
-    assert {"/".join(name.split("/")[:2]) for name in files} == pending
+    assert pending >= WITHOUT_DRAFT
+    drafted = pending - WITHOUT_DRAFT
+    assert {"/".join(name.split("/")[:2]) for name in files} == drafted
     tests = {name for name in files if name.split("/")[2] == "test"}
-    assert {"/".join(name.split("/")[:2]) for name in tests} == pending
+    assert {"/".join(name.split("/")[:2]) for name in tests} == drafted
     for name in tests:
         text = (ROOT / additions.FOLDER / name).read_text()
         assert (
