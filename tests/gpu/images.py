@@ -53,6 +53,7 @@ SPECIAL = (
 RULES = ("breakable/capture-layer-stack", "breakable/replay-text-of-multimodal")  # images eagerly
 
 # a release with this patch has the fused kernel; the layer's other method does without
+FARTHER = 1.25  # times as far apart with images as without: as rounding makes them
 FUSED = "qwen3-5/rotate-by-height-and-width"
 NATIVE = (
     "sglang.srt.models.qwen3_5:Qwen3_5AttentionDecoderLayer"
@@ -434,7 +435,11 @@ def judged(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
 
 def rotated(fused: dict, native: dict) -> compare.Verdict:
     """Eager answers held against those of the release's own rotary embedding, which rounds
-    otherwise: text says how much."""
+    otherwise: text says how much.
+
+    The limit was chosen behind one run of each tree on an H200, 0.5.16: images were 0.87 times as
+    far apart as text with the repair, 1.59 times without.
+    """
 
     def worst(kind: str) -> float:
         names = [call.name for call in asks() if call.kind == kind]
@@ -444,7 +449,7 @@ def rotated(fused: dict, native: dict) -> compare.Verdict:
     text, image = worst(TEXT), worst(IMAGE)
     return compare.Verdict(
         "images turn by time, height and width",
-        image <= max(compare.TIE, 3 * text),
+        image <= FARTHER * text,
         f"log-probabilities within {image:.4f} with images, {text:.4f} without",
     )
 

@@ -7,6 +7,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -1297,3 +1298,17 @@ def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, words):
     assert code == 0 and {one["verdict"] for one in found["runs"]} == {"passed"}, said
     assert ("engines are forked from a process with " in said) is not bool(words)
     assert "starts from nothing" not in said
+
+
+def test_what_the_queue_pads_too_far_for_places_does_not_fit():
+    line = {"tokens": 5, "requests": 5, "launches": 0}
+    assert compare.fitting([line], (16, 64)) == [line]
+    refused = line | {"why": f"{compare.FEW_TOKENS} for its requests"}
+    assert compare.fitting([refused], (16, 64)) == []
+    assert tables_reason().startswith(compare.FEW_TOKENS)
+
+
+def tables_reason() -> str:
+    """The overlay's words for that reason."""
+    text = (ROOT / "overlay/python/sglang/srt/prefill_graph/captured/tables.py").read_text()
+    return re.search(r'(?m)^FEW_TOKENS = "(.+)"$', text)[1]

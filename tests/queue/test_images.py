@@ -61,7 +61,7 @@ def test_a_fault_is_named(images, replayed, off, what):
     assert faults(images, engine(images, replayed, off), engine(images, ())) == [what]
 
 
-@pytest.mark.parametrize("off, good", [(0.0, True), (0.05, True), (0.5, False)])
+@pytest.mark.parametrize("off, good", [(0.0, True), (0.024, True), (0.5, False)])
 def test_images_may_be_no_further_off_than_text(images, off, good):
     fused, native = engine(images, ()), engine(images, ())
     for call in images.asks():
