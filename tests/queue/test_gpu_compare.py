@@ -1300,7 +1300,7 @@ def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, words):
     assert "starts from nothing" not in said
 
 
-def test_what_the_queue_pads_too_far_for_places_does_not_fit():
+def test_what_the_queue_pads_too_far_for_places_does_not_fit(compare):
     line = {"tokens": 5, "requests": 5, "launches": 0}
     assert compare.fitting([line], (16, 64)) == [line]
     refused = line | {"why": f"{compare.FEW_TOKENS} for its requests"}
