@@ -132,7 +132,9 @@ SETTINGS = {
     DP_RETURNS: Setting(
         "routed experts returned with --enable-dp-attention on two GPUs",
         ("qwen3-next",),
-        DP_ATTENTION | {f"enable_{name}": True for name in EXPERTS},
+        DP_ATTENTION
+        | {f"enable_{name}": True for name in EXPERTS}
+        | {"chunked_prefill_size": 2 * cases.CHUNK},  # the ranks share it, and so do their buffers
         (cases.RETURNED,),
         {cases.RETURNED: EXPERTS},
         modes=(modes.BREAKABLE,),
