@@ -9,7 +9,8 @@ next prompt while a long forward still writes the slot. Last, each prompt is ask
 empty cache.
 
 --without queue makes the control, the release's own tree: on 0.5.7 to 0.5.12 it must answer
-otherwise. Writes RESULTS/saturated.json. Exit code 0: all good.
+otherwise. That does not name the cause: on an H200 the patched 0.5.12.post1 without
+mamba2/copy-state-behind-forward answered all prompts right. Writes RESULTS/saturated.json. Exit code 0: all good.
 """
 
 from __future__ import annotations
