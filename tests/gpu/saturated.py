@@ -10,7 +10,9 @@ empty cache.
 
 --without queue makes the control, the release's own tree: on 0.5.7 to 0.5.12 it must answer
 otherwise. That does not name the cause: on an H200 the patched 0.5.12.post1 without
-mamba2/copy-state-behind-forward answered all prompts right. Writes RESULTS/saturated.json. Exit code 0: all good.
+mamba2/copy-state-behind-forward answered all prompts right.
+
+Writes RESULTS/saturated.json. Exit code 0: all good.
 """
 
 from __future__ import annotations
