@@ -85,7 +85,7 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
     queue's. Pages are drawn with matplotlib, which nothing else needs. Where the tool fails it has
     said why: nox adds nothing, and ends with its exit code.
     """
-    drawn = tool == "evidence" and "--page" in words
+    drawn = tool == "evidence" and {"--page", "--plot"} & set(words)
     python = [*with_packages("plots"), "python"] if drawn else [sys.executable]
     env = {"PYTHONPATH": "scripts", "PATCHQUEUE_CALLED_FROM": session.invoked_from}
     try:

@@ -3,15 +3,17 @@ front page stays short."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
-import statistics
 from pathlib import Path
 
 import fakes
 import pytest
+import tomlkit
 
-from evidence import gains, ways
+from evidence import front, gains
+from evidence.plots import front as plot
 from patchqueue.queue import header, series
 from patchqueue.upstream import pins
 
@@ -81,7 +83,7 @@ def test_every_page_of_docs_is_on_the_front_page():
 
 
 def test_the_front_page_is_short():
-    assert len(text_of("README.md").encode()) <= 12_000
+    assert len(text_of("README.md").split()) <= 1000
 
 
 def test_the_field_table_is_the_rules_own():
@@ -106,113 +108,129 @@ def test_every_patch_has_a_row_with_its_releases():
         assert re.split(" – |, ", told) == ends, name
 
 
-# the front page's rows, in order: the evidence of the figures behind each
-GAINS = {
-    "0.5.9, eager → breakable (3)": "0.5.9/nvidia-h200.fa3.breakable.gain.json",
-    "0.5.10.post1, eager → breakable (3)": "0.5.10.post1/nvidia-h200.fa3.breakable.gain.json",
-    "0.5.11, eager → breakable (3)": "0.5.11/nvidia-h200.fa3.breakable.gain.json",
-    "0.5.12.post1, piecewise": "0.5.12.post1/nvidia-h200.piecewise.gain.json",
-    "0.5.12.post1, piecewise → breakable": (
-        "0.5.12.post1/nvidia-h200.breakable-beside-piecewise.gain.json"
-    ),
-    "0.5.12.post1, breakable (3)": "0.5.12.post1/nvidia-h200.fa3.gain.json",
-    "0.5.13.post1, eager → breakable (3)": ("0.5.13.post1/nvidia-h200.fa3.breakable.gain.json"),
-    "0.5.16, breakable (1)": "0.5.16/nvidia-h200.capture.gain.json",
-    "0.5.23, eager → breakable (1, 2)": "0.5.23/nvidia-h200.breakable.gain.json",
-    "0.5.12.post1, eager": "0.5.12.post1/nvidia-h200.nemotron-3-nano.gain.json",
-    "Qwen3.5-35B-A3B": "0.5.12.post1/nvidia-h200.qwen3.5-moe.breakable.gain.json",
-    "Qwen3-Next-80B-A3B, 32 of 48 layers": (
-        "0.5.12.post1/nvidia-h200.qwen3-next-32.breakable.gain.json"
-    ),
-}
-SHAPES = ("1x64", "1x512", "1x4096")
+NO_BREAK = "\u00a0"
+GAIN = r"(-|[\d,]+ → [\d,]+)"
+
+
+def gain_rows(page: str) -> list[tuple[str, str, list[str]]]:
+    """Model, release and the three figures of each measured row of a table of gains."""
+    pattern = rf"^\|([^|]*)\| ([^|]+) \| [^|]+ \| {GAIN} \| {GAIN} \| {GAIN} \|$"
+    rows = re.findall(pattern, text_of(page).replace(NO_BREAK, " "), re.MULTILINE)
+    return [(model.strip(), release, figures) for model, release, *figures in rows]
+
+
+def shown(row: front.Measured) -> list[str]:
+    """The cells of a measured row, as the front page writes them."""
+    untouched, patched = row.engines[front.UNTOUCHED], row.engines[front.PATCHED]
+    names = ("short_ms", "long_ms", "tokens_per_s")
+    pairs = [(getattr(untouched, name), getattr(patched, name)) for name in names]
+    return ["-" if None in pair else "{:,} → {:,}".format(*pair) for pair in pairs]
 
 
 def test_the_front_page_gains_are_those_measured():
-    """First quartiles, and the middle one of the loads, rounded to hundreds. A row says how both
-    trees prefilled."""
-    cell = r"(-|\d+ → \d+)"
-    row = rf"^\| ([^|]+) \| ([^|]+) \| {cell} \| {cell} \| {cell} \| {cell} \|$"
-    told = re.findall(row, text_of("README.md"), re.MULTILINE)
-    assert len(told) == len(GAINS)
-    for (model, how, *cells), (key, file) in zip(told, GAINS.items(), strict=True):
-        assert key in (model, how)
-        evidence = json.loads((ROOT / "evidence" / file).read_text())
-        runs = sorted(evidence["runs"], key=lambda run: run["tree"] != "untouched")
-        ways = list(dict.fromkeys(run["mode"] for run in runs))
-        assert how.split(" (")[0] == f"{evidence['version']}, {' → '.join(ways)}"
-        spans = [[run["first_token_ms"].get(shape) for run in runs] for shape in SHAPES]
-        loads = [[load["tokens_per_s"] for load in run.get("loads", ())] for run in runs]
-        shown = [
-            *(_pair([span and round(span["first_quartile"]) for span in pair]) for pair in spans),
-            _pair([round(statistics.median(load) / 100) * 100 if load else None for load in loads]),
-        ]
-        assert cells == shown, how
+    measured = front.measured(ROOT)
+    rows = gain_rows("README.md")
+    assert [(release, figures) for _, release, figures in rows] == [
+        (one.row.release, shown(one)) for one in measured
+    ]
+    models = [one.row.model for one in measured]
+    assert [model for model, *_ in rows] == [
+        "" if number and models[number - 1] == model else model
+        for number, model in enumerate(models)
+    ]
+
+
+def test_no_figure_of_the_front_page_wraps():
+    assert f"56{NO_BREAK}→{NO_BREAK}12" in text_of("README.md")
+    assert not re.search(r"\d → \d", text_of("README.md"))
+
+
+def test_the_legend_names_the_days_of_the_runs():
+    days = sorted(one.date for one in front.measured(ROOT))
+    first, last = (datetime.date.fromisoformat(day) for day in (days[0], days[-1]))
+    assert f"from {first.day} to {last:%-d %B %Y}" in text_of("README.md")
+
+
+def test_the_slow_host_row_is_the_profile_s():
+    (row,) = (one for one in front.measured(ROOT) if one.row.release == "0.5.23")
+    evidence = json.loads((ROOT / "evidence" / row.row.release / row.row.file).read_text())
+    (untouched,) = (run for run in evidence["runs"] if run["tree"] == front.UNTOUCHED)
+    busy = round(untouched["profile"][front.SHORT]["busy_ms"])
+    told = f"busy for {busy} of the {row.engines[front.UNTOUCHED].short_ms} ms"
+    assert told in " ".join(text_of("README.md").split())
+
+
+def test_the_dates_are_those_of_the_newest_release_and_proof():
+    newest = max(pins.load(ROOT).all, key=lambda pin: pin.version)
+    proofs = [
+        json.loads(file.read_text())
+        for file in ROOT.glob("evidence/*/*.json")
+        if not file.name.endswith((".gain.json", ".bench.json"))
+    ]
+    line = (
+        f"Newest release covered: {newest.version}, of {newest.released}."
+        f" Last full GPU proof: {max(proof['date'] for proof in proofs)}."
+    )
+    assert line in text_of("README.md")
+
+
+@pytest.mark.parametrize("theme", plot.THEMES, ids=lambda theme: theme.file)
+def test_the_picture_shows_what_was_measured(theme):
+    """`scripts/nox status --plot` draws it."""
+    picture = text_of(theme.file)
+    assert plot.description(front.measured(ROOT)) in picture
+    assert len(picture) <= 60_000
+
+
+def test_the_picture_leaves_out_rows_without_both_figures():
+    measured = front.measured(ROOT)
+    missing = [one.row.model for one in measured if None in vars(one.engines["patched"]).values()]
+    assert missing and not set(missing) & {one.row.model for one in plot.complete(measured)}
+
+
+def test_the_badges_are_true():
+    versions = [pin.version.base_version for pin in pins.load(ROOT).all]
+    project = tomlkit.parse(text_of("pyproject.toml"))["project"]
+    least = project["requires-python"].removeprefix(">=")
+    assert f"{len(versions)} releases, {versions[0]} – {versions[-1]}" in text_of(
+        "docs/images/releases.svg"
+    )
+    assert f">{project['license']}<" in text_of("docs/images/license.svg")
+    assert f">{least} or newer<" in text_of("docs/images/python.svg")
+
+
+def test_the_choice_of_a_release_repeats_the_front_page():
+    """Rows of docs/choose.md by model; times alone."""
+    pattern = rf"^\| [^|]+ \| ([\d.a-z]+) \| [^|]+ \| {GAIN} \| {GAIN} \| [^|]+ \|$"
+    choices = re.findall(pattern, text_of("docs/choose.md"), re.MULTILINE)
+    measured = {(one.row.release, *shown(one)[:2]) for one in front.measured(ROOT)}
+    assert len(choices) == 4 and set(choices) <= measured
 
 
 LOADS = ("gsm8k", "chat-16", "chat-32", "long")
 
 
-def test_the_front_page_loads_are_those_measured():
-    """Medians of all loads of a kind, with FlashAttention 3 and today's queue."""
+def test_the_loads_are_those_measured():
+    """Medians of all loads of a kind, with FlashAttention 3."""
     rows = re.findall(
-        r"^\| ([\d.post]+), ([a-z → ]+)(?: \(1\))? \| (.+) \|$", text_of("README.md"), re.M
+        r"^\| ([\d.post]+), ([a-z → ]+)(?: \(\d\))? \| (.+) \|$", text_of("docs/choose.md"), re.M
     )
-    told = {(version, way): cells.split(" | ") for version, way, cells in rows if "→" in cells}
-    found = {}
+    shown_loads = {(version, way): cells.split(" | ") for version, way, cells in rows}
+    measured, days = {}, set()
     for gain in gains.load(ROOT):
         if gain.gain.traffic and gain.attention == "fa3" and "H200" in gain.gpu.name:
+            days.add(gain.date)
             modes = dict.fromkeys(gains.runs(gain, tree)[0].mode for tree in gains.TREES)
-            found[gain.version, " → ".join(modes)] = [
+            measured[gain.version, " → ".join(modes)] = [
                 _served(gain, kind, part) for kind, part in zip(LOADS, (0, 1, 1, 0), strict=True)
             ]
-    assert told.items() <= found.items() and len(told) == 4
-    assert found.keys() - told.keys() == {("0.5.12.post1", "eager → breakable")}
-
-
-def test_the_front_page_long_prompts_are_those_measured():
-    """Means of the two loads of 8192 tokens and one answered, rounded to hundreds."""
-    told = dict(re.findall(r"([\d.]+(?:post\d)?) reads (\d+ → \d+)", text_of("README.md")))
-    found = {}
-    for gain in gains.load(ROOT):
-        both = gains.both(gains.served, gain, "prefill") if "H100" in gain.gpu.name else []
-        if both and all(both):
-            found[gain.version] = _pair([round(one[0] / 100) * 100 for one in both])
-    assert told == found
+    assert shown_loads.items() <= measured.items() and len(shown_loads) == 4
+    assert f"Measured on {min(days)} and {max(days)[-2:]}," in text_of("docs/choose.md")
 
 
 def _served(gain, kind, part):
     pair = [one and round(one[part]) for one in gains.both(gains.served, gain, kind)]
-    return _pair(pair if all(pair) else [None, None])
-
-
-PEERS = "0.5.12.post1/nvidia-h100-80gb-hbm3.fa3.gain.json"
-
-
-def test_the_front_page_peers_are_those_measured():
-    """First quartiles of one run on 16 threads, the median of its loads, rounded to hundreds, and
-    the scan in its profile."""
-    found = json.loads((ROOT / "evidence" / PEERS).read_text())
-    (patched,), (vllm,) = found["runs"], found["peers"]
-    assert (patched["tree"], vllm["name"], found["cpus"]) == ("patched", "vllm", 16)
-    runs = {
-        f"sglang {found['version']}, patched, {patched['mode']}": patched,
-        f"vLLM {vllm['version']}, its own graphs": vllm,
-    }
-    page = text_of("README.md")
-    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.M)
-    assert [name for name, *_ in rows] == list(runs)
-    for name, *cells in rows:
-        spans = [runs[name]["first_token_ms"][shape]["first_quartile"] for shape in SHAPES]
-        load = statistics.median(one["tokens_per_s"] for one in runs[name]["loads"])
-        assert [*map(int, cells)] == [*map(round, spans), round(load / 100) * 100], name
-
-    def scan(run):
-        spent = {kind: group["ms"] for kind, group in run["profile"]["1x4096"]["groups"].items()}
-        return round(ways.kinds(spent)["Mamba2's scan"], 1)
-
-    told = re.search(r"4096 tokens took ([\d.]+) ms in sglang and ([\d.]+) ms in vLLM", page)
-    assert [*map(float, told.groups())] == [scan(patched), scan(vllm)]
+    return " → ".join(map(str, pair)) if all(pair) else "-"
 
 
 def test_ci_runs_the_page_s_test_command():
@@ -221,11 +239,6 @@ def test_ci_runs_the_page_s_test_command():
     apply, test = (line for line in commands[1].splitlines() if not line.startswith("#"))
     assert apply == "scripts/nox apply"
     assert f'exec {test} "$@"' in text_of(".ci/run").splitlines()
-
-
-def _pair(numbers: list[int | None]) -> str:
-    """None: a figure that the run did not reach."""
-    return "-" if None in numbers else " → ".join(map(str, numbers))
 
 
 @pytest.mark.parametrize("session", SESSIONS)

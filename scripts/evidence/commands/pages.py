@@ -12,9 +12,10 @@ from patchqueue.hint import counted, to_type
 from patchqueue.upstream import pins as pinning
 from patchqueue.upstream.pins import Pins
 
-from .. import merge, questions
+from .. import front, merge, questions
 from ..measure import queue
 from ..pages import figures, status
+from ..plots import front as front_plot
 
 
 def add(commands: Any) -> None:
@@ -35,6 +36,11 @@ def add(commands: Any) -> None:
             " --take does; keep the best run of each model and mode"
         ),
     )
+    shown.add_argument(
+        "--plot",
+        action="store_true",
+        help="draw the front page's picture too, from evidence/",
+    )
     drawn = commands.add_parser("figures", help="measure the tool on this machine")
     drawn.set_defaults(run=_figures)
     queue.add_arguments(drawn)
@@ -49,6 +55,13 @@ def _status(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     gathered = _gathered(options.root, pins, options.merge) if options.merge else []
     changed = status.write(options.root, pins)
+    if options.plot:
+        drawn = front_plot.draw(front.measured(options.root), options.root)
+        OUT.print(
+            " and ".join(str(file.relative_to(options.root)) for file in drawn) + " drawn"
+            if drawn
+            else "no picture: matplotlib is not installed"
+        )
     OUT.print(status.tables(options.root, pins), end="")
     OUT.print(
         f"{' and '.join(map(str, changed))} rewritten"
