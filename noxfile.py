@@ -35,9 +35,8 @@ import nox.command
 # scripts/requirements.txt is the list above, locked. After a change to it:
 # uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
 #     noxfile.py -o scripts/requirements.txt
-# In the same way scripts/plots.txt is made of `matplotlib==3.10.7`, and scripts/lint.txt of ruff,
-# mypy and import-linter, scripts/mutants.txt of cosmic-ray, and scripts/coverage.txt of coverage,
-# with -c scripts/requirements.txt.
+# In the same way scripts/plots.txt is made of `matplotlib==3.10.7`, scripts/lint.txt of ruff, mypy
+# and import-linter, and scripts/coverage.txt of coverage, with -c scripts/requirements.txt.
 
 nox.needs_version = ">=2026.2"
 nox.options.sessions = ["apply", "test"]
@@ -73,7 +72,6 @@ MAINTAINERS = {
     "matrix": ("evidence", "Print the proofs a fleet has to run."),
     "status": ("evidence", "Make the matrix and the lists of patches."),
     "bench": ("evidence", "Time a release on this host's GPU."),
-    "figures": ("evidence", "Measure apply, check and install."),
     "sweep": ("evidence", "Find tiles for Mamba2's prefill kernels."),
 }
 
@@ -85,7 +83,7 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
     queue's. Pages are drawn with matplotlib, which nothing else needs. Where the tool fails it has
     said why: nox adds nothing, and ends with its exit code.
     """
-    drawn = tool == "evidence" and {"--page", "--plot"} & set(words)
+    drawn = tool == "evidence" and "--plot" in words
     python = [*with_packages("plots"), "python"] if drawn else [sys.executable]
     env = {"PYTHONPATH": "scripts", "PATCHQUEUE_CALLED_FROM": session.invoked_from}
     try:
@@ -122,7 +120,6 @@ LINTS = (
     ("ruff", "check", "--quiet"),
     ("mypy",),
     ("lint-imports",),
-    ("python", "scripts/imports.py", "--check"),
 )
 
 
@@ -162,18 +159,6 @@ for name, (tool, said) in MAINTAINERS.items():
 def lint(session: nox.Session) -> None:
     """Check the form, types and imports of the Python."""
     linted(session)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def imports(session: nox.Session) -> None:
-    """Draw the packages' imports in CONTRIBUTING.md."""
-    run_with(session, "lint", "python", "scripts/imports.py", *session.posargs)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def mutants(session: nox.Session) -> None:
-    """Mutate the checks; see what the tests kill."""
-    run_with(session, "mutants", "python", "scripts/mutation.py", *session.posargs)
 
 
 @nox.session(default=False, tags=["maintainers"])

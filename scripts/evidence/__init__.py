@@ -1,7 +1,5 @@
-"""What GPU hosts find: run there, kept in evidence/, gathered, and told in docs/; and how fast the
-tool is.
+"""What GPU hosts find: run there, kept in evidence/, gathered, and reported in docs/.
 
 Modules and packages, low to high; none imports from its own floor or a higher one:
-harness records · gpurun store · benches cells gains merge · figures matrix ways ·
-fleet measure plots questions · pages · commands
+harness results · cells front gpurun questions · incoming matrix picture · fleet · pages · commands
 """

@@ -10,7 +10,7 @@ from packaging.version import Version
 from patchqueue.files import record
 from patchqueue.outcome import Problem, Refused
 
-from .store import FOLDER
+from .results import FOLDER
 
 FILE = FOLDER / "matrix.toml"
 ALWAYS = "0"  # "upstream" of what every pinned release has

@@ -23,9 +23,9 @@ from patchqueue.upstream.pins import Pin
 from patchqueue.wheels.host import Host
 from patchqueue.wheels.host import load as load_host
 
-from . import cells, matrix, store
+from . import cells, matrix, results
 from .cells import Feature
-from .records import Record
+from .results import Row
 
 CURRENT, STALE, NOT_RUN = "current", "stale", "not run"
 REFERENCE = "reference"
@@ -77,16 +77,17 @@ def jobs(
         step = f"one of {' '.join(shape.models)}"
         what = "is in no cell of the support matrix"
         raise Refused(Problem("no-model", unknown[0], what, step))
-    took = {one: durations(root, one) for one in _labels(root, gpus)}
+    rows = results.load(root)
+    took = {one: durations(rows, one) for one in _labels(rows, gpus)}
     found = []
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host = load_host(description, pin.version)
-        kept = store.proofs(root, str(pin.version))
+        kept = results.of_release(rows, pin.version, "proof")
         for gpu, seconds in took.items():
-            files = [file for file in kept if is_of(gpu, file.gpu.name)]
+            proofs = [row for row in kept if is_of(gpu, row.gpu)]
             for model in models or shape.models:
                 features = [one for one in shape.features if model in one.known(pin.version)]
-                modes = _modes(queue, pin, model, features, files)
+                modes = _modes(queue, pin, model, features, proofs)
                 left = {mode: one for mode, one in modes.items() if not stale or one[1] != CURRENT}
                 if left:
                     found.append(_job(root, pin, host, gpu, model, left, seconds))
@@ -94,21 +95,21 @@ def jobs(
 
 
 def _modes(
-    queue: Queue, pin: Pin, model: str, features: Sequence[Feature], files: Sequence[Record]
+    queue: Queue, pin: Pin, model: str, features: Sequence[Feature], proofs: Sequence[Row]
 ) -> dict[str, tuple[matrix.State, str]]:
     """By mode that can be: what the queue alone says of it, and how much evidence there is."""
     now = Selection(queue, pin).effect_sha256
     states = {one.mode: matrix.expected(queue, pin, one).state for one in features}
     return {
-        mode: (state, _known(files, now, model, mode))
+        mode: (state, _known(proofs, now, model, mode))
         for mode, state in states.items()
         if state is not matrix.State.NOT_APPLICABLE
     }
 
 
-def _labels(root: Path, gpus: Sequence[str]) -> list[str]:
+def _labels(rows: Sequence[Row], gpus: Sequence[str]) -> list[str]:
     """The kinds of GPU that are meant. Raises Refused where there is none."""
-    labels = list(dict.fromkeys(map(label, gpus or _seen(root))))
+    labels = list(dict.fromkeys(map(label, gpus or _seen(rows))))
     if labels and "" not in labels:
         return labels
     where, what = ("--gpu", "names no GPU") if labels else ("matrix", "evidence/ names no GPU yet")
@@ -141,7 +142,7 @@ def label(gpu: str) -> str:
 def is_of(label: str, gpu: str) -> bool:
     """Whether a GPU is of the kind that a label names: "H100" is any H100, and no H100 is an
     "H10"."""
-    wanted, name = (store.slug(text).removeprefix("nvidia-") for text in (label, gpu))
+    wanted, name = (results.slug(text).removeprefix("nvidia-") for text in (label, gpu))
     return name == wanted or name.startswith(f"{wanted}-")
 
 
@@ -156,33 +157,32 @@ def torch_of(root: Path, pin: Pin) -> str:
     return found[1] if found else ""
 
 
-def _seen(root: Path) -> list[str]:
-    """Every GPU that evidence names."""
-    return sorted({file.gpu.name for file in store.proofs(root)})
+def _seen(rows: Sequence[Row]) -> list[str]:
+    """Every GPU that a proof names."""
+    return sorted({row.gpu for row in rows if row.kind == "proof"})
 
 
-def _known(files: Sequence[Record], now: str, model: str, mode: str) -> str:
+def _known(proofs: Sequence[Row], now: str, model: str, mode: str) -> str:
     """What is known of one model in one mode. The breakable graph is known where its lifetimes were
     checked too."""
     ran = [
-        file.under(run)
-        for file in files
-        for run in file.runs
-        if (run.model, run.mode) == (model, mode) and run.verdict != store.NOT_RUN
+        row
+        for row in proofs
+        if (row.model, row.name) == (model, mode) and row.verdict != results.NOT_RUN
     ]
-    if any(facts.changes == now and (mode != store.BREAKABLE or facts.lifetimes) for facts in ran):
+    if any(row.queue == now and (mode != results.BREAKABLE or row.lifetimes) for row in ran):
         return CURRENT
     return STALE if ran else NOT_RUN
 
 
-def durations(root: Path, gpu: str) -> dict[tuple[str, str], float]:
+def durations(rows: Sequence[Row], gpu: str) -> dict[tuple[str, str], float]:
     """(model, mode) -> the seconds that one engine took there, the median over every release that
     ran it."""
     seconds: dict[tuple[str, str], list[float]] = {}
-    for file in store.proofs(root):
-        for run in file.runs if is_of(gpu, file.gpu.name) else []:
-            if run.verdict != store.NOT_RUN and run.seconds:
-                seconds.setdefault((run.model, run.mode), []).append(run.seconds)
+    for row in rows:
+        ran = row.kind == "proof" and row.seconds and row.verdict != results.NOT_RUN
+        if ran and is_of(gpu, row.gpu):
+            seconds.setdefault((row.model, row.name), []).append(row.seconds)
     return {key: statistics.median(values) for key, values in seconds.items()}
 
 

@@ -6,13 +6,12 @@ second are the median of a run's loads of 16 prompts of 4096 tokens at once.
 
 from __future__ import annotations
 
-import json
-import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-UNTOUCHED, PATCHED = "untouched", "patched"
+from . import results
+from .results import PATCHED, UNTOUCHED
+
 SHORT, LONG = "1x64", "1x4096"  # one prompt of 64 and of 4096 tokens
 
 
@@ -31,20 +30,20 @@ class Row:
 
     model: str
     release: str
-    file: str  # below evidence/
+    run: str  # of evidence/results.jsonl
 
 
 ROWS = (
-    Row("Nemotron-Nano-9B-v2", "0.5.9", "nvidia-h200.fa3.breakable.gain.json"),
-    Row("Nemotron-Nano-9B-v2", "0.5.12.post1", "nvidia-h200.fa3.gain.json"),
-    Row("Nemotron-Nano-9B-v2", "0.5.16", "nvidia-h200.capture.gain.json"),
-    Row("Nemotron-Nano-9B-v2", "0.5.23", "nvidia-h200.breakable.gain.json"),
-    Row("Nemotron-3-Nano-30B-A3B", "0.5.12.post1", "nvidia-h200.nemotron-3-nano.gain.json"),
-    Row("Qwen3.5-35B-A3B", "0.5.12.post1", "nvidia-h200.qwen3.5-moe.breakable.gain.json"),
+    Row("Nemotron-Nano-9B-v2", "0.5.9", "nvidia-h200.fa3.nemotron.eager-to-breakable"),
+    Row("Nemotron-Nano-9B-v2", "0.5.12.post1", "nvidia-h200.fa3.nemotron.breakable-to-breakable"),
+    Row("Nemotron-Nano-9B-v2", "0.5.16", "nvidia-h200.nemotron.breakable-to-breakable+capture"),
+    Row("Nemotron-Nano-9B-v2", "0.5.23", "nvidia-h200.nemotron.eager-to-breakable+all"),
+    Row("Nemotron-3-Nano-30B-A3B", "0.5.12.post1", "nvidia-h200.nemotron-3-nano.eager-to-eager"),
+    Row("Qwen3.5-35B-A3B", "0.5.12.post1", "nvidia-h200.qwen3.5-moe.eager-to-breakable+all"),
     Row(
         "Qwen3-Next-80B-A3B, 32 of 48 layers",
         "0.5.12.post1",
-        "nvidia-h200.qwen3-next-32.breakable.gain.json",
+        "nvidia-h200.qwen3-next-32.eager-to-breakable+all",
     ),
 )
 
@@ -57,30 +56,35 @@ class Measured:
     date: str
     gpu: str
     engines: dict[str, Figures]
+    busy_ms: dict[str, float]  # GPU-busy time of SHORT by engine
 
 
-def measured(root: Path) -> list[Measured]:
-    """The figures of every row, from evidence/."""
-    return [_measured(root, row) for row in ROWS]
+def measured(kept: Sequence[results.Row]) -> list[Measured]:
+    """The figures of every row."""
+    return [_measured(kept, row) for row in ROWS]
 
 
-def _measured(root: Path, row: Row) -> Measured:
-    run = json.loads((root / "evidence" / row.release / row.file).read_text(encoding="utf-8"))
-    engines = {tree: _figures(_visit(run, tree)) for tree in (UNTOUCHED, PATCHED)}
-    peers = {f"{peer['name']} {peer['version']}": _figures(peer) for peer in run.get("peers", ())}
-    return Measured(row, run["date"], run["gpu"]["name"], engines | peers)
+def _measured(kept: Sequence[results.Row], row: Row) -> Measured:
+    found = [
+        one for one in kept if (one.kind, one.release, one.run) == ("time", row.release, row.run)
+    ]
+    trees = (UNTOUCHED, PATCHED)
+    engines = sorted(
+        found, key=lambda one: trees.index(one.name) if one.name in trees else len(trees)
+    )
+    if [one.name for one in engines[:2]] != [*trees]:
+        raise LookupError(f"evidence/ has no untouched and patched {row.release} of {row.run}")
+    return Measured(
+        row,
+        engines[0].date,
+        engines[0].gpu,
+        {one.name: _figures(one) for one in engines},
+        {one.name: one.busy_ms[SHORT] for one in engines if SHORT in one.busy_ms},
+    )
 
 
-def _visit(run: dict[str, Any], tree: str) -> dict[str, Any]:
-    visits: list[dict[str, Any]] = [visit for visit in run["runs"] if visit["tree"] == tree]
-    (visit,) = visits
-    return visit
-
-
-def _figures(visit: dict[str, Any]) -> Figures:
-    quartiles = {
-        shape: round(calls["first_quartile"]) for shape, calls in visit["first_token_ms"].items()
-    }
-    loads = [load["tokens_per_s"] for load in visit["loads"]]
-    rate = round(statistics.median(loads) / 100) * 100 if loads else None
-    return Figures(quartiles.get(SHORT), quartiles.get(LONG), rate)
+def _figures(row: results.Row) -> Figures:
+    first = {shape: round(ms) for shape, ms in row.first_token_ms.items()}
+    rate = row.input_tokens_per_s
+    hundreds = None if rate is None else round(rate / 100) * 100
+    return Figures(first.get(SHORT), first.get(LONG), hundreds)

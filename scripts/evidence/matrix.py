@@ -18,10 +18,10 @@ from patchqueue.queue.header import Header
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import cells, harness
+from . import cells, harness, questions, results
 from .cells import ALWAYS, Feature
-from .records import Found, Record, Run
-from .store import BREAKABLE, NO_MEASURE, proofs
+from .questions import Question
+from .results import BREAKABLE, NO_MEASURE, Row
 
 DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
 ENDED = "exit code"  # begins the reason of an engine that gave no answers
@@ -53,21 +53,29 @@ class Cell:
 
 def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     """A row of cells for each pin, newest first. Raises Refused where the queue is broken."""
-    queue, features = load_queue(root), cells.load(root).features
-    return [
-        (pin, [cell(root, queue, pin, feature) for feature in features])
-        for pin in reversed(pins.all)
-    ]
+    queue, features, rows = load_queue(root), cells.load(root).features, results.load(root)
+    rules = harness.identity(root)
+    found = []
+    for pin in reversed(pins.all):
+        proofs = results.of_release(rows, pin.version, "proof")
+        found.append((pin, [cell(proofs, queue, pin, feature, rules) for feature in features]))
+    return found
 
 
-def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
-    """What is known: from evidence where there is some, else from the queue. The best of several
-    GPUs and attentions, and what the others said."""
+def hosts(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows by kind of GPU and attention."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((results.slug(row.gpu), row.attention), []).append(row)
+    return [groups[key] for key in sorted(groups)]
+
+
+def cell(proofs: Sequence[Row], queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell:
+    """What is known: from the proofs of the release where there are some, else from the queue. The
+    best of several GPUs and attentions, and what the others said. rules: of today's tests/gpu."""
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.UNTOLD, State.STALE]
     known = [
-        judged
-        for file in proofs(root, str(pin.version))
-        if (judged := judge(file, queue, pin, feature, harness.identity(root)))
+        judged for rows in hosts(proofs) if (judged := judge(rows, queue, pin, feature, rules))
     ]
     if not known:
         return expected(queue, pin, feature)
@@ -83,68 +91,119 @@ def cell(root: Path, queue: Queue, pin: Pin, feature: Feature) -> Cell:
     return Cell(first.state, "; ".join([first.reason, *said]))
 
 
-def judge(found: Record, queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell | None:
-    """What the runs on one kind of GPU say about a feature; None where they did not try it on every
-    model that the release knows. Untold where today's queue ran, and a model's reference did not
-    agree with itself. rules: the harness of today."""
+def judge(
+    proofs: Iterable[Row], queue: Queue, pin: Pin, feature: Feature, rules: str
+) -> Cell | None:
+    """What the proofs on one kind of GPU say about a feature; None where they did not try it on
+    every model that the release knows. Inconclusive where today's queue ran, and a model's
+    reference did not agree with itself."""
     models = feature.known(pin.version)
-    runs = [
-        (run, found.under(run))
-        for run in found.runs
-        if run.mode == feature.mode and run.model in models
-    ]
-    now = Selection(queue, pin).effect_sha256
-    if {run.model for run, _ in runs} != set(models):
+    rows = [row for row in proofs if row.name == feature.mode and row.model in models]
+    if {row.model for row in rows} != set(models):
         return None
-    unasked = [(run, one) for run, one in runs if run.verdict == "not run"]
-    if not all(run.why.startswith(NO_MEASURE) for run, _ in unasked):
+    unasked = [row for row in rows if row.verdict == results.NOT_RUN]
+    if not all(row.why.startswith(NO_MEASURE) for row in unasked):
         return None
-    then = _untold(*unasked[0]) if unasked else _verdict(runs, rules)
+    then = _untold(unasked[0]) if unasked else _verdict(rows, rules)
     if unknown := [model for model in feature.models if model not in models]:
         reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
         then = Cell(then.state, reason)
-    date = max(one.date for _, one in runs)
-    earlier = sorted(one.date for _, one in runs if one.changes != now)
+    date = max(row.date for row in rows)
+    now = Selection(queue, pin).effect_sha256
+    earlier = sorted(row.date for row in rows if row.queue != now)
     if earlier:
         why = f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
         return Cell(State.STALE, f"{why} {then.reason}", date)
     return replace(then, date=date)
 
 
-def _untold(run: Run, one: Record) -> Cell:
-    why = f"{place(one)}: the reference of {run.model} failed ([details]({DETAILS}))"
+def _untold(row: Row) -> Cell:
+    why = f"{place(row)}: the reference of {row.model} failed ([details]({DETAILS}))"
     return Cell(State.UNTOLD, why)
 
 
-def _verdict(runs: Sequence[tuple[Run, Record]], rules: str) -> Cell:
-    """What runs say, each with the facts that it was made under."""
-    for run, _ in runs:
-        if run.verdict == "not applicable":
-            return Cell(State.NOT_APPLICABLE, run.why)
+def _verdict(rows: Sequence[Row], rules: str) -> Cell:
+    for row in rows:
+        if row.verdict == "not applicable":
+            return Cell(State.NOT_APPLICABLE, row.why)
     places = [
-        place(one) + ("" if one.harness == rules else ", by an earlier harness") for _, one in runs
+        place(row) + ("" if row.rules == rules else ", by an earlier harness") for row in rows
     ]
-    for there, (run, _) in zip(places, runs):
-        if run.verdict != "passed":
-            what = f"{run.model} {in_words(run.why)} ([details]({DETAILS}))"
+    for there, row in zip(places, rows, strict=True):
+        if row.verdict != "passed":
+            what = f"{row.model} {in_words(row.why)} ([details]({DETAILS}))"
             return Cell(State.FAILED, f"{there}: {what}")
     where = "; ".join(dict.fromkeys(places))
-    return _of_lifetimes(runs, places) or Cell(State.PROVEN, where + _unchecked(runs))
+    return _of_lifetimes(rows, places) or Cell(State.PROVEN, where + _unchecked(rows))
 
 
-def _of_lifetimes(runs: Sequence[tuple[Run, Record]], places: Sequence[str]) -> Cell | None:
+def _of_lifetimes(rows: Sequence[Row], places: Sequence[str]) -> Cell | None:
     """The first check of a breakable graph's lifetimes that did not pass."""
-    for there, (run, one) in zip(places, runs):
-        found = one.lifetimes if run.mode == BREAKABLE else None
-        if found and found.verdict != "passed":
-            why = found.why.partition(": ")[0]
-            return Cell(State.FAILED, f"{there}: lifetimes: {found.verdict}: {why}")
+    for there, row in zip(places, rows, strict=True):
+        verdict, _, why = row.lifetimes.partition(": ")
+        if verdict not in ("", "passed"):
+            what = f"lifetimes: {verdict}: {why.partition(': ')[0]}"
+            return Cell(State.FAILED, f"{there}: {what}")
     return None
 
 
-def _unchecked(runs: Sequence[tuple[Run, Record]]) -> str:
-    missing = any(run.mode == BREAKABLE and one.lifetimes is None for run, one in runs)
+def _unchecked(rows: Sequence[Row]) -> str:
+    missing = any(row.name == BREAKABLE and not row.lifetimes for row in rows)
     return "; lifetimes not checked in this run" if missing else ""
+
+
+def answers(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
+    """The cells of questions.toml for each pin, newest first."""
+    asked, queue, rows = questions.load(root), load_queue(root), results.load(root)
+    return [
+        (
+            pin,
+            [
+                answer(
+                    [
+                        row
+                        for row in results.of_release(rows, pin.version, "question")
+                        if row.name == name
+                    ],
+                    *(queue, pin, name, question),
+                )
+                for name, question in asked.items()
+            ],
+        )
+        for pin in reversed(pins.all)
+    ]
+
+
+def answer(rows: Sequence[Row], queue: Queue, pin: Pin, name: str, question: Question) -> Cell:
+    """What is known of one question on one release: from its rows, else from the queue. A control
+    failed where the release's own tree answered as the patched tree did: inconclusive."""
+    asked = [row for row in rows if not row.control]
+    if not asked:
+        return _unasked(queue, pin, name, question)
+    now = Selection(queue, pin).effect_sha256
+    # one that failed about today's tree outweighs all that passed, on whatever GPU
+    last = max(asked, key=lambda row: (row.queue == now, bool(row.why), row.date))
+    state = State.FAILED if last.why else State.PROVEN
+    reason = host(last) + (f": {last.why}" if last.why else "")
+    if last.queue != now:
+        why = f"the queue has changed since the run of {last.date}, which said {state}:"
+        return Cell(State.STALE, f"{why} {reason}", last.date)
+    controls = [row for row in rows if row.control and row.gpu == last.gpu]
+    if state is State.PROVEN and controls and all(row.why for row in controls):
+        return Cell(State.UNTOLD, f"{reason}: the release's own tree answered alike", last.date)
+    control = "the release's own tree answered otherwise" if controls else "no control ran"
+    return Cell(state, f"{reason}; {control}", last.date)
+
+
+def _unasked(queue: Queue, pin: Pin, name: str, question: Question) -> Cell:
+    """What the queue alone says of a question."""
+    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    if repairs := [patch for patch in question.repairs if patch in selected]:
+        why = f"the queue repairs it with {named(repairs)}"
+        limit = "" if question.can_ask(pin) else f"; `{name}.py` asks {question.asks} alone"
+        return Cell(State.NOT_RUN, why + limit)
+    why = gap([queue.patches[patch].header for patch in question.repairs], pin)
+    return Cell(State.NOT_APPLICABLE, why or "no patch repairs it there")
 
 
 def in_words(why: str) -> str:
@@ -156,16 +215,16 @@ def in_words(why: str) -> str:
     return f"ended with {check}" if check.startswith(ENDED) else f'does not pass "{check}"'
 
 
-def place(found: Record) -> str:
+def place(row: Row) -> str:
     """Where a run was, and how far that is from what the release asks for."""
-    kernels = f", kernels {found.kernel.package}" if found.kernel else ""
-    return host(found) + found.attention_told + kernels
+    kernels = f", kernels {row.kernels}" if row.kernels else ""
+    return host(row) + row.attention_named + kernels
 
 
-def host(found: Found) -> str:
+def host(row: Row) -> str:
     """The GPU and torch that ran it."""
-    off = f", off the release's pin {found.torch.pinned}" if found.torch.off_pin else ""
-    return f"on {found.gpu.name} with torch {found.torch.version.partition('+')[0]}{off}"
+    off = f", off the release's pin {row.torch_pin}" if row.torch_pin else ""
+    return f"on {row.gpu} with torch {row.torch}{off}"
 
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:

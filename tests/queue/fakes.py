@@ -17,16 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
 
 import pytest
 
 from evidence import harness as rules
 from evidence.commands import cli as proving
-from evidence.records import Record
 from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
-from patchqueue.files.record import value
 from patchqueue.laying import apply, pinned
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
@@ -34,7 +31,6 @@ from patchqueue.wheels import build
 ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
 LABEL = f"pcg.{QUEUE}"  # behind the + of a patched version
-R = TypeVar("R", bound=Record)
 RUNNER = "python/sglang/srt/runner.py"
 
 
@@ -345,12 +341,6 @@ def as_clone(root: Path) -> None:
     (tools / "made-at.txt").write_text(f"{tools}\n")
     program(tools / "bin/python", f'exec "{sys.executable}" "$@"')
     program(tools / "bin/nox", f'exec "{sys.executable}" -m nox "$@"')
-
-
-def recorded(found: Mapping[str, Any], kind: type[R]) -> R:
-    """What a test says of a file of evidence/, with the rest of what such a file has."""
-    whole = {"schema": 1, "queue": "q", "changes": "c", "tree": "t", "tree_untouched": True}
-    return value({**whole, **found}, kind, "a test's file", "bad-evidence")
 
 
 def main(words: Sequence[str]) -> int:

@@ -44,7 +44,6 @@ COMMANDS = [
     "sweep",
     "bench",
     "status",
-    "figures",
     "backport",
     "patches",
     "export",

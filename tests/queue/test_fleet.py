@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from evidence import cells, fleet, harness, matrix, store
+from evidence import cells, fleet, harness, matrix, results
 from evidence.commands.cli import main
+from evidence.results import Row
 from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
@@ -145,24 +146,26 @@ def cells_of(project: Path) -> None:
     shutil.copy(ROOT / cells.FILE, project / cells.FILE)
 
 
-def keep(project: Path, *runs: tuple[str, str, str], gpu: str = "NVIDIA H200", **changes) -> None:
-    pin, queue = PINS.find("v0.5.9"), series.read(ROOT)[0]
-    facts = {
-        "schema": 1,
-        "version": "0.5.9",
-        "queue": "",
-        "changes": Selection(queue, pin).effect_sha256,
-        "tree": "",
-        "tree_untouched": True,
-        "gpu": {"name": gpu},
-        "torch": {"version": "2.9.1", "pinned": "2.9.1", "off_pin": False},
-        "lifetimes": {"verdict": "passed"},
-        "runs": [
-            {"model": model, "mode": mode, "verdict": verdict, "seconds": 30}
-            for model, mode, verdict in runs
-        ],
-    }
-    store.put(project / "evidence/0.5.9" / f"{store.slug(gpu)}.json", json.dumps(facts | changes))
+def keep(project: Path, *runs: tuple[str, str, str], **changes) -> None:
+    """Rows of 0.5.9 on an H200, in place of what was there."""
+    queue = Selection(series.read(ROOT)[0], PINS.find("v0.5.9")).effect_sha256
+    rows = [
+        Row(
+            kind="proof",
+            release="0.5.9",
+            model=model,
+            name=mode,
+            verdict=verdict,
+            seconds=30,
+            date="2030-01-02",
+            gpu="NVIDIA H200",
+            torch="2.9.1",
+            queue=queue,
+            lifetimes="passed" if mode == "breakable" else "",
+        )
+        for model, mode, verdict in runs
+    ]
+    results.save(project, [replace(row, **changes) for row in rows])
 
 
 LLAMA = [
@@ -178,8 +181,8 @@ LLAMA = [
         ([*LLAMA[:3], ("llama", "breakable", "failed")], {}, ()),  # a failure is evidence too
         (LLAMA[:3], {}, ("breakable",)),
         ([*LLAMA[:3], ("llama", "breakable", "not run")], {}, ("breakable",)),
-        (LLAMA, {"lifetimes": None}, ("breakable",)),
-        (LLAMA, {"changes": "sha256:earlier"}, ("piecewise", "piecewise-inductor", "breakable")),
+        (LLAMA, {"lifetimes": ""}, ("breakable",)),
+        (LLAMA, {"queue": "sha256:earlier"}, ("piecewise", "piecewise-inductor", "breakable")),
         (LLAMA, {"gpu": "NVIDIA H20"}, ("piecewise", "piecewise-inductor", "breakable")),
     ],
 )
@@ -193,9 +196,9 @@ def test_stale_leaves_what_has_evidence_about_todays_queue(project, runs, change
 def test_what_is_least_known_is_said(project):
     keep(project, *LLAMA)
     assert jobs(project, ("v0.5.9",), models=("llama",))[0].evidence == "current"
-    keep(project, *LLAMA, changes="sha256:earlier")
+    keep(project, *LLAMA, queue="sha256:earlier")
     assert jobs(project, ("v0.5.9",), models=("llama",))[0].evidence == "stale"
-    keep(project, *LLAMA[:3], changes="sha256:earlier")
+    keep(project, *LLAMA[:3], queue="sha256:earlier")
     assert jobs(project, ("v0.5.9",), models=("llama",))[0].evidence == "not run"
 
 
@@ -203,7 +206,8 @@ def test_gpus_are_those_of_evidence_unless_they_are_named(project):
     with pytest.raises(Refused, match="no-gpu-kind"):
         jobs(project, gpus=())
     keep(project, *LLAMA)
-    keep(project, *LLAMA, gpu="NVIDIA H100 80GB HBM3")
+    rows = results.load(project)
+    results.save(project, [*rows, *(replace(row, gpu="NVIDIA H100 80GB HBM3") for row in rows)])
     assert {job.gpu for job in jobs(project, gpus=())} == {"H200", "H100-80GB-HBM3"}
     assert {job.gpu for job in jobs(project, gpus=("B200", "NVIDIA B200"))} == {"B200"}
     with pytest.raises(Refused, match="names no GPU"):

@@ -30,7 +30,7 @@ def floors(package: Path) -> list[list[str]]:
 
 ROOMS = [room for floor in floors(FOLDER) for room in floor]
 BELOW = [FOLDER / room for room in ROOMS]  # packages without packages of their own
-BELOW += [ABOVE / name for name in ("commands", "measure", "pages", "plots")]
+BELOW += [ABOVE / name for name in ("commands", "pages")]
 CONTRACTS = {
     ".".join(contract["containers"]): [str(layer).split(" | ") for layer in contract["layers"]]
     for contract in tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][

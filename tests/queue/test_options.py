@@ -7,7 +7,6 @@ environment of gigabytes, an index) is replaced where the tool would start it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,15 +20,13 @@ from pathlib import Path
 import asked
 import fakes
 import pytest
-import test_words
+import test_help
 from fakes import RUNNER, TAG
-from test_evidence import result
 from test_export import tools  # noqa: F401
 from test_fleet import LLAMA, cells_of, keep
-from test_merge import ran
+from test_results import result
 
-from evidence import gpurun
-from evidence.measure import queue as measuring
+from evidence import gpurun, results
 from evidence.pages import bench as benchpage
 from evidence.pages import status
 from patchqueue.commands import testing as testing_command
@@ -226,15 +223,17 @@ def packed_peer(world: World, what: peer.Peer) -> bundle.Bundle:
 def to_merge(world: World) -> None:
     gpu(world)
     (world.at / "results/one").mkdir(parents=True)
-    found = json.loads((world.at / "today.json").read_text()) | {"runs": ran("one")}
+    found = json.loads((world.at / "today.json").read_text())
     (world.at / "results/one/evidence.json").write_text(json.dumps(found))
     world.project.write(status.PAGE, status.BEGIN + status.END)
     world.project.write(status.PATCHES, status.PATCHES_BEGIN + status.PATCHES_END)
 
 
-def figures(world: World) -> None:
-    for name in ("docs/figures.md", "evidence/figures.json"):
-        world.project.write(name, (ROOT / name).read_bytes())
+def to_plot(world: World) -> None:
+    """What was really measured: the picture shows rows of it."""
+    to_merge(world)
+    world.project.write(str(results.FILE), (ROOT / results.FILE).read_bytes())
+    (world.project.root / "docs/images").mkdir(parents=True)
 
 
 def real(world: World) -> None:
@@ -425,19 +424,14 @@ CASES: dict[str, Case] = {
             on_gpu("gpu", "--model", "--model llama"),
             on_gpu("gpu", "--mode", "--mode eager"),
             on_gpu("gpu", "--agree"),
-            on_gpu("bench", "--gain"),
         ]
     ),
     "gpu --take": Case("gpu --take {at}/today.json", "gpu", gpu),
     "gpu --stale": Case("gpu --stale --take {at}/old.json", "gpu --take {at}/old.json", gpu),
     "bench --take": Case("bench --take {at}/today.json", "bench", gpu),
     "bench --stale": Case("bench --stale --take {at}/old.json", "bench --take {at}/old.json", gpu),
-    "bench --page": Case("bench --page", "bench", gpu),
+    "status --plot": Case("status --plot", "status", to_plot),
     "status --merge": Case("status --merge {at}/results", "status", to_merge),
-    "figures --page": Case("figures --page", "figures apply", figures),
-    "figures --pin": Case("figures apply --pin v0.5.11", "figures apply", plain),
-    "figures --kills": Case("figures apply --kills 3", "figures apply", plain),
-    "figures --out": Case("figures apply --out {at}/out.json", "figures apply", plain),
     "matrix --revision": Case("matrix --revision v0.5.9", "matrix", real, root="real"),
     "matrix --gpu": Case("matrix v0.5.9 --gpu H100", "matrix v0.5.9", real, root="real"),
     "matrix --model": Case("matrix v0.5.9 --model llama", "matrix v0.5.9", real, root="real"),
@@ -540,7 +534,7 @@ FIRST = {name: option for option in reversed([*CASES]) for name in [option.split
 def test_every_option_has_a_case_and_no_other():
     found = {
         f"{name} {action.option_strings[-1]}"
-        for name, parser in test_words.parsers().items()
+        for name, parser in test_help.parsers().items()
         for action in parser._actions
         if action.option_strings and "--help" not in action.option_strings
     }
@@ -567,9 +561,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(writing, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
     monkeypatch.setattr(formatting, "_run", asked.run)
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
-    monkeypatch.setattr(measuring, "Copy", lambda folder, tag: tag)
     monkeypatch.setattr(peer, "pack", lambda root, what, *_: packed_peer(made, what))
-    monkeypatch.setitem(measuring.FIGURES, "apply", figure)
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
     monkeypatch.setattr(bundle.carried, "pack", torch(tmp_path / "cache/torch.tar.xz"))
     monkeypatch.setattr(
@@ -593,10 +585,6 @@ def ended(world: World) -> Callable[..., int]:
         return 0
 
     return run
-
-
-def figure(tag: str, options: argparse.Namespace) -> measuring.Figure:
-    return measuring.Figure(f"apply {tag}", str(options.kills), "none", True)
 
 
 def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
@@ -646,10 +634,7 @@ def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, ca
         ("bench --stale", "--stale"),
         ("gpu --take x.json --model llama", "--model"),
         ("gpu --take x.json --out y", "--out"),
-        ("bench --take x.json --gain", "--gain"),
         ("gpu --agree --take x.json", "--take"),
-        ("bench --page --here", "--here"),
-        ("bench --page --from x", "--from"),
         ("matrix --cpu --gpu H100", "--gpu"),
         ("install --site-packages x --verify --discard", "--discard"),
         ("release --next --cut", "--cut"),

@@ -4,7 +4,6 @@ front page stays short."""
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from pathlib import Path
 
@@ -12,12 +11,13 @@ import fakes
 import pytest
 import tomlkit
 
-from evidence import front, gains
-from evidence.plots import front as plot
+from evidence import front, picture, results
+from evidence.pages import bench
 from patchqueue.queue import header, series
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
+KEPT = results.load(ROOT)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 SESSIONS = sorted(
     {
@@ -128,7 +128,7 @@ def shown(row: front.Measured) -> list[str]:
 
 
 def test_the_front_page_gains_are_those_measured():
-    measured = front.measured(ROOT)
+    measured = front.measured(KEPT)
     rows = gain_rows("README.md")
     assert [(release, figures) for _, release, figures in rows] == [
         (one.row.release, shown(one)) for one in measured
@@ -146,46 +146,39 @@ def test_no_figure_of_the_front_page_wraps():
 
 
 def test_the_legend_names_the_days_of_the_runs():
-    days = sorted(one.date for one in front.measured(ROOT))
+    days = sorted(one.date for one in front.measured(KEPT))
     first, last = (datetime.date.fromisoformat(day) for day in (days[0], days[-1]))
     assert f"from {first.day} to {last:%-d %B %Y}" in text_of("README.md")
 
 
 def test_the_slow_host_row_is_the_profile_s():
-    (row,) = (one for one in front.measured(ROOT) if one.row.release == "0.5.23")
-    evidence = json.loads((ROOT / "evidence" / row.row.release / row.row.file).read_text())
-    (untouched,) = (run for run in evidence["runs"] if run["tree"] == front.UNTOUCHED)
-    busy = round(untouched["profile"][front.SHORT]["busy_ms"])
-    told = f"busy for {busy} of the {row.engines[front.UNTOUCHED].short_ms} ms"
-    assert told in " ".join(text_of("README.md").split())
+    (row,) = (one for one in front.measured(KEPT) if one.row.release == "0.5.23")
+    untouched = row.engines[front.UNTOUCHED].short_ms
+    said = f"busy for {row.busy_ms[front.UNTOUCHED]:.0f} of the {untouched} ms"
+    assert said in " ".join(text_of("README.md").split())
 
 
 def test_the_dates_are_those_of_the_newest_release_and_proof():
     newest = max(pins.load(ROOT).all, key=lambda pin: pin.version)
-    proofs = [
-        json.loads(file.read_text())
-        for file in ROOT.glob("evidence/*/*.json")
-        if not file.name.endswith((".gain.json", ".bench.json"))
-    ]
     line = (
         f"Newest release covered: {newest.version}, of {newest.released}."
-        f" Last full GPU proof: {max(proof['date'] for proof in proofs)}."
+        f" Last full GPU proof: {max(row.date for row in KEPT if row.kind == 'proof')}."
     )
     assert line in text_of("README.md")
 
 
-@pytest.mark.parametrize("theme", plot.THEMES, ids=lambda theme: theme.file)
+@pytest.mark.parametrize("theme", picture.THEMES, ids=lambda theme: theme.file)
 def test_the_picture_shows_what_was_measured(theme):
     """`scripts/nox status --plot` draws it."""
-    picture = text_of(theme.file)
-    assert plot.description(front.measured(ROOT)) in picture
-    assert len(picture) <= 60_000
+    drawn = text_of(theme.file)
+    assert picture.description(front.measured(KEPT)) in drawn
+    assert len(drawn) <= 60_000
 
 
 def test_the_picture_leaves_out_rows_without_both_figures():
-    measured = front.measured(ROOT)
+    measured = front.measured(KEPT)
     missing = [one.row.model for one in measured if None in vars(one.engines["patched"]).values()]
-    assert missing and not set(missing) & {one.row.model for one in plot.complete(measured)}
+    assert missing and not set(missing) & {one.row.model for one in picture.complete(measured)}
 
 
 def test_the_badges_are_true():
@@ -203,7 +196,7 @@ def test_the_choice_of_a_release_repeats_the_front_page():
     """Rows of docs/choose.md by model; times alone."""
     pattern = rf"^\| [^|]+ \| ([\d.a-z]+) \| [^|]+ \| {GAIN} \| {GAIN} \| [^|]+ \|$"
     choices = re.findall(pattern, text_of("docs/choose.md"), re.MULTILINE)
-    measured = {(one.row.release, *shown(one)[:2]) for one in front.measured(ROOT)}
+    measured = {(one.row.release, *shown(one)[:2]) for one in front.measured(KEPT)}
     assert len(choices) == 4 and set(choices) <= measured
 
 
@@ -216,21 +209,19 @@ def test_the_loads_are_those_measured():
         r"^\| ([\d.post]+), ([a-z → ]+)(?: \(\d\))? \| (.+) \|$", text_of("docs/choose.md"), re.M
     )
     shown_loads = {(version, way): cells.split(" | ") for version, way, cells in rows}
-    measured, days = {}, set()
-    for gain in gains.load(ROOT):
-        if gain.gain.traffic and gain.attention == "fa3" and "H200" in gain.gpu.name:
-            days.add(gain.date)
-            modes = dict.fromkeys(gains.runs(gain, tree)[0].mode for tree in gains.TREES)
-            measured[gain.version, " → ".join(modes)] = [
-                _served(gain, kind, part) for kind, part in zip(LOADS, (0, 1, 1, 0), strict=True)
-            ]
+    taken = [
+        row for row in KEPT if row.loads and row.attention == "fa3" and row.gpu == bench.USUAL_GPU
+    ]
+    measured = {}
+    for patched in (row for row in taken if row.name == front.PATCHED):
+        for before in (row for row in taken if row.name == front.UNTOUCHED):
+            if before.raw == patched.raw:
+                way = " → ".join(dict.fromkeys((before.mode, patched.mode)))
+                cells = [bench.load_pair(before, patched, kind) for kind in LOADS]
+                measured[patched.release, way] = cells
     assert shown_loads.items() <= measured.items() and len(shown_loads) == 4
+    days = {row.date for row in taken}
     assert f"Measured on {min(days)} and {max(days)[-2:]}," in text_of("docs/choose.md")
-
-
-def _served(gain, kind, part):
-    pair = [one and round(one[part]) for one in gains.both(gains.served, gain, kind)]
-    return " → ".join(map(str, pair)) if all(pair) else "-"
 
 
 def test_ci_runs_the_page_s_test_command():

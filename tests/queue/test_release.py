@@ -125,7 +125,7 @@ def test_only_the_wheels_that_are_meant(ready):
     ], "a wheel for every Python is always meant"
 
 
-def test_words_that_mean_no_wheel_are_refused(ready, run):
+def test_help_that_mean_no_wheel_are_refused(ready, run):
     ready.edit("upstream/pins.toml", "py3-none-any.whl", "cp312-cp312-manylinux_2_34_x86_64.whl")
     code, said = run(ready, "release", "--python", "3.9")
     assert code == 1 and "no wheel is for these words [nothing-to-build]" in said

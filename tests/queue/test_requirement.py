@@ -172,7 +172,7 @@ def test_json_holds_the_same(start: Start, ask: Ask) -> None:
         (["--require", TREE, "--verify"], "not allowed with argument"),
     ],
 )
-def test_words_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
+def test_help_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(FOLDER), *words], capture_output=True, text=True
     )

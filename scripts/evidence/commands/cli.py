@@ -10,8 +10,7 @@ from patchqueue.commands import entry
 from . import gpu, matrix, pages
 
 EXAMPLES = {  # by command: what a user types behind it
-    "bench": "v0.5.9 --gain",
-    "figures": "--page",
+    "bench": "v0.5.9",
     "gpu": "v0.5.9 --model llama",
     "matrix": "--stale --gpu H200",
     "status": "--merge results",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import pins as pinning
 
-from .. import gpurun, harness, store
+from .. import gpurun, harness, incoming
 from ..pages import bench as page
 
 RUNS = ("--from", "--here", "--python", "--out", "--site", "--pass")  # options of a run on a GPU
@@ -28,7 +28,8 @@ def add(commands: Any) -> None:
     text = "test a release on this host's GPU, and keep the results in evidence/"
     proven = command(commands, "gpu", _gpu, text)
     text = (
-        "time a release on this host's GPU, keep the figures in evidence/, and make docs/bench.md"
+        "time the untouched and the patched release in one run on this host's GPU, keep the figures"
+        f" in evidence/, and make {page.PAGE}"
     )
     timed = command(commands, "bench", _bench, text)
     for ran in (proven, timed):
@@ -40,14 +41,7 @@ def add(commands: Any) -> None:
     ):
         proven.add_argument(name, action="append", default=[], help=text)
     agree = "compare answers with the untouched release's instead, and keep nothing in evidence/"
-    gain = "time the untouched and the patched release in one run, instead of graph modes"
-    page = "run nothing; make docs/bench.md and its plot from evidence/"
-    for ran, name, text in (
-        (proven, "--agree", agree),
-        (timed, "--gain", gain),
-        (timed, "--page", page),
-    ):
-        ran.add_argument(name, action="store_true", help=text)
+    proven.add_argument("--agree", action="store_true", help=agree)
 
 
 def _add_run(ran: argparse.ArgumentParser) -> None:
@@ -119,15 +113,8 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    if options.page:
-        idle.refuse(
-            options, "with --page, which runs nothing", *RUNS, "--gain", "--take", "--stale"
-        )
-    code = 0 if options.page else _run(options, "gain" if options.gain else "bench")
-    drawn = page.write(options.root)
-    without = "no plot: matplotlib is not installed, or nothing was measured"
-    plots = ", its plots drawn" if drawn else f"; {without}"
-    OUT.print(f"{page.PAGE} written{plots}")
+    code = _run(options, "gain")
+    page.write(options.root)
     OUT.print(f"next: `git diff {page.PAGE}` shows what is new on it")
     return code
 
@@ -136,7 +123,7 @@ def _run(options: argparse.Namespace, script: str) -> int:
     """Run a script, or take what one wrote; and keep it."""
     pins, chosen = chosen_of(options)
     if options.take:
-        given = ["--gain"] if "gain" in options else ["--model", "--mode"]
+        given = ["--model", "--mode"] if "model" in options else []
         idle.refuse(options, "with --take, which runs nothing", *RUNS, *given)
         return _keep(options, pins, script, options.take)
     idle.refuse(options, "without --take", "--stale")
@@ -155,12 +142,20 @@ def _run(options: argparse.Namespace, script: str) -> int:
 
 
 def _keep(options: argparse.Namespace, pins: pinning.Pins, script: str, files: list[Path]) -> int:
-    found = (store.take(options.root, pins, file, options.stale) for file in files)
-    for taken in itertools.chain.from_iterable(found):
-        kept = f", {taken.kept} kept from before" if taken.kept else ""
-        verdict = "all passed" if taken.passed else "not all passed"
-        path = taken.path.relative_to(options.root)
-        OUT.print(f"{path}: {counted(taken.runs, 'run')}{kept}; {verdict}")
+    """Add results to evidence/. 1 where one was refused."""
+    code = report(incoming.take(options.root, pins, files, options.stale)) if files else 0
     if files and script == "run":
         OUT.print(f"next: {to_type('status')} makes the tables from evidence/")
-    return 0
+    return code
+
+
+def report(gathered: Sequence[incoming.Gathered]) -> int:
+    """Print what became of each result; 1 where one was refused."""
+    for one in gathered:
+        OUT.print(f"{one.file}: {one.fate}: {one.why}")
+    fates = [one.fate for one in gathered]
+    OUT.print(
+        f"{counted(len(fates), 'result')}: "
+        + ", ".join(f"{fates.count(fate)} {fate}" for fate in incoming.Fate if fate in fates)
+    )
+    return 1 if incoming.Fate.REFUSED in fates else 0

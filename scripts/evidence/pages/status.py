@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
+from patchqueue.files import atomic
 from patchqueue.hint import to_type
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Problem, Refused
@@ -14,11 +15,9 @@ from patchqueue.upstream.pins import Pin, Pins
 
 from ..cells import Cells
 from ..cells import load as load_cells
-from ..matrix import Cell, matrix
-from ..questions import Question, Row
+from ..matrix import Cell, answers, matrix
+from ..questions import Question
 from ..questions import load as load_questions
-from ..questions import table as questions_table
-from ..store import put
 from .render import render
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
@@ -36,7 +35,7 @@ def markdown(
     cells: Cells,
     rows: Sequence[tuple[Pin, list[Cell]]],
     questions: Iterable[Question] = (),
-    asked: Iterable[Row] = (),
+    asked: Iterable[tuple[Pin, list[Cell]]] = (),
 ) -> str:
     """The matrix as tables, and one of what scripts ask beside it; the numbers in them lead to the
     reasons below them."""
@@ -57,7 +56,7 @@ def markdown(
         }
         tables.append({"title": table.title, "columns": [*columns], "rows": made})
     if titles := [one.title for one in questions]:
-        made = {row.pin.version: [shown([cell]) for cell in row.cells] for row in asked}
+        made = {pin.version: [shown([cell]) for cell in cells] for pin, cells in asked}
         tables.append({"title": ASKED, "columns": titles, "rows": made})
     return render("status.md", tables=tables, reasons=[*reasons])
 
@@ -93,7 +92,7 @@ def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: st
 def tables(root: Path, pins: Pins) -> str:
     """The matrix of today."""
     questions = load_questions(root).values()
-    return markdown(load_cells(root), matrix(root, pins), questions, questions_table(root, pins))
+    return markdown(load_cells(root), matrix(root, pins), questions, answers(root, pins))
 
 
 def write(root: Path, pins: Pins) -> tuple[Path, ...]:
@@ -108,5 +107,5 @@ def write(root: Path, pins: Pins) -> tuple[Path, ...]:
         changed.append((page, old, in_page(old, made, page, begin, end)))
     for page, old, new in changed:
         if new != old:
-            put(root / page, new)
+            atomic.write(root / page, new.encode())
     return tuple(page for page, old, new in changed if new != old)

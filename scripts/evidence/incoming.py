@@ -1,0 +1,462 @@
+"""Results as GPU hosts write them, checked and made into rows of evidence/results.jsonl.
+
+tests/gpu/run.py writes evidence.json, gain.py gain.json, and each script of questions.toml a file
+of its own name.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import lzma
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from patchqueue.files import atomic, record
+from patchqueue.files.locking import locked
+from patchqueue.hint import counted, to_type
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream import source
+from patchqueue.upstream.pins import Pin, Pins
+
+from . import harness, questions, results
+from .results import (
+    BREAKABLE,
+    NO_MEASURE,
+    NOT_RUN,
+    PATCHED,
+    UNTOUCHED,
+    USUAL_ATTENTION,
+    Attention,
+    Date,
+    Load,
+    Row,
+    Verdict,
+)
+
+PROOF, TIMES = "evidence.json", "gain.json"
+REFERENCE = "reference"  # how the modes that others are held against begin
+HELD = ("piecewise", "piecewise-inductor", BREAKABLE, "eager")  # modes held against a reference
+EAGER = "eager"
+PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
+
+
+class Gpu(Struct, frozen=True):
+    name: Annotated[str, Meta(pattern="[A-Za-z0-9]")]
+
+
+class Torch(Struct, frozen=True):
+    version: str
+    pinned: str
+    off_pin: bool
+
+
+class Kernel(Struct, frozen=True):
+    package: str
+
+
+class Lifetimes(Struct, frozen=True):
+    verdict: Verdict
+    why: str = ""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What every file says: which release and tree a host ran, and on what.
+
+    queue, changes: identities of the queue and of what it does; tree: hash of the patched tree.
+    """
+
+    schema: Literal[1]
+    version: str
+    queue: str
+    changes: str
+    tree: str
+    tree_untouched: bool
+    gpu: Gpu
+    torch: Torch
+    date: Date
+    kernel: Kernel | None = None
+    attention: Attention = USUAL_ATTENTION
+
+
+class ProofRun(Struct, frozen=True):
+    mode: str
+    verdict: Verdict
+    model: str
+    why: str = ""
+    seconds: float = 0.0
+
+
+class Proof(Result, frozen=True, kw_only=True):
+    runs: tuple[ProofRun, ...]
+    harness: str | None = None
+    lifetimes: Lifetimes | None = None
+
+
+class Calls(Struct, frozen=True):
+    all: tuple[float, ...] = ()
+
+
+class Prefills(Struct, frozen=True):
+    tokens_per_s: float
+
+
+class Profile(Struct, frozen=True):
+    busy_ms: float
+
+
+class Served(Struct, frozen=True):
+    """One load of requests. later_ms: of tokens behind the first; empty where there are none."""
+
+    output_tokens_per_s: float
+    first_ms: dict[str, float]
+    input_tokens_per_s: float = 0.0
+    later_ms: dict[str, float] | None = None
+
+
+class Visit(Struct, frozen=True, kw_only=True):
+    """One engine of gain.json: a tree's, or a peer's (name, version)."""
+
+    verdict: Verdict
+    mode: str = ""
+    tree: str = ""
+    name: str = ""
+    version: str = ""
+    why: str = ""
+    states: str | None = None
+    first_token_ms: dict[str, Calls] = field(default_factory=dict)
+    loads: tuple[Prefills, ...] = ()
+    profile: dict[str, Profile] = field(default_factory=dict)
+    traffic: dict[str, tuple[Served, ...]] = field(default_factory=dict)
+
+
+class Plan(Struct, frozen=True):
+    traffic: tuple[str, ...] = ()
+
+
+class Times(Result, frozen=True, kw_only=True):
+    runs: tuple[Visit, ...]
+    model: str
+    gain: Plan
+    peers: tuple[Visit, ...] = ()
+    floor_ms: dict[str, float | None] = field(default_factory=dict)
+    subject: str = "nemotron"
+    cpus: int = 0
+
+
+class Check(Struct, frozen=True):
+    what: str
+    good: bool
+    why: str = ""
+
+
+class Answer(Result, frozen=True, kw_only=True):
+    """without: "queue" in a control."""
+
+    without: Literal["", "queue"]
+    checks: Annotated[tuple[Check, ...], Meta(min_length=1)]
+
+
+class Fate(str, enum.Enum):
+    """What became of one file."""
+
+    TAKEN = "taken"
+    SUPERSEDED = "superseded"
+    REFUSED = "refused"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """One file's fate. why: how many of its rows stay, or the reason."""
+
+    file: Path
+    fate: Fate
+    why: str
+
+
+def found(root: Path, folder: Path) -> list[Path]:
+    """The results below a folder. Raises Refused where there is none."""
+    names = (PROOF, TIMES, *(f"{name}.json" for name in questions.load(root)))
+    files = sorted(file for name in names for file in folder.rglob(name))
+    if not files:
+        what, step = f"holds no {PROOF}", "name the folder that holds the hosts' result folders"
+        raise Refused(Problem("no-evidence", str(folder), what, step))
+    return files
+
+
+def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> list[Gathered]:
+    """Add the rows of results to evidence/, with their logs. A file that is refused keeps no other
+    out; the order of files does not matter.
+
+    stale: take results about an earlier queue too.
+    """
+    with locked(root / results.LOCK):
+        before = results.load(root)
+        made: dict[Path, list[Row]] = {}
+        gathered: dict[Path, Gathered] = {}
+        for file in files:
+            try:
+                made[file] = _rows_of(root, pins, file, stale)
+            except Refused as refusal:
+                why = "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems)
+                gathered[file] = Gathered(file, Fate.REFUSED, why)
+        today = {str(pin.version): results.today(root, pin) for pin in pins.all}
+        new = [row for rows in made.values() for row in rows]
+        kept = results.newest([*before, *new], today, harness.identity(root))
+        for file, rows in made.items():
+            gathered[file] = _fate(file, rows, kept)
+            if gathered[file].fate is Fate.TAKEN:
+                _keep_log(root, file, rows[0].raw)
+        results.save(root, kept)
+    _drop_logs(root, kept)
+    return [gathered[file] for file in files]
+
+
+def _fate(file: Path, rows: Sequence[Row], kept: Sequence[Row]) -> Gathered:
+    stay = sum(row in kept for row in rows)
+    if stay:
+        return Gathered(file, Fate.TAKEN, f"{stay} of {counted(len(rows), 'row')}")
+    return Gathered(file, Fate.SUPERSEDED, "the rows that are kept say more")
+
+
+def log_of(file: Path) -> bytes:
+    """A result without paths of its host."""
+    return json.dumps(_without_paths(json.loads(file.read_bytes())), sort_keys=True).encode()
+
+
+def _keep_log(root: Path, file: Path, sha256: str) -> None:
+    (root / results.RAW).mkdir(parents=True, exist_ok=True)
+    atomic.write(root / results.raw_file(sha256), lzma.compress(log_of(file), preset=9))
+
+
+def _drop_logs(root: Path, rows: Iterable[Row]) -> None:
+    """Delete the logs that no row names."""
+    named = {results.raw_file(row.raw).name for row in rows}
+    for file in (root / results.RAW).glob("*.json.xz"):
+        if file.name not in named:
+            file.unlink()
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_paths(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(inner) for inner in value]
+    is_text = isinstance(value, str) and not value.startswith("python/")
+    return PLACE.sub("…", value) if is_text else value
+
+
+def _rows_of(root: Path, pins: Pins, file: Path, stale: bool) -> list[Row]:
+    """The rows of one result. Raises Refused where it cannot be read, is about another tree, or
+    proves nothing."""
+    result = _read(file)
+    pin = pins.find(result.version)
+    if not (stale and result.tree_untouched):
+        check_tree(root, pin, result, file.name)
+    sha256 = hashlib.sha256(log_of(file)).hexdigest()
+    return [replace(row, raw=sha256) for row in _made(file, result)]
+
+
+def _made(file: Path, result: Proof | Times | Answer) -> list[Row]:
+    if isinstance(result, Proof):
+        return proof_rows(result, file.name)
+    if isinstance(result, Times):
+        return list(time_rows(result))
+    return [answer_row(result, file.stem)]
+
+
+def _read(file: Path) -> Proof | Times | Answer:
+    step = f"give the {file.name} as the run left it"
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise Refused(Problem("no-evidence", str(file), what, step)) from None
+    words = (file.name, "bad-evidence", step)
+    names = record.json(content, dict[str, Any], *words).keys()
+    if "gain" in names:
+        return record.json(content, Times, *words)
+    if "checks" in names:
+        return record.json(content, Answer, *words)
+    return record.json(content, Proof, *words)
+
+
+def check_tree(root: Path, pin: Pin, result: Result, name: str) -> None:
+    """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
+    was built."""
+    selection = select(load_queue(root), pin)
+    what = ""
+    if not result.tree_untouched:
+        bad, what = "touched-tree", "files of the tree were changed after it was built"
+    elif result.changes != selection.effect_sha256:
+        bad, what = "stale-evidence", f"is about another queue than today's for {pin.tag}"
+    # a header that was edited since changes the tree's provenance, and nothing that ran
+    elif result.queue == selection.stack_sha256 and result.tree != selection.tree_after(
+        source.fetch(pin, None)
+    ):
+        bad, what = "tree-mismatch", f"names the tree {result.tree}, which the queue does not make"
+    if what:
+        again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
+        raise Refused(Problem(bad, name, what, again))
+
+
+def _common(result: Result) -> dict[str, Any]:
+    torch = result.torch
+    return {
+        "release": result.version,
+        "date": result.date,
+        "gpu": result.gpu.name,
+        "torch": torch.version.partition("+")[0],
+        "torch_pin": torch.pinned if torch.off_pin else "",
+        "queue": result.changes,
+        "attention": result.attention,
+        "kernels": result.kernel.package if result.kernel else "",
+    }
+
+
+def proof_rows(result: Proof, name: str) -> list[Row]:
+    """A row for each model and mode. A pass against a reference that failed counts as not run.
+    Raises Refused for a pass that was held against nothing."""
+    references = {
+        (run.model, run.mode): run for run in result.runs if run.mode.startswith(REFERENCE)
+    }
+    rows = []
+    for run in result.runs:
+        if run.verdict == "passed" and run.mode in HELD:
+            against = _reference(run, references)
+            if against is None or against.verdict == NOT_RUN:
+                what = f"says that {run.model} passed in {run.mode}, without its reference"
+                raise Refused(Problem("bad-evidence", name, what, "give the whole result"))
+            if against.verdict == "failed":
+                lost = f"{NO_MEASURE}: {against.why}"
+                rows.append(_proof_row(result, replace(run, verdict="not run", why=lost)))
+                continue
+        rows.append(_proof_row(result, run))
+    return rows
+
+
+def _proof_row(result: Proof, run: ProofRun) -> Row:
+    lifetimes = result.lifetimes if run.mode == BREAKABLE else None
+    return Row(
+        kind="proof",
+        name=run.mode,
+        model=run.model,
+        verdict=run.verdict,
+        why=run.why,
+        seconds=run.seconds,
+        rules=result.harness or "",
+        lifetimes=": ".join(filter(None, (lifetimes.verdict, lifetimes.why))) if lifetimes else "",
+        **_common(result),
+    )
+
+
+def _reference(run: ProofRun, references: Mapping[tuple[str, str], ProofRun]) -> ProofRun | None:
+    """What a run was held against, as tests/gpu/modes.py chose it: where a release has two
+    references, the piecewise graphs have the first."""
+    of_model = [references[key] for key in sorted(references) if key[0] == run.model]
+    return of_model[-1 if run.mode in (BREAKABLE, EAGER) else 0] if of_model else None
+
+
+def answer_row(result: Answer, name: str) -> Row:
+    wrong = next((check.why or check.what for check in result.checks if not check.good), "")
+    return Row(
+        kind="question",
+        name=name,
+        verdict="failed" if wrong else "passed",
+        why=wrong,
+        control=bool(result.without),
+        **_common(result),
+    )
+
+
+def time_rows(result: Times) -> Iterator[Row]:
+    """A row for each tree in each mode, and for each peer. Visits of one engine count together."""
+    engines: dict[tuple[str, str], list[Visit]] = {}
+    for visit in result.runs:
+        engines.setdefault((visit.tree, visit.mode), []).append(visit)
+    for peer in result.peers:
+        engines.setdefault((f"{peer.name} {peer.version}".rstrip(), peer.mode), []).append(peer)
+    run = _run_name(result)
+    floor = {shape: least for shape, least in result.floor_ms.items() if least}
+    for (name, mode), visits in engines.items():
+        last = visits[-1]
+        yield Row(
+            kind="time",
+            name=name,
+            mode=mode,
+            model=result.model,
+            run=run,
+            verdict=last.verdict,
+            why=last.why,
+            states=last.states or "",
+            cpus=result.cpus,
+            floor_ms=floor if name == PATCHED else {},
+            **_figures(visits),
+            **_common(result),
+        )
+
+
+def _figures(visits: Sequence[Visit]) -> dict[str, Any]:
+    """First quartiles of all calls, and medians of profiles and loads."""
+    calls: dict[str, list[float]] = {}
+    busy: dict[str, list[float]] = {}
+    served: dict[str, list[Served]] = {}
+    for visit in visits:
+        for shape, one in visit.first_token_ms.items():
+            calls.setdefault(shape, []).extend(one.all)
+        for shape, profile in visit.profile.items():
+            busy.setdefault(shape, []).append(profile.busy_ms)
+        for kind, loads in visit.traffic.items():
+            served.setdefault(kind, []).extend(loads)
+    rates = [load.tokens_per_s for visit in visits for load in visit.loads]
+    return {
+        "first_token_ms": {shape: _quartile(spans) for shape, spans in calls.items() if spans},
+        "busy_ms": {shape: round(statistics.median(spans), 2) for shape, spans in busy.items()},
+        "input_tokens_per_s": round(statistics.median(rates), 1) if rates else None,
+        "loads": {kind: _load(loads) for kind, loads in served.items() if loads},
+    }
+
+
+def _quartile(spans: Sequence[float]) -> float:
+    if len(spans) == 1:
+        return round(spans[0], 2)
+    return round(statistics.quantiles(spans, n=4, method="inclusive")[0], 2)
+
+
+def _load(loads: Sequence[Served]) -> Load:
+    rates = [
+        one.input_tokens_per_s if one.later_ms == {} else one.output_tokens_per_s for one in loads
+    ]
+    half, most = (statistics.median(one.first_ms[part] for one in loads) for part in ("p50", "p99"))
+    return Load(round(statistics.median(rates), 1), round(half, 1), round(most, 1))
+
+
+def _run_name(result: Times) -> str:
+    """What tells the runs of one release apart: GPU, attention, model, how both trees prefilled,
+    with which states in the graph, and which loads of users the run took."""
+    modes = {
+        tree: "-".join(sorted({run.mode for run in result.runs if run.tree == tree}))
+        for tree in (UNTOUCHED, PATCHED)
+    }
+    states = {run.states or "" for run in result.runs if run.tree == PATCHED} - {""}
+    words = (
+        results.slug(result.gpu.name),
+        "" if result.attention == USUAL_ATTENTION else result.attention,
+        result.subject,
+        "+".join([f"{modes[UNTOUCHED] or 'peers'}-to-{modes[PATCHED]}", *sorted(states)]),
+        "-".join(sorted(result.gain.traffic)),
+    )
+    return ".".join(word for word in words if word)

@@ -1,0 +1,164 @@
+"""What GPU hosts found, one row for each engine run: evidence/results.jsonl.
+
+A row replaces the earlier one of the same subject where it weighs more (`weight`). The log of a run
+lies compressed in evidence/raw/; its row names the sha256 of the uncompressed log. What ran before
+2026-11-27 has its logs in evidence/raw/until-2026-11-27.tar.xz, by sha256.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from patchqueue.files import atomic, record
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
+from patchqueue.upstream.pins import Pin
+
+FOLDER = Path("evidence")
+FILE, RAW = FOLDER / "results.jsonl", FOLDER / "raw"
+LOCK = Path("work/.patchqueue/evidence.lock")
+Kind = Literal["proof", "question", "time"]
+Verdict = Literal["passed", "not applicable", "failed", "not run"]
+Attention = Literal["flashinfer", "fa3"]
+USUAL_ATTENTION: Attention = "flashinfer"
+ATTENTIONS = {"flashinfer": "FlashInfer", "fa3": "FlashAttention 3"}
+GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
+NO_MEASURE = "its reference failed"  # begins the reason of a run that shows nothing
+BREAKABLE = "breakable"  # the graph mode whose breaks tests/gpu/lifetimes.py checks
+UNTOUCHED, PATCHED = "untouched", "patched"
+Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+
+
+class Load(Struct, frozen=True, array_like=True):
+    """Requests of one kind: medians over a run's loads."""
+
+    tokens_per_s: float  # output tokens; input tokens where each answer is one token
+    first_p50_ms: float
+    first_p99_ms: float
+
+
+class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One engine run.
+
+    name: of a proof the graph mode, of a question its name in questions.toml, of a time the tree
+    (untouched, patched) or the peer with its version. queue: identity of what the queue did to the
+    release. rules: hash of the files of tests/gpu that judge a proof. raw: sha256 of the log.
+    """
+
+    kind: Kind
+    release: str
+    name: str
+    verdict: Verdict
+    date: Date
+    gpu: str
+    torch: str
+    queue: str
+    model: str = ""
+    why: str = ""
+    torch_pin: str = ""  # the release's own, where `torch` is another
+    attention: Attention = USUAL_ATTENTION
+    kernels: str = ""  # the package, where the kernels are not the release's own
+    rules: str = ""
+    seconds: float = 0.0
+    lifetimes: str = ""  # of the breakable graph's breaks: verdict, ": " and the reason
+    control: bool = False  # of a question: asked of the release without the queue
+    # a time: engines of one run share `run`, which names GPU, attention, model and graphs
+    run: str = ""
+    mode: str = ""
+    states: str = ""  # SGLANG_PREFILL_GRAPH_STATES
+    first_token_ms: dict[str, float] = field(default_factory=dict)  # first quartiles by shape
+    busy_ms: dict[str, float] = field(default_factory=dict)  # GPU-busy time by shape
+    floor_ms: dict[str, float] = field(default_factory=dict)  # matrix products alone, by shape
+    input_tokens_per_s: float | None = None
+    loads: dict[str, Load] = field(default_factory=dict)
+    cpus: int = 0
+    raw: str = ""
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What the row is about. A run of times is replaced as a whole: its rows differ in engine
+        and mode alone."""
+        if self.kind == "time":
+            return self.kind, self.release, self.run
+        return (
+            *(self.kind, self.release, self.model, self.name),
+            *(self.gpu, self.attention, self.control),
+        )
+
+    @property
+    def attention_named(self) -> str:
+        """Whose attention kernels ran, behind a comma; empty for the usual ones."""
+        return "" if self.attention == USUAL_ATTENTION else f", {ATTENTIONS[self.attention]}"
+
+
+def load(root: Path) -> list[Row]:
+    """All rows. Raises Refused naming the line that is no row."""
+    if not (root / FILE).is_file():
+        return []
+    lines = (root / FILE).read_bytes().splitlines()
+    return [
+        record.json(line, Row, f"{FILE}:{number}", "bad-evidence")
+        for number, line in enumerate(lines, 1)
+    ]
+
+
+def order(row: Row) -> tuple[object, ...]:
+    """Where a row stands in the file."""
+    return row.kind, row.release, row.model, row.run, row.name, row.mode, row.gpu, *row.subject[5:]
+
+
+def save(root: Path, rows: Iterable[Row]) -> None:
+    """Write the file whole, or not at all."""
+    lines = [msgspec.json.encode(row) + b"\n" for row in sorted(rows, key=order)]
+    atomic.write(root / FILE, b"".join(lines))
+
+
+def weight(row: Row, today: str, rules: str) -> tuple[object, ...]:
+    """Of two rows of one subject the greater stays: one that ran; about today's queue; held against
+    a reference; by today's rules; on the torch that the release pins; the later one; and of equal
+    ones the one that failed, so that nobody can ask until a run passes. The text decides last."""
+    judged = row.verdict != NOT_RUN
+    failed = row.verdict not in GOOD or row.lifetimes.partition(":")[0] not in ("", *GOOD)
+    return (
+        *(judged or row.why.startswith(NO_MEASURE), row.queue == today, judged),
+        *(row.rules == rules, not row.torch_pin, row.date, failed),
+        msgspec.json.encode(row),
+    )
+
+
+def newest(rows: Iterable[Row], today: Mapping[str, str], rules: str) -> list[Row]:
+    """Without superseded rows. today: by release, the identity of what the queue does to it."""
+    best: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        kept = best.setdefault(row.subject, [])
+        if row.kind == "time" and kept and kept[0].raw == row.raw and row not in kept:
+            kept.append(row)  # of the same run
+            continue
+        now = today.get(row.release, "")
+        if not kept or weight(row, now, rules) > max(weight(one, now, rules) for one in kept):
+            kept[:] = [row]
+    return [row for kept in best.values() for row in kept]
+
+
+def today(root: Path, pin: Pin) -> str:
+    """The identity of what the queue does to a release now."""
+    return select(load_queue(root), pin).effect_sha256
+
+
+def slug(gpu: str) -> str:
+    """A GPU's name in file names and runs: "NVIDIA H200" -> "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+def of_release(rows: Iterable[Row], version: object, kind: Kind) -> list[Row]:
+    return [row for row in rows if (row.release, row.kind) == (str(version), kind)]
+
+
+def raw_file(sha256: str) -> Path:
+    return RAW / f"{sha256[:16]}.json.xz"

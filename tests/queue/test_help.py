@@ -1,0 +1,84 @@
+"""Help and hints: the commands that they name exist, and help fits a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from pathlib import Path
+
+import fakes
+import pytest
+
+from evidence.commands import cli as proving
+from patchqueue.commands import cli
+from patchqueue.hint import counted, to_type
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = sorted(
+    path for name in ("patchqueue", "evidence") for path in (ROOT / "scripts" / name).rglob("*.py")
+)
+EXAMPLES = cli.EXAMPLES | proving.EXAMPLES
+
+
+def test_a_path_in_a_command_can_be_typed():
+    said = to_type("install", "--site-packages", Path("/a folder/x"), "--verify")
+    assert said == "`scripts/nox install --site-packages '/a folder/x' --verify`"
+
+
+@pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT / "scripts")))
+def test_every_command_in_a_hint_exists(path):
+    calls = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+    names = {
+        call.args[0].value
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.func.id == "to_type"
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert names <= fakes.sessions()
+
+
+def test_one_thing_is_no_plural():
+    said = [counted(number, "patch", "patches") for number in (0, 1, 2)]
+    assert said == ["0 patches", "1 patch", "2 patches"] and counted(2, "file") == "2 files"
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Every command's, of both command lines."""
+    return {
+        name: parser
+        for line in (cli, proving)
+        for action in line._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, parser in action.choices.items()
+    }
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES])
+def test_the_example_of_a_command_is_one(name):
+    words = EXAMPLES[name].split()
+    options, unknown = fakes.parser(name).parse_known_args([name, *words])
+    assert (
+        not unknown
+        and options.run
+        and to_type(name, *words).strip("`") in parsers()[name].format_help()
+    )
+
+
+def test_every_command_has_an_example():
+    assert parsers().keys() - {"fields", "watch"} == EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", [*parsers()])
+def test_help_fits_80_columns(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    made = parsers()[name]
+    assert (
+        re.fullmatch(r"[A-Z].*\.", made.description, re.DOTALL)
+        and max(map(len, made.format_help().splitlines())) <= 80
+    )

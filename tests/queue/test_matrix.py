@@ -1,0 +1,361 @@
+"""The matrix says what evidence shows, and why the rest is not shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from packaging.version import Version
+
+from evidence import cells, harness, matrix
+from evidence.pages import status
+from evidence.results import Row
+from patchqueue.files import atomic
+from patchqueue.laying.selection import Selection
+from patchqueue.outcome import Refused
+from patchqueue.queue import series
+from patchqueue.upstream import pins
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def queue():
+    return series.read(ROOT)[0]
+
+
+PINS = pins.load(ROOT)
+CELLS = cells.load(ROOT)
+NEMOTRON = CELLS.features[0]
+BREAKABLE = next(feature for feature in CELLS.features if feature.mode == "breakable")
+RULES = harness.identity(ROOT)
+
+
+def judge(rows: list[Row], queue, feature: cells.Feature, tag: str = "v0.5.9"):
+    """What the proofs of one host say of a feature."""
+    return matrix.judge(rows, queue, PINS.find(tag), feature, RULES)
+
+
+def proofs(of, feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
+    """A passed run of each model of a feature, with today's queue."""
+    pin = PINS.find(tag)
+    row = Row(
+        kind="proof",
+        release=str(pin.version),
+        name=feature.mode,
+        verdict="passed",
+        why="the reason",
+        date="2030-01-02",
+        gpu="NVIDIA Fake",
+        torch="2.11.0",
+        torch_pin="2.9.1",
+        queue=Selection(of, pin).effect_sha256,
+        rules=RULES,
+    )
+    return [replace(row, model=model, **changes) for model in feature.models]
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "told"),
+    [
+        ({}, matrix.State.PROVEN, "on NVIDIA Fake with torch 2.11.0, off the release's pin 2.9.1"),
+        ({"rules": "sha256:0"}, matrix.State.PROVEN, "pin 2.9.1, by an earlier harness"),
+        ({"verdict": "failed"}, matrix.State.FAILED, "the reason"),
+        ({"verdict": "not applicable"}, matrix.State.NOT_APPLICABLE, "the reason"),
+        (
+            {"queue": "sha256:0"},
+            matrix.State.STALE,
+            "the queue has changed since the run of 2030-01-02, which said proven: ",
+        ),
+        (
+            {"queue": "sha256:0", "verdict": "failed"},
+            matrix.State.STALE,
+            "which said failed: on NVIDIA Fake",
+        ),
+    ],
+)
+def test_what_evidence_shows(queue, changes, state, told):
+    judged = judge(proofs(queue, **changes), queue, NEMOTRON)
+    assert judged.state is state and told in judged.reason
+
+
+@pytest.mark.parametrize(
+    ("lifetimes", "state", "told"),
+    [
+        ("", matrix.State.PROVEN, "off the release's pin 2.9.1; lifetimes not checked in this run"),
+        ("passed", matrix.State.PROVEN, "off the release's pin 2.9.1"),
+        ("failed: 2 faults", matrix.State.FAILED, "lifetimes: failed: 2 faults"),
+        ("not applicable: none", matrix.State.FAILED, "lifetimes: not applicable: none"),
+    ],
+)
+def test_a_breakable_graph_is_proven_where_its_lifetimes_are(queue, lifetimes, state, told):
+    judged = judge(proofs(queue, BREAKABLE, lifetimes=lifetimes), queue, BREAKABLE)
+    assert judged.state is state and judged.reason.endswith(told)
+
+
+def test_what_has_no_reference_is_inconclusive_and_not_stale(queue):
+    """Qwen3-Next ran with today's queue. Its cells reported a fault that an older run had found."""
+    earlier = proofs(queue, verdict="failed", queue="sha256:0", attention="fa3")
+    today = proofs(queue)
+    lost = replace(today[0], verdict="not run", why="its reference failed: 2 of 4 prompts moved")
+    rows = [*earlier, lost, *today[1:]]
+    shown = matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, RULES)
+    assert shown.state is matrix.State.UNTOLD
+    assert f"the reference of {NEMOTRON.models[0]} failed" in shown.reason
+    # of a run that found no time, nothing is known
+    idle = replace(lost, why="its reference did not run")
+    assert judge([idle, *today[1:]], queue, NEMOTRON) is None
+
+
+@pytest.mark.parametrize("attentions", [("fa3", "flashinfer"), ("flashinfer", "fa3")])
+def test_a_stale_cell_reports_the_latest_run(queue, attentions):
+    """0.5.18 was proven on an H200, and its cells reported a fault that an H100's run had found the
+    day before."""
+    before, after = attentions
+    rows = [
+        *proofs(queue, verdict="failed", queue="sha256:0", date="2026-11-25", attention=before),
+        *proofs(queue, queue="sha256:1", date="2026-11-26", attention=after),
+    ]
+    shown = matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, RULES)
+    assert shown.state is matrix.State.STALE
+    assert "since the run of 2026-11-26, which said proven" in shown.reason
+
+
+def test_what_no_release_of_today_can_do_is_not_stale(queue):
+    """0.5.21's set-up refuses NemotronH that graph, whatever the queue of a run was."""
+    rows = proofs(queue, tag="v0.5.21", verdict="not applicable", queue="sha256:0")
+    shown = matrix.cell(rows, queue, PINS.find("v0.5.21"), NEMOTRON, RULES)
+    assert shown.state is matrix.State.NOT_APPLICABLE and "attention in every layer" in shown.reason
+
+
+def test_evidence_about_one_of_two_models_shows_nothing(queue):
+    assert judge(proofs(queue)[:-1], queue, NEMOTRON) is None
+
+
+def test_a_model_that_a_release_does_not_know_keeps_no_cell_from_being_proven(queue):
+    """0.5.5's NemotronH has no experts. A run that tried them anyway is not counted."""
+    dense, experts = proofs(queue, tag="v0.5.5.post3")
+    assert (dense.model, experts.model) == ("nemotron-h", "nemotron-h-moe")
+    for rows in ([dense], [dense, replace(experts, verdict="failed")]):
+        shown = judge(rows, queue, NEMOTRON, "v0.5.5.post3")
+        assert shown.state is matrix.State.PROVEN
+        assert shown.reason.endswith(f"; the release does not know {experts.model}")
+    assert judge([experts], queue, NEMOTRON, "v0.5.5.post3") is None
+
+
+@pytest.mark.parametrize(
+    ("tag", "state"),
+    [
+        ("v0.5.9", matrix.State.NOT_RUN),
+        ("v0.5.11", matrix.State.NOT_RUN),
+        ("v0.5.23", matrix.State.NOT_APPLICABLE),
+    ],
+)
+def test_what_the_queue_alone_shows(queue, tag, state):
+    assert matrix.expected(queue, PINS.find(tag), NEMOTRON).state is state
+
+
+def test_the_page_has_the_matrix_of_today():
+    text = (ROOT / status.PAGE).read_text(encoding="utf-8")
+    assert status.in_page(text, status.tables(ROOT, PINS)) == text, "`scripts/nox status` writes it"
+
+
+def test_the_page_of_patches_has_those_of_each_release(queue):
+    text = (ROOT / status.PATCHES).read_text(encoding="utf-8")
+    made = status.by_release(queue, PINS)
+    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, (
+        "`scripts/nox status` writes it"
+    )
+    row = next(line for line in made.splitlines() if line.startswith("| 0.5.23 |"))
+    assert (
+        f"| {len(queue.select(PINS.find('v0.5.23').version))} |" in row
+        and "keep-break-tensors" in row
+        and "scan-in-place" not in row
+    )
+
+
+def test_a_family_can_be_kept_from_a_graph_that_others_have(queue):
+    """NemotronH from the piecewise one, from 0.5.19 on; its breakable one is as the graph says."""
+    kept = matrix.expected(queue, PINS.find("v0.5.20"), NEMOTRON)
+    assert kept.state is matrix.State.NOT_APPLICABLE and "attention in every layer" in kept.reason
+    for feature in (BREAKABLE, next(one for one in CELLS.features if "llama" in one.models)):
+        assert matrix.expected(queue, PINS.find("v0.5.20"), feature).state is matrix.State.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    "feature", CELLS.features, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
+)
+def test_every_patch_that_a_feature_names_is_in_the_queue(queue, feature):
+    assert set(feature.brings + feature.repairs) <= {entry.base for entry in queue.entries}
+
+
+def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
+    brings, repairs = (
+        ("piecewise/zero-padded-embeds.patch",),
+        ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch"),
+    )
+    feature = cells.Feature(
+        ("one",), "breakable", brings, repairs, {"<0.5.8": "no such graph"}, "0.5.11"
+    )
+    shown = {
+        tag: matrix.expected(queue, PINS.find(tag), feature)
+        for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")
+    }
+    assert [cell.state.name for cell in shown.values()] == [
+        "NOT_APPLICABLE",
+        "NOT_APPLICABLE",
+        "NOT_RUN",
+        "UPSTREAM",
+        "NOT_RUN",
+    ]
+    assert shown["v0.5.7"].reason == "no such graph" and shown["v0.5.9"].reason.startswith(
+        "the queue brings it"
+    )
+    assert (
+        shown["v0.5.13.post1"].reason == "the queue repairs it with `breakable/pass-embeds-by-name`"
+    )
+
+
+TOPICS = {
+    "piecewise": ("piecewise",),
+    "piecewise-inductor": ("piecewise", "compile"),
+    "breakable": ("breakable", "piecewise"),
+}
+TOPICS_OF = {
+    NEMOTRON.models: ("nemotron-h", "mamba2", "moe"),
+    ("qwen3-next",): ("qwen3-next", "gdn", "moe"),
+    ("falcon-h1",): ("mamba2",),
+    ("llama",): (),
+    ("deepseek-v32", "deepseek-v32-fp8", "glm-5"): ("nsa", "moe"),
+}
+FASTER = "makes prefill faster and repairs nothing"
+APART = {
+    "breakable/find-layer-stack": "models whose stack the release does not find",
+    "breakable/refuse-uncovered-mamba2": "Falcon-H1 alone",
+    "moe/copy-input-of-piecewise-op": "inductor alone",
+    **dict.fromkeys(
+        [
+            "mamba2/fix-tiles",
+            "mamba2/scan-in-place",
+            "mamba2/track-mask-once",
+            "mamba2/norm-groups-in-one-kernel",
+        ],
+        FASTER,
+    ),
+    **dict.fromkeys(
+        ["nemotron-h/square-relu-in-one-kernel", "gdn/convolve-strided-input", "gdn/fix-tiles"],
+        FASTER,
+    ),
+    "gdn/split-projections-in-one-kernel": (
+        "models with as many key heads as value heads; it makes Qwen3-Next faster"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "feature", CELLS.features, ids=lambda feature: f"{feature.models[0]}-{feature.mode}"
+)
+def test_upstream_is_said_only_where_no_patch_repairs_it(queue, feature):
+    """A patch of the graph's topic or the model's, selected for a release, keeps "upstream" away,
+    but for those set apart."""
+    topics = (*TOPICS[feature.mode], *TOPICS_OF[feature.models])
+    for pin in PINS.all:
+        if matrix.expected(queue, pin, feature).state is matrix.State.UPSTREAM:
+            selected = {
+                queue.base(patch.name).removesuffix(".patch") for patch in queue.select(pin.version)
+            }
+            assert [
+                name for name in selected - APART.keys() if name.split("/")[0] in topics
+            ] == [], pin.tag
+
+
+def test_a_breakable_graph_whose_breaks_are_repaired_is_never_the_releases_own(queue):
+    for tag in ("v0.5.14", "v0.5.18", "v0.5.20", "v0.5.23"):
+        for feature in (one for one in CELLS.features if one.mode == "breakable"):
+            assert matrix.expected(queue, PINS.find(tag), feature).reason.startswith(
+                "the queue repairs it"
+            )
+
+
+@pytest.mark.parametrize("pin", PINS.all, ids=lambda pin: pin.tag)
+def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue, pin):
+    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    for feature in CELLS.features:
+        cell = matrix.expected(queue, pin, feature)
+        if cell.state is matrix.State.NOT_RUN:
+            since = Version(feature.upstream or "1000")
+            brings = selected & set(feature.brings) if pin.version < since else set()
+            named = {f"{name}.patch" for name in re.findall(r"`([a-z0-9./-]+)`", cell.reason)}
+            assert named == (brings or selected & set(feature.repairs)) and named
+
+
+def test_the_tables_are_readable_as_plain_text():
+    rows = [line for line in status.tables(ROOT, PINS).splitlines() if line.startswith("|")]
+    tables = len(CELLS.tables) + 1  # and one of what scripts ask beside the matrix
+    assert len(rows) == tables * (2 + len(PINS.all)) and max(map(len, rows)) <= 110
+
+
+def test_compilers_that_stand_alike_share_a_word():
+    row = [matrix.Cell(matrix.State.PROVEN, "here")] * (len(CELLS.features) - 4) + [
+        matrix.Cell(matrix.State.STALE, "old")
+    ] * 4
+    row[1] = matrix.Cell(matrix.State.FAILED, "why")
+    text = status.markdown(CELLS, [(PINS.find("v0.5.9"), row)])
+    assert (
+        "| 0.5.9 | proven (1) / failed (2) | proven (1) | proven (1) |" in text
+        and "| 0.5.9 | stale (3) | stale (3) | stale (3) | stale (3) |" in text
+    )
+
+
+def test_a_failure_is_told_in_words():
+    assert (
+        matrix.in_words(
+            "agrees with eager prefill, cold: 1 prompts answered otherwise, first a[8]: token 2"
+            " is 3"
+        )
+        == "answers otherwise than eager prefill"
+    )
+    assert matrix.in_words("graphs ran: 2 of 7") == 'does not pass "graphs ran"'
+    assert matrix.in_words("exit code -9: AssertionError: n=copy_") == "ended with exit code -9"
+    reasons = [cell.reason for _, cells in matrix.matrix(ROOT, PINS) for cell in cells]
+    assert any(
+        f"answers otherwise than eager prefill ([details]({matrix.DETAILS}))" in reason
+        for reason in reasons
+    )
+    assert not [reason for reason in reasons if "allowed is" in reason or "limits:" in reason]
+
+
+def test_every_state_has_a_reason():
+    assert all(cell.reason for _, cells in matrix.matrix(ROOT, PINS) for cell in cells)
+
+
+def test_a_page_without_markers_is_refused():
+    with pytest.raises(Refused, match="no-markers"):
+        status.in_page("# title\n", "matrix")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[graphs", "is not TOML: "),
+        ("[graphs.one]\nrepair = []", "Object contains unknown field `repair` - at `$.graphs"),
+        ('[[tables]]\ntitle = "a"\ngraphs = ["two"]\nfamilies = {}', "has no [graphs.two]"),
+        (
+            '[graphs.one]\nbrings = ["a/b.patch"]\n[[tables]]\ntitle = "a"\ngraphs = ["one"]\n'
+            'families.llama.models = ["llama"]',
+            "names a/b.patch, and patches/ has no such file",
+        ),
+        (
+            '[graphs.one]\n[[tables]]\ntitle = "a"\ngraphs = ["one"]\n'
+            'families.llama = { models = ["llama"], since = { lama = "0.5.6" } }',
+            "has a family without lama, and says since when it is known",
+        ),
+    ],
+)
+def test_cells_that_cannot_be_read_are_refused(tmp_path, text, said):
+    atomic.write(tmp_path / cells.FILE, text.encode())
+    with pytest.raises(Refused, match="evidence/matrix.toml: .*bad-matrix") as refused:
+        cells.load(tmp_path)
+    assert said in str(refused.value)

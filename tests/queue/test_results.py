@@ -1,0 +1,391 @@
+"""Results are taken only where they are about today's tree. Of two rows about one subject the
+heavier stays, in whatever order they come."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+from pathlib import Path
+
+import fakes
+import pytest
+from fakes import TAG, VERSION
+from msgspec.structs import replace
+
+from evidence import harness, incoming, matrix, questions, results
+from evidence.commands import cli
+from evidence.incoming import Fate
+from evidence.results import Load, Row
+from patchqueue.laying.selection import Selection
+from patchqueue.outcome import Refused
+from patchqueue.queue import series
+from patchqueue.upstream import pins
+
+ROOT = Path(__file__).resolve().parents[2]
+PINS = pins.load(ROOT)
+RULES = "sha256:rules"
+
+
+@pytest.fixture
+def measured(applied):
+    """A project with rules to judge by."""
+    fakes.harness(applied)
+    return applied
+
+
+def result(project, **changes) -> dict:
+    """What a host would write about the project's tree as it is now."""
+    record = project.apply().record
+    return {
+        "schema": 1,
+        "version": VERSION,
+        "tag": TAG,
+        "queue": record["queue"],
+        "changes": record["changes"],
+        "tree": record["tree"]["after"],
+        "tree_untouched": True,
+        "date": "2030-01-02",
+        "gpu": {"name": "NVIDIA Fake 1"},
+        "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True},
+        "kernel": None,
+        "harness": None,
+        "runs": [run("reference"), run("eager", why="see /tmp/there/log.txt")],
+    } | changes
+
+
+def run(mode: str, verdict: str = "passed", model: str = "one", **more) -> dict:
+    return {"model": model, "mode": mode, "verdict": verdict, "why": "", "seconds": 9} | more
+
+
+def visit(tree: str, mode: str, first: list[float], rate: float, **more) -> dict:
+    """An engine of gain.json."""
+    calls = {"1x64": {"all": first}}
+    return {
+        "tree": tree,
+        "mode": mode,
+        "verdict": "passed",
+        "first_token_ms": calls,
+        "loads": [{"tokens_per_s": rate}],
+        "profile": {"1x64": {"busy_ms": 5.0}},
+    } | more
+
+
+def times(project, *visits: dict, **changes) -> dict:
+    return (
+        result(
+            project, runs=list(visits), model="One", gain={"traffic": []}, floor_ms={"1x64": 4.0}
+        )
+        | changes
+    )
+
+
+def take(project, tmp_path: Path, found: dict, name: str = incoming.PROOF, **options):
+    file = tmp_path / name
+    file.write_text(json.dumps(found))
+    [gathered] = incoming.take(project.root, pins.load(project.root), [file], **options)
+    return gathered
+
+
+def test_a_proof_becomes_a_row_a_run_and_a_log_without_its_hosts_paths(measured, tmp_path):
+    assert take(measured, tmp_path, result(measured)).fate is Fate.TAKEN
+    eager, reference = results.load(measured.root)
+    assert (eager.name, reference.name) == ("eager", "reference")
+    assert (eager.model, eager.torch, eager.torch_pin) == ("one", "2.11.0", "2.9.1")
+    log = lzma.decompress((measured.root / results.raw_file(eager.raw)).read_bytes())
+    assert b"see \\u2026" in log and b"/tmp/there" not in log
+
+
+def test_a_later_result_replaces_a_row_and_its_log(measured, tmp_path):
+    take(measured, tmp_path, result(measured))
+    later = result(measured, date="2030-01-03")
+    assert take(measured, tmp_path, later).fate is Fate.TAKEN
+    assert {row.date for row in results.load(measured.root)} == {"2030-01-03"}
+    assert len([*(measured.root / results.RAW).iterdir()]) == 1
+    assert take(measured, tmp_path, result(measured)).fate is Fate.SUPERSEDED
+    assert {row.date for row in results.load(measured.root)} == {"2030-01-03"}
+
+
+def test_taking_a_result_twice_changes_nothing(measured, tmp_path):
+    take(measured, tmp_path, result(measured))
+    before = (measured.root / results.FILE).read_bytes()
+    take(measured, tmp_path, result(measured))
+    assert (measured.root / results.FILE).read_bytes() == before
+
+
+def test_other_models_modes_gpus_and_attentions_stay_beside(measured, tmp_path):
+    take(measured, tmp_path, result(measured))
+    for changes in (
+        {"gpu": {"name": "NVIDIA Fake 2"}},
+        {"attention": "fa3"},
+        {"runs": [run("reference", model="two"), run("piecewise", model="two")]},
+    ):
+        take(measured, tmp_path, result(measured, **changes))
+    assert len(results.load(measured.root)) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tree_untouched": False}, "touched-tree"),
+        ({"changes": "sha256:" + "0" * 64}, "stale-evidence"),
+        ({"tree": "sha256:" + "0" * 64}, "tree-mismatch"),
+        ({"date": "soon"}, "bad-evidence"),
+        ({"schema": 2}, "bad-evidence"),
+        ({"runs": [run("piecewise")]}, "without its reference"),
+        ({"runs": [run("reference", "not run"), run("eager")]}, "without its reference"),
+    ],
+)
+def test_a_result_about_anything_else_is_refused(measured, tmp_path, changes, named):
+    gathered = take(measured, tmp_path, result(measured, **changes))
+    assert gathered.fate is Fate.REFUSED and named in gathered.why
+    assert results.load(measured.root) == []
+
+
+def test_a_file_that_is_refused_keeps_no_other_out(measured, tmp_path):
+    files = [tmp_path / name / incoming.PROOF for name in ("bad", "good")]
+    for file, text in zip(files, ("{", json.dumps(result(measured))), strict=True):
+        file.parent.mkdir()
+        file.write_text(text)
+    gathered = incoming.take(measured.root, pins.load(measured.root), files)
+    assert [one.fate for one in gathered] == [Fate.REFUSED, Fate.TAKEN]
+    assert "is no JSON" in gathered[0].why
+    assert incoming.found(measured.root, tmp_path) == files
+
+
+def test_a_stale_result_is_taken_where_it_is_asked_for(measured, tmp_path):
+    old = result(measured, changes="sha256:" + "0" * 64)
+    assert take(measured, tmp_path, old, stale=True).fate is Fate.TAKEN
+
+
+def edit(project, part: str) -> None:
+    """Change a patch's header, or what it adds."""
+    file = next((project.root / "patches").rglob("*.patch"))
+    head, mark, hunks = file.read_text().partition("\n@@")
+    if part == "header":
+        head = head.replace("Description: ", "Description: Said better. ", 1)
+    else:
+        hunks = hunks.replace("\n+", "\n+ ", 1)
+    file.write_text(head + mark + hunks)
+
+
+@pytest.mark.parametrize(("part", "fate"), [("header", Fate.TAKEN), ("hunk", Fate.REFUSED)])
+def test_a_header_can_change_behind_a_run_and_a_hunk_cannot(measured, tmp_path, part, fate):
+    found = result(measured)
+    edit(measured, part)
+    assert take(measured, tmp_path, found).fate is fate
+
+
+def test_a_pass_against_a_reference_that_failed_counts_as_not_run(measured, tmp_path):
+    runs = [run("reference", "failed", why="2 of 4 prompts moved"), run("eager")]
+    take(measured, tmp_path, result(measured, runs=runs))
+    eager, _ = results.load(measured.root)
+    assert eager.verdict == "not run"
+    assert eager.why == f"{results.NO_MEASURE}: 2 of 4 prompts moved"
+
+
+def test_a_result_may_hold_what_is_no_number(measured, tmp_path):
+    """Answers that are none are what a failed run is about."""
+    check = {"good": False, "numbers": {"worst": float("nan")}}
+    runs = [run("reference"), run("piecewise", "failed", checks=[check])]
+    assert take(measured, tmp_path, result(measured, runs=runs)).fate is Fate.TAKEN
+
+
+def test_lifetimes_belong_to_the_breakable_graph(measured, tmp_path):
+    runs = [run("reference"), run("eager"), run("breakable")]
+    lifetimes = {"verdict": "failed", "why": "2 faults"}
+    take(measured, tmp_path, result(measured, runs=runs, lifetimes=lifetimes))
+    assert {row.name: row.lifetimes for row in results.load(measured.root)} == {
+        "reference": "",
+        "eager": "",
+        "breakable": "failed: 2 faults",
+    }
+
+
+def test_times_are_quartiles_and_medians_of_all_visits_of_a_tree(measured, tmp_path):
+    found = times(
+        measured,
+        visit("untouched", "eager", [40, 41, 42], 100),
+        visit("patched", "breakable", [10, 11, 12], 200, states="all"),
+        visit("patched", "breakable", [14, 15], 300, states="all"),
+        peers=[visit("", "own", [20], 150, name="vllm", version="9.9")],
+    )
+    take(measured, tmp_path, found, incoming.TIMES)
+    patched, untouched, peer = results.load(measured.root)
+    assert (patched.name, untouched.name, peer.name) == ("patched", "untouched", "vllm 9.9")
+    assert patched.first_token_ms == {"1x64": 11} and patched.input_tokens_per_s == 250
+    assert patched.floor_ms == {"1x64": 4.0} and untouched.busy_ms == {"1x64": 5.0}
+    assert {row.run for row in (patched, untouched, peer)} == {
+        "nvidia-fake-1.nemotron.eager-to-breakable+all"
+    }
+
+
+def test_a_run_of_times_is_replaced_as_a_whole(measured, tmp_path):
+    both = [visit("untouched", "eager", [40], 1), visit("patched", "breakable", [10], 2)]
+    peers = [visit("", "own", [20], 1, name="vllm", version="9.9")]
+    take(measured, tmp_path, times(measured, *both, peers=peers), incoming.TIMES)
+    later = times(measured, both[0], both[1], date="2030-01-03")
+    take(measured, tmp_path, later, incoming.TIMES)
+    assert [row.name for row in results.load(measured.root)] == ["patched", "untouched"]
+    other = times(measured, both[0], visit("patched", "piecewise", [11], 2))
+    take(measured, tmp_path, other, incoming.TIMES)
+    assert len(results.load(measured.root)) == 4
+
+
+def test_loads_are_medians_of_output_or_input_tokens(measured, tmp_path):
+    def served(output: float, first: float, later: dict | None) -> dict:
+        return {
+            "output_tokens_per_s": output,
+            "input_tokens_per_s": 10 * output,
+            "first_ms": {"p50": first, "p99": 2 * first},
+            "later_ms": later,
+        }
+
+    kinds = {"gsm8k": [served(5, 8, {"p50": 1})], "prefill": [served(5, 8, {})]}
+    visits = [visit(tree, "eager", [], 1, traffic=kinds) for tree in ("untouched", "patched")]
+    found = times(measured, *visits, gain={"traffic": ["prefill", "gsm8k"]})
+    take(measured, tmp_path, found, incoming.TIMES)
+    row = results.load(measured.root)[0]
+    assert row.loads == {"gsm8k": Load(5, 8, 16), "prefill": Load(50, 8, 16)}
+    assert row.run.endswith(".eager-to-eager.gsm8k-prefill")
+
+
+ROW = Row(
+    kind="proof",
+    release="0.5.9",
+    name="eager",
+    model="one",
+    verdict="passed",
+    date="2030-01-02",
+    gpu="NVIDIA Fake",
+    torch="2.9.1",
+    queue="sha256:now",
+    rules=RULES,
+)
+TODAY = {"0.5.9": "sha256:now"}
+
+
+@pytest.mark.parametrize(
+    ("lighter", "heavier"),
+    [
+        ({"verdict": "not run"}, {"date": "2029-01-01"}),
+        ({"queue": "sha256:old", "date": "2031-01-01"}, {}),
+        ({"verdict": "not run", "why": results.NO_MEASURE, "date": "2031-01-01"}, {}),
+        ({"verdict": "not run"}, {"verdict": "not run", "why": results.NO_MEASURE}),
+        ({"rules": "sha256:old", "date": "2031-01-01"}, {}),
+        ({"torch_pin": "2.8", "date": "2031-01-01"}, {}),
+        ({}, {"date": "2030-01-03"}),
+        ({}, {"verdict": "failed"}),
+        ({"lifetimes": "passed"}, {"lifetimes": "failed: one"}),
+    ],
+)
+def test_the_weightier_row_stays_in_any_order(lighter, heavier):
+    rows = [replace(ROW, **lighter), replace(ROW, **heavier)]
+    for turned in itertools.permutations(rows):
+        assert results.newest(turned, TODAY, RULES) == [rows[1]]
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path):
+    (tmp_path / results.FILE).parent.mkdir()
+    results.save(tmp_path, [ROW])
+    with (tmp_path / results.FILE).open("a") as file:
+        file.write('{"kind": "proof"}\n')
+    with pytest.raises(Refused, match=r"results\.jsonl:2: .*field"):
+        results.load(tmp_path)
+
+
+def test_what_is_kept_fits_its_budget():
+    """At most 2,500 rows and 1 MB, and 1 MB of logs; every log that a row names is there."""
+    rows = results.load(ROOT)
+    assert len(rows) <= 2500 and (ROOT / results.FILE).stat().st_size <= 1_000_000
+    logs = [*(ROOT / results.RAW).iterdir()]
+    assert sum(file.stat().st_size for file in logs) <= 1_000_000
+    before = {row.raw for row in rows if row.date < "2026-11-27"}
+    for row in rows:
+        assert row.raw in before or (ROOT / results.raw_file(row.raw)).is_file()
+
+
+# questions
+
+ASKED = questions.load(ROOT)["mixed_states"]
+PIN = PINS.find("v0.5.16")
+
+
+@pytest.fixture(scope="module")
+def queue():
+    return series.read(ROOT)[0]
+
+
+def answered(queue, **changes) -> Row:
+    return replace(
+        ROW,
+        kind="question",
+        release="0.5.16",
+        name="mixed_states",
+        model="",
+        queue=Selection(queue, PIN).effect_sha256,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "state", "why"),
+    [
+        ([], matrix.State.NOT_RUN, "the queue repairs it with"),
+        ([{}], matrix.State.PROVEN, "no control ran"),
+        ([{"control": True}], matrix.State.NOT_RUN, "the queue repairs it with"),
+        ([{}, {"control": True}], matrix.State.PROVEN, "own tree answered otherwise"),
+        ([{}, {"control": True, "why": "alike"}], matrix.State.UNTOLD, "answered alike"),
+        (
+            [{}, {"control": True, "why": "alike", "gpu": "another"}],
+            matrix.State.PROVEN,
+            "no control ran",
+        ),
+        ([{"why": "5 of 24"}, {"gpu": "another"}], matrix.State.FAILED, "5 of 24"),
+    ],
+)
+def test_what_an_answer_shows(queue, rows, state, why):
+    cell = matrix.answer(
+        [answered(queue, **row) for row in rows], queue, PIN, "mixed_states", ASKED
+    )
+    assert cell.state is state and why in cell.reason
+
+
+def test_an_answer_about_an_earlier_queue_is_stale(queue):
+    old = replace(answered(queue), queue="sha256:old")
+    cell = matrix.answer([old], queue, PIN, "mixed_states", ASKED)
+    assert cell.state is matrix.State.STALE and "since the run of 2030-01-02" in cell.reason
+
+
+def test_a_release_that_no_script_can_ask_says_so(queue):
+    cell = matrix.answer([], queue, PINS.find("v0.5.9"), "mixed_states", ASKED)
+    assert cell.state is matrix.State.NOT_RUN and "asks >=0.5.14 alone" in cell.reason
+
+
+def test_an_answer_is_taken_by_the_name_of_its_script(measured, tmp_path):
+    question = '[mine]\ntitle = "one"\nrepairs = []\nasks = ">=0.5"\n'
+    measured.write("evidence/questions.toml", question)
+    checks = [{"what": "a", "good": True}, {"what": "b", "good": False, "why": "2 of 3"}]
+    found = result(measured, without="", checks=checks)
+    assert take(measured, tmp_path, found, "mine.json").fate is Fate.TAKEN
+    [row] = results.load(measured.root)
+    assert (row.kind, row.name, row.verdict, row.why) == ("question", "mine", "failed", "2 of 3")
+    assert incoming.found(measured.root, tmp_path) == [tmp_path / "mine.json"]
+
+
+def test_a_question_names_a_patch_that_is_there(tmp_path):
+    (tmp_path / questions.FILE).parent.mkdir()
+    text = '[mine]\ntitle = "one"\nrepairs = ["a/b.patch"]\nasks = ">=0.5"\n'
+    (tmp_path / questions.FILE).write_text(text)
+    with pytest.raises(Refused, match="patches/ has no such file"):
+        questions.load(tmp_path)
+
+
+def test_each_question_is_a_script():
+    for name in questions.load(ROOT):
+        assert (ROOT / harness.FOLDER / f"{name}.py").is_file()
+
+
+def test_a_folder_without_results_is_refused(project, tmp_path, capsys):
+    assert cli.main(["--root", str(project.root), "status", "--merge", str(tmp_path)]) == 1
+    assert "[no-evidence]" in capsys.readouterr().err
