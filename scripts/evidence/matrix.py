@@ -23,7 +23,8 @@ from .cells import ALWAYS, Feature
 from .questions import Question
 from .results import BREAKABLE, NO_MEASURE, Row
 
-DETAILS, AGREES = "#what-failed-in-that-run", "agrees with eager prefill"
+DETAILS = "evidence/findings.md#models-and-releases"
+AGREES = "agrees with eager prefill"
 ENDED = "exit code"  # begins the reason of an engine that gave no answers
 
 
@@ -32,7 +33,7 @@ class State(str, enum.Enum):
 
     PROVEN = "proven"
     FAILED = "failed"
-    UNTOLD = "untold"
+    INCONCLUSIVE = "inconclusive"
     STALE = "stale"
     NOT_RUN = "not run"
     UPSTREAM = "upstream"
@@ -44,10 +45,11 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One feature on one release."""
+    """One feature on one release. before: of a stale cell, what the run said."""
 
     state: State
     reason: str
+    before: State | None = None
     date: str = field(default="", compare=False)  # of the latest run that it is about
 
 
@@ -73,7 +75,7 @@ def hosts(rows: Iterable[Row]) -> list[list[Row]]:
 def cell(proofs: Sequence[Row], queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell:
     """What is known: from the proofs of the release where there are some, else from the queue. The
     best of several GPUs and attentions, and what the others said. rules: of today's tests/gpu."""
-    best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.UNTOLD, State.STALE]
+    best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.INCONCLUSIVE, State.STALE]
     known = [
         judged for rows in hosts(proofs) if (judged := judge(rows, queue, pin, feature, rules))
     ]
@@ -88,7 +90,7 @@ def cell(proofs: Sequence[Row], queue: Queue, pin: Pin, feature: Feature, rules:
     said = [
         f"{one.state} {one.reason}" for one in others if one.state in (State.PROVEN, State.FAILED)
     ]
-    return Cell(first.state, "; ".join([first.reason, *said]))
+    return replace(first, reason="; ".join([first.reason, *said]))
 
 
 def judge(
@@ -104,7 +106,7 @@ def judge(
     unasked = [row for row in rows if row.verdict == results.NOT_RUN]
     if not all(row.why.startswith(NO_MEASURE) for row in unasked):
         return None
-    then = _untold(unasked[0]) if unasked else _verdict(rows, rules)
+    then = _inconclusive(unasked[0]) if unasked else _verdict(rows, rules)
     if unknown := [model for model in feature.models if model not in models]:
         reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
         then = Cell(then.state, reason)
@@ -113,13 +115,13 @@ def judge(
     earlier = sorted(row.date for row in rows if row.queue != now)
     if earlier:
         why = f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
-        return Cell(State.STALE, f"{why} {then.reason}", date)
+        return Cell(State.STALE, f"{why} {then.reason}", then.state, date)
     return replace(then, date=date)
 
 
-def _untold(row: Row) -> Cell:
+def _inconclusive(row: Row) -> Cell:
     why = f"{place(row)}: the reference of {row.model} failed ([details]({DETAILS}))"
-    return Cell(State.UNTOLD, why)
+    return Cell(State.INCONCLUSIVE, why)
 
 
 def _verdict(rows: Sequence[Row], rules: str) -> Cell:
@@ -187,12 +189,13 @@ def answer(rows: Sequence[Row], queue: Queue, pin: Pin, name: str, question: Que
     reason = host(last) + (f": {last.why}" if last.why else "")
     if last.queue != now:
         why = f"the queue has changed since the run of {last.date}, which said {state}:"
-        return Cell(State.STALE, f"{why} {reason}", last.date)
+        return Cell(State.STALE, f"{why} {reason}", state, last.date)
     controls = [row for row in rows if row.control and row.gpu == last.gpu]
     if state is State.PROVEN and controls and all(row.why for row in controls):
-        return Cell(State.UNTOLD, f"{reason}: the release's own tree answered alike", last.date)
+        alike = f"{reason}: the release's own tree answered alike"
+        return Cell(State.INCONCLUSIVE, alike, date=last.date)
     control = "the release's own tree answered otherwise" if controls else "no control ran"
-    return Cell(state, f"{reason}; {control}", last.date)
+    return Cell(state, f"{reason}; {control}", date=last.date)
 
 
 def _unasked(queue: Queue, pin: Pin, name: str, question: Question) -> Cell:

@@ -11,7 +11,7 @@ import fakes
 import pytest
 import tomlkit
 
-from evidence import front, picture, results
+from evidence import cells, front, matrix, picture, results
 from evidence.pages import bench
 from patchqueue.queue import header, series
 from patchqueue.upstream import pins
@@ -156,6 +156,37 @@ def test_the_slow_host_row_is_the_profile_s():
     untouched = row.engines[front.UNTOUCHED].short_ms
     said = f"busy for {row.busy_ms[front.UNTOUCHED]:.0f} of the {untouched} ms"
     assert said in " ".join(text_of("README.md").split())
+
+
+FAILED = {
+    ("qwen3-next", "piecewise"): {"0.5.15.post1"},
+    ("qwen3-next", "piecewise-inductor"): {
+        *("0.5.7", "0.5.8.post1", "0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1"),
+        *("0.5.13.post1", "0.5.14"),
+    },
+    ("glm-5", "piecewise"): {"0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1"},
+}
+
+
+def test_what_failed_and_what_was_inconclusive_is_the_matrix_s():
+    """The sentences of "Is it safe?": 0.5.5's NemotronH failed for want of a prefix cache."""
+    inconclusive, failed = {}, {}
+    features = cells.load(ROOT).features
+    for pin, row in matrix.matrix(ROOT, pins.load(ROOT)):
+        for feature, cell in zip(features, row, strict=True):
+            key, said = (feature.models[-1], feature.mode), cell.before or cell.state
+            if said is matrix.State.FAILED and str(pin.version) != "0.5.5.post3":
+                failed.setdefault(key, set()).add(str(pin.version))
+            if said is matrix.State.INCONCLUSIVE:
+                inconclusive.setdefault(key, []).append(str(pin.version))
+    assert failed == FAILED
+    assert sorted(inconclusive) == [
+        ("qwen3-next", "breakable"),
+        ("qwen3-next", "piecewise"),
+        ("qwen3-next", "piecewise-inductor"),
+    ]
+    assert inconclusive["qwen3-next", "breakable"] == ["0.5.17", "0.5.16"]
+    assert inconclusive["qwen3-next", "piecewise"][-1] == "0.5.16"
 
 
 def test_the_dates_are_those_of_the_newest_release_and_proof():

@@ -335,7 +335,7 @@ def answered(queue, **changes) -> Row:
         ([{}], matrix.State.PROVEN, "no control ran"),
         ([{"control": True}], matrix.State.NOT_RUN, "the queue repairs it with"),
         ([{}, {"control": True}], matrix.State.PROVEN, "own tree answered otherwise"),
-        ([{}, {"control": True, "why": "alike"}], matrix.State.UNTOLD, "answered alike"),
+        ([{}, {"control": True, "why": "alike"}], matrix.State.INCONCLUSIVE, "answered alike"),
         (
             [{}, {"control": True, "why": "alike", "gpu": "another"}],
             matrix.State.PROVEN,

@@ -15,7 +15,7 @@ from patchqueue.upstream.pins import Pin, Pins
 
 from ..cells import Cells
 from ..cells import load as load_cells
-from ..matrix import Cell, answers, matrix
+from ..matrix import Cell, State, answers, matrix
 from ..questions import Question
 from ..questions import load as load_questions
 from .render import render
@@ -37,14 +37,20 @@ def markdown(
     questions: Iterable[Question] = (),
     asked: Iterable[tuple[Pin, list[Cell]]] = (),
 ) -> str:
-    """The matrix as tables, and one of what scripts ask beside it; the numbers in them lead to the
-    reasons below them."""
+    """The matrix as tables, and one of what scripts ask beside it. Numbers lead to the reasons of
+    failures below them."""
     reasons: dict[Cell, int] = {}
+
+    def word(one: Cell) -> str:
+        if one.state is State.NOT_APPLICABLE:
+            return "-"
+        said = f"{one.before}\\*" if one.state is State.STALE else str(one.state)
+        failed = State.FAILED in (one.state, one.before)
+        return f"{said} ({reasons.setdefault(one, len(reasons) + 1)})" if failed else said
 
     def shown(states: Iterable[Cell]) -> str:
         """A column of two graphs shows both states, or one where they are the same."""
-        numbered = (f"{one.state} ({reasons.setdefault(one, len(reasons) + 1)})" for one in states)
-        return " / ".join(dict.fromkeys(numbered))
+        return " / ".join(dict.fromkeys(map(word, states)))
 
     tables = []
     left = {pin.version: iter(row) for pin, row in rows}  # in the order of the tables
