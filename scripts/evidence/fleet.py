@@ -7,6 +7,7 @@ cell of it is no job.
 
 from __future__ import annotations
 
+import random
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,13 @@ from patchqueue.upstream.pins import Pin
 from patchqueue.wheels.host import Host
 from patchqueue.wheels.host import load as load_host
 
-from . import cells, matrix, results
+from . import cells, harness, matrix, results
 from .cells import Feature
+from .footprints import Validity
 from .results import Row
 
-CURRENT, STALE, NOT_RUN = "current", "stale", "not run"
+CURRENT, SAME_FILES, STALE, NOT_RUN = "current", "same files", "stale", "not run"
+DRAWN = 0.1  # the share of runs that hold for their files alone and are run again
 REFERENCE = "reference"
 
 
@@ -35,8 +38,8 @@ REFERENCE = "reference"
 class Job:
     """One model on one release and kind of GPU: one call of `scripts/nox gpu`.
 
-    modes: those that fill cells of the matrix; evidence: the worst status among them: current,
-    stale or not run. queue: whether the queue brings or repairs any of it, or the release
+    modes: those that fill cells of the matrix. evidence: the worst status among them: current, same
+    files, stale or not run. queue: whether the queue brings or repairs any of it, or the release
     has it all by itself. torch: what the release pins. host, host_torch: the description of hosts
     without an index that `scripts/nox bundle` packs for, and its torch. engine_seconds: what its
     engines took there on other days or in other releases, added up; None where a mode was never
@@ -69,8 +72,9 @@ def jobs(
     """Every job, newest release first. gpus, models: only these; all that evidence names, and all,
     where there is none.
 
-    stale: only modes whose evidence is about an earlier queue, or missing. Raises Refused for a
-    model that no cell is about, and where nothing says which GPUs there are.
+    stale: only modes whose evidence is about an earlier queue, or missing. A tenth of those that
+    hold for their files alone are drawn too, anew for each queue, so that a wrong footprint shows.
+    Raises Refused for a model that no cell is about, and where nothing says which GPUs there are.
     """
     queue, shape = load_queue(root), cells.load(root)
     if unknown := [model for model in models if model not in shape.models]:
@@ -83,25 +87,35 @@ def jobs(
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host = load_host(description, pin.version)
         kept = results.of_release(rows, pin.version, "proof")
+        now = Selection(queue, pin).effect_sha256
+        validity = Validity(root, pin, now, harness.identity(root))
         for gpu, seconds in took.items():
             proofs = [row for row in kept if is_of(gpu, row.gpu)]
             for model in models or shape.models:
                 features = [one for one in shape.features if model in one.known(pin.version)]
-                modes = _modes(queue, pin, model, features, proofs)
-                left = {mode: one for mode, one in modes.items() if not stale or one[1] != CURRENT}
+                modes = _modes(validity, queue, pin, model, features, proofs)
+                left = {
+                    mode: one
+                    for mode, one in modes.items()
+                    if not stale or _is_left(one[1], f"{now} {gpu} {model} {mode}")
+                }
                 if left:
                     found.append(_job(root, pin, host, gpu, model, left, seconds))
     return found
 
 
 def _modes(
-    queue: Queue, pin: Pin, model: str, features: Sequence[Feature], proofs: Sequence[Row]
+    validity: Validity,
+    queue: Queue,
+    pin: Pin,
+    model: str,
+    features: Sequence[Feature],
+    proofs: Sequence[Row],
 ) -> dict[str, tuple[matrix.State, str]]:
     """By mode that can be: what the queue alone says of it, and how much evidence there is."""
-    now = Selection(queue, pin).effect_sha256
     states = {one.mode: matrix.expected(queue, pin, one).state for one in features}
     return {
-        mode: (state, _known(proofs, now, model, mode))
+        mode: (state, _known(proofs, validity, model, mode))
         for mode, state in states.items()
         if state is not matrix.State.NOT_APPLICABLE
     }
@@ -127,7 +141,9 @@ def _job(
     took: Mapping[tuple[str, str], float],
 ) -> Job:
     """modes: as _modes has them."""
-    least = max((known for _, known in modes.values()), key=(CURRENT, STALE, NOT_RUN).index)
+    least = max(
+        (known for _, known in modes.values()), key=(CURRENT, SAME_FILES, STALE, NOT_RUN).index
+    )
     ours = any(state is matrix.State.NOT_RUN for state, _ in modes.values())
     seconds, pinned = _expected(took, model, [*modes]), torch_of(root, pin)
     torches = (pinned, host.name, host.torch)
@@ -162,7 +178,12 @@ def _seen(rows: Sequence[Row]) -> list[str]:
     return sorted({row.gpu for row in rows if row.kind == "proof"})
 
 
-def _known(proofs: Sequence[Row], now: str, model: str, mode: str) -> str:
+def _is_left(known: str, seed: str) -> bool:
+    """Whether a mode is to be run."""
+    return known != CURRENT and (known != SAME_FILES or random.Random(seed).random() < DRAWN)
+
+
+def _known(proofs: Sequence[Row], validity: Validity, model: str, mode: str) -> str:
     """What is known of one model in one mode. The breakable graph is known where its lifetimes were
     checked too."""
     ran = [
@@ -170,8 +191,11 @@ def _known(proofs: Sequence[Row], now: str, model: str, mode: str) -> str:
         for row in proofs
         if (row.model, row.name) == (model, mode) and row.verdict != results.NOT_RUN
     ]
-    if any(row.queue == now and (mode != results.BREAKABLE or row.lifetimes) for row in ran):
+    whole = [row for row in ran if mode != results.BREAKABLE or row.lifetimes]
+    if any(row.queue == validity.today for row in whole):
         return CURRENT
+    if any(map(validity.same_files, whole)):
+        return SAME_FILES
     return STALE if ran else NOT_RUN
 
 

@@ -29,7 +29,7 @@ from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import harness, questions, results
+from . import footprints, harness, questions, results
 from .results import (
     BREAKABLE,
     NO_MEASURE,
@@ -95,10 +95,14 @@ class ProofRun(Struct, frozen=True):
     model: str
     why: str = ""
     seconds: float = 0.0
+    loaded: tuple[str, ...] = ()
 
 
 class Proof(Result, frozen=True, kw_only=True):
+    """loaded: notes of footprints.py that all runs share; a run has the others."""
+
     runs: tuple[ProofRun, ...]
+    loaded: tuple[str, ...] = ()
     harness: str | None = None
     lifetimes: Lifetimes | None = None
 
@@ -215,7 +219,9 @@ def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> 
                 gathered[file] = Gathered(file, Fate.REFUSED, why)
         today = {str(pin.version): results.today(root, pin) for pin in pins.all}
         new = [row for rows in made.values() for row in rows]
-        kept = results.newest([*before, *new], today, harness.identity(root))
+        rules = harness.identity(root)
+        bound = _without_contradicted(root, pins, before, new, rules)
+        kept = results.newest([*bound, *new], today, rules)
         for file, rows in made.items():
             gathered[file] = _fate(file, rows, kept)
             if gathered[file].fate is Fate.TAKEN:
@@ -223,6 +229,23 @@ def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> 
         results.save(root, kept)
     _drop_logs(root, kept)
     return [gathered[file] for file in files]
+
+
+def _without_contradicted(
+    root: Path, pins: Pins, before: Sequence[Row], new: Sequence[Row], rules: str
+) -> list[Row]:
+    """The rows of before. A release whose footprints were contradicted loses all of them: a row
+    that was valid for its files alone, and whose subject answers otherwise now."""
+    kept = {row.subject: row for row in before if row.footprint}
+    wrong: set[str] = set()
+    for row in new:
+        old = kept.get(row.subject)
+        if old and row.verdict != NOT_RUN and old.verdict not in (NOT_RUN, row.verdict):
+            pin = pins.find(row.release)
+            validity = footprints.Validity(root, pin, results.today(root, pin), rules)
+            if old.queue != validity.today and validity.same_files(old):
+                wrong.add(row.release)
+    return [replace(row, footprint=None) if row.release in wrong else row for row in before]
 
 
 def _fate(file: Path, rows: Sequence[Row], kept: Sequence[Row]) -> Gathered:
@@ -266,8 +289,14 @@ def _rows_of(root: Path, pins: Pins, file: Path, stale: bool) -> list[Row]:
     pin = pins.find(result.version)
     if not (stale and result.tree_untouched):
         check_tree(root, pin, result, file.name)
+    rows = _made(file, result)
+    if isinstance(result, Proof) and result.loaded:
+        tree = footprints.tree_of(root, pin)
+        notes = ([*result.loaded, *run.loaded] for run in result.runs)
+        made = zip(rows, notes, strict=True)
+        rows = [replace(row, footprint=footprints.footprint(tree, note)) for row, note in made]
     sha256 = hashlib.sha256(log_of(file)).hexdigest()
-    return [replace(row, raw=sha256) for row in _made(file, result)]
+    return [replace(row, raw=sha256) for row in rows]
 
 
 def _made(file: Path, result: Proof | Times | Answer) -> list[Row]:

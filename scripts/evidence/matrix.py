@@ -20,6 +20,7 @@ from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells, harness, questions, results
 from .cells import ALWAYS, Feature
+from .footprints import Validity
 from .questions import Question
 from .results import BREAKABLE, NO_MEASURE, Row
 
@@ -60,7 +61,8 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     found = []
     for pin in reversed(pins.all):
         proofs = results.of_release(rows, pin.version, "proof")
-        found.append((pin, [cell(proofs, queue, pin, feature, rules) for feature in features]))
+        validity = Validity(root, pin, Selection(queue, pin).effect_sha256, rules)
+        found.append((pin, [cell(proofs, queue, pin, feature, validity) for feature in features]))
     return found
 
 
@@ -72,13 +74,13 @@ def hosts(rows: Iterable[Row]) -> list[list[Row]]:
     return [groups[key] for key in sorted(groups)]
 
 
-def cell(proofs: Sequence[Row], queue: Queue, pin: Pin, feature: Feature, rules: str) -> Cell:
+def cell(
+    proofs: Sequence[Row], queue: Queue, pin: Pin, feature: Feature, validity: Validity
+) -> Cell:
     """What is known: from the proofs of the release where there are some, else from the queue. The
-    best of several GPUs and attentions, and what the others said. rules: of today's tests/gpu."""
+    best of several GPUs and attentions, and what the others said."""
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.INCONCLUSIVE, State.STALE]
-    known = [
-        judged for rows in hosts(proofs) if (judged := judge(rows, queue, pin, feature, rules))
-    ]
+    known = [judged for rows in hosts(proofs) if (judged := judge(rows, pin, feature, validity))]
     if not known:
         return expected(queue, pin, feature)
     latest = sorted(known, key=lambda one: one.date, reverse=True)
@@ -93,9 +95,7 @@ def cell(proofs: Sequence[Row], queue: Queue, pin: Pin, feature: Feature, rules:
     return replace(first, reason="; ".join([first.reason, *said]))
 
 
-def judge(
-    proofs: Iterable[Row], queue: Queue, pin: Pin, feature: Feature, rules: str
-) -> Cell | None:
+def judge(proofs: Iterable[Row], pin: Pin, feature: Feature, validity: Validity) -> Cell | None:
     """What the proofs on one kind of GPU say about a feature; None where they did not try it on
     every model that the release knows. Inconclusive where today's queue ran, and a model's
     reference did not agree with itself."""
@@ -106,13 +106,12 @@ def judge(
     unasked = [row for row in rows if row.verdict == results.NOT_RUN]
     if not all(row.why.startswith(NO_MEASURE) for row in unasked):
         return None
-    then = _inconclusive(unasked[0]) if unasked else _verdict(rows, rules)
+    then = _inconclusive(unasked[0]) if unasked else _verdict(rows, validity)
     if unknown := [model for model in feature.models if model not in models]:
         reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
         then = Cell(then.state, reason)
     date = max(row.date for row in rows)
-    now = Selection(queue, pin).effect_sha256
-    earlier = sorted(row.date for row in rows if row.queue != now)
+    earlier = sorted(row.date for row in rows if not validity.holds(row))
     if earlier:
         why = f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
         return Cell(State.STALE, f"{why} {then.reason}", then.state, date)
@@ -124,12 +123,14 @@ def _inconclusive(row: Row) -> Cell:
     return Cell(State.INCONCLUSIVE, why)
 
 
-def _verdict(rows: Sequence[Row], rules: str) -> Cell:
+def _verdict(rows: Sequence[Row], validity: Validity) -> Cell:
     for row in rows:
         if row.verdict == "not applicable":
             return Cell(State.NOT_APPLICABLE, row.why)
     places = [
-        place(row) + ("" if row.rules == rules else ", by an earlier harness") for row in rows
+        place(row, row.queue != validity.today and validity.same_files(row))
+        + ("" if row.rules == validity.rules else ", by an earlier harness")
+        for row in rows
     ]
     for there, row in zip(places, rows, strict=True):
         if row.verdict != "passed":
@@ -218,10 +219,12 @@ def in_words(why: str) -> str:
     return f"ended with {check}" if check.startswith(ENDED) else f'does not pass "{check}"'
 
 
-def place(row: Row) -> str:
-    """Where a run was, and how far that is from what the release asks for."""
+def place(row: Row, same_files: bool = False) -> str:
+    """Where a run was, and how far that is from what the release asks for. same_files: the run was
+    of another tree, which had the same files where the run looked."""
     kernels = f", kernels {row.kernels}" if row.kernels else ""
-    return host(row) + row.attention_named + kernels
+    files = ", same files as today" if same_files else ""
+    return host(row) + row.attention_named + kernels + files
 
 
 def host(row: Row) -> str:

@@ -43,6 +43,16 @@ class Load(Struct, frozen=True, array_like=True):
     first_p99_ms: float
 
 
+class Footprint(Struct, frozen=True, omit_defaults=True):
+    """What a run depended on (footprints.py). loaded: a bitset over the release's sorted files;
+    laid: hashes of the loaded files that the queue changes or adds; absent: modules that were
+    looked up and not there."""
+
+    loaded: str = ""
+    laid: dict[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+
+
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One engine run.
 
@@ -65,6 +75,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     attention: Attention = USUAL_ATTENTION
     kernels: str = ""  # the package, where the kernels are not the release's own
     rules: str = ""
+    footprint: Footprint | None = None
     seconds: float = 0.0
     lifetimes: str = ""  # of the breakable graph's breaks: verdict, ": " and the reason
     control: bool = False  # of a question: asked of the release without the queue

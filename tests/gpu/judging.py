@@ -92,6 +92,19 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
     )
 
 
+def notes(jobs: Sequence[launch.Job]) -> tuple[list[str], list[list[str]]]:
+    """What the engines of each job and of its reference looked up and opened of the tree: what all
+    jobs have in common, and of each job the rest (watch/sitecustomize.py, PREFILL_FILES)."""
+    noted = {job.name: _noted(Path(f"{job.plan['watch']}.files")) for job in jobs}
+    each = [noted[job.name] | noted.get(job.needs, set()) for job in jobs]
+    common = set.intersection(*filter(None, each)) if any(each) else set()
+    return sorted(common), [sorted(one - common) for one in each]
+
+
+def _noted(file: Path) -> set[str]:
+    return set(file.read_text().splitlines()) if file.is_file() else set()
+
+
 def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[compare.Verdict]:
     """What one engine's answers must stand up to. reference: the same model's reference result;
     without it agreement is left out."""

@@ -71,6 +71,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def write(complete: bool = False) -> None:
         facts["runs"] = [judging.judge(place, one, jobs) for one in jobs]
+        facts["loaded"], own = judging.notes(jobs)
+        for run, notes in zip(facts["runs"], own, strict=True):
+            run["loaded"] = notes
         facts["seconds"] = round(time.time() - began)
         facts["passed"] = complete and all(
             run["verdict"] in judging.GOOD
@@ -225,6 +228,7 @@ def job(
         "watch": str(place.out / f"{name}.watch"),
         "enforce": commandline.enforced(model),
         "keep_eager": reference,
+        "files": True,
         "breakable": not models.is_sparse(models.MODELS[model]),
         "piecewise": model not in models.BREAKABLE_ALONE,
         "logprobs": commandline.serves_logprobs(options, mode),
@@ -251,7 +255,9 @@ def forks(
         yield None
         return
     with contextlib.closing(
-        forkserver.ForkServer(place.python, place.environment(), place.out / "forkserver.log")
+        forkserver.ForkServer(
+            place.python, place.environment(PREFILL_FILES="1"), place.out / "forkserver.log"
+        )
     ) as server:
         yield server
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from evidence import cells, fleet, harness, matrix, results
 from evidence.commands.cli import main
+from evidence.footprints import Validity
 from evidence.results import Row
 from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
@@ -191,6 +192,16 @@ def test_stale_leaves_what_has_evidence_about_todays_queue(project, runs, change
     found = jobs(project, ("v0.5.9",), models=("llama",), stale=True)
     assert tuple(mode for job in found for mode in job.modes) == left
     assert len(jobs(project, ("v0.5.9",), models=("llama",))) == 1  # without --stale all stays
+
+
+def test_a_tenth_of_what_holds_for_its_files_alone_is_drawn(project, monkeypatch):
+    monkeypatch.setattr(Validity, "same_files", lambda self, row: True)
+    keep(project, *LLAMA, queue="sha256:earlier")
+    assert jobs(project, ("v0.5.9",), models=("llama",))[0].evidence == "same files"
+    assert len(jobs(project, ("v0.5.9",), models=("llama",), stale=True)) <= 1
+    drawn = sum(fleet._is_left(fleet.SAME_FILES, f"queue {number}") for number in range(1000))
+    assert 60 < drawn < 140
+    assert fleet._is_left(fleet.STALE, "") and not fleet._is_left(fleet.CURRENT, "")
 
 
 def test_what_is_least_known_is_said(project):

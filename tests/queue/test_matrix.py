@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from packaging.version import Version
 
 from evidence import cells, harness, matrix
+from evidence.footprints import Validity
 from evidence.pages import status
 from evidence.results import Row
 from patchqueue.files import atomic
@@ -35,7 +36,12 @@ RULES = harness.identity(ROOT)
 
 def judge(rows: list[Row], queue, feature: cells.Feature, tag: str = "v0.5.9"):
     """What the proofs of one host say of a feature."""
-    return matrix.judge(rows, queue, PINS.find(tag), feature, RULES)
+    return matrix.judge(rows, PINS.find(tag), feature, validity(queue, tag))
+
+
+def validity(queue, tag: str = "v0.5.9") -> Validity:
+    pin = PINS.find(tag)
+    return Validity(ROOT, pin, Selection(queue, pin).effect_sha256, RULES)
 
 
 def proofs(of, feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
@@ -101,7 +107,7 @@ def test_what_has_no_reference_is_inconclusive_and_not_stale(queue):
     today = proofs(queue)
     lost = replace(today[0], verdict="not run", why="its reference failed: 2 of 4 prompts moved")
     rows = [*earlier, lost, *today[1:]]
-    shown = matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, RULES)
+    shown = matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, validity(queue))
     assert shown.state is matrix.State.INCONCLUSIVE
     assert f"the reference of {NEMOTRON.models[0]} failed" in shown.reason
     # of a run that found no time, nothing is known
@@ -118,7 +124,7 @@ def test_a_stale_cell_reports_the_latest_run(queue, attentions):
         *proofs(queue, verdict="failed", queue="sha256:0", date="2026-11-25", attention=before),
         *proofs(queue, queue="sha256:1", date="2026-11-26", attention=after),
     ]
-    shown = matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, RULES)
+    shown = matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, validity(queue))
     assert shown.state is matrix.State.STALE
     assert "since the run of 2026-11-26, which said proven" in shown.reason
 
@@ -126,7 +132,7 @@ def test_a_stale_cell_reports_the_latest_run(queue, attentions):
 def test_what_no_release_of_today_can_do_is_not_stale(queue):
     """0.5.21's set-up refuses NemotronH that graph, whatever the queue of a run was."""
     rows = proofs(queue, tag="v0.5.21", verdict="not applicable", queue="sha256:0")
-    shown = matrix.cell(rows, queue, PINS.find("v0.5.21"), NEMOTRON, RULES)
+    shown = matrix.cell(rows, queue, PINS.find("v0.5.21"), NEMOTRON, validity(queue, "v0.5.21"))
     assert shown.state is matrix.State.NOT_APPLICABLE and "attention in every layer" in shown.reason
 
 

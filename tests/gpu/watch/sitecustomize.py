@@ -10,6 +10,8 @@ limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if the patch that calls
 it were not there. MODULE:CLASS.METHOD=OTHER: the class's OTHER runs in its place.
 PREFILL_ONE_GPU=1: the ranks of a server share the first GPU.
+PREFILL_FILES=1: FILE.files gets a line for each module of sglang that a process looks up ("m
+NAME") and for each file of sglang/ that it opens ("o PATH"), for scripts/evidence/footprints.py.
 """
 
 import faulthandler
@@ -50,8 +52,51 @@ LAST = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
 )
+PACKAGE = "sglang"
 AGAIN = "-again"  # ends the name of the file that times_again reads
 REFUSED_IN = 4  # lines of a runner's code that show a refusal: conditions, and what was returned
+
+
+class Notes(importlib.abc.MetaPathFinder):
+    """What this process looks up and opens of the package. A fork has what its parent noted."""
+
+    def __init__(self):
+        self.noted, self.out = set(), None
+
+    def begin(self, file):
+        """Write what is known, and from now on each note at once: engines are killed."""
+        self.out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        known, self.noted = self.noted, set()
+        loaded = [f"m {name}" for name in list(sys.modules) if is_ours(name)]
+        for line in (*known, *loaded):
+            self.note(line)
+
+    def note(self, line):
+        if line not in self.noted:
+            self.noted.add(line)
+            if self.out is not None:
+                os.write(self.out, f"{line}\n".encode())
+
+    def find_spec(self, name, path=None, target=None):
+        if is_ours(name):
+            self.note(f"m {name}")
+
+    def audit(self, event, arguments):
+        if event != "open" or not isinstance(arguments[0], str | bytes):
+            return
+        _, found, path = os.fsdecode(arguments[0]).rpartition(f"{os.sep}{PACKAGE}{os.sep}")
+        if found and not path.endswith((".pyc", ".so")):
+            self.note(f"o {PACKAGE}/{path}")
+
+
+def is_ours(name):
+    return name.partition(".")[0] == PACKAGE
+
+
+notes = Notes()
+if os.environ.get("PREFILL_FILES"):
+    sys.meta_path.insert(0, notes)
+    sys.addaudithook(notes.audit)
 
 
 def watch_launches():
@@ -256,6 +301,8 @@ def watch():
     if not os.environ.get("PREFILL_WATCH"):
         return
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # launch.show_stacks
+    if os.environ.get("PREFILL_FILES"):
+        notes.begin(os.environ["PREFILL_WATCH"] + ".files")
     hooks = {
         name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()
     }

@@ -1,0 +1,156 @@
+"""Which files of a tree a run depended on, and whether they are the same today.
+
+tests/gpu/watch/sitecustomize.py notes, in every process of an engine, each module of sglang that
+the process looks up and each file of sglang/ that it opens. A footprint is made of these notes when
+a result is taken, on the tree that ran. Python files count without comments and docstrings. A file
+that was opened, as data or as source, counts by its bytes: Triton reads the source of its kernels.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from patchqueue.files.tree import sha256
+from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
+from patchqueue.outcome import Refused
+from patchqueue.upstream import source
+from patchqueue.upstream.pins import Pin
+
+from .results import Footprint, Row
+
+MODULE, OPENED = "m ", "o "  # begin the notes
+CODE, BYTES = "code:", "bytes:"  # begin the hashes
+SHORT = 16  # hex digits of a hash
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A release with the queue. pristine: its own files, sorted; laid: what the queue changes or
+    adds. Paths begin with python/sglang/."""
+
+    pristine: tuple[str, ...]
+    laid: Mapping[str, bytes]
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        return frozenset(self.pristine) | frozenset(self.laid)
+
+
+def tree_of(root: Path, pin: Pin) -> Tree:
+    """The release with the queue of today. Raises Refused where a patch does not apply."""
+    release = source.fetch(pin, None)
+    planned = select(load_queue(root), pin).replay(release.read)
+    if planned.problems:
+        raise Refused(planned.problems)
+    own = (path for path in release.listing() if path.startswith("python/sglang/"))
+    return Tree(tuple(sorted(own)), planned.files)
+
+
+def footprint(tree: Tree, notes: Iterable[str]) -> Footprint:
+    """What a run with these notes depended on."""
+    loaded: set[str] = set()
+    opened: set[str] = set()
+    absent: set[str] = set()
+    for note in notes:
+        if note.startswith(OPENED):
+            opened.add(f"python/{note.removeprefix(OPENED)}")
+            continue
+        name = note.removeprefix(MODULE)
+        files = [path for path in module_files(name) if path in tree.known]
+        loaded.update(files)
+        absent.update([] if files else [name])
+    loaded |= opened & tree.known
+    return Footprint(
+        loaded=_bits(tree.pristine, loaded),
+        laid={
+            path: digest(path, tree.laid[path], by_bytes=path in opened)
+            for path in sorted(loaded & tree.laid.keys())
+        },
+        absent=tuple(sorted(absent)),
+    )
+
+
+def module_files(name: str) -> tuple[str, str]:
+    """Where a module's file can be."""
+    path = f"python/{name.replace('.', '/')}"
+    return f"{path}.py", f"{path}/__init__.py"
+
+
+def digest(path: str, content: bytes, by_bytes: bool) -> str:
+    if by_bytes or not path.endswith(".py"):
+        return BYTES + sha256(content)[:SHORT]
+    return CODE + sha256(_without_docstrings(content).encode())[:SHORT]
+
+
+def _without_docstrings(content: bytes) -> str:
+    """A module's syntax tree, without what only people read."""
+    module = ast.parse(content)
+    for node in ast.walk(module):
+        body = getattr(node, "body", None)
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        documented |= isinstance(node, ast.AsyncFunctionDef)
+        if documented and body and _is_text(body[0]):
+            node.body = body[1:]  # type: ignore[attr-defined]
+    return ast.dump(module)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def changed(tree: Tree, then: Footprint) -> str:
+    """The first file on which the run depended and which is another one today; empty for none."""
+    for path, content in tree.laid.items():
+        before = then.laid.get(path)
+        if before is not None:
+            if digest(path, content, by_bytes=before.startswith(BYTES)) != before:
+                return f"{path} has changed"
+        elif path in _loaded(tree.pristine, then.loaded):
+            return f"{path} is patched since"
+        elif _module(path) in then.absent:
+            return f"{path} is new"
+    gone = [path for path in then.laid if path not in tree.laid]
+    return f"{gone[0]} is patched no more" if gone else ""
+
+
+def _module(path: str) -> str:
+    name = path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__")
+    return name.replace("/", ".")
+
+
+def _bits(names: tuple[str, ...], chosen: Iterable[str]) -> str:
+    """A set of sorted names as a bitset, in base64."""
+    wanted = set(chosen)
+    number = sum(1 << place for place, name in enumerate(names) if name in wanted)
+    return base64.b64encode(number.to_bytes(-(-len(names) // 8), "little")).decode()
+
+
+def _loaded(names: tuple[str, ...], bits: str) -> frozenset[str]:
+    number = int.from_bytes(base64.b64decode(bits), "little")
+    return frozenset(name for place, name in enumerate(names) if number >> place & 1)
+
+
+class Validity:
+    """Which rows of one release are about today's queue: with the same tree, or the same files."""
+
+    def __init__(self, root: Path, pin: Pin, today: str, rules: str) -> None:
+        self._root, self._pin, self.today, self.rules = root, pin, today, rules
+
+    @cached_property
+    def _tree(self) -> Tree:
+        return tree_of(self._root, self._pin)
+
+    def same_files(self, row: Row) -> bool:
+        """Whether a row about an earlier tree is about the same files."""
+        judged_alike = row.rules == self.rules and row.footprint is not None
+        return judged_alike and not changed(self._tree, row.footprint or Footprint())
+
+    def holds(self, row: Row) -> bool:
+        return row.queue == self.today or self.same_files(row)

@@ -1,0 +1,182 @@
+"""A run is about today's queue while the files on which it depended are the same: planted errors
+outside of its footprint change nothing, and inside of it both the run and the row fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fakes
+import pytest
+from fakes import RUNNER
+from msgspec.structs import replace
+from test_results import ROW, result, run
+
+from evidence import footprints, harness, incoming, matrix, results
+from evidence.footprints import Tree, changed, footprint
+from patchqueue.upstream import pins
+
+ROOT = Path(__file__).resolve().parents[2]
+WATCH = ROOT / "tests/gpu/watch"
+PATHS = [f"python/sglang/{name}" for name in ("__init__.py", "a.py", "b/__init__.py", "data.json")]
+LAID = {"python/sglang/a.py": b'"""Doc."""\nx = 1  # one\n', "python/sglang/new.py": b"y = 2\n"}
+TREE = Tree(tuple(PATHS), LAID)
+NOTES = ["m sglang", "m sglang.a", "m sglang.later", "o sglang/data.json"]
+
+
+def tree(**laid: bytes | None) -> Tree:
+    """The tree with other laid files, by their names; None: without that one."""
+    changes = {f"python/sglang/{name}.py": content for name, content in laid.items()}
+    kept = {path: text for path, text in (LAID | changes).items() if text is not None}
+    return Tree(TREE.pristine, kept)
+
+
+@pytest.mark.parametrize(
+    ("laid", "why"),
+    [
+        ({}, ""),
+        ({"new": b"raise SystemExit\n"}, ""),  # laid, and not loaded by the run
+        ({"a": b'"""Another."""\n\n# why\nx = 1\n'}, ""),
+        ({"a": b"x = 3\n"}, "python/sglang/a.py has changed"),
+        ({"a": None}, "python/sglang/a.py is patched no more"),
+        ({"__init__": b"z = 1\n"}, "python/sglang/__init__.py is patched since"),
+        ({"b/__init__": b"z = 1\n"}, ""),
+        ({"later": b"z = 1\n"}, "python/sglang/later.py is new"),
+        ({"later/__init__": b"z = 1\n"}, "python/sglang/later/__init__.py is new"),
+    ],
+)
+def test_a_row_holds_while_what_was_loaded_is_the_same(laid, why):
+    assert changed(tree(**laid), footprint(TREE, NOTES)) == why
+
+
+def test_a_file_that_was_opened_counts_by_its_bytes():
+    """Triton reads the source of its kernels."""
+    then = footprint(TREE, [*NOTES, "o sglang/a.py"])
+    assert changed(TREE, then) == ""
+    assert changed(tree(a=b"x = 1\n"), then) == "python/sglang/a.py has changed"
+
+
+def test_a_data_file_that_the_queue_changes_since_counts():
+    now = Tree(TREE.pristine, LAID | {"python/sglang/data.json": b"{}"})
+    assert changed(now, footprint(TREE, NOTES)) == "python/sglang/data.json is patched since"
+    assert changed(now, footprint(TREE, NOTES[:-1])) == ""
+
+
+ENGINE = """
+import multiprocessing, sys
+def child():
+    import sglang.srt.steps
+def main():
+    import sglang.srt.runner
+    try:
+        import sglang.srt.later
+    except ImportError:
+        pass
+    open(sglang.srt.runner.__file__).close()
+    context = multiprocessing.get_context(sys.argv[1])
+    process = context.Process(target=child)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+if __name__ == "__main__":
+    main()
+"""
+
+
+def ran(package: Path, tmp_path: Path, method: str = "spawn") -> tuple[int, list[str]]:
+    """Exit code and notes of an engine of two processes."""
+    (tmp_path / "engine.py").write_text(ENGINE)
+    notes = tmp_path / "engine.watch.files"
+    notes.unlink(missing_ok=True)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (WATCH, package))),
+        "PREFILL_WATCH": str(tmp_path / "engine.watch"),
+        "PREFILL_FILES": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run([sys.executable, str(tmp_path / "engine.py"), method], env=environment)
+    return done.returncode, notes.read_text().splitlines()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_every_process_notes_what_it_loads(applied, tmp_path, method):
+    code, notes = ran(applied.tree / "python", tmp_path, method)
+    assert code == 0
+    assert {"m sglang", "m sglang.srt.runner", "m sglang.srt.later"} <= set(notes)
+    assert {"o sglang/srt/runner.py", "m sglang.srt.steps"} <= set(notes)
+    assert not [note for note in notes if ".pyc" in note or "multiprocessing" in note]
+
+
+def test_a_planted_error_fails_the_run_where_the_footprint_says_so(applied, tmp_path):
+    """Canaries: in a file outside of the footprint, and in one inside of it."""
+    package = applied.tree / "python"
+    _, notes = ran(package, tmp_path)
+    now = footprints.tree_of(applied.root, pins.load(applied.root).find(fakes.TAG))
+    then = footprint(now, notes)
+    assert changed(now, then) == ""
+    for path in now.laid:
+        if path.endswith(".py"):
+            file = applied.tree / path
+            before = file.read_bytes()
+            file.write_bytes(b"raise RuntimeError\n")
+            code, _ = ran(package, tmp_path)
+            planted = Tree(now.pristine, {**now.laid, path: file.read_bytes()})
+            assert bool(code) == bool(changed(planted, then)), path
+            file.write_bytes(before)
+    assert any(changed(Tree(now.pristine, {**now.laid, path: b"0"}), then) for path in now.laid)
+    assert RUNNER in then.laid
+
+
+@pytest.fixture
+def measured(applied):
+    fakes.harness(applied)
+    return applied
+
+
+def taken(project, tmp_path, **changes) -> list[results.Row]:
+    """The rows after a result with notes."""
+    own = ["m sglang.srt.runner"]
+    runs = [run("reference", loaded=own), run("eager", loaded=own, **changes.pop("run", {}))]
+    found = result(project, runs=runs, loaded=["m sglang"], **changes)
+    file = tmp_path / incoming.PROOF
+    file.write_text(json.dumps(found | {"harness": harness.identity(project.root)}))
+    [gathered] = incoming.take(project.root, pins.load(project.root), [file])
+    assert gathered.fate is incoming.Fate.TAKEN, gathered.why
+    return results.load(project.root)
+
+
+def test_a_proof_keeps_its_footprint(measured, tmp_path):
+    rows = taken(measured, tmp_path)
+    assert all(RUNNER in row.footprint.laid for row in rows)
+
+
+def edit(project, name: str) -> None:
+    """Change a file of the queue."""
+    file = next((project.root / name).rglob("*.p*"))
+    file.write_text(file.read_text().replace("added_step = 20", "added_step = 21"))
+
+
+def test_one_contradiction_drops_a_release_to_its_whole_tree(measured, tmp_path):
+    rows = taken(measured, tmp_path)
+    old = [replace(row, queue="sha256:earlier") for row in rows]
+    results.save(measured.root, old)
+    rows = taken(measured, tmp_path, run={"verdict": "failed"}, date="2030-01-03")
+    assert [row.verdict for row in rows if row.name == "eager"] == ["failed"]
+    results.save(measured.root, [*old, replace(old[0], model="two")])
+    rows = taken(measured, tmp_path, run={"verdict": "failed"}, date="2030-01-03")
+    assert [row.footprint for row in rows if row.model == "two"] == [None]
+
+
+def test_a_cell_says_that_the_files_are_the_same(monkeypatch):
+    """A row about an earlier tree holds where its footprint does, by today's rules alone."""
+    monkeypatch.setattr(footprints, "tree_of", lambda root, pin: TREE)
+    pin = pins.load(ROOT).find("v0.5.9")
+    validity = footprints.Validity(ROOT, pin, "sha256:now", "sha256:rules")
+    old = replace(ROW, queue="sha256:old", footprint=footprint(TREE, NOTES))
+    assert validity.holds(ROW) and validity.holds(old) and validity.same_files(old)
+    assert not validity.holds(replace(old, footprint=None))
+    assert not validity.holds(replace(old, rules="sha256:other"))
+    assert "same files" in matrix.place(old, same_files=True)
