@@ -11,6 +11,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -23,11 +24,12 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER
+from packaging.version import Version
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.files.locking import locked_folder
-from patchqueue.install import changes, inplace, installed, journal
+from patchqueue.install import changes, inplace, installed, journal, launch
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
@@ -356,7 +358,6 @@ def test_another_version_file_is_the_installers_own(site, do):
     "version, step",
     [
         ("9.9.2", "scripts/nox pin 9.9.2`, then `scripts/nox rebase 9.9.2"),
-        ("9.9.1.post7", "install sglang 9.9.1, which is pinned; or `scripts/nox pin 9.9.1.post7"),
         ("0.0.0.dev1+gdce8b0606", "say which release it is made of, as in `scripts/nox install"),
         ("", "--release v0.5.9`"),
     ],
@@ -377,6 +378,25 @@ def test_an_unknown_release_is_refused(site, do, version, step):
         and "pinned are v9.9.1" in text
         and exactly(site) == before
     )
+
+
+def test_a_sibling_release_is_taken_with_its_other_files(site, do):
+    """0.5.12 is 0.5.12.post1 with a dozen other files: verl's stable image has it."""
+    (site / "sglang/srt/page.py").write_text("other = 1\n")
+    as_version(site, "9.9.1.post7")
+    before = exactly(site)
+    report = do["install"]()
+    assert report.notes == ("sglang 9.9.1.post7 is not pinned: taken as v9.9.1 with other files",)
+    assert report.before == ("sglang/srt/page.py",)
+    do["uninstall"]()
+    assert exactly(site) == before
+
+
+def test_a_sibling_whose_files_do_not_fit_is_refused(site, do):
+    (site / PATCHED).write_text("other = 1\n")
+    as_version(site, "9.9.1.post7")
+    before = exactly(site)
+    assert refused(do["install"])[0] == "conflict" and exactly(site) == before
 
 
 def test_metadata_that_contradicts_the_files_is_refused(project, site, do):
@@ -1235,6 +1255,89 @@ def last(said: str) -> str:
     return said.splitlines()[-1]
 
 
+def test_check_writes_nothing(project, site, capsys):
+    def run(*words):
+        code = cli.main(["--root", str(project.root), *words, "--site-packages", str(site)])
+        return code, "".join(capsys.readouterr())
+
+    before = exactly(site)
+    code, said = run("install", "--check")
+    assert code == 0 and exactly(site) == before
+    assert "would apply 2 patches, change 2 files and add 1; nothing was written" in said
+    code, installed_said = run("install")
+    assert code == 0 and "2 patches, 2 files changed, 1 added" in installed_said
+    patched = exactly(site)
+    code, said = run("install", "--check")
+    assert code == 0 and "is patched already" in said and exactly(site) == patched
+    run("uninstall")
+    (site / PATCHED).write_text("other = 1\n")
+    before = exactly(site)
+    code, said = run("install", "--check")
+    assert code == 1 and "[conflict]" in said and exactly(site) == before
+
+
+def python(folder: Path, site: Path | None) -> str:
+    """A Python that finds sglang in `site`, or nowhere."""
+    folder.mkdir(parents=True)
+    line = f"export PYTHONPATH={site}" if site else "unset PYTHONPATH"
+    return str(fakes.program(folder / "python", f'{line}; exec {sys.executable} -S "$@"'))
+
+
+def test_install_finds_the_sglang_of_the_environment(project, site, tmp_path, capsys, monkeypatch):
+    """The activated one, the one on PATH, or the one that is named; several are listed."""
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    one = python(tmp_path / "one/bin", site)
+    none = python(tmp_path / "none/bin", None)
+    other = tmp_path / "other-site"
+    (other / "sglang").mkdir(parents=True)
+    (other / "sglang/__init__.py").write_text("")
+
+    def run(*words, path: str = ""):
+        monkeypatch.setenv("PATH", f"{path}:/usr/bin:/bin" if path else "/nowhere")
+        code = cli.main(["--root", str(project.root), "install", "--check", *words])
+        return code, "".join(capsys.readouterr())
+
+    assert run("--python", one) == run("--python", one)
+    code, said = run("--python", one)
+    assert code == 0 and said.startswith(f"sglang of {one}: {site}\n")
+    code, said = run(path=str(tmp_path / "one/bin"))
+    assert code == 0 and f"sglang of {one}: {site}" in said
+    code, said = run("--python", none)
+    assert code == 1 and "no sglang is installed for" in said and "[no-sglang]" in said
+    assert run("--python", "/nowhere/python")[1].count("[no-python]") == 1
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "one"))
+    assert run()[0] == 0
+    monkeypatch.delenv("VIRTUAL_ENV")
+    second = python(tmp_path / "two/bin", other)
+    Path(second).rename(tmp_path / "one/bin/python3")
+    code, said = run(path=str(tmp_path / "one/bin"))
+    assert code == 1 and "[several-sglang]" in said and f"--python {one}`" in said
+
+
+def test_the_launch_line_is_the_page_s(project, site, capsys):
+    """docs/choose.md has the same table."""
+    text = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| (.+?) \|$", text
+    )
+    assert len(rows) == 8
+    for releases, breakable, piecewise, inside in rows:
+        ends = releases.split(" – ")
+        for version in map(Version, dict.fromkeys(ends)):
+            said = launch.flag(version).partition(" (")[0]
+            page = (piecewise if breakable == "none" else breakable).partition(" (")[0].strip("`")
+            assert said == ("" if page == "default" else page), releases
+            assert bool(launch.capture(version)) == ("(5)" in inside or "(6)" in inside)
+    assert launch.advice(Version("0.5.16")) == (
+        "start the server: the graph is on; SGLANG_PREFILL_GRAPH_STATES=capture captures Mamba2"
+        " layers too"
+    )
+    assert launch.advice(Version("0.5.12.post1")).startswith(
+        "start the server with --enable-breakable-cuda-graph (Qwen3-Next: and"
+    )
+
+
 def test_the_command_line(project, site, capsys):
     def run(*words):
         code = cli.main(["--root", str(project.root), *words, "--site-packages", str(site)])
@@ -1244,12 +1347,10 @@ def test_the_command_line(project, site, capsys):
     assert (
         code == 0
         and "2 patches, 2 files changed, 1 added" in said
-        and "next: start the server anew" in said
+        and "next: start the server: the graph is on; SGLANG_PREFILL_GRAPH_STATES" in said
     )
     code, said = run("install")
-    assert said.startswith("already applied") and last(said).startswith(
-        "next: start the server anew; `scripts/nox install"
-    )
+    assert said.startswith("already applied") and last(said).startswith("next: start the server")
     code, said = run("install", "--verify")
     assert (
         "is patched, every file as the queue made it" in said
@@ -1270,5 +1371,6 @@ def test_the_command_line(project, site, capsys):
     assert installed.find(site).version == "9.9.1"
     (site / "sglang/srt/page.py").write_text(fakes.RELEASE["sglang/srt/page.py"])
     again = f"`scripts/nox install --site-packages {site}` patches it"
-    assert last(run("install", "--verify")[1]) == f"next: {again}"
+    code, said = run("install", "--verify")
+    assert code == 1 and last(said) == f"next: {again}"
     assert last(run("uninstall")[1]) == f"next: start the server anew; {again} again"

@@ -229,6 +229,20 @@ def to_merge(world: World) -> None:
     world.project.write(status.PATCHES, status.PATCHES_BEGIN + status.PATCHES_END)
 
 
+def unpatched(world: World) -> None:
+    """Two Pythons, each with an sglang of its own."""
+    sites(world)
+    for name, site in (("one", "site"), ("two", "second")):
+        text = f'PYTHONPATH="{world.at / site}" exec {sys.executable} -S "$@"'
+        fakes.program(world.at / name, text)
+
+
+def pythons(world: World) -> None:
+    unpatched(world)
+    assert world.run("install --python {at}/one") == 0
+    assert world.run("install --python {at}/two") == 0
+
+
 def to_plot(world: World) -> None:
     """What was really measured: the picture shows rows of it."""
     to_merge(world)
@@ -501,8 +515,12 @@ CASES: dict[str, Case] = {
         "install --site-packages {at}/second", "install --site-packages {at}/site", sites
     ),
     "install --verify": Case(
-        "install --site-packages {at}/site --verify", "install --site-packages {at}/site", sites
+        "install --site-packages {at}/site --verify", "install --site-packages {at}/site", installed
     ),
+    "install --check": Case(
+        "install --site-packages {at}/site --check", "install --site-packages {at}/site", sites
+    ),
+    "install --python": Case("install --python {at}/one", "install --python {at}/two", unpatched),
     "install --pristine": Case(
         "install --site-packages {at}/site --pristine", "install --site-packages {at}/site", sites
     ),
@@ -518,6 +536,9 @@ CASES: dict[str, Case] = {
     ),
     "uninstall --site-packages": Case(
         "uninstall --site-packages {at}/second", "uninstall --site-packages {at}/site", installed
+    ),
+    "uninstall --python": Case(
+        "uninstall --python {at}/one", "uninstall --python {at}/two", pythons
     ),
     "uninstall --discard": Case(
         "uninstall --site-packages {at}/site --discard",

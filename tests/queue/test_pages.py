@@ -411,11 +411,8 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("scripts/nox release", f"dist/release-{RELEASE}: 4 wheels, 4 patch files"),
     ],
     "in place": [
-        Step(
-            'scripts/nox install --site-packages "$SITE"',
-            "2 patches, 2 files changed",
-            put={'"$SITE"': "~/site"},
-        ),
+        Step("scripts/nox install --check", "nothing was written"),
+        Step("scripts/nox install", "2 patches, 2 files changed"),
         Step("python -m sglang.srt.prefill_graph", f"queue release {RELEASE}, 2 patches"),
         Step("python -m sglang.srt.prefill_graph --json", '"tree"'),
         Step("scripts/nox install --site-packages DIR --verify", "is patched", put=SITE),
@@ -730,17 +727,12 @@ FOREIGN = {
     ),
     "scripts/nox lint": "the package index, for its tools; `scripts/nox test` begins with it",
     "scripts/nox coverage": "the package index, and minutes: it runs these tests",
-    "SITE=$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')": (
-        "it sets a variable of the reader's shell"
-    ),
 }
 # Named in a sentence as such, without the words that a call would have.
 NAMED = {
     *(
         "nox",
         "scripts/nox",
-        "scripts/nox gpu",
-        "scripts/nox sweep",
         "scripts/nox uninstall",
         "scripts/nox status",
         "scripts/nox index",

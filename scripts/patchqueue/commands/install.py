@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from packaging.version import Version
 from rich.console import Console
 
 from ..hint import counted, some, to_type
-from ..install import inplace, journal
+from ..install import inplace, journal, launch, search
 from ..install.changes import named_tree
 from ..install.report import Report
 from ..outcome import Outcome
@@ -33,6 +34,11 @@ def add(commands: Any) -> None:
         help="install nothing; finish what a killed call began, then compare every file",
     )
     made.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; say what install would do, and what would keep it from that",
+    )
+    made.add_argument(
         "--pristine",
         action="store_true",
         help="refuse an sglang that carries edits of others",
@@ -49,11 +55,21 @@ def add(commands: Any) -> None:
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = commands.add_parser(name, help=text)
     made.set_defaults(run=lambda options: _or_say(run, options))
-    made.add_argument(
+    where = made.add_mutually_exclusive_group()
+    where.add_argument(
+        "--python",
+        type=paths.program,
+        default="",
+        metavar="PATH",
+        help=(
+            "the Python whose sglang is meant (default: the activated environment's, else the one"
+            " on PATH that has an sglang)"
+        ),
+    )
+    where.add_argument(
         "--site-packages",
         dest="site",
         type=paths.path,
-        required=True,
         metavar="DIR",
         help="the folder that holds sglang/: site-packages, or python/ of an editable checkout",
     )
@@ -67,6 +83,9 @@ def _command(commands: Any, name: str, run: Any, text: str) -> argparse.Argument
 
 def _or_say(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Run the command; interrupted, say whether the files are in part as they were."""
+    if options.site is None:
+        options.site, python = search.site_packages(options.python)
+        OUT.print(f"sglang of {python}: {options.site}")
     try:
         return run(options)
     except KeyboardInterrupt:
@@ -83,8 +102,11 @@ def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
         beside = "with --verify, which writes no file of yours"
-        idle.refuse(options, beside, "--discard", "--pristine")
+        idle.refuse(options, beside, "--discard", "--pristine", "--check")
         return _verify(options)
+    if options.check:
+        idle.refuse(options, "with --check, which writes nothing", "--discard")
+        return _check(options)
     report = inplace.install(
         options.root, options.site, options.discard, options.release, options.pristine
     )
@@ -105,10 +127,33 @@ def _install(options: argparse.Namespace) -> int:
         OUT.print("without the queue every file is the release's own")
     _show_trees(report)
     OUT.print(
-        "next: start the server anew;"
+        f"next: {launch.advice(Version(record['version']))};"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
+        " again"
     )
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    report = inplace.check(options.root, options.site, options.release, options.pristine)
+    for note in report.notes:
+        OUT.print(f"note: {note}")
+    version = f"sglang {report.record['version']} in {report.site}"
+    if report.outcome is Outcome.ALREADY_APPLIED:
+        OUT.print(f"{version} is patched already")
+        return 0
+    count = len(report.record["patches"]) - bool(report.record["overlay"])
+    OUT.print(
+        f"{version}: install would apply {counted(count, 'patch', 'patches')},"
+        f" change {counted(report.changed, 'file')} and add {report.added}; nothing was written"
+    )
+    _show_edits(report)
+    _say_next(report, "does that")
+    return 0
+
+
+def _say_next(report: Report, what: str) -> None:
+    OUT.print(f"next: {to_type('install', '--site-packages', report.site)} {what}")
 
 
 def _show_edits(report: Report) -> None:
@@ -176,8 +221,10 @@ def _verify(options: argparse.Namespace) -> int:
     if pristine:
         OUT.print(f"files {report.record['tree']['before']}")
     _show_named(report)
-    patch = f"{to_type('install', '--site-packages', report.site)} patches it"
-    OUT.print(f"next: {patch if pristine else 'start the server; its first lines name the queue'}")
+    if pristine:
+        _say_next(report, "patches it")
+        return 1
+    OUT.print("next: start the server; its first lines name the queue")
     return 0
 
 

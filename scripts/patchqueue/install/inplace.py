@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,6 +86,29 @@ def install(
             what = f"no patch is for it: {known.pin.no_patches}"
             raise Refused.of("nothing-to-install", known.pin.tag, what, "use the release as it is")
         return _lay(select(queue, known.pin), here, known)
+
+
+def check(root: Path, site: Path, release: str = "", pristine: bool = False) -> Report:
+    """What `install` would do, with nothing written: EMPTY with the counts of files that it would
+    change and add; ALREADY_APPLIED where an install is in place. Raises Refused as `install`
+    does."""
+    queue, pins = load_queue(root), pinning.load(root)
+    with locked_folder(site.resolve()) if site.is_dir() else nullcontext():
+        place = site.resolve()
+        found = journal.read(place)
+        if found and found.state is State.INSTALLED and _any_in_place(found):
+            return _report(found, Outcome.ALREADY_APPLIED, _differing(found))
+        here = installed.find(site)
+        if other := otherways.find(here):
+            return otherways.report(here, other, queue, pins)
+        known = _known(here, queue, pins, Wanted(release=release, pristine=pristine))
+        changes, record, _ = plan(select(queue, known.pin), here, known)
+        refuse_unwritable(place, changes)
+        own = [name for name in changes if name.startswith("sglang/") and not name.endswith(".pyc")]
+        added = sum(not (place / name).exists() for name in own)
+        before = names(known.edits.paths)
+        counts = len(own) - added, added
+        return Report(place, Outcome.EMPTY, record, *counts, notes=known.notes, before=before)
 
 
 def _known(here: Installed, queue: Queue, pins: pinning.Pins, wanted: Wanted) -> Identity:

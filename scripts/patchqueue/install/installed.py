@@ -193,6 +193,7 @@ def recognise(
             raise
         named = _named(found.version, pins)
         pin = pins.find(release) if release else named or _told(found, pins)
+        pin = pin or _sibling(found.version, pins)
         if pin is None:
             raise
     listed = _recorded(found)
@@ -202,12 +203,25 @@ def recognise(
         listed = {path: each for path, each in archive.items() if path.startswith(PACKAGE)}
     edits = between(listed, found.listing, whole)
     refuse_other(str(found), pin, listed, edits, ours(pin))
-    return Identity(pin, False, _notes(found, pin, named), edits)
+    taken = f"sglang {found.version} is not pinned: taken as {pin.tag} with other files"
+    notes = (taken,) if pin == _sibling(found.version, pins) else _notes(found, pin, named)
+    return Identity(pin, False, notes, edits)
 
 
 def _notes(found: Installed, pin: Pin, named: Pin | None) -> tuple[str, ...]:
     called = f"calls itself {found.version}" if found.version else "has no .dist-info"
     return () if named else (f"it {called}; its files are those of {pin.tag}",)
+
+
+def _sibling(version: str, pins: Pins) -> Pin | None:
+    """The pinned release of the same number with another post part: 0.5.12.post1 for 0.5.12. What
+    differs then counts as edits of others."""
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return None
+    near = [] if parsed.is_devrelease else pins.near(parsed)
+    return near[-1] if near else None
 
 
 def _told(found: Installed, pins: Pins) -> Pin | None:
