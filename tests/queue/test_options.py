@@ -438,6 +438,7 @@ CASES: dict[str, Case] = {
             on_gpu("gpu", "--model", "--model llama"),
             on_gpu("gpu", "--mode", "--mode eager"),
             on_gpu("gpu", "--agree"),
+            on_gpu("sweep", "--experts"),
         ]
     ),
     "gpu --take": Case("gpu --take {at}/today.json", "gpu", gpu),

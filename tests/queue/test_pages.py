@@ -510,6 +510,7 @@ CHECKED: dict[str, Check] = {
     "scripts/nox bench v0.5.9": GPU,
     "scripts/nox bench v0.5.9 --pass=--traffic --pass=agent --pass=chat-16": GPU,
     "scripts/nox sweep v0.5.9": GPU,
+    "scripts/nox sweep v0.5.9 --experts --pass=--shape --pass=512,512": GPU,
     "scripts/nox gpu --take evidence.json": Check(
         "it takes what a GPU host wrote", 1, "evidence.json"
     ),

@@ -24,7 +24,10 @@ RUNS = ("--from", "--here", "--python", "--out", "--site", "--pass")  # options 
 def add(commands: Any) -> None:
     """Add this module's commands to the parser's."""
     text = "find tiles for Mamba2's prefill kernels on this host's GPU, and print them"
-    _add_run(command(commands, "sweep", _sweep, text))
+    swept = command(commands, "sweep", _sweep, text)
+    _add_run(swept)
+    experts = "for routed experts instead, and write the tables that sglang reads"
+    swept.add_argument("--experts", action="store_true", help=experts)
     text = "test a release on this host's GPU, and keep the results in evidence/"
     proven = command(commands, "gpu", _gpu, text)
     text = (
@@ -75,7 +78,7 @@ def _gpu(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    return _unkept(options, "sweep")
+    return _unkept(options, "sweep_experts" if options.experts else "sweep")
 
 
 def _unkept(options: argparse.Namespace, script: str) -> int:

@@ -1,0 +1,492 @@
+#!/usr/bin/env python3
+"""Find tiles for the kernel of routed experts (fused_moe_kernel) on this host's GPU, and write them
+as the tables that sglang reads: `python sweep_experts.py --out RESULTS`.
+
+A table is for a number of experts E and an intermediate size N of one rank; models of several
+hidden sizes share one. Every candidate is timed at some numbers of tokens, and those near the best
+at the others: the release's own sequence of kernels in a CUDA graph, with routing that changes
+between calls, so that no call finds its experts' weights in the L2 cache. A tile whose results
+differ from a sum in float32, or at which Triton miscompiles the kernel, is not timed. A table names
+for each number of tokens a tile that is best there and at the neighbouring numbers, for all hidden
+sizes, and never one that is slower than the release's default.
+
+RESULTS/configs/triton_X_Y_Z/E=…,N=…,device_name=….json are the tables, in the format of
+get_moe_configs; RESULTS/sweep_experts.json has every time. Some 90 s a hidden size on an H100.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import commandline
+import sweep as mamba_sweep
+
+Tile = tuple[int, ...]  # M, N and K of a block, group of blocks, warps, stages
+
+FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+# from 0.5.10; before
+PACKAGES = (
+    "sglang.srt.layers.moe.moe_runner.triton_utils",
+    "sglang.srt.layers.moe.fused_moe_triton",
+)
+TOKENS = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512),
+    *(1024, 1536, 2048, 3072, 4096, 8192, 16384),
+)
+ANCHORS = (16, 128, 512, 4096)  # where every candidate is timed
+ROUTINGS = 4  # in one graph
+NEAR = 1.03  # a tile this close to the best of a number of tokens may serve that number
+FAR = 1.3  # a tile farther from the best of an anchor is not timed beside the anchor
+TOLERANCE = 1.2e-2  # relative error of bfloat16 results, Frobenius
+SHARED_MEMORY = 227 * 1024  # bytes of a block on compute capability 9.0
+SECONDS = 90  # of one hidden size, as measured on an H100 with 16 cores
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts of one rank, as published configs have them. size: a rank's intermediate
+    size; gated: the first projection has a gate beside it (SwiGLU), else relu squared."""
+
+    models: str
+    experts: int
+    size: int
+    hidden: int
+    top_k: int
+    gated: bool = True
+
+    @property
+    def bytes_of_weights(self) -> int:
+        return self.experts * self.size * self.hidden * (3 if self.gated else 2) * 2
+
+    def floor_us(self, tokens: int, bytes_per_us: float = 3.0e6, flops_per_us: float = 750e6):
+        """The larger of reading the weights of the experts that are hit once, and of the
+        arithmetic, in microseconds."""
+        hit = 1 - (1 - self.top_k / self.experts) ** tokens
+        flops = tokens * self.top_k * self.bytes_of_weights / self.experts
+        return max(hit * self.bytes_of_weights / bytes_per_us, flops / flops_per_us)
+
+
+NEXT = ("Qwen3-Next-80B-A3B", 512, 2048, 10)
+Q35 = ("Qwen3.5-35B-A3B, Qwen3.6-35B-A3B", 256, 2048, 8)
+Q122 = ("Qwen3.5-122B-A10B", 256, 3072, 8)
+Q397 = ("Qwen3.5-397B-A17B", 512, 4096, 10)
+KIMI = ("Kimi-Linear-48B-A3B", 256, 2304, 8)
+NANO = ("Nemotron-3-Nano-30B-A3B", 128, 2688, 6)
+
+
+def of(model: tuple[str, int, int, int], size: int, gated: bool = True) -> Experts:
+    name, experts, hidden, top_k = model
+    return Experts(name, experts, size, hidden, top_k, gated)
+
+
+# by E and N of the file's name
+SHAPES: dict[tuple[int, int], tuple[Experts, ...]] = {
+    (512, 1024): (of(Q397, 1024),),
+    (512, 512): (of(NEXT, 512), of(Q397, 512)),
+    (512, 256): (of(NEXT, 256), of(Q397, 256)),
+    (512, 128): (of(NEXT, 128), of(Q397, 128)),
+    (256, 1024): (of(Q122, 1024), of(KIMI, 1024)),
+    (256, 512): (of(Q35, 512), of(Q122, 512), of(KIMI, 512)),
+    (256, 256): (of(Q35, 256), of(Q122, 256), of(KIMI, 256)),
+    (256, 128): (of(Q35, 128),),
+    (128, 1856): (of(NANO, 1856, gated=False),),
+    (128, 928): (of(NANO, 928, gated=False),),
+}
+
+
+def shape(text: str) -> tuple[Experts, ...]:
+    """E,N of SHAPES, or E,N,HIDDEN,TOP_K of another model."""
+    try:
+        numbers = tuple(map(int, text.split(",")))
+    except ValueError:
+        numbers = ()
+    if len(numbers) == 4:
+        experts, size, hidden, top_k = numbers
+        return (Experts("named on the command line", experts, size, hidden, top_k),)
+    if numbers not in SHAPES:
+        known = " ".join(f"{experts},{size}" for experts, size in SHAPES)
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {known} and no E,N,HIDDEN,TOP_K")
+    return SHAPES[numbers]
+
+
+def fits(tile: Tile) -> bool:
+    """Whether a tile is worth a try: operands of two bytes an element fit shared memory, and each
+    warp has some of the block, and not more than its registers hold."""
+    m, n, k, _, warps, stages = tile
+    elements = m * n // warps
+    return (m + n) * k * 2 * stages <= SHARED_MEMORY and 256 <= elements <= 8192
+
+
+def candidates(tokens: int, experts: Experts) -> list[Tile]:
+    """Blocks of about as many rows as an expert gets, up to 16 times as many or as few."""
+    rows = tokens * experts.top_k / experts.experts
+    heights = [m for m in (16, 32, 64, 128) if m <= max(16, 8 * rows) and 16 * m >= rows]
+    tiles = itertools.product(heights, (32, 64, 128, 256), (64, 128), (1, 16), (4, 8), (2, 3, 4, 5))
+    return [tile for tile in tiles if fits(tile)]
+
+
+class Off:
+    """In place of a server's arguments: every option is off."""
+
+    def __getattr__(self, name: str) -> Off:
+        return self
+
+    def __call__(self, *args: object, **words: object) -> Off:
+        return self
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Release:
+    """The release's fused experts. Ends the run where the tree has none."""
+
+    def __init__(self) -> None:
+        for package in PACKAGES:
+            with contextlib.suppress(ModuleNotFoundError):
+                self.package = importlib.import_module(package)
+                self.tables = importlib.import_module(f"{package}.fused_moe_triton_config")
+                self.module = importlib.import_module(f"{package}.fused_moe")
+                break
+        else:
+            raise SystemExit("this tree has no fused experts")
+        for module in (self.tables, self.module):
+            for name in ("get_global_server_args", "get_server_args", "get_exec"):
+                if hasattr(module, name):
+                    setattr(module, name, Off())
+
+    def default(self, tokens: int, experts: Experts) -> dict[str, int]:
+        return self.tables.get_default_config(
+            tokens, experts.experts, experts.size, experts.hidden, experts.top_k, None, False
+        )
+
+    def file_name(self, experts: Experts) -> str:
+        return self.tables.get_config_file_name(experts.experts, experts.size, None)
+
+    def config(self, experts: Experts) -> object:
+        from sglang.srt.layers.moe import MoeRunnerConfig
+
+        wanted = dict(
+            num_experts=experts.experts,
+            num_local_experts=experts.experts,
+            hidden_size=experts.hidden,
+            intermediate_size_per_partition=experts.size,
+            top_k=experts.top_k,
+            activation="silu" if experts.gated else "relu2",
+            is_gated=experts.gated,
+            inplace=False,
+        )
+        known = MoeRunnerConfig.__dataclass_fields__
+        return MoeRunnerConfig(**{name: value for name, value in wanted.items() if name in known})
+
+
+class Batch:
+    """Weights of one rank's experts, and inputs of some numbers of tokens."""
+
+    def __init__(self, experts: Experts, release: Release, device: str = "cuda") -> None:
+        import torch
+
+        torch.manual_seed(1)
+        self.experts, self.release, self.device = experts, release, device
+        both = 2 if experts.gated else 1
+        shapes = (
+            (experts.experts, both * experts.size, experts.hidden),
+            (experts.experts, experts.hidden, experts.size),
+        )
+        self.first, self.second = (
+            torch.empty(shape, device=device, dtype=torch.bfloat16).normal_(0, shape[2] ** -0.5)
+            for shape in shapes
+        )
+        self.config = release.config(experts)
+
+    def inputs(self, tokens: int, seed: int) -> tuple:
+        """Rows, weights of the chosen experts, and these experts: bfloat16 [tokens, hidden],
+        float32 and int32 [tokens, top_k]."""
+        import torch
+
+        torch.manual_seed(seed)
+        rows = torch.randn(tokens, self.experts.hidden, device=self.device, dtype=torch.bfloat16)
+        scores = torch.randn(tokens, self.experts.experts, device=self.device)
+        values, chosen = scores.topk(self.experts.top_k)
+        return rows, values.softmax(-1), chosen.int()
+
+    def run(self, inputs: tuple, tile: Mapping[str, int]) -> Any:
+        rows, weights, chosen = inputs
+        with self.release.package.override_config(dict(tile)):
+            return self.release.module.fused_experts(
+                rows, self.first, self.second, (weights, chosen, None), self.config
+            )
+
+    def naive(self, rows: Any, weights: Any, chosen: Any) -> Any:
+        """The same in float32, expert by expert."""
+        import torch
+
+        out = torch.zeros(rows.shape, device=rows.device)
+        for number in chosen.unique().tolist():
+            token, place = (chosen == number).nonzero(as_tuple=True)
+            inner = rows[token].float() @ self.first[number].float().T
+            if self.experts.gated:
+                gate, up = inner.chunk(2, -1)
+                inner = torch.nn.functional.silu(gate) * up
+            else:
+                inner = inner.relu().square()
+            part = inner @ self.second[number].float().T
+            out.index_add_(0, token, part * weights[token, place, None])
+        return out
+
+    def checker(self) -> Callable[[Tile], str]:
+        """Why a tile cannot be used; empty where it can."""
+        inputs = self.inputs(64, 7)
+        wanted = self.naive(*inputs)
+
+        def wrong(tile: Tile) -> str:
+            words = as_words(tile)
+            try:
+                error = float((self.run(inputs, words).float() - wanted).norm() / wanted.norm())
+            except Exception as failure:  # shared memory, registers
+                return f"{type(failure).__name__}: {str(failure)[:80]}"
+            if error >= TOLERANCE:
+                return f"{error:.3f} off"
+            bad = mamba_sweep.miscompiled(lambda words: self.run(inputs, words), words)
+            return "miscompiled" if bad else ""
+
+        return wrong
+
+    def timer(self, tokens: int) -> Callable[..., float | None]:
+        """Microseconds of one call with a tile; None where it does not fit on the GPU."""
+        import torch
+
+        batches = [self.inputs(tokens, seed) for seed in range(ROUTINGS)]
+
+        def timed(words: Mapping[str, int], replays: int = 3) -> float | None:
+            try:
+                self.run(batches[0], words)
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    for inputs in batches:
+                        self.run(inputs, words)
+            except Exception as failure:  # shared memory, registers
+                print(f"    {tuple(words.values())}: {str(failure)[:120]}", flush=True)
+                return None
+            return replayed(graph, replays) / ROUTINGS
+
+        return timed
+
+
+def replayed(graph: Any, times: int) -> float:
+    """Median microseconds of a replay, the first one left out."""
+    import torch
+
+    spans = []
+    for _ in range(times + 1):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        spans.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(spans[1:])
+
+
+def as_words(tile: Tile) -> dict[str, int]:
+    return dict(zip(FIELDS, tile, strict=True))
+
+
+def compile_all(experts: Experts, tokens: Sequence[int], processes: int, until: float) -> None:
+    """Fill Triton's cache on disk, many at once: compiling takes longer than timing."""
+    work = list(dict.fromkeys(tile for count in tokens for tile in candidates(count, experts)))
+    context, began = multiprocessing.get_context("spawn"), time.time()
+    jobs = [
+        context.Process(target=compile_some, args=(experts, work[number::processes], until))
+        for number in range(processes)
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    print(f"compiled {len(work)} tiles in {time.time() - began:.0f} s", flush=True)
+
+
+def compile_some(experts: Experts, work: Sequence[Tile], until: float) -> None:
+    few = max(16, experts.top_k)  # the kernel does not depend on the number of experts
+    small = Experts("", few, experts.size, experts.hidden, experts.top_k, experts.gated)
+    batch = Batch(small, Release())
+    inputs = batch.inputs(64, 1)
+    for tile in work:
+        if time.time() > until:
+            return
+        with contextlib.suppress(Exception):  # what does not fit is found again when it is timed
+            batch.run(inputs, as_words(tile))
+
+
+Row = dict[str, Any]  # tokens, default_us, and us by tile
+
+
+def sweep(experts: Experts, tokens: Sequence[int], until: float) -> list[Row]:
+    """Times of one hidden size: the anchors first."""
+    release = Release()
+    batch = Batch(experts, release)
+    wrong, known, rows = batch.checker(), {}, []
+    for count in sorted(tokens, key=lambda count: (count not in ANCHORS, count)):
+        if time.time() > until:
+            print(f"{experts.models}: no time left for {count} tokens", flush=True)
+            continue
+        timed, times = batch.timer(count), {}
+        for tile in candidates(count, experts) if count in ANCHORS else promising(rows, count):
+            if tile not in known:
+                known[tile] = wrong(tile)
+            if not known[tile] and (us := timed(as_words(tile))):
+                times[tile] = us
+        for tile in sorted(times, key=times.__getitem__)[:6]:  # again, beside the default
+            times[tile] = timed(as_words(tile), 15) or math.inf
+        default = timed(release.default(count, experts), 15)
+        rows.append({"tokens": count, "default_us": default, "us": times})
+        show(experts, rows[-1])
+    said = [why for why in known.values() if why]
+    print(f"    {len(said)} of {len(known)} tiles cannot be used", flush=True)
+    return sorted(rows, key=lambda row: row["tokens"])
+
+
+def promising(rows: Sequence[Row], count: int) -> list[Tile]:
+    """The tiles that were near the best of the anchors on both sides of a number of tokens."""
+    anchors = [row for row in rows if row["tokens"] in ANCHORS and row["us"]]
+    below = [row for row in anchors if row["tokens"] < count][-1:]
+    above = [row for row in anchors if row["tokens"] > count][:1]
+    near = (
+        tile
+        for row in (*below, *above)
+        for tile, us in row["us"].items()
+        if us <= FAR * min(row["us"].values())
+    )
+    return list(dict.fromkeys(near))
+
+
+def chosen(swept: Sequence[Sequence[Row]]) -> dict[int, Tile]:
+    """A tile for each number of tokens, from the rows of all hidden sizes that share a table: of
+    those within NEAR of the best and not slower than the default, for each of them, the one that
+    serves the neighbouring numbers best. None for a number where the default stays."""
+    counts = sorted(set.intersection(*({row["tokens"] for row in rows} for rows in swept)))
+    at = [{row["tokens"]: row for row in rows} for rows in swept]
+    table = {}
+    for place, count in enumerate(counts):
+        around = counts[max(0, place - 1) : place + 2]
+        tiles = set.intersection(*({*rows[count]["us"]} for rows in at))
+        right = [tile for tile in tiles if all(_serves(rows[count], tile) for rows in at)]
+        if right:
+            table[count] = min(
+                sorted(right),
+                key=lambda tile: sum(_cost(rows[near], tile) for rows in at for near in around),
+            )
+    return table
+
+
+def _serves(row: Row, tile: Tile) -> bool:
+    us, best = row["us"][tile], min(row["us"].values())
+    return us <= NEAR * best and us <= (row["default_us"] or math.inf)
+
+
+def _cost(row: Row, tile: Tile) -> float:
+    """How far a tile is from the best: the log of the ratio, as if twice as slow where untimed."""
+    if not row["us"]:
+        return 0.0
+    best = min(row["us"].values())
+    return math.log(row["us"].get(tile, 2 * best) / best)
+
+
+def table_of(swept: Sequence[Sequence[Row]], defaults: Mapping[int, Mapping[str, int]]) -> dict:
+    """The file's content. A number without a tile of its own names the default's, so that the
+    release does not take a neighbour's."""
+    tiles = chosen(swept)
+    return {
+        str(count): as_words(tiles[count]) if count in tiles else dict(defaults[count])
+        for count in sorted({row["tokens"] for rows in swept for row in rows})
+    }
+
+
+def show(experts: Experts, row: Row) -> None:
+    best = min(row["us"], key=row["us"].__getitem__, default=())
+    us = f"{row['us'][best]:8.1f}" if best else "       -"
+    print(
+        f"{experts.models[:24]:24} {row['tokens']:6} tokens: floor"
+        f" {experts.floor_us(row['tokens']):7.0f}, default {row['default_us'] or 0:8.1f}, best"
+        f" {us} us {best}",
+        flush=True,
+    )
+
+
+def tables(shapes: Sequence[Sequence[Experts]], options: argparse.Namespace) -> Iterator[dict]:
+    """Sweep each shape, and write its table."""
+    import triton
+
+    until = time.time() + options.limit
+    folder = options.out / "configs" / f"triton_{triton.__version__.replace('.', '_')}"
+    folder.mkdir(parents=True, exist_ok=True)
+    release = Release()
+    for group in shapes:
+        if time.time() > until - 60:
+            print(f"no time left for {group[0].experts},{group[0].size}", flush=True)
+            continue
+        swept = []
+        for experts in group:
+            compile_all(experts, options.tokens, options.processes, until)
+            swept.append(sweep(experts, options.tokens, until))
+        defaults = {count: release.default(count, group[0]) for count in options.tokens}
+        file = folder / release.file_name(group[0])
+        file.write_text(json.dumps(table_of(swept, defaults), indent=4) + "\n")
+        print(f"{file} written", flush=True)
+        rows = [[row | {"us": [*row["us"].items()]} for row in rows] for rows in swept]
+        yield {"file": file.name, "experts": [*map(asdict, group)], "rows": rows}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commandline.add_place(parser)
+    parser.add_argument(
+        "--shape",
+        type=shape,
+        nargs="+",
+        default=[*SHAPES.values()],
+        help="E,N of a table, or E,N,HIDDEN,TOP_K of another model (default: all tables)",
+    )
+    parser.add_argument("--tokens", type=int, nargs="+", default=[*TOKENS])
+    parser.add_argument("--limit", type=float, default=3600, help="seconds in which all ends")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if not options.inside:  # again, where the tree's modules are found
+        sizes = sum(map(len, options.shape))
+        print(f"about {math.ceil(sizes * SECONDS / 60)} minutes; tables in {options.out}/configs/")
+        place = commandline.place_of(options)
+        again = [place.python, __file__, *(sys.argv[1:] if words is None else words), "--inside"]
+        return subprocess.run(again, env=place.environment()).returncode
+    found = []
+    for one in tables(options.shape, options):
+        found.append(one)
+        (options.out / "sweep_experts.json").write_text(json.dumps(found) + "\n")
+    print("copy a table beside those of sglang: …/configs/triton_X_Y_Z/, or set")
+    print("SGLANG_MOE_CONFIG_DIR to a folder with such a configs/ for servers of this model alone")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
