@@ -39,21 +39,22 @@ import nox.command
 # and import-linter, and scripts/coverage.txt of coverage, with -c scripts/requirements.txt.
 
 nox.needs_version = ">=2026.2"
-nox.options.sessions = ["apply", "test"]
+nox.options.sessions = []  # bare `nox` runs nothing; scripts/nox lists the commands
 # the sessions share the environment that runs nox: it has all they need
 nox.options.default_venv_backend = "none"
 
 
-# By command: which tool has it, and what `scripts/nox -l` says.
+# By command: which tool has it, and what bare `scripts/nox` says.
 USERS = {
-    "apply": ("patchqueue", "Lay the queue on a release, in work/TAG/."),
-    "unapply": ("patchqueue", "Take it off again: the pristine release."),
-    "build": ("patchqueue", "Make a release's wheel with the queue on it."),
-    "install": ("patchqueue", "Patch an installed sglang, in place."),
-    "uninstall": ("patchqueue", "Take that back, to the last byte."),
+    "apply": ("patchqueue", "Apply the queue to a release, in work/TAG/."),
+    "unapply": ("patchqueue", "Restore the pristine release in work/TAG/."),
+    "build": ("patchqueue", "Build a patched wheel of a release."),
+    "install": ("patchqueue", "Patch an installed sglang in place."),
+    "uninstall": ("patchqueue", "Undo install, to the last byte."),
     "backport": ("patchqueue", "Make a release branch in a checkout of sglang."),
-    "patches": ("patchqueue", "Write it all as one file, for `git apply`."),
+    "patches": ("patchqueue", "Write one patch file, for `git apply`."),
     "gpu": ("evidence", "Prove a release on this host's GPU."),
+    "sweep": ("evidence", "Find tiles of kernels on this host's GPU."),
 }
 MAINTAINERS = {
     "check": ("patchqueue", "Lint the queue; replay it on every pin."),
@@ -72,7 +73,6 @@ MAINTAINERS = {
     "matrix": ("evidence", "Print the proofs a fleet has to run."),
     "status": ("evidence", "Make the matrix and the lists of patches."),
     "bench": ("evidence", "Time a release on this host's GPU."),
-    "sweep": ("evidence", "Find tiles for Mamba2's prefill kernels."),
 }
 
 

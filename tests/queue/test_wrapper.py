@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -50,8 +49,6 @@ def call(tmp_path):
         (("quilt", "v0.5.9", "header", "-e"), ("-s", "quilt", "--", "v0.5.9", "header", "-e")),
         (("rebase", "0.5.24", "--skip", ""), ("-s", "rebase", "--", "0.5.24", "--skip", "")),
         (("-s", "apply", "test", "--", "v0.5.9"), ("-s", "apply", "test", "--", "v0.5.9")),
-        (("-l",), ("-l",)),
-        ((), ()),
     ],
 )
 def test_what_nox_gets(call, words, handed):
@@ -75,10 +72,15 @@ def test_every_session_is_a_word(call):
 @pytest.mark.parametrize("word", ["aply", "v0.5.9", "nox", "", "app.y", "called_from", "*", "a b"])
 def test_a_word_that_is_no_session_is_refused_at_once(call, word):
     done = call(word)
-    assert (done.returncode, done.stdout) == (
-        2,
-        "",
-    ) and f"there is no command '{word}'; `scripts/nox -l`" in done.stderr
+    assert (
+        (done.returncode, done.stdout)
+        == (
+            2,
+            "",
+        )
+        and f"there is no command '{word}'" in done.stderr
+        and "`scripts/nox` lists" in done.stderr
+    )
 
 
 def test_a_clone_that_cannot_be_written_is_named(call, tmp_path):
@@ -111,22 +113,22 @@ def test_an_environment_that_does_not_run_here_is_made_anew(call, tmp_path, monk
     fakes.program(tmp_path / "python.nox", NOX)
     monkeypatch.setenv("PYTHON", str(python))
     for said in ("making the tools' environment", ""):
-        done = subprocess.run([folder / "scripts/nox", "-l"], capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, "<-l>\n"), done.stderr
+        done = subprocess.run([folder / "scripts/nox", "-s", "x"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "<-s>\n<x>\n"), done.stderr
         assert done.stderr.startswith(said) and bool(done.stderr) == bool(said)
 
 
 def test_an_environment_behind_a_link_stays(call, tmp_path):
-    """As in the copies that `scripts/nox figures` measures."""
+    """As in a copy that shares its environment."""
     tools = tmp_path / "queue/.nox/tools"
     (tmp_path / "copy/.nox").mkdir(parents=True)
     (tmp_path / "copy/.nox/tools").symlink_to(tools)
     for name in ("scripts", "noxfile.py"):
         (tmp_path / "copy" / name).symlink_to(tmp_path / "queue" / name)
     done = subprocess.run(
-        [tmp_path / "copy/scripts/nox", "-l"], capture_output=True, text=True, check=True
+        [tmp_path / "copy/scripts/nox", "-s", "x"], capture_output=True, text=True, check=True
     )
-    assert (done.stdout, done.stderr) == ("<-l>\n", "")
+    assert (done.stdout, done.stderr) == ("<-s>\n<x>\n", "")
 
 
 def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypatch):
@@ -151,16 +153,37 @@ def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypat
     )
 
 
-def test_the_list_is_grouped_and_fits_80_columns():
-    words = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-l"]
-    said = subprocess.run(
-        words, capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"}
-    ).stdout
-    lines = [line for line in said.splitlines() if re.match(r"[*-] \w+ ", line)]
-    groups = [re.match(r"[*-] \w+ \[(\w+)\] -> ", line)[1] for line in lines]
+@pytest.mark.parametrize("words", [(), ("-l",), ("-h",), ("--help",), ("help",)])
+def test_without_a_command_the_list_is_printed(call, tmp_path, words):
+    """In two groups, users first, on 80 columns; no environment is made for it."""
+    shutil.rmtree(tmp_path / "queue/.nox")
+    done = call(*words)
+    assert (done.returncode, done.stderr) == (0, "") and not (tmp_path / "queue/.nox").exists()
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
+    listed = re.findall(r"(?m)^  ([a-z-]+) {2,}\S", done.stdout)
+    assert listed[0] == "apply" and set(listed) == {*fakes.sessions(), "clean"} - {"linted"}
     assert (
-        len(groups) > 20
-        and groups == sorted(groups, reverse=True)
-        and set(groups) == {"users", "maintainers"}
+        done.stdout.index("  test ")
+        < done.stdout.index("For maintainers")
+        < done.stdout.index("  check ")
     )
-    assert all(len(line) <= 80 for line in said.splitlines() if "Sessions defined in" not in line)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("aply", "apply"), ("chekc", "check"), ("instal", "install")]
+)
+def test_a_word_that_is_nearly_a_command_names_the_command(call, word, meant):
+    assert f"there is no command '{word}' (did you mean {meant}?)" in call(word).stderr
+
+
+def test_clean_says_what_goes_and_deletes_when_told_so(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATCHQUEUE_CACHE", str(tmp_path / "cache"))
+    for name in ("queue/work", "queue/dist", "cache"):
+        (tmp_path / name).mkdir()
+    said = call("clean").stdout
+    assert said.count(str(tmp_path)) == 4 and "scripts/nox clean --yes" in said
+    assert (tmp_path / "cache").is_dir()
+    assert call("clean", "--yes").returncode == 0
+    left = sorted(path.name for path in (tmp_path / "queue").iterdir())
+    assert left == ["noxfile.py", "scripts"] and not (tmp_path / "cache").exists()
