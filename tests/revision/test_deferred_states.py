@@ -1,6 +1,7 @@
 """States that a prefill is to copy from the prefix cache, or to clear, before its layers run."""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -92,3 +93,41 @@ def test_a_replay_with_captured_layers_begins_at_the_cached_state():
         assert planned == [batch]
 
     assert prepare("mamba2", "EXTEND", 2, through=replay) == [70, 0]
+
+
+def turned_away(monkeypatch, request, source):
+    """The release's scheduler matches `request` at the cached state of slot `source`, and finds no
+    room."""
+    import torch
+    from sglang.srt.managers import scheduler
+
+    def match(*_, **__):
+        request.mamba_pool_idx, request.mamba_cow_src_index = torch.tensor(1), source
+
+    request.init_next_round_input = match
+    adder = MagicMock(can_run_list=[])
+    adder.add_one_req.return_value = scheduler.AddReqResult.NO_TOKEN
+    monkeypatch.setattr(scheduler, "PrefillAdder", lambda *_, **__: adder)
+    one = MagicMock(waiting_queue=[request], chunked_req=None, dllm_config=None)
+    one.enable_lora = one.enable_hierarchical_cache = one.enable_hicache_storage = False
+    one.enable_priority_preemption = one.running_batch.batch_is_full = False
+    one._should_delay_dflash_prefill_for_batching.return_value = False
+    one.grammar_manager.has_waiting_grammars.return_value = False
+    one.get_num_allocatable_reqs.return_value = 8
+    assert scheduler.Scheduler._get_new_batch_prefill_raw(one, None) is None
+    assert adder.add_one_req.called
+
+
+def test_a_request_that_finds_no_room_forgets_its_cached_state(monkeypatch):
+    """Its next try finds nothing in the cache, and gets an empty slot."""
+    import torch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+    request = MagicMock(mamba_pool_idx=None, mamba_cow_src_index=None, session=None)
+    turned_away(monkeypatch, request, source=torch.tensor([7]))
+    assert request.mamba_pool_idx is None
+    request.mamba_pool_idx, request.mamba_needs_clear = torch.tensor(2), True
+    batch = SimpleNamespace()
+    ScheduleBatch._collect_deferred_mamba_cow_and_clear(batch, [request])
+    assert batch.mamba_cow_src_indices is None
+    assert batch.mamba_clear_indices.tolist() == [2]
