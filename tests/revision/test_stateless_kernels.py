@@ -1,0 +1,41 @@
+"""Which prefill kernels of a gated delta net go with a prefix cache that keeps states."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.revision(">=0.5.10,<0.5.17")
+
+
+@pytest.fixture
+def dispatch(monkeypatch):
+    """dispatch(kernel, keeps): the release's choice of kernels, where its prefill kernel is named
+    so; keeps: whether the prefix cache keeps states of a prefill's chunks."""
+    from sglang.srt import server_args
+    from sglang.srt.layers.attention.linear import gdn_backend
+    from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer
+    from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend
+
+    monkeypatch.setattr(gdn_backend, "is_cuda", lambda: True)
+    monkeypatch.setattr(
+        gdn_flashinfer, "FlashInferGDNKernel", lambda: SimpleNamespace(supports_target_verify=False)
+    )
+
+    def dispatch(kernel, keeps):
+        arguments = SimpleNamespace(enable_mamba_extra_buffer=lambda: keeps)
+        monkeypatch.setattr(server_args, "get_global_server_args", lambda: arguments)
+        return gdn_backend.GDNKernelDispatcher(
+            LinearAttnKernelBackend("triton"), LinearAttnKernelBackend(kernel)
+        )
+
+    return dispatch
+
+
+def test_a_kernel_that_returns_no_states_is_refused_where_states_are_kept(dispatch):
+    with pytest.raises(ValueError, match="--linear-attn-prefill-backend triton"):
+        dispatch("flashinfer", keeps=True)
+
+
+@pytest.mark.parametrize(("kernel", "keeps"), [("flashinfer", False), ("triton", True)])
+def test_others_go_on(dispatch, kernel, keeps):
+    assert dispatch(kernel, keeps).extend_kernel is not None
