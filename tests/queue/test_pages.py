@@ -615,12 +615,6 @@ FOREIGN = {
     "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": (
         "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
     ),
-    "python3 FOLDER/tests/gpu/kits.py --out RESULTS": (
-        "a GPU; its words are looked at in test_the_words_of_a_script_that_takes_few"
-    ),
-    "python3 FOLDER/tests/gpu/break_memory.py --out RESULTS": (
-        "a GPU; its words are looked at in test_the_words_of_a_script_that_takes_few"
-    ),
     **dict.fromkeys(
         (
             "timeout 290 python3 SITES/v0.5.9/tests/gpu/settings.py --out R/0.5.9 --limit 270 &",
@@ -707,9 +701,6 @@ FOREIGN = {
     ),
     "python3 FOLDER/tests/gpu/first_answer.py --out RESULTS": (
         "a GPU; tests/queue/test_first_answer.py asks a server without one"
-    ),
-    "python3 FOLDER/tests/gpu/random_states.py --out RESULTS": (
-        "a GPU; tests/revision/test_random_states.py interprets it in small"
     ),
     "python3 FOLDER/tests/gpu/images.py --out RESULTS": (
         "a GPU; its words are looked at in test_the_words_of_a_run_with_images"
@@ -858,17 +849,6 @@ def _refused(script: str, words: list[str], folder: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 2
     return done.stderr.strip().splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("script", "option"), [("break_memory.py", "--ways"), ("kits.py", "--kind")]
-)
-def test_the_words_of_a_script_that_takes_few(script, option):
-    """A wrong word behind the page's own is what its parser complains of."""
-    (command,) = [text for text in FOREIGN if f"tests/gpu/{script}" in text]
-    words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], option, "no-such"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert done.returncode == 2 and f"argument {option}: invalid choice: 'no-such'" in done.stderr
 
 
 @pytest.mark.parametrize("script", ["run.py", "asleep.py"])
