@@ -47,6 +47,7 @@ SETTINGS = {
 COMPILED = "FLASHINFER_WORKSPACE_BASE"  # where flashinfer keeps .cache/flashinfer/
 MARK = "» "  # begins a line of an engine's log that is shown while it runs
 STACKS, STACKS_S = signal.SIGUSR1, 1.0  # asks a process for its stacks; it writes meanwhile
+POLL_S = 0.1  # between looks at the engines that run
 GRACE_S = 5  # for an engine that has answered to end by itself
 LEAD_S = 200  # how long others wait at most for the first engine of their kind
 
@@ -213,7 +214,7 @@ def run_all(
                 running.append(job)
                 say(f"{job.name}: started{f' on GPU {device}' if len(devices) > 1 else ''}")
                 continue
-            time.sleep(0.5)
+            time.sleep(POLL_S)
     finally:
         for job in jobs:
             if job.code is None and not job.why:

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -23,6 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
 FAKE = Path(__file__).parent / "fake_gpu"
 MODEL = "qwen3-next"
+# a script of tests/gpu that leaves an engine a second to end by itself, in place of five
+HASTY = f"""
+import importlib, sys
+sys.path.insert(0, {str(GPU)!r})
+import launch
+launch.GRACE_S = 1
+sys.exit(importlib.import_module(sys.argv.pop(1)).main())
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +60,9 @@ def run(
         environment.pop("CUDA_VISIBLE_DEVICES", None)
     command = [
         sys.executable,
-        str(GPU / f"{script}.py"),
+        "-c",
+        HASTY,
+        script,
         "--out",
         str(out),
         "--tree",
@@ -101,11 +112,31 @@ def test_a_tree_that_says_no_version_is_refused_in_a_sentence(tmp_path, unrecord
     )
 
 
-def test_results_are_small_beside_their_scratch_folder(tmp_path):
-    run(tmp_path, "run", "--model", MODEL, "--mode", "eager")
-    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()} - {"home"}
-    assert folders == {"scratch", f"{MODEL}.reference.runtime", f"{MODEL}.eager.runtime"}
-    assert {path.name for path in (tmp_path / "scratch").iterdir()} == {"bytecode", "models"}
+class Whole(NamedTuple):
+    """A run of every mode without a fault: its folder, exit code, evidence and words."""
+
+    out: Path
+    code: int
+    found: dict
+    said: str
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> Whole:
+    """One for all tests that only read it: it takes five engines."""
+    out = tmp_path_factory.mktemp("whole")
+    (out / "scratch").mkdir()
+    (out / "scratch/bytecode").symlink_to(engine_bytecode)
+    home = tmp_path_factory.mktemp("home")
+    words = ("--model", MODEL, "--port-base", "40000")
+    return Whole(out, *run(out, "run", *words, HOME=str(home)))
+
+
+def test_results_are_small_beside_their_scratch_folder(whole):
+    folders = {path.name for path in whole.out.iterdir() if path.is_dir()}
+    modes = [entry["mode"] for entry in whole.found["runs"]]
+    assert folders == {"scratch", *(f"{MODEL}.{mode}.runtime" for mode in modes)}
+    assert {path.name for path in (whole.out / "scratch").iterdir()} == {"bytecode", "models"}
 
 
 def one_mode(tmp_path, fault: str) -> dict:
@@ -116,8 +147,8 @@ def one_mode(tmp_path, fault: str) -> dict:
     return graph
 
 
-def test_engines_that_agree_pass(tmp_path):
-    code, found, said = run(tmp_path, "run", "--model", MODEL)
+def test_engines_that_agree_pass(whole):
+    _, code, found, said = whole
     assert code == 0, said
     assert {entry["mode"]: entry["verdict"] for entry in found["runs"]} == {
         "reference": "passed",
@@ -161,12 +192,10 @@ def test_engines_that_agree_pass(tmp_path):
     ] == 82 * 8 + 109 * 8
 
 
-def test_a_run_with_another_attention_says_so_and_compiles_none_of_flashinfers(tmp_path):
-    words = ("--model", MODEL, "--mode", "eager")
-    for attention in ("flashinfer", "fa3"):
-        out = tmp_path / attention
-        out.mkdir()
-        _, found, said = run(out, "run", *words, "--attention", attention)
+def test_a_run_with_another_attention_says_so_and_compiles_none_of_flashinfers(tmp_path, whole):
+    words = ("--model", MODEL, "--mode", "eager", "--attention", "fa3")
+    other = Whole(tmp_path, *run(tmp_path, "run", *words))
+    for attention, (out, _, found, said) in (("flashinfer", whole), ("fa3", other)):
         plan = json.loads((out / f"{MODEL}.eager.plan.json").read_text())
         assert plan["engine"]["attention_backend"] == attention, said
         assert found.get("attention", "flashinfer") == attention
@@ -234,12 +263,10 @@ def test_lifetimes_are_part_of_what_was_found(tmp_path, monkeypatch, wrote, verd
     assert (found["verdict"], found["why"]) == (verdict, why)
 
 
-def test_a_release_without_a_graph_with_breaks_has_no_lifetimes(tmp_path):
-    _, found, _ = run(tmp_path, "run", "--model", MODEL, "--mode", "breakable")
-    assert (
-        found["lifetimes"]["verdict"] == "not applicable"
-        and "neither the release nor the queue" in found["lifetimes"]["why"]
-    )
+def test_a_release_without_a_graph_with_breaks_has_no_lifetimes(whole):
+    lifetimes = whole.found["lifetimes"]
+    assert lifetimes["verdict"] == "not applicable"
+    assert "neither the release nor the queue" in lifetimes["why"]
 
 
 @pytest.mark.parametrize(("code", "verdict"), [(3, "not applicable"), (1, "failed")])
@@ -287,17 +314,15 @@ def test_a_planted_fault_is_caught(tmp_path, fault, named):
     assert graph["verdict"] == "failed" and named in graph["why"]
 
 
-@pytest.mark.parametrize("fault", ["dies", "graph-unused"])
-def test_a_second_run_into_the_same_folder_judges_no_older_answers(tmp_path, fault):
+def test_a_second_run_into_the_same_folder_judges_no_older_answers(tmp_path):
     assert one_mode(tmp_path, "")["verdict"] == "passed"
+    assert one_mode(tmp_path, "dies")["verdict"] == "failed"
     (tmp_path / "qwen3-next.piecewise.watch.1").write_text(
         '{"at": 1, "tokens": 16, "requests": 2, "runner": "Runner", "launches": 1, "captured":'
         " [16]}\n"
     )
-    graph = one_mode(tmp_path, fault)
-    assert graph["verdict"] == "failed" and (
-        fault == "dies" or graph["checks"][0]["numbers"]["on_graph"] == 0
-    )
+    graph = one_mode(tmp_path, "graph-unused")
+    assert graph["verdict"] == "failed" and graph["checks"][0]["numbers"]["on_graph"] == 0
 
 
 def test_a_reference_without_a_prefill_graph_is_none(tmp_path):
@@ -316,7 +341,7 @@ def test_a_reference_without_a_prefill_graph_is_none(tmp_path):
 
 def test_what_had_no_time_was_not_run(tmp_path):
     code, found, said = run(
-        tmp_path, "run", "--model", MODEL, "--mode", "piecewise", "--limit", "8", fault="stuck"
+        tmp_path, "run", "--model", MODEL, "--mode", "piecewise", "--limit", "4", fault="stuck"
     )
     assert code == 1 and (found["runs"][1]["verdict"], found["runs"][1]["why"][:16]) == (
         "not run",
@@ -432,7 +457,7 @@ def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(
         "--width",
         "1",
         "--engine-limit",
-        "8",
+        "4",
     )
     # then nothing else is started
     devices = {"0", ""} if (fault, where) == ("dies", "eager") else {"0", "1"}
@@ -491,11 +516,9 @@ def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
     assert alive(tmp_path) == []
 
 
-def test_engines_have_ports_of_their_own(tmp_path):
-    run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", "--port-base", "40000")
-    assert sorted(
-        json.loads(file.read_text())["port"] for file in tmp_path.glob("*.plan.json")
-    ) == [40000, 40020]
+def test_engines_have_ports_of_their_own(whole):
+    plans = [json.loads(file.read_text()) for file in whole.out.glob("*.plan.json")]
+    assert sorted(plan["port"] for plan in plans) == [40000, 40020, 40040, 40060, 40080]
 
 
 @pytest.fixture
@@ -1292,12 +1315,13 @@ def test_a_router_is_known_by_either_name_of_its_choice(modes, name, routed):
     assert models.has_router(models.MODELS[name]) is routed
 
 
-@pytest.mark.parametrize("words", [(), ("--no-fork",)])
-def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, words):
-    code, found, said = run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", *words)
-    assert code == 0 and {one["verdict"] for one in found["runs"]} == {"passed"}, said
-    assert ("engines are forked from a process with " in said) is not bool(words)
-    assert "starts from nothing" not in said
+def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, whole):
+    words = ("--model", MODEL, "--mode", "piecewise", "--no-fork")
+    unforked = Whole(tmp_path, *run(tmp_path, "run", *words))
+    for (_, code, found, said), forks in ((whole, True), (unforked, False)):
+        assert code == 0 and {one["verdict"] for one in found["runs"]} == {"passed"}, said
+        assert ("engines are forked from a process with " in said) is forks
+        assert "starts from nothing" not in said
 
 
 def test_what_the_queue_pads_too_far_for_places_does_not_fit(compare):

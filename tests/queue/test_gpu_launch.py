@@ -29,10 +29,11 @@ from pathlib import Path
 
 plan = json.loads(Path(sys.argv[1]).read_text())
 began = time.time()
-time.sleep(1)
+time.sleep(0.5)
 Path(plan["out"] + ".ready").touch()
-time.sleep(1.5)
-Path(plan["out"]).write_text(json.dumps({"began": began, "ready": began + 1, "ended": time.time()}))
+time.sleep(1)
+told = {"began": began, "ready": began + 0.5, "ended": time.time()}
+Path(plan["out"]).write_text(json.dumps(told))
 """
 
 
@@ -46,7 +47,7 @@ def test_an_engine_over_its_limit_leaves_its_stacks_in_its_log(launch, tmp_path)
     script = tmp_path / "engine.py"
     script.write_text(STUCK)
     plan = {"out": str(tmp_path / "out.json"), "watch": str(tmp_path / "watch")}
-    job = launch.Job("engine", script, plan, 3)
+    job = launch.Job("engine", script, plan, 2)
     place = launch.Place((GPU / "watch",), tmp_path)
     launch.run_all(place, [job], 1, time.time() + 30, print)
     assert (tmp_path / "stuck").exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_gpu_compare import GPU, MODEL, ROOT, kept_bytecode, run  # noqa: F401
+from test_gpu_compare import GPU, MODEL, ROOT, Whole, kept_bytecode, run  # noqa: F401
 
 
 @pytest.fixture
@@ -33,16 +33,26 @@ def asked(tmp_path: Path, *names: str, fault: str = "", **words: str) -> tuple[i
     return run(tmp_path, "settings", *options, *words.pop("more", "").split(), fault=fault, **words)
 
 
-def test_servers_that_agree_pass_in_every_setting(tmp_path):
-    names = ("context-flag", "context-config", "returns", "mixed-chunk")
-    code, found, said = asked(tmp_path, *names)
+AGREED = ("context-flag", "context-config", "returns", "mixed-chunk")
+
+
+@pytest.fixture(scope="module")
+def agreed(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> Whole:
+    """A run of four settings without a fault, for all tests that only read it."""
+    out = tmp_path_factory.mktemp("agreed")
+    (out / "scratch").mkdir()
+    (out / "scratch/bytecode").symlink_to(engine_bytecode)
+    return Whole(out, *asked(out, *AGREED, HOME=str(tmp_path_factory.mktemp("home"))))
+
+
+def test_servers_that_agree_pass_in_every_setting(agreed):
+    _, code, found, said = agreed
     verdicts = {(one["setting"], one["mode"]): one["verdict"] + one["why"] for one in found["runs"]}
-    assert verdicts == {
-        (name, mode): "passed" for name in names for mode in ("reference", "breakable", "piecewise")
-    }
+    modes = ("reference", "breakable", "piecewise")
+    assert verdicts == {(name, mode): "passed" for name in AGREED for mode in modes}
     assert code == 0
     table = [line for line in said.splitlines() if line.startswith("| ")]
-    assert len(table) == 1 + 2 * len(names)
+    assert len(table) == 1 + 2 * len(AGREED)
     assert "| returns qwen3-next breakable | passed | 22 of 22 | - |" in table
     [eager] = [
         line for line in table if line.startswith("| context-config qwen3-next breakable | passed")
@@ -50,14 +60,15 @@ def test_servers_that_agree_pass_in_every_setting(tmp_path):
     assert "| 34 of 35 | 1 × runner.py:9: return len(batch.input_ids) <= 4096 |" in eager
 
 
-@pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
-def test_servers_have_the_attention_that_is_asked_for(tmp_path, attention):
+def test_servers_have_the_attention_that_is_asked_for(tmp_path, agreed):
     """FlashAttention 3 comes compiled, so that nothing is compiled ahead."""
-    code, found, said = asked(tmp_path, "returns", more=f"--mode breakable --attention {attention}")
-    plan = json.loads((tmp_path / f"returns.{MODEL}.breakable.plan.json").read_text())
-    assert (code, plan["engine"]["attention_backend"]) == (0, attention), said
-    assert found.get("attention", "flashinfer") == attention
-    assert bool([*tmp_path.glob("kernels.*.log")]) == (attention == "flashinfer")
+    more = "--mode breakable --attention fa3"
+    other = Whole(tmp_path, *asked(tmp_path, "returns", more=more))
+    for attention, (out, code, found, said) in (("flashinfer", agreed), ("fa3", other)):
+        plan = json.loads((out / f"returns.{MODEL}.breakable.plan.json").read_text())
+        assert (code, plan["engine"]["attention_backend"]) == (0, attention), said
+        assert found.get("attention", "flashinfer") == attention
+        assert bool([*out.glob("kernels.*.log")]) == (attention == "flashinfer")
 
 
 @pytest.mark.parametrize(
