@@ -1,8 +1,8 @@
 """Every command that a page shows is run as it stands there, in a home with a small clone of the
 queue; or its words are checked.
 
-RUN, CHECKED, FOREIGN and NAMED say which command is in which class. A command that is in none fails
-here: put it where it belongs.
+RUN has the commands that are run. CHECKED has those that need a GPU or minutes: their first checks
+are run. The parsers of the tool and of tests/gpu read the words of every command on a page.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import fakes
@@ -528,231 +529,18 @@ CHECKED: dict[str, Check] = {
         "it is run: it only reads", 0, '"gpu": "H100"'
     ),
 }
-PARSED = {
-    "scripts/nox bundle v0.5.9": "it fetches GBs",
-    "scripts/nox bundle --peer vllm==0.26.0 --part-size 48": (
-        "it fetches GBs; tests/queue/test_peer.py packs small wheels"
-    ),
-    "scripts/nox bundle v0.5.23 --carry-torch --part-size 48": (
-        "it fetches GBs; tests/queue/test_carried.py runs it on small wheels"
-    ),
-    "scripts/nox bundle v0.5.13.post1 --flash --part-size 48": (
-        "it fetches GBs; what it packs is looked at in tests/queue/test_bundle.py"
-    ),
-    "scripts/nox release --cut": "it commits; tests/queue/test_release.py runs it",
-    "scripts/nox release --next": "it writes the pages; tests/queue/test_release.py runs it",
-    "scripts/nox status --merge FOLDER": "tests/queue/test_results.py adds results",
-    "scripts/nox status --plot": "it fetches matplotlib; test_readme.py looks at what it draws",
-    "scripts/nox backport BRANCH --onto CHECKOUT --base v0.5.12.post1": (
-        "it needs that tag; the story of branches runs it on another"
-    ),
-    "scripts/nox status --merge results": (
-        "it writes this project's pages; tests/queue/test_results.py gathers"
-    ),
-    "RUN --mount=type=bind,target=/queue,rw --mount=type=cache,target=/root/.cache /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
-        "it needs Docker"
-    ),
-    "RUN --mount=type=bind,from=queue,target=/queue,rw --mount=type=cache,target=/root/.cache /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python": (  # noqa: E501
-        "it needs Docker"
-    ),
-    "RUN --mount=type=bind,from=queue,target=/queue,rw --mount=type=cache,target=/root/.cache /queue/scripts/nox install --site-packages /sgl-workspace/sglang/python --pristine": (  # noqa: E501
-        "it needs Docker"
-    ),
-    "scripts/nox patches v0.5.15.post1": (
-        "it needs that release; tests/queue/test_edited.py lays what it writes"
-    ),
-    "scripts/nox patches v0.5.9": "tests/queue/test_edited.py lays what it writes",
-}
-# Other programs' commands that a test cannot run; the wheels, days and releases that they name are
-# looked up all the same.
-FOREIGN = {
-    "python -m sglang.launch_server --model-path nvidia/NVIDIA-Nemotron-Nano-9B-v2"
-    " --enable-breakable-cuda-graph": "a server needs a GPU",
-    "python -m sglang.launch_server --model-path … --enable-breakable-cuda-graph": (
-        "a server needs a GPU"
-    ),
-    "python -m sglang.srt.prefill_graph --require TREE": (
-        "servers; tests/queue/test_requirement.py runs it beside schedulers"
-    ),
-    "FROM python:3.12": "Docker",
-    "FROM lmsysorg/sglang:v0.5.9": "Docker",
-    **dict.fromkeys(
-        (
-            "FROM slimerl/sglang:v0.5.15.post1-cu129",
-            "COPY docker/patch/v0.5.15.post1/ /patch/",
-            'RUN cd /sgl-workspace/sglang && for file in /patch/sglang*.patch; do git apply --check "$file" && git apply "$file" || exit 1; done',  # noqa: E501
-            "RUN pip install verl",
-            "RUN python -m sglang.srt.prefill_graph --verify",
-        ),
-        "Docker; tests/queue/test_edited.py lays both orders, and asks the folder",
-    ),
-    **dict.fromkeys(
-        (
-            "uv pip install sglang==0.5.9",
-            "uv sync",
-            "uv run",
-            "uv sync --reinstall-package sglang",
-        ),
-        "what uv does to a project with gigabytes of dependencies",
-    ),
-    f"COPY dist/sglang-0.5.11+{fakes.LABEL}-cp312-cp312-manylinux_2_34_x86_64.whl /tmp/": "Docker",
-    "RUN pip install uv && uv pip install --system --exclude-newer 2026-05-09 --prerelease=allow /tmp/sglang-*.whl": (  # noqa: E501
-        "Docker"
-    ),
-    "python3 FOLDER/tests/gpu/run.py --out RESULTS --model llama": (
-        "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
-    ),
-    "python3 FOLDER/tests/gpu/run.py --out RESULTS --attention fa3": (
-        "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
-    ),
-    "python3 FOLDER/tests/gpu/gain.py --out RESULTS --attention fa3": (
-        "tests/gpu/gain.py: needs a GPU; tests/queue/test_gain.py runs it with these words"
-    ),
-    "git am --keep-non-patch": "git's own; tests/queue/test_export.py runs it on such mails",
-    "python3 SITES/v0.5.9/tests/gpu/releases.py SITES --out RESULTS": (
-        "tests/gpu/releases.py: needs a GPU; tests/queue/test_gpu_releases.py runs it"
-    ),
-    "python3 FOLDER/tests/gpu/asleep.py --out RESULTS": (
-        "a GPU; its words are looked at in test_the_words_of_a_gpu_run"
-    ),
-    **dict.fromkeys(
-        (
-            "timeout 290 python3 SITES/v0.5.9/tests/gpu/settings.py --out R/0.5.9 --limit 270 &",
-            (
-                "timeout 290 python3 SITES/v0.5.12.post1/tests/gpu/settings.py --out R/0.5.12"
-                " --limit 270 --port-base 32000 &"
-            ),
-            "wait",
-            (
-                "timeout 290 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out R/0.5.13"
-                " --limit 270 &"
-            ),
-            (
-                "timeout 290 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16 --limit 270"
-                " --port-base 32000 &"
-            ),
-            (
-                "timeout 200 python3 SITES/v0.5.13.post1/tests/gpu/settings.py --out"
-                " R/0.5.13-buffer --limit 180 --setting extra-buffer &"
-            ),
-            (
-                "timeout 200 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-buffer"
-                " --limit 180 --setting extra-buffer --port-base 36000 &"
-            ),
-            (
-                "timeout 200 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-control"
-                " --limit 180 --setting extra-buffer --model nemotron-h-mtp --without"
-                " track-under-graph --port-base 40000 &"
-            ),
-            (
-                "(export CUDA_VISIBLE_DEVICES=0; for tag in v0.5.9 v0.5.12.post1; do timeout 280"
-                " python3 SITES/$tag/tests/gpu/asleep.py --out R/$tag-asleep --way sleep --mode"
-                " breakable --engine-limit 100; done) &"
-            ),
-            (
-                "(export CUDA_VISIBLE_DEVICES=1; for tag in v0.5.13.post1 v0.5.16; do timeout 280"
-                " python3 SITES/$tag/tests/gpu/asleep.py --out R/$tag-asleep --way sleep --mode"
-                " breakable --engine-limit 100 --port-base 29000; done) &"
-            ),
-            (
-                "timeout 220 python3 SITES/v0.5.12.post1/tests/gpu/settings.py --out R/0.5.12-tp"
-                " --limit 200 --setting plain --tp 2 &"
-            ),
-            (
-                "timeout 220 python3 SITES/v0.5.16/tests/gpu/settings.py --out R/0.5.16-tp --limit"
-                " 200 --setting plain --tp 2 --mode breakable --port-base 32000 &"
-            ),
-            (
-                "timeout 180 python3 SITES/v0.5.18/tests/gpu/settings.py --out R/0.5.18-dp --limit"
-                " 160 --setting dp-attention"
-            ),
-        ),
-        "GPUs; the words are looked at in tests/queue/test_gpu_settings.py",
-    ),
-    **dict.fromkeys(
-        (
-            "python3 FOLDER/tests/gpu/gain.py --out RESULTS --trees untouched patched"
-            " --peer vllm=VLLM",
-            "python3 FOLDER/tests/gpu/gain.py --out RESULTS --trees patched --peer sglang=NEWEST"
-            " --peer vllm=VLLM",
-        ),
-        "a GPU; the words are looked at in test_the_words_of_a_run_with_peers",
-    ),
-    **dict.fromkeys(
-        (
-            "CUDA_VISIBLE_DEVICES=0 taskset -c 0-11 python3 SITES/v0.5.23/tests/gpu/gain.py"
-            " --out R/gain --trees untouched patched     --mode eager breakable --states break all"
-            ' --limit 560 --beside "answers on the other GPU and its 20 cores" &',
-            "CUDA_VISIBLE_DEVICES=1 taskset -c 12-31"
-            " python3 SITES/v0.5.13.post1/tests/gpu/releases.py SITES/v0.5.13.post1 SITES/v0.5.11"
-            "     --out R/proofs --at-once 2 --limit 900 --pass=--width --pass=6 --pass=--mode"
-            " --pass=breakable --pass=piecewise --pass=piecewise-inductor &",
-        ),
-        "two GPUs; the words are looked at in test_the_words_of_runs_on_two_gpus",
-    ),
-    "python3 FOLDER/tests/gpu/mixed_states.py --out RESULTS": (
-        "a GPU; tests/queue/test_mixed_states_asked.py asks a server without one"
-    ),
-    "python3 FOLDER/tests/gpu/saturated.py --out RESULTS": (
-        "a GPU; tests/queue/test_saturated_asked.py asks a server without one"
-    ),
-    "python3 FOLDER/tests/gpu/next_turn.py --out RESULTS": (
-        "a GPU; tests/queue/test_next_turn.py asks a server without one"
-    ),
-    "python3 FOLDER/tests/gpu/first_answer.py --out RESULTS": (
-        "a GPU; tests/queue/test_first_answer.py asks a server without one"
-    ),
-    "python3 FOLDER/tests/gpu/images.py --out RESULTS": (
-        "a GPU; its words are looked at in test_the_words_of_a_run_with_images"
-    ),
-    "scripts/slurm/prove.sbatch matrix.json results": "tests/queue/test_fleet.py runs it",
-    "sbatch --array=…": "Slurm",
-    "uvx --from git+REPOSITORY patchqueue install --site-packages DIR": (
-        "where a user found this; test_packaged.py runs the command"
-    ),
-    "uvx --from git+REPOSITORY patchqueue uninstall --site-packages DIR": (
-        "where a user found this; test_packaged.py runs the command"
-    ),
-    f"python -m http.server --directory dist/release-{RELEASE}": "it serves until it is stopped",
-    f"pip install --extra-index-url http://localhost:8000/simple/ sglang==0.5.9+{fakes.LABEL}": (
-        "nothing serves there; test_index_clients.py has a server"
-    ),
-    "scripts/nox lint": "the package index, for its tools; `scripts/nox test` begins with it",
-    "scripts/nox coverage": "the package index, and minutes: it runs these tests",
-}
-# Named in a sentence as such, without the words that a call would have.
-NAMED = {
-    *(
-        "nox",
-        "scripts/nox uninstall",
-        "scripts/nox status",
-        "scripts/nox index",
-        "git am",
-        "git apply",
-        "git apply --3way",
-        "git apply --reverse",
-        "git clean",
-        "git diff upstream/placed.toml",
-        "pre-commit run",
-    ),
-    *("pip show sglang", "pip uninstall sglang"),
-}
+CALLS = sorted({shown.command for shown in COMMANDS if pages.sessions(shown.command)[0]})
+# what a call of a script of tests/gpu is: the script, and its words up to the shell's
+GPU_CALL = re.compile(r"tests/gpu/(\w+\.py)((?: (?!&)[^;]+?)*)(?=;| &|$)")
+GPU_CALLS = sorted({found for shown in COMMANDS for found in GPU_CALL.findall(shown.command)})
 
 
 def steps() -> Iterator[str]:
     return (step.command for story in RUN.values() for step in story if isinstance(step, Step))
 
 
-def test_every_command_is_in_a_class():
-    classes = {*steps(), *CHECKED, *PARSED, *FOREIGN, *NAMED}
-    here = {shown.command for shown in COMMANDS}
-    assert here - classes == set(), (
-        "run them in RUN, or check their words and say why in CHECKED, PARSED or FOREIGN"
-    )
-    assert classes - here == set(), "no page shows these any more"
-    assert {shown.command for shown in COMMANDS if not shown.named} & NAMED == set(), (
-        "a command in a block is to be typed"
-    )
+def test_pages_show_every_command_that_is_run_here():
+    assert {*steps(), *CHECKED} <= {shown.command for shown in COMMANDS}
 
 
 def test_a_command_is_found_wherever_it_stands(tmp_path):
@@ -799,70 +587,37 @@ def test_help_pass_a_commands_first_checks(command, monkeypatch, capsys, tmp_pat
     assert check.says in said.out + said.err
 
 
-@pytest.mark.parametrize("command", PARSED)
-def test_help_are_a_commands_own(command):
+read_pins, read_sessions, make_parser = map(cache, (pins.load, fakes.sessions, fakes.parser))
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_the_words_of_a_command_are_its_own(command):
     names, words = pages.sessions(command)
-    options = fakes.parser(names[0]).parse_args([*names, *words])
-    known = pins.load(ROOT)
-    assert options.run and all(known.find(word) for word in getattr(options, "revisions", []))
+    known, tools = read_pins(ROOT), read_sessions()
+    for name in names if "--help" not in words and names != ["-l"] else ():
+        assert name in {*tools, "clean"}
+        if name in ("lint", "coverage", "clean"):  # noxfile.py's and scripts/nox's: without words
+            assert not words
+            continue
+        options = make_parser(name).parse_args([name, *words])
+        assert options.run
+        if name not in TO_COME:
+            named = getattr(options, "revisions", [])
+            assert all(known.find(word) for word in named if not word.isupper())  # a placeholder
 
 
-def test_the_words_of_a_run_with_images():
-    """They go through its own parser: a wrong limit is what it complains of, not the words beside
-    it."""
-    (command,) = [text for text in FOREIGN if "tests/gpu/images.py" in text]
-    words = [*shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:], "--engine-limit", "none"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert done.returncode == 2 and "argument --engine-limit: invalid float" in done.stderr
-
-
-def test_the_words_of_a_run_with_peers(tmp_path):
-    """A folder that is not there is all that its parser complains of."""
-    commands = [text for text in FOREIGN if "gain.py" in text and "--peer" in text]
-    for command in commands:
-        words = shlex.split(command.replace("FOLDER/", f"{ROOT}/"))[1:]
-        done = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.returncode == 2 and "error: argument --peer: " in done.stderr
-        assert "there is no folder" in done.stderr
-    assert len(commands) == 2
-
-
-@pytest.mark.parametrize("script", ["gain.py", "releases.py"])
-def test_the_words_of_runs_on_two_gpus(script, tmp_path):
-    """Their parsers take the words, and run.py's takes what releases.py passes on: a wrong one
-    behind them is all that is complained of."""
-    (command,) = [text for text in FOREIGN if "taskset" in text and f"tests/gpu/{script}" in text]
-    words = shlex.split(command.removesuffix("&").partition("python3 ")[2])[1:]
-    refused = _refused(script, [*words, "--no-such-word"], tmp_path)
-    assert refused.endswith("error: unrecognized arguments: --no-such-word")
-    passed = [word.removeprefix("--pass=") for word in words if word.startswith("--pass=")]
-    if passed:
-        refused = _refused("run.py", ["--out", "R", *passed, "--no-such-word"], tmp_path)
-        assert refused.endswith("error: unrecognized arguments: --no-such-word")
-
-
-def _refused(script: str, words: list[str], folder: Path) -> str:
-    """The last line of a script of tests/gpu that refuses its words."""
-    command = [sys.executable, str(ROOT / "tests/gpu" / script), *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    assert done.returncode == 2
-    return done.stderr.strip().splitlines()[-1]
-
-
-@pytest.mark.parametrize("script", ["run.py", "asleep.py"])
-def test_the_words_of_a_gpu_run(script):
-    """They go through its own parser: a wrong model is what it complains of, not the words beside
-    it."""
-    commands = [text for text in FOREIGN if f"python3 FOLDER/tests/gpu/{script}" in text]
-    assert commands
-    for command in commands:
-        words = shlex.split(command.replace("FOLDER/", f"{ROOT}/").partition(" --model")[0])[1:]
-        words += ["--model", "no-model"]
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-        assert done.returncode == 2 and "'llama'" in done.stderr
-        assert "argument --model: invalid choice: 'no-model'" in done.stderr
+@pytest.mark.parametrize(("script", "words"), GPU_CALLS)
+def test_the_words_of_a_gpu_script_are_its_own(script, words, tmp_path):
+    """A wrong word behind them is all that its parser complains of; or a folder of another engine,
+    which is not there. What releases.py passes on goes to run.py."""
+    given = shlex.split(words)
+    passed = [word.removeprefix("--pass=") for word in given if word.startswith("--pass=")]
+    for name, own in [(script, given), *([("run.py", ["--out", "R", *passed])] if passed else [])]:
+        command = [sys.executable, str(ROOT / "tests/gpu" / name), *own, "--no-such-word"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        said = done.stderr.strip().splitlines()[-1]
+        wanted = "there is no folder" if "--peer" in own else "arguments: --no-such-word"
+        assert done.returncode == 2 and wanted in said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
