@@ -157,7 +157,7 @@ def watched(pattern: str) -> list[dict]:
     folder, name = Path(pattern).parent, Path(pattern).name
     return [
         json.loads(line) | {"process": file.suffix[1:]}
-        for file in sorted(folder.glob(f"{name}.*"))
+        for file in sorted(folder.glob(f"{name}.[0-9]*"))  # of a process; not .files
         for line in file.read_text().splitlines()
     ]
 
