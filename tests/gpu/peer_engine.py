@@ -1,10 +1,10 @@
 """One vLLM engine that does what gain.py asks, as bench_engine.py does: `python peer_engine.py
 PLAN.json`, started by turns.begin.
 
-PLAN: model (folder), chunk (most tokens of one forward), fd (the socket to who asks). Seen in vLLM
-0.26.0's source: with VLLM_ENABLE_V1_MULTIPROCESSING=0 an engine for one GPU runs in this process
-(v1/engine/core_client.py:276, v1/executor/uniproc_executor.py:44), so that torch's profiler here
-sees its kernels. What is not said below is vLLM's default.
+PLAN: model (folder), chunk (most tokens of one forward), fd (the socket to who asks). Seen in the
+sources of vLLM 0.26.0 (lines) and 0.33.0: with VLLM_ENABLE_V1_MULTIPROCESSING=0 an engine for one
+GPU runs in this process (v1/engine/core_client.py:276, v1/executor/uniproc_executor.py:44), so that
+torch's profiler here sees its kernels. What is not said below is vLLM's default.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The engines of others that gain.py times beside the trees: vLLM, or another release of sglang.
 Standard library only.
 
-A peer is named on the command line: vllm=FOLDER, a folder of packages with vllm/ in it, or
-sglang=FOLDER, the unpacked bundle of another release, which runs as it was published.
+A peer is named on the command line: vllm=FOLDER, an unpacked bundle or a folder of packages with
+vllm/ in it, or sglang=FOLDER, the unpacked bundle of another release, which runs as it was
+published.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def _vllm(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> Re
     out = options.out.absolute()
     cache = {"VLLM_CACHE_ROOT": str(out / f"{label}.cache")}
     own = {"model": plan["model"], "chunk": load.CHUNK, "watch": plan["watch"]}
-    place = launch.Place((peer.site,), out)
+    hostsite = peer.site.with_name("hostsite")  # of an unpacked bundle: runs its .pth files
+    path = (hostsite, peer.site) if hostsite.is_dir() else (peer.site,)
+    place = launch.Place(path, out)
     return Ready(place, HERE / "peer_engine.py", own, {}, VLLM_SETTINGS | cache)
 
 

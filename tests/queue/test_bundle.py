@@ -185,7 +185,7 @@ def test_a_module_of_the_kernel_package_is_loaded_not_taken_for_a_missing_kernel
 
 
 def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
-    bundle._lay_host_files(tmp_path / "hostsite", {"stand_ins": ["leftout"], "shims": []})
+    bundle.lay_host_files(tmp_path / "hostsite", {"stand_ins": ["leftout"], "shims": []})
     assert json.loads((tmp_path / "hostsite/patchqueue_site.json").read_text())["stand_ins"] == [
         "leftout"
     ]
@@ -201,7 +201,7 @@ def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
 
 def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
     """nvidia-cutlass-dsl has a .pth file, which Python runs in site-packages alone."""
-    bundle._lay_host_files(tmp_path / "hostsite", {"stand_ins": [], "shims": []})
+    bundle.lay_host_files(tmp_path / "hostsite", {"stand_ins": [], "shims": []})
     inner = tmp_path / "site/outer/inner"
     inner.mkdir(parents=True)
     (inner / "found.py").write_text("print('found')")

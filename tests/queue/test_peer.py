@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import subprocess
 from pathlib import Path
@@ -11,29 +13,44 @@ import fakes
 import msgspec
 import pytest
 from elffiles import linked
-from test_carried import CODES, OURS, THEIRS, fakes_python, list_files, run, unpack, wheel
+from test_carried import (
+    CODES,
+    CUBLAS,
+    HOST_TORCH,
+    OURS,
+    THEIRS,
+    fakes_python,
+    host_packages,  # noqa: F401
+    list_files,
+    run,
+    torch,
+    unpack,
+    wheel,
+)
 from test_index_clients import Site
 
 from patchqueue.wheels import host, peer
 
+PLAN = {"model": "m", "watch": ""}
 ROOT = Path(__file__).resolve().parents[2]
 EARLY, LATE = "2026-07-25T02:00:00Z", "2026-07-30T00:00:00Z"
 
 
 @pytest.fixture
 def index(tmp_path, project, monkeypatch):
-    """An index with two releases of vllm, one of them for another torch, and a package that has
+    """An index with three releases of vllm, two of them for another torch, and a package that has
     a later version than the release."""
     simple = tmp_path / "index"
-    code = linked((), (), (), CODES)
+    code, more = linked((), (), (), CODES), linked(["libcusolver.so.12"], (), (), CODES)
     own = {"vllm/__init__.py": b"", "vllm/kernels.so": code, "vllm/vllm-rs": b"x" * 99}
     made = [
         ("vllm==0.26.0", own, "torch==2.11.0 plain mcp"),
         ("vllm==0.28.0", own, "torch==2.13.0 plain"),
-        *(
-            (f"torch=={version}", {"torch/__init__.py": b""}, "")
-            for version in ("2.11.0", "2.13.0")
-        ),
+        ("vllm==0.29.0", own | {"vllm/more.so": more}, "torch==2.13.0 plain"),
+        *HOST_TORCH,
+        *(torch(version, 13, "2.30 ncclNew")[0] for version in ("2.13.0", "2.13.1")),
+        *torch("", 13, "2.30 ncclNew")[-1:],
+        ("dill==1", {}, ""),
         *((f"plain=={version}", {"plain.py": b"kept = 1\n"}, "") for version in (1, 2)),
         ("mcp==1", {"mcp.py": b""}, ""),
     ]
@@ -79,6 +96,65 @@ def test_a_peer_for_another_torch_is_refused(index, capsys):
     code, out, err = run(index, capsys, "--peer", "vllm==0.28.0")
     assert code == 1 and not (index.root / "dist/bundle/vllm-0.28.0").exists()
     assert "vllm-0.28.0 requires torch 2.13.0, and torch-2.11 has 2.11.0" in out + err
+    assert "next: pack it too: --carry-torch" in out + err
+
+
+def torch_parts(index, tag: str) -> list[Path]:
+    return sorted((index.root / "dist/bundle" / tag).glob("torch.tar.xz.*"))
+
+
+def lock_torch(index, version: str) -> None:
+    """Let the pinned release require this torch, on the index and in its lock."""
+    index.write(
+        f"upstream/locks/{fakes.VERSION}.txt", f"torch=={version} \\\n    --hash=sha256:0\n"
+    )
+    folder = index.root.parent / "index/sglang"
+    wheel(folder, f"sglang=={fakes.VERSION}", {}, f"torch=={version} plain")
+    list_files(folder)
+
+
+def test_a_peer_for_another_torch_brings_the_archive_of_a_release(
+    index,
+    host_packages,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
+    """vllm requires 2.13.0 and the release 2.13.1: extensions of one fit the other."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
+    peers = importlib.import_module("peers")
+    lock_torch(index, "2.13.1")
+    release = ("v" + str(fakes.VERSION), "--carry-torch", "--part-size", "0.0005")
+    assert run(index, capsys, *release)[0] == 0
+    parts = {path.name: path.read_bytes() for path in torch_parts(index, fakes.TAG)}
+    words = ("--peer", "vllm==0.28.0", "--carry-torch", "--part-size", "0.0005")
+    code, out, err = run(index, capsys, *words)
+    assert code == 0, out + err
+    assert "torch 2.13.1 is carried; the host has 2.11.0" in out
+    assert (
+        {path.name: path.read_bytes() for path in torch_parts(index, "vllm-0.28.0")} == parts != {}
+    )
+    there = tmp_path / "there"
+    done = unpack(index.root / "dist/bundle/vllm-0.28.0", there, host_packages)
+    assert done.returncode == 0, done.stderr
+    assert "2.13.1" in (there / "site/torch/__init__.py").read_text()
+    assert (there / "site" / CUBLAS).is_symlink()
+    (there / "site/added.pth").write_text("import os; os.environ['PTH'] = 'run'\n")
+    options = argparse.Namespace(out=tmp_path)
+    ready = peers.ready(peers.read(f"vllm={there}"), options, "vllm", PLAN)
+    code = "import json, os, vllm, torch; print(json.dumps([torch.__version__, os.environ['PTH']]))"
+    assert ready.place.ask(code) == ["2.13.1", "run"]
+
+
+def test_a_torch_that_no_release_carries_is_refused(index, capsys):
+    code, out, err = run(index, capsys, "--peer", "vllm==0.28.0", "--carry-torch")
+    assert code == 1 and "no pinned release has a torch as 2.13.0" in out + err
+
+
+def test_a_peer_may_ask_for_no_more_of_cuda_than_its_torch(index, capsys):
+    lock_torch(index, "2.13.1")
+    code, out, err = run(index, capsys, "--peer", "vllm==0.29.0", "--carry-torch")
+    assert code == 1 and "want libcusolver.so.12, which torch" in out + err
 
 
 def test_a_release_that_the_index_lacks_is_refused_in_uv_s_words(index, capsys):
@@ -87,13 +163,13 @@ def test_a_release_that_the_index_lacks_is_refused_in_uv_s_words(index, capsys):
 
 
 def test_a_peer_is_packed_on_its_own(index, capsys):
-    for more in (["v" + str(fakes.VERSION)], ["--carry-torch"], ["--flash"]):
+    for more in (["v" + str(fakes.VERSION)], ["--flash"]):
         code, out, err = run(index, capsys, *more, "--peer", "vllm==0.26.0")
         assert code == 1 and "a peer is packed on its own" in out + err
 
 
 @pytest.mark.parametrize("text", ["vllm", "vllm>=0.26.0", "sglang==0.5.23", "vllm==x", "==1", ""])
 def test_what_names_no_peer_is_refused(text):
-    with pytest.raises(ValueError, match="names no release.*: as vllm==0.26.0"):
+    with pytest.raises(ValueError, match="names no release.*: as vllm==0.33.0"):
         peer.read(text)
     assert peer.read("vllm==0.26.0") == peer.Peer("vllm", "0.26.0")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ..environments import testing
-from ..environments.lock import version_of
 from ..hint import counted
 from ..outcome import Refused
 from ..upstream import pins as pinning
@@ -83,7 +82,7 @@ def _add_bundle(commands: Any) -> None:
         "--peer",
         type=_peer,
         metavar="NAME==VERSION",
-        help="pack another engine instead, to be timed beside the release, as vllm==0.26.0",
+        help="pack another engine instead, to be timed beside the release, as vllm==0.33.0",
     )
 
 
@@ -179,25 +178,27 @@ def _carried(manifest: dict[str, Any]) -> str:
 
 def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
     """What is said where the release's lock names another torch than the host has; else ""."""
-    file = testing.lock_file(root, pin)
-    pinned = version_of(file.read_text(encoding="utf-8"), "torch") if file.is_file() else ""
+    pinned = testing.pinned_torch(root, pin)
     if pinned in ("", host_torch):
         return ""
     return f"{pin.version} pins torch {pinned}, the host has {host_torch}: `--carry-torch` packs it"
 
 
 def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
-    if options.revisions or options.carry_torch or options.flash or options.origin:
+    if options.revisions or options.flash or options.origin:
         what = "a peer is packed on its own, as the package index has it"
-        step = "leave out VERSION, --carry-torch, --flash and --from"
+        step = "leave out VERSION, --flash and --from"
         raise Refused.of("bad-peer", "bundle --peer", what, step)
-    size = round(options.part_size * MIB)
-    made = peers.pack(options.root, options.peer, description, options.sm, size)
+    wanted = bundle.Wanted(options.sm, round(options.part_size * MIB), options.carry_torch)
+    pins = pinning.load(options.root)
+    made = peers.pack(options.root, pins, options.peer, description, wanted)
     OUT.print(
         f"{_shown(options, made.path)}: {sum(made.sizes.values()) / MIB:.1f} MiB,"
         f" {counted(len(made.manifest['packages']), 'package')} as of"
         f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
     )
+    if options.carry_torch:
+        OUT.print(_carried(made.manifest))
     OUT.print(
         "next: copy that folder to the host, beside a release's bundle; there `./unpack PEER && "
         f"python3 FOLDER/tests/gpu/gain.py --out RESULTS --peer {options.peer.name}=PEER`"

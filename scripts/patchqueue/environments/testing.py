@@ -22,6 +22,7 @@ from ..laying.apply import apply
 from ..outcome import Refused
 from ..upstream.pins import Pin
 from . import environment
+from .lock import version_of
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +53,12 @@ class Result:
 
 def lock_file(root: Path, pin: Pin) -> Path:
     return root / "upstream/locks" / f"{pin.version}.txt"
+
+
+def pinned_torch(root: Path, pin: Pin) -> str:
+    """The torch that a release's lock names; empty where there is no lock, or no torch in it."""
+    file = lock_file(root, pin)
+    return version_of(file.read_text(encoding="utf-8"), "torch") if file.is_file() else ""
 
 
 def has_environment(root: Path, pin: Pin) -> bool:

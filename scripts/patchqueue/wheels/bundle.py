@@ -158,10 +158,9 @@ def pack(
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     target = build.Target(host.python, host.platform.split("-")[0])
     built = build.build(root, pin, target, origin, root / "dist")
-    torch = carried.pack(pin, host, sm, _never_reached(pin)) if wanted.carry_torch else None
+    torch = torch_of(pin, host, sm) if wanted.carry_torch else None
     if torch:
-        bound = carried.BOUND_TO_CUDA if torch.own_cuda else ()
-        host = with_release_torch(host, pin.version, (*carried.MADE_FOR_TORCH, *bound))
+        host = with_release_torch(host, pin.version, torch.besides)
         shared, sharing = pin, host
     else:
         shared = pins.find(str(host.dependencies_of))
@@ -179,6 +178,12 @@ def pack(
     sizes = write(folder, archives, wanted.part_size, manifest)
     tree.unlink()
     return Bundle(folder, manifest, sizes)
+
+
+def torch_of(pin: Pin, host: Host, sm: int) -> carried.Carried | None:
+    """The packed torch of a release; None where the host has that torch. Raises Refused."""
+    wanted = f"sglang=={pin.version}"
+    return carried.pack(wanted, pin.resolve_as_of, host, sm, _never_reached(pin))
 
 
 def emptied(folder: Path) -> Path:
@@ -238,7 +243,7 @@ def _pack_tree(root: Path, built: build.Built, host: Host, out: Path, flash: boo
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
         with zipfile.ZipFile(built.path) as wheel:
             wheel.extractall(Path(scratch) / "tree")
-        _lay_host_files(Path(scratch) / "hostsite", plan)
+        lay_host_files(Path(scratch) / "hostsite", plan)
         untouched.lay(built, Path(scratch) / untouched.FOLDER)
         own = ("tree", "hostsite", untouched.FOLDER)
         folders = [(Path(scratch) / name, name) for name in own]
@@ -396,7 +401,8 @@ def _let_missing_kernels_raise(init: Path) -> None:
     init.write_text(text)
 
 
-def _lay_host_files(folder: Path, plan: dict[str, Any]) -> None:
+def lay_host_files(folder: Path, plan: dict[str, Any]) -> None:
+    """Write what a host's Python runs before an engine. plan: "stand_ins" and "shims", modules."""
     folder.mkdir()
     for file in HOSTSITE.glob("*.py"):
         shutil.copy(file, folder / file.name)

@@ -8,6 +8,7 @@ share it.
 
 from __future__ import annotations
 
+import datetime
 import enum
 import hashlib
 import importlib.metadata
@@ -25,7 +26,6 @@ from ..environments import cuda_stubs, lock
 from ..environments.lock import body, until
 from ..files import atomic, run
 from ..outcome import Refused
-from ..upstream.pins import Pin
 from ..upstream.source import cache_folder
 from . import elf, packing
 from .host import Host
@@ -133,6 +133,11 @@ class Carried:
     facts: dict[str, Any]
     holds: tuple[str, ...]
 
+    @property
+    def besides(self) -> tuple[str, ...]:
+        """Packages of the host that are made for its own torch alone."""
+        return (*MADE_FOR_TORCH, *(BOUND_TO_CUDA if self.own_cuda else ()))
+
 
 # Of one CUDA library: each function that is asked of it, with its version or None.
 Asked = Mapping[str, str | None]
@@ -176,10 +181,12 @@ def check(site: Mapping[str, Any], torch: Carried) -> None:
         raise Refused.of("no-library", "bundle --carry-torch", what, step)
 
 
-def asks(site: Path) -> list[str]:
-    """The CUDA libraries that MADE_FOR_TORCH want, less those that they bring themselves."""
-    files = [file for name in MADE_FOR_TORCH for file in (site / name).rglob("*.so*")]
-    own = {file.name for name in MADE_FOR_TORCH for file in (site / f"{name}.libs").glob("*.so*")}
+def asks(site: Path, packages: Iterable[str] = MADE_FOR_TORCH) -> list[str]:
+    """The CUDA libraries that `packages`, made for one torch, want, less those that they bring
+    themselves."""
+    names = list(packages)
+    files = [file for name in names for file in (site / name).rglob("*.so*")]
+    own = {file.name for name in names for file in (site / f"{name}.libs").glob("*.so*")}
     return sorted(asked_of(file for file in files if file.is_file()).keys() - own)
 
 
@@ -216,16 +223,20 @@ def libraries(site: Path) -> dict[str, Library]:
     }
 
 
-def pack(pin: Pin, host: Host, sm: int, excluded: Iterable[str]) -> Carried | None:
-    """The packed torch of a release; None where the host has that torch.
+def pack(
+    wanted: str, as_of: datetime.date, host: Host, sm: int, excluded: Iterable[str]
+) -> Carried | None:
+    """The packed torch that `wanted` ("sglang==0.5.23") requires as of a day; None where the host
+    has that torch.
 
-    excluded: packages that the release's resolution leaves out. Raises Refused with uv's reason.
+    excluded: packages that the resolution leaves out. Raises Refused with uv's reason.
     """
-    found = _resolved(pin, host, excluded)
+    words = ["--exclude-newer", until(as_of), "--prerelease=allow", *_target(host)]
+    found = _required(wanted, words, excluded)
     locked = _of(found, {*PACKAGES, *lock.cuda_libraries(LIBRARIES)})
     version = lock.version_of(locked, "torch")
     if not version:
-        what, step = f"{pin.version} requires no torch", "pack it without --carry-torch"
+        what, step = f"{wanted} requires no torch", "pack it without --carry-torch"
         raise Refused.of("no-torch", "bundle --carry-torch", what, step)
     if version == host.torch:
         return None
@@ -241,12 +252,6 @@ def pack(pin: Pin, host: Host, sm: int, excluded: Iterable[str]) -> Carried | No
         f"{one['name']}=={one['version']}" for one in found if one["name"] in MADE_FOR_TORCH
     )
     return Carried(kept / "torch.tar.xz", facts["own_cuda"], facts, holds)
-
-
-def _resolved(pin: Pin, host: Host, excluded: Iterable[str]) -> list[dict[str, Any]]:
-    """What the release requires, its torch too."""
-    words = ["--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow", *_target(host)]
-    return _required(f"sglang=={pin.version}", words, excluded)
 
 
 def _target(host: Host) -> list[str]:

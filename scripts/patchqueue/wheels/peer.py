@@ -1,7 +1,8 @@
 """Pack another engine for a GPU host that reaches no package index, to be timed beside sglang.
 
 Nothing of it is kept in this repository: its wheels come from the index, as they stood a few days
-after the release, and go into dist/bundle/. tests/gpu/peer_engine.py runs what is packed here.
+after the release, and go into dist/bundle/. tests/gpu/peer_engine.py runs what is packed here. On
+request torch is packed too, as for a release (carried.py).
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from ..environments import lock
+from ..environments.testing import pinned_torch
 from ..files import atomic, run
 from ..outcome import Refused
+from ..upstream.pins import Pins
 from ..upstream.source import cache_folder
-from . import bundle, elf, packing
-from .host import Host
+from . import bundle, carried, elf, packing
+from .bundle import torch_of
+from .host import Host, with_release_torch
 from .host import load as load_host
 
 LOG = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 DAYS = 3  # after a release, until what its requirements resolve to is fixed
 HIGHEST = Version("9999")  # no host's replacement is for a peer
 
@@ -44,15 +48,19 @@ LEFT_OUT = (
     ),
     bundle.LeftOut(
         "fetching models, audio, images and video",
-        "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors soundfile av"
-        " pycountry",
+        "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors instanttensor"
+        " soundfile av pycountry",
         "",
     ),
     bundle.LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
         "flashinfer-cubin tilelang quack-kernels tokenspeed-mla tokenspeed-triton humming-kernels"
-        " nvidia-cudnn-frontend nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base"
-        " nvidia-cutlass-dsl-libs-cu13 z3-solver ml-dtypes torch-c-dlpack-ext",
+        " nvidia-cudnn-frontend cuda-tile z3-solver ml-dtypes torch-c-dlpack-ext",
+        "",
+    ),
+    bundle.LeftOut(
+        "NCCL for Python, with libraries of its own: a peer runs on one GPU",
+        "nccl4py nccl-extensions",
         "",
     ),
 )
@@ -66,7 +74,7 @@ TRIMMED = (
         ("vllm/third_party/deep_gemm", "vllm/third_party/fmha_sm100", "vllm/_qutlass_C*"),
     ),
     packing.Trimmed("a front end that the runs do not start", ("vllm/vllm-rs",)),
-    bundle.TRIMMED[-1],  # programs, headers and byte code
+    *bundle.TRIMMED,
 )
 
 
@@ -86,24 +94,34 @@ KNOWN = ("vllm",)
 
 
 def read(text: str) -> Peer:
-    """The peer that "vllm==0.26.0" names. Raises ValueError in a sentence."""
+    """The peer that "vllm==0.33.0" names. Raises ValueError in a sentence."""
     try:
         wanted = Requirement(text)
         (pin,) = wanted.specifier
         version = str(Version(pin.version))
     except (InvalidRequirement, ValueError):
-        raise ValueError(f"{text!r} names no release: as vllm==0.26.0") from None
+        raise ValueError(f"{text!r} names no release: as vllm==0.33.0") from None
     if pin.operator != "==" or wanted.name not in KNOWN:
-        raise ValueError(f"{text!r} names no release of {' or '.join(KNOWN)}: as vllm==0.26.0")
+        raise ValueError(f"{text!r} names no release of {' or '.join(KNOWN)}: as vllm==0.33.0")
     return Peer(wanted.name, version)
 
 
-def pack(root: Path, peer: Peer, description: Path, sm: int, part_size: int) -> bundle.Bundle:
-    """Write dist/bundle/<name>-<version>/ for the host described and GPUs of compute capability
-    `sm`. part_size: in bytes. Raises Refused with uv's reason."""
-    host = load_host(description, HIGHEST)
+def pack(
+    root: Path, pins: Pins, peer: Peer, description: Path, wanted: bundle.Wanted
+) -> bundle.Bundle:
+    """Write dist/bundle/<name>-<version>/ for the host described. Raises Refused with uv's
+    reason."""
+    host, sm = load_host(description, HIGHEST), wanted.sm
     as_of = released(peer, host) + datetime.timedelta(days=DAYS)
-    locked = _resolve(peer, host, as_of)
+    requires = lock.version_of(_resolve(peer, host, as_of), "torch")
+    fits = not requires or _minor(requires) == _minor(host.torch)
+    if not fits and not wanted.carry_torch:
+        what = f"{peer.tag} requires torch {requires}, and {host.name} has {host.torch}"
+        raise Refused.of("no-peer", "bundle --peer", what, "pack it too: --carry-torch")
+    torch = None if fits else _torch(root, pins, requires, host, sm)
+    if torch:
+        host = with_release_torch(host, HIGHEST, torch.besides)
+    locked = _without_torch(_resolve(peer, host, as_of))
     made_of = [locked, [rule.patterns for rule in TRIMMED], host.python, host.platform, sm, SCHEMA]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
     kept = cache_folder() / "peers" / key
@@ -111,6 +129,8 @@ def pack(root: Path, peer: Peer, description: Path, sm: int, part_size: int) -> 
         LOG.info(f"packing {peer.tag} for sm_{sm} (some minutes and GBs, once)")
         _make(kept, peer, locked, host, sm)
     facts = json.loads((kept / "facts.json").read_text())
+    if torch:
+        carried.check(facts, torch)
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "peer": asdict(peer),
@@ -118,10 +138,29 @@ def pack(root: Path, peer: Peer, description: Path, sm: int, part_size: int) -> 
         "host": {"name": host.name, "python": host.python, "torch": host.torch},
         "sm": sm,
         **facts,
+        "carried": torch.facts if torch else None,
     }
     folder = bundle.emptied(root / "dist/bundle" / peer.tag)
-    sizes = bundle.write(folder, {"site": kept / "site.tar.xz"}, part_size, manifest)
+    archives = {"site": kept / "site.tar.xz", **({"torch": torch.archive} if torch else {})}
+    sizes = bundle.write(folder, archives, wanted.part_size, manifest)
     return bundle.Bundle(folder, manifest, sizes)
+
+
+def _torch(root: Path, pins: Pins, requires: str, host: Host, sm: int) -> carried.Carried | None:
+    """The packed torch of the newest pinned release whose torch differs in the patch number alone
+    from the one that the peer requires: one archive serves both. Raises Refused where no release
+    has such a torch."""
+    for pin in reversed(pins.all):
+        pinned = pinned_torch(root, pin)
+        if pinned and _minor(pinned) == _minor(requires):
+            return torch_of(pin, host, sm)
+    what = f"no pinned release has a torch as {requires}, whose archive would serve"
+    raise Refused.of("no-peer", "bundle --carry-torch", what, "name another release of the peer")
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """A version's major and minor number: extensions of one fit all patch releases."""
+    return Version(version).release[:2]
 
 
 def released(peer: Peer, host: Host) -> datetime.date:
@@ -138,18 +177,15 @@ def _target(host: Host) -> list[str]:
 
 
 def _resolve(peer: Peer, host: Host, as_of: datetime.date) -> str:
-    """What is installed, as hashed requirements. Raises Refused, also where the peer requires
-    another torch than the host has."""
+    """What is installed, and torch, as hashed requirements. Raises Refused."""
     words = [*_target(host), "--exclude-newer", lock.until(as_of)]
     left_out = [name for rule in LEFT_OUT for name in rule.packages.split()]
     brought = [name for name in host.brings if name != "torch"]
     excluded = [*left_out, *brought, *lock.cuda_libraries(bundle.CUDA)]
-    locked = lock.body(_compile(peer, words, excluded))
-    torch = lock.version_of(locked, "torch")
-    if torch not in ("", host.torch):
-        what = f"{peer.tag} requires torch {torch}, and {host.name} has {host.torch}"
-        step = "name a release for the host's torch, or describe another host with --host"
-        raise Refused.of("no-peer", "bundle --peer", what, step)
+    return lock.body(_compile(peer, words, excluded))
+
+
+def _without_torch(locked: str) -> str:
     return re.sub(r"(?m)^torch==.*\n(?:    --hash.*\n)*", "", locked)
 
 
@@ -179,12 +215,17 @@ def _make(kept: Path, peer: Peer, locked: str, host: Host, sm: int) -> None:
             raise _refused("install", peer, failure) from None
         trimmed = [packing.trim(site, rule) for rule in TRIMMED]
         zeroed = elf.zero_all(site, sm)
-        packing.archive(Path(scratch) / "site.tar.xz", [(site, "site")])
+        asks = carried.asks(site, (peer.name, *carried.MADE_FOR_TORCH))
+        hostsite = Path(scratch) / "hostsite"
+        bundle.lay_host_files(hostsite, {"stand_ins": [], "shims": []})
+        folders = [(site, "site"), (hostsite, "hostsite")]
+        packing.archive(Path(scratch) / "site.tar.xz", folders)
         os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
     facts = {
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
         "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in LEFT_OUT],
         "trimmed": trimmed,
         "zeroed": asdict(zeroed),
+        "asks": asks,
     }
     atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
