@@ -2,15 +2,16 @@
 """Hold 300 prompts that a saturated server answers at once against the same prompts alone: `python
 saturated.py --out RESULTS`, in an unpacked bundle.
 
-A Qwen3-Next with few slots for states (extra_buffer, overlap schedule, --enable-mixed-chunk, 0.5.7
-and later). First some long beginnings are prefilled in chunks. Then all prompts come at once. The
-first of them go on from a beginning's first chunk. Each slot goes from a finished request to the
-next prompt while a long forward still writes the slot. Last, each prompt is asked alone behind an
-empty cache.
+A Qwen3-Next with one slot for states per running request, no prefix cache, the overlap schedule and
+--enable-mixed-chunk (0.5.7 and later). A freed slot thus goes to the next prompt at once. Every
+third prompt is long: its mixed forward takes longer than the scheduler takes to read the end of a
+request and to empty the slot. That forward then writes the slot for the ended request, and the next
+forward starts a short prompt from that state. The other prompts are short, or gated delta nets
+would forget the foreign state before the first answered token. Last, each prompt is asked alone.
 
 --without queue makes the control, the release's own tree: on 0.5.7 to 0.5.12 it must answer
-otherwise. That does not name the cause: on an H200 the patched 0.5.12.post1 without
-mamba2/copy-state-behind-forward answered all prompts right.
+otherwise. So must the patched tree without mamba2/copy-state-behind-forward (--tree): this alone
+names the cause. No GPU has run the script in this form.
 
 Writes RESULTS/saturated.json. Exit code 0: all good.
 """
@@ -23,59 +24,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import behind_cache
 import cases
 import compare
+import models
 import solo
 
 MODEL = "qwen3-next-buffer"
 PROMPTS, RUNNING, CHUNK = 300, 16, 8192
-BEGINNINGS, CONTINUED = 8, 5  # and the prompts behind each
-SHARED = CHUNK + 300  # tokens of a beginning that these share: its first chunk's state serves them
-SHORTEST, LONGEST = 200, 1500  # tokens of the other prompts
-DECODED = (2, 8)  # tokens: the fewest and the most
+LONG, SHORT = (5000, 7000), (8, 40)  # tokens of a prompt: the fewest and the most
+DECODED = (2, 4)  # tokens of an answer
 COMPARED = 0.5  # the share of tokens that must be compared before ties
 ENGINE = dict(
     enable_mixed_chunk=True,
     chunked_prefill_size=CHUNK,
     max_prefill_tokens=CHUNK,
-    disable_radix_cache=False,
+    disable_radix_cache=True,
     max_running_requests=RUNNING,
-    max_mamba_cache_size=5 * RUNNING,  # up to 0.5.12 releases run a fifth as many requests
+    max_mamba_cache_size=RUNNING,
     max_total_tokens=1 << 18,
     cuda_graph_max_bs=RUNNING,
-)
-
-
-def beginnings(seed: int = 41) -> list[tuple[int, ...]]:
-    """Prompts of two chunks each."""
-    return behind_cache.prompts(seed, BEGINNINGS, CHUNK + 800)
+) | dict.fromkeys(models.EXTRA_BUFFER, "no_buffer")
 
 
 def calls(seed: int = 42) -> list[cases.Call]:
     """The prompts, in the order in which they come."""
     source = random.Random(seed)
 
-    def drawn(count: int) -> tuple[int, ...]:
-        return tuple(source.randrange(cases.SMALLEST, cases.LARGEST) for _ in range(count))
+    def drawn(kind: str, number: int) -> cases.Call:
+        length = source.randint(*(LONG if kind == "long" else SHORT))
+        prompt = tuple(source.randrange(cases.SMALLEST, cases.LARGEST) for _ in range(length))
+        return cases.Call(f"{kind}-{number}", kind, (prompt,), source.randint(*DECODED))
 
-    def tokens() -> int:
-        return source.randint(*DECODED)
-
-    made = [
-        cases.Call(
-            f"continued-{number}-{turn}", "continued", (prompt[:SHARED] + drawn(30),), tokens()
-        )
-        for number, prompt in enumerate(beginnings())
-        for turn in range(CONTINUED)
-    ]
-    fresh = range(PROMPTS - len(made))
-    return made + [
-        cases.Call(
-            f"fresh-{number}", "fresh", (drawn(source.randint(SHORTEST, LONGEST)),), tokens()
-        )
-        for number in fresh
-    ]
+    return [drawn("short" if number % 3 else "long", number) for number in range(PROMPTS)]
 
 
 def judged(result: dict, control: bool) -> list[compare.Verdict]:

@@ -12,12 +12,9 @@ import solo_engine
 
 
 def asked(engine) -> dict:
-    """The answers by call: all at once, then each alone behind an empty cache. Only the latter have
-    log-probabilities, without which a prefill may be mixed with decoding."""
+    """The answers by call: all at once, then each alone. Only the latter have log-probabilities,
+    without which a prefill may be mixed with decoding. There is no prefix cache to empty."""
     one_token = dict(max_new_tokens=1, temperature=0, ignore_eos=True)
-    engine.generate(
-        input_ids=[list(prompt) for prompt in saturated.beginnings()], sampling_params=one_token
-    )
     made = saturated.calls()
     answers = engine.generate(
         input_ids=[list(call.prompts[0]) for call in made],
@@ -27,11 +24,7 @@ def asked(engine) -> dict:
         call.name: {"answers": [engines.read(answer, len(call.prompts[0]))]}
         for call, answer in zip(made, answers, strict=True)
     }
-    alone = {}
-    for call in made:
-        engines.flush(engine)
-        alone[call.name] = engines.ask(engine, call)
-    return {"together": together, "alone": alone}
+    return {"together": together, "alone": {call.name: engines.ask(engine, call) for call in made}}
 
 
 if __name__ == "__main__":  # the engine's own processes import this file again

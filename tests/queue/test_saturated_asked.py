@@ -26,16 +26,11 @@ class Engine:
     """stale: how many of the prompts that come at once start from another request's state."""
 
     def __init__(self, stale: int = 0) -> None:
-        self.stale, self.empty = stale, False
-
-    def flush_cache(self) -> None:
-        self.empty = True
+        self.stale = stale
 
     def generate(self, input_ids, sampling_params, return_logprob=False, **_):
         each = sampling_params if isinstance(sampling_params, list) else [sampling_params]
         each *= len(input_ids) // len(each)
-        assert self.empty or not return_logprob, "each prompt alone comes behind an empty cache"
-        self.empty = False
         stale = self.stale if len(input_ids) > 1 else 0
         return [
             self._one(prompt, words, number < stale)
@@ -71,7 +66,7 @@ def test_each_prompt_from_a_foreign_state_is_counted(saturated):
     found = checks(saturated, Engine(stale=3))
     assert [what for what, check in found.items() if not check.good] == [RIGHT]
     assert found[RIGHT].why.startswith(
-        "3 prompts answered otherwise: continued 3 of 40, fresh 0 of"
+        "3 prompts answered otherwise: long 1 of 100, short 2 of 200"
     )
     assert checks(saturated, Engine(stale=3), control=True)[CONTROL].good
 
@@ -83,11 +78,14 @@ def test_prompts_that_met_no_decoding_request_show_nothing(saturated):
 
 
 def test_what_is_asked(saturated):
-    """300 prompts; the first go on from the first chunk of a beginning of two."""
+    """300 prompts. No chunk of the load is without a long prompt, and slots are as few as running
+    requests, without a cache: a freed slot is given out at once."""
     made = saturated.calls()
     assert len(made) == len({call.name for call in made}) == saturated.PROMPTS
-    starts = {prompt[: saturated.CHUNK] for prompt in saturated.beginnings()}
-    continued = [call.prompts[0] for call in made if call.kind == "continued"]
-    assert {prompt[: saturated.CHUNK] for prompt in continued} == starts
-    assert all(saturated.CHUNK < saturated.SHARED < len(one) for one in saturated.beginnings())
+    lengths = [len(call.prompts[0]) for call in made]
+    assert all(max(lengths[n : n + 3]) >= saturated.LONG[0] for n in range(len(made) - 2))
+    assert max(length for length in lengths if length < saturated.LONG[0]) <= saturated.SHORT[1]
+    engine = saturated.ENGINE
+    assert engine["max_mamba_cache_size"] == engine["max_running_requests"]
+    assert engine["disable_radix_cache"] and engine["enable_mixed_chunk"]
     assert made == saturated.calls()
