@@ -361,4 +361,5 @@ def test_what_graphs_lose_is_noted(asleep, monkeypatch, tmp_path, without):
     adapter.pause("cuda_graph")
     adapter.resume("cuda_graph")
     assert dirty.pools == {(0, 7)}
+    assert 4 * dirty.words_to_soil(90 << 30) == 60 << 30, "the rest is for engines beside it"
     assert asleep.woken(file) == [{"bytes": 64, "changed": 64 if without else 0}]

@@ -1,9 +1,10 @@
 """Have memory that a server lost while it slept show: SLEEP_NOTES=FILE, this folder first on
 PYTHONPATH.
 
-Behind each pause of the memory saver all that is free on the GPU is filled with ones, which are NaN
-in every floating type, and given back. Behind each wake one line of JSON in FILE says of the
-graphs' memory: how much it is, and how much is not what it was before the pause.
+Behind each pause of the memory saver two thirds of what is free on the GPU are filled with ones,
+which are NaN in every floating type, and given back: other engines may start there meanwhile.
+Behind each wake one line of JSON in FILE says of the graphs' memory: how much it is, and how much
+is not what it was before the pause.
 SLEEP_WITHOUT=PATCH makes a control: back-up-captured-graphs or copy-all-reduce-inputs is undone.
 """
 
@@ -20,7 +21,6 @@ SPEC.loader.exec_module(startup)
 SAVER = "sglang.srt.utils.torch_memory_saver_adapter"
 ALL_REDUCE = "sglang.srt.distributed.device_communicators.custom_all_reduce_v2"
 GRAPHS = "cuda_graph"  # the tag
-KEPT_FREE = 1 << 30  # bytes for what else runs on the GPU meanwhile
 pools, sums = set(), {}  # of the graphs; (address, bytes) of a segment -> the sum of its words
 
 
@@ -45,14 +45,17 @@ def held():
     return {segment: words_of(*segment).sum().item() for segment in found}
 
 
+def words_to_soil(free):
+    """How many words of 4 bytes are filled of `free` bytes."""
+    return free * 2 // 3 // 4
+
+
 def soil():
     import torch
 
-    count = (torch.cuda.mem_get_info()[0] - KEPT_FREE) // 4
-    if count > 0:
-        torch.full((count,), -1, dtype=torch.int32, device="cuda")
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+    torch.full((words_to_soil(torch.cuda.mem_get_info()[0]),), -1, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 def note(before, after):
