@@ -583,7 +583,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(writing, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
     monkeypatch.setattr(formatting, "_run", asked.run)
     monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
-    monkeypatch.setattr(peer, "pack", lambda root, what, *_: packed_peer(made, what))
+    monkeypatch.setattr(peer, "pack", lambda root, pins, what, *_: packed_peer(made, what))
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
     monkeypatch.setattr(bundle.carried, "pack", torch(tmp_path / "cache/torch.tar.xz"))
     monkeypatch.setattr(
