@@ -1,9 +1,9 @@
-"""scripts/sweep.py: which functions of two releases count as changed."""
+"""scripts/compare_releases.py: which functions of two releases count as changed."""
 
 import ast
 
+import compare_releases
 import pytest
-import sweep
 
 BEFORE = '''
 class Pool:
@@ -27,7 +27,7 @@ if True:
 )
 def test_a_function_has_changed_where_its_code_has(before, after, changed):
     old, new = (
-        dict(sweep.functions_in(ast.parse(text)))
+        dict(compare_releases.functions_in(ast.parse(text)))
         for text in (BEFORE, BEFORE.replace(before, after))
     )
     assert old.keys() == new.keys() == {"Pool.clear", "track"}
@@ -45,4 +45,4 @@ def test_a_function_has_changed_where_its_code_has(before, after, changed):
     ],
 )
 def test_a_file_belongs_to_the_first_area_that_has_it(path, area):
-    assert sweep.area_of(path) == area
+    assert compare_releases.area_of(path) == area

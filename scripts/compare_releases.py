@@ -7,7 +7,7 @@ a new release, with `--diff` where a name is not enough; docs/later-fixes.md say
 decided. A function is compared by its syntax tree, without docstrings, comments and layout, and by
 its file's name and its own: one that moved with its file counts as the same.
 
-    .nox/tools/bin/python scripts/sweep.py v0.5.22 v0.5.23 --names
+    .nox/tools/bin/python scripts/compare_releases.py v0.5.22 v0.5.23 --names
 
 Without releases: the counts of each pair of neighbouring pins.
 """
