@@ -16,7 +16,6 @@ class Outcome(str, enum.Enum):
     NOT_SELECTED = "not selected"
     NEEDS_REFRESH = "needs refresh"
     CONFLICT = "conflict"
-    CORRUPT = "corrupt"
     TREE_MISMATCH = "tree mismatch"
     EMPTY = "empty"
 

@@ -24,7 +24,7 @@ from evidence import harness as rules
 from evidence.commands import cli as proving
 from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
-from patchqueue.laying import apply, pinned
+from patchqueue.laying import apply, patched
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
 
@@ -168,11 +168,10 @@ class Project:
             source.fetch(each, str(self.wheels))
 
     def place(self) -> None:
-        """Pin the lines and trees that the queue has now on every release; their wheels are in the
-        cache, or come into it."""
+        """Write the tree that the queue makes of every release; their wheels are in the cache, or
+        come into it."""
         self.warm()
-        every = pins.load(self.root)
-        pinned.write(self.root, every, every.all, None)
+        patched.write(self.root, pins.load(self.root).all, None)
 
     def apply(self, origin: object = None, **options) -> apply.Report:
         return apply.apply(self.root, self.pin, str(origin) if origin else None, **options)

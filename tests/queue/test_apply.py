@@ -423,14 +423,6 @@ def test_another_source_is_laid_anew(applied, tmp_path):
     )
 
 
-def test_a_tree_whose_record_says_less_is_laid_anew(applied):
-    """Trees of an earlier tool: what is built from one must name all that evidence asks for."""
-    file = applied.tree / "provenance.json"
-    whole = json.loads(file.read_text())
-    file.write_text(json.dumps({name: value for name, value in whole.items() if name != "changes"}))
-    assert applied.apply().outcome is Outcome.APPLIED and json.loads(file.read_text()) == whole
-
-
 def test_two_releases_stand_side_by_side(applied):
     applied.edit("series", "==9.9.1", ">=9.9")
     applied.release("9.9.2")

@@ -537,8 +537,8 @@ def test_other_mails_are_not_written_over(project, checkout, tmp_path):
 
 
 def test_a_patch_that_does_not_fit_makes_no_branch(project, checkout):
-    project.edit("patches/steps/count-once-more.patch", "@@ -18,6 +18,7 @@", "@@ -17,6 +17,7 @@")
-    assert refusal(project, checkout).name == "needs refresh"
+    project.edit("patches/steps/count-once-more.patch", " step_18 = 18\n", " step_18 = other\n")
+    assert refusal(project, checkout).name == "conflict"
 
 
 def test_the_command_says_what_it_did(project, checkout, capsys):

@@ -469,7 +469,7 @@ def test_what_upstream_itself_has_in_another_form_is_left(sent):
 def test_on_a_later_upstream_hunks_are_laid_where_their_text_stands(sent):
     commit(sent, runner="# new\n" + fakes.numbered(40))
     done = send(sent)
-    assert not done.exact and done.requests[0].parts[0].row.outcome is Outcome.NEEDS_REFRESH
+    assert not done.exact and done.requests[0].parts[0].row.outcome is Outcome.APPLIED
     assert "step_20 = 20\nadded_step = 20\n" in git(
         sent, "show", f"{done.requests[0].tip}:{fakes.RUNNER}"
     )

@@ -69,23 +69,6 @@ CASES = [
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_nothing),
     ("bad-variant", "patches/steps/name-the-cut.patch", stem_without_variant),
     (
-        "stale-placement",
-        "upstream/placed.toml: 9.9.1, steps/gone.patch",
-        lambda p: p.write("upstream/placed.toml", '["9.9.1"]\n"steps/gone.patch" = [1]\n'),
-    ),
-    (
-        "stale-placement",
-        "upstream/placed.toml: 9.9.9, steps/name-the-cut.patch",
-        lambda p: p.write("upstream/placed.toml", '["9.9.9"]\n"steps/name-the-cut.patch" = [1]\n'),
-    ),
-    (
-        "stale-placement",
-        "upstream/placed.toml: 9.9.1, steps/name-the-cut.patch",
-        lambda p: p.write(
-            "upstream/placed.toml", '["9.9.1"]\n"steps/name-the-cut.patch" = [1, 9]\n'
-        ),
-    ),
-    (
         "unnamed-overlay",
         "overlay/python/sglang/srt/extra.py",
         lambda p: p.write("overlay/python/sglang/srt/extra.py", "x = 1\n"),

@@ -10,14 +10,13 @@ from fakes import RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from patchqueue.laying import pinned, place, quilt
-from patchqueue.laying.apply import apply, load_queue
+from patchqueue.laying import patched, place, quilt
+from patchqueue.laying.apply import apply
 from patchqueue.laying.check import check
 from patchqueue.laying.refresh import refresh
-from patchqueue.laying.selection import Selection
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.queue import patchfile, placed
+from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
 from patchqueue.queue.series import PACKAGE
 from patchqueue.upstream import pins, source
@@ -40,7 +39,7 @@ def added(text: str, at: int = 20) -> str:
     ("text", "outcome", "lines"),
     [
         (BASE, Outcome.APPLIED, (18,)),
-        ("new = 1\n" + BASE, Outcome.NEEDS_REFRESH, (19,)),
+        ("new = 1\n" + BASE, Outcome.APPLIED, (19,)),
         (BASE.replace("step_18 = 18\n", ""), Outcome.CONFLICT, None),
         (BASE + BASE, Outcome.CONFLICT, None),
         (None, Outcome.CONFLICT, None),
@@ -122,9 +121,8 @@ def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
     for own, before, after in zip(owns, *versions):
         below = {RUNNER: before.encode()}
         row = place.lay_patch(text, below.get)
-        assert row.after == {RUNNER: after.encode()} and row.lines == place.lines_of(text, own)
-        assert place.widened(placed.at(text, row.lines), below).diff == own.diff
-        assert place.edits(placed.at(text, row.lines)) == place.edits(own)
+        assert row.after == {RUNNER: after.encode()}
+        assert place.rendered(text, row).diff == own.diff and place.edits(text) == place.edits(own)
         assert place.fitted(own, below).diff == own.diff
 
 
@@ -225,9 +223,7 @@ def every(project: fakes.Project) -> pins.Pins:
 
 def test_one_text_serves_two_releases(two):
     assert check(two.root, every(two).all, None).all_problems == ()
-    assert f'["{SHORT}"]\ntree = "sha256:' in (two.root / placed.FILE).read_text() and (
-        two.root / placed.FILE
-    ).read_text().endswith(f'"{COUNT}" = [9]\n')
+    assert all(pin.patched.startswith("sha256:") for pin in every(two).all)
     for tag, line, lead in (("v9.9.1", 18, "step_18 = 18"), (f"v{SHORT}", 8, "step_18 = None")):
         # which holds quilt's tree against the replay's, byte for byte
         apply(two.root, every(two).find(tag), None)
@@ -277,18 +273,13 @@ def test_an_edit_of_a_shared_text_reaches_the_other_release_and_its_tree(two):
     (two.tree / RUNNER).write_text(
         (two.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21")
     )
-    before = placed.read(two.root)[0]
+    before = {pin.version: pin.patched for pin in every(two).all}
     written, _ = refresh(two.root, every(two), two.pin, False)
     assert [change.path for change in written] == [
         f"patches/{COUNT}",
-        str(placed.FILE),
+        str(pins.FILE),
     ] and written[0].why == f"refreshed, for v{SHORT} too"
-    after = placed.read(two.root)[0]
-    assert all(
-        after[version].tree != before[version].tree
-        and after[version].lines == before[version].lines
-        for version in before
-    )
+    assert all(pin.patched != before[pin.version] for pin in every(two).all)
     assert check(two.root, every(two).all, None).all_problems == ()
     apply(two.root, every(two).find(SHORT), None)
     assert "added_step = 21" in (two.root / f"work/v{SHORT}" / RUNNER).read_text()
@@ -324,7 +315,7 @@ def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, change, tags)
     change(two)
     problems = check(two.root, every(two).all, None).all_problems
     assert [(problem.name, problem.where) for problem in problems] == [
-        ("tree mismatch", f"upstream/placed.toml: {tag}") for tag in tags
+        ("tree mismatch", f"upstream/pins.toml: {tag}") for tag in tags
     ]
     two.place()
     assert check(two.root, every(two).all, None).all_problems == ()
@@ -332,66 +323,48 @@ def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, change, tags)
 
 def test_a_pin_that_the_queue_is_not_carried_to_is_one_problem(two):
     """A release just pinned had one for each hunk, and was to be refreshed, not rebased."""
-    text = (two.root / placed.FILE).read_text()
-    two.write(str(placed.FILE), text.partition(f'["{SHORT}"]')[0])
+    other = fakes.release_of("9.9.4") | {"sglang/srt/runner.py": numbered(9, "other")}
+    two.release("9.9.4", other)
+    two.warm()
     assert [
         (problem.name, problem.where, problem.what, problem.hint)
-        for problem in (check(two.root, every(two).all, None).all_problems)
+        for problem in check(two.root, every(two).all, None).all_problems
     ] == [
         (
             "not-carried",
-            f"v{SHORT}",
+            "v9.9.4",
             "is pinned, and the queue is not carried to it: 1 of 1 patch to refresh or to solve",
-            f"`scripts/nox rebase {SHORT}` sorts them",
+            "`scripts/nox rebase 9.9.4` sorts them",
         )
     ]
-    two.place()
-    assert check(two.root, every(two).all, None).all_problems == ()
 
 
-def test_the_pinned_tree_is_that_of_the_files_that_are_laid(two):
+def test_the_patched_tree_is_that_of_the_python_files(two):
     apply(two.root, two.pin, None)
-    names = [RUNNER, "python/sglang/srt/cut.py", "python/sglang/srt/steps/__init__.py"]
-    by_hand = "sha256:" + fakes.sha256sum(two.tree, sorted(names))
-    assert placed.read(two.root)[0][two.pin.version].tree == by_hand
+    files = (two.tree / "python/sglang").rglob("*.py")
+    names = sorted(path.relative_to(two.tree).as_posix() for path in files)
+    names.remove("python/sglang/_version.py")
+    assert two.pin.patched == "sha256:" + fakes.sha256sum(two.tree, names)
 
 
-def test_lines_are_written_anew_where_the_file_is_lost_or_half_merged(two):
-    right = (two.root / placed.FILE).read_bytes()
-    for content in (b"<<<<<<< HEAD\n" + right, b"", b'["9.9.1"]\n"a/b.patch" = [1]\n'):
-        (two.root / placed.FILE).write_bytes(content)
-        assert pinned.write(two.root, every(two), every(two).all, None)[0].path == str(placed.FILE)
-        assert (two.root / placed.FILE).read_bytes() == right
+@pytest.mark.parametrize("shift", [-3, 5], ids=["earlier", "later"])
+def test_the_lines_that_a_patch_file_names_are_not_read(two, shift):
+    """A text with the lines of no release applies as before, and nothing is to be written anew."""
+    line = next(each for each in (two.root / "patches" / COUNT).open() if each.startswith("@@"))
+    start = int(line.split()[1].split(",")[0][1:])
+    other = line.replace(f"{start},", f"{start + shift},")
+    two.edit(f"patches/{COUNT}", line, other)
+    assert check(two.root, every(two).all, None).all_problems == ()
+    assert refresh(two.root, every(two), two.pin, False)[0] == []
+    assert "@@ -18,6 +18,7 @@" in (two.tree / "patches" / COUNT).read_text(), "quilt has its lines"
 
 
 def test_a_text_without_one_place_is_named_and_nothing_is_written(two):
     two.edit(f"patches/{COUNT}", " step_21 = 21\n", " step_21 = other\n")
-    before = (two.root / placed.FILE).read_bytes()
-    with pytest.raises(Refused, match="step_21 = other.*upstream has 'step_21 = 21'"):
-        pinned.write(two.root, every(two), every(two).all, None)
-    assert (two.root / placed.FILE).read_bytes() == before
-
-
-def test_evidence_stays_when_a_text_comes_to_be_shared(two):
-    """A variant of its own for the second release, with three lines of context, does the same
-    there.
-    """
-    queue, pin = load_queue(two.root), every(two).find(SHORT)
-    shared = Selection(queue, pin).effect_sha256
-    row = pinned.rows_on(queue, pin.version, source.fetch(pin, None).read)[0][0]
-    own = place.widened(placed.at(queue.patches[COUNT], row.lines), row.before)
-    two.write("patches/steps/count-once-more@9.9.3.patch", f"Variant-Of: {COUNT}\n\n{own.diff}")
-    two.write(
-        "series",
-        f"{COUNT}  # >=9.9,<9.9.3\nsteps/count-once-more@9.9.3.patch  #"
-        " >=9.9.3\nsteps/name-the-cut.patch  # ==9.9.1\n",
-    )
-    two.place()
-    queue = load_queue(two.root)
-    assert [each.name for each in queue.select(pin.version)] == [
-        "steps/count-once-more@9.9.3.patch"
-    ]
-    assert Selection(queue, pin).effect_sha256 == shared
+    before = (two.root / pins.FILE).read_bytes()
+    with pytest.raises(Refused, match="reads 'step_21 = 21'.*needs 'step_21 = other"):
+        patched.write(two.root, every(two).all, None)
+    assert (two.root / pins.FILE).read_bytes() == before
 
 
 @settings(max_examples=5)
@@ -411,7 +384,7 @@ def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, 
     for before in befores:
         tree = tmp_path_factory.mktemp("tree")
         row = place.lay_patch(text, lambda path: before.encode())
-        own = place.widened(placed.at(text, row.lines), row.before)
+        own = place.rendered(text, row)
         (tree / RUNNER).parent.mkdir(parents=True)
         (tree / RUNNER).write_text(before)
         write_patches(tree, {"a/b.patch": own.content})

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .. import RELEASE
 from ..hint import counted, to_type
-from ..laying import pinned
+from ..laying import patched
 from ..laying.check import CheckReport, check
 from ..laying.probe import Finding
 from ..outcome import Outcome, Problem, Refused
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
         "lint the queue, and replay it in memory on each release",
         "every pinned release",
         "--from",
-        write=f"pin the lines and trees that the queue has now, in upstream/placed.toml, {meant}",
+        write=f"write the trees that the queue makes now to upstream/pins.toml, {meant}",
         gaps="also list the patches that a release does not need, and why",
     )
 
@@ -47,8 +47,11 @@ def add(commands: Any) -> None:
 def _check(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     chosen = releases.chosen(options, pins, pins.all)
-    for change in pinned.write(options.root, pins, chosen, options.origin) if options.write else ():
-        tell(f"{change.path}: {change.why}")
+    if options.write:
+        for change in patched.write(options.root, chosen, options.origin):
+            tell(f"{change.path}: {change.why}")
+        pins = pinning.load(options.root)
+        chosen = releases.chosen(options, pins, pins.all)
     good = show(options.root, chosen, options.origin, pins, options.gaps)
     if good:
         tell(
@@ -60,7 +63,7 @@ def _check(options: argparse.Namespace) -> int:
 def show(root: Path, chosen: Sequence[Pin], origin: str | None, pins: Pins, gaps: bool) -> bool:
     """Check these releases, and print what was found; whether all is well."""
     started = time.monotonic()
-    report = check(root, chosen, origin, pins.all)
+    report = check(root, chosen, origin)
     report = replace(report, problems=(*report.problems, *_not_as_cut(root, pins)))
     _show_check(report, time.monotonic() - started, gaps)
     show_problems(report.all_problems)

@@ -138,10 +138,7 @@ def _patches(options: argparse.Namespace) -> int:
         f" {counted(made.changed, 'file')} changed, {made.added} added"
     )
     if made.edited:
-        tell.print(
-            f"it is for {options.base}, where others edited {counted(made.edited, 'file')};"
-            f" {counted(made.moved, 'hunk')} stand at other lines"
-        )
+        tell.print(f"it is for {options.base}, where others edited {counted(made.edited, 'file')}")
     tell.print(f"sha256 {made.sha256}")
     file = shlex.quote(str(made.path.absolute()))
     tell.print(f"next: `git apply {file}` in the root of a checkout, or `patch -p1 < {file}`")

@@ -161,8 +161,6 @@ def _show_edits(report: Report) -> None:
     record = report.record
     if report.before:
         OUT.print(f"edits of others, from before: {_shown(report.before)}; they stay")
-    if record.get("moved"):
-        OUT.print(f"  {counted(record['moved'], 'hunk')} of the queue stand at other lines")
     for name in record.get("there", ()):
         OUT.print(f"  {name.removesuffix('.patch')}: these files have that change already")
     if report.others:

@@ -255,7 +255,7 @@ def _after(root: Path, pins: Pins, version: Version) -> str:
     """The commands that a finished rebase leaves to be typed."""
     pin = next((pin for pin in pins.all if pin.version == version), None)
     steps = [] if pin else [to_type("pin", version)]
-    steps += [to_type("check", f"v{version}")]
+    steps += [to_type("check", *([] if pin else ["--write"]), f"v{version}")]
     steps += [] if pin and has_environment(root, pin) else [to_type("lock", f"v{version}")]
     return ", ".join(steps)
 

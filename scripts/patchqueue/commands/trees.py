@@ -145,10 +145,7 @@ def _show_apply(report: Report, root: Path, seconds: float, whole: bool) -> None
     tell(f"tree {record['tree']['after']}")
     if "edits" in record:
         edited = sum(map(len, record["edits"].values()))
-        tell(
-            f"edits of others in {counted(edited, 'file')};"
-            f" {counted(record['moved'], 'hunk')} of the queue stand at other lines"
-        )
+        tell(f"edits of others in {counted(edited, 'file')}")
         for name in record["there"]:
             tell(f"{name.removesuffix('.patch')}: that tree has the change already")
         OUT.print(

@@ -18,6 +18,8 @@ from pathlib import Path
 # what of a work tree is upstream's; everything else there is the queue's or the user's own
 ROOTS = ("python", "test")
 GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git checkout has none
+# which name the version: the wheel of a patched release has its own there
+STAMPED = (GENERATED, "python/sglang/version.py")
 # the tree's own listing, for `--verify` in place: no tree can list it
 LISTING = "python/sglang/srt/prefill_graph/tree.sha256"
 # beside it: what the queue changed in upstream's files, and what others had edited there
@@ -85,6 +87,12 @@ def python_part(listing: Mapping[str, str]) -> dict[str, str]:
         for path, digest in listing.items()
         if path.startswith("python/sglang/") and path.endswith(".py") and path != GENERATED
     }
+
+
+def hash_python(listing: Mapping[str, str]) -> str:
+    """The tree hash of a release or a patched release: of its Python files alone, which its wheels,
+    a git checkout and an installed package have in common."""
+    return hash_listing(python_part(listing))
 
 
 def list_folder(folder: Path) -> dict[str, str]:

@@ -15,7 +15,6 @@ from ..laying.apply import load_queue
 from ..laying.probe import passes
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
-from ..queue.placed import Placed
 from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
 from . import additions, conventions, formatting, prtext
@@ -146,7 +145,7 @@ def kept(queue: Queue, pin: Pin) -> tuple[tuple[str, str], ...]:
 def never_sent(queue: Queue, pins: Iterable[Pin]) -> list[Problem]:
     """The patches that are Pending, and that the newest release the queue is carried to does not
     get: no pull request can ever be made of them."""
-    carried = [pin for pin in pins if queue.placed.get(pin.version, Placed()).tree]
+    carried = [pin for pin in pins if pin.patched]
     if not carried:
         return []
     newest = max(carried, key=lambda pin: pin.version)

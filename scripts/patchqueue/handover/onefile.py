@@ -32,7 +32,7 @@ NEW = "0" * 40  # git's name for no file
 @dataclass(frozen=True)
 class Written:
     """The file. changed, added: how many files it changes and adds; edited: how many files of its
-    base others had edited; moved: hunks that stand at other lines there."""
+    base others had edited."""
 
     pin: Pin
     path: Path
@@ -41,7 +41,6 @@ class Written:
     changed: int
     added: int
     edited: int = 0
-    moved: int = 0
 
 
 def write(root: Path, pin: Pin, origin: str | None, base: Path | None, out: Path) -> Written:
@@ -64,7 +63,7 @@ def write(root: Path, pin: Pin, origin: str | None, base: Path | None, out: Path
     content = (_head(selection) + diff(files, tree.read)).encode("utf-8", "surrogateescape")
     atomic.write(out, content)
     new = sum(tree.read(path) is None for path in files)
-    counts = len(selection.patches), len(files) - new, new, len(edits.paths), selection.moved
+    counts = len(selection.patches), len(files) - new, new, len(edits.paths)
     return Written(pin, out, sha256(content), *counts)
 
 

@@ -73,7 +73,7 @@ def _record(
     record = selection.record(origin, here.listing, after, stack) | {"release": RELEASE}
     if known.edits.paths:
         record["edits"] = known.edits.as_record()
-        record["moved"], record["there"] = selection.moved, selection.there
+        record["there"] = [*selection.already_present]
     return record
 
 

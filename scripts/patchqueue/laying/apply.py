@@ -107,12 +107,9 @@ def apply(
     quilt = quilts.find(source.cache_folder())
     with tree.locked() as lock:
         found = tree.inspect()
-        made_of = selection.stack_sha256, selection.effect_sha256, pristine.sha256
-        if found.state is State.APPLIED and made_of == (
-            found.record["queue"],
-            found.record.get("changes"),
-            found.record["source"]["sha256"],
-        ):
+        made_of = selection.stack_sha256, pristine.sha256
+        recorded = found.record.get("queue"), found.record.get("source", {}).get("sha256")
+        if found.state is State.APPLIED and made_of == recorded:
             return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, found.record)
         refuse_to_lose(tree, found, discard)
         record, listing = _build(tree, selection, pristine, planned, quilt, lock)
@@ -229,7 +226,7 @@ def _build(
     edits = pristine.edits if isinstance(pristine, Edited) else laid.NONE
     if edits.paths:
         record["edits"] = edits.as_record()
-        record["moved"], record["there"] = selection.moved, selection.there
+        record["there"] = [*selection.already_present]
     write_record(aside, record)
     if PROVENANCE in after:
         (aside / LISTING).write_bytes(to_sha256sum(own_listing(after)))

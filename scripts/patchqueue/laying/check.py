@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,14 +18,13 @@ from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
 from ..queue.lint import lint
-from ..queue.patchfile import Patch
 from ..queue.series import Queue
+from ..upstream import pins as pinning
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .apply import finish_writing
-from .pinned import misshapen, problem_of
-from .place import widened
+from .patched import problem_of, tree_with
 from .probe import Finding, probe
 from .replay import Step
 from .selection import select
@@ -36,16 +35,12 @@ LOG = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class PinReport:
     """One pin: what the replay made of each selected patch, where every patch stands upstream, and
-    all problems.
-
-    texts: the patches as the release's own tree has them, where the replay had no problem.
-    """
+    all problems."""
 
     pin: Pin
     steps: tuple[Step, ...]
     findings: tuple[Finding, ...]
     problems: tuple[Problem, ...]
-    texts: dict[str, Patch] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def outcome(self) -> Outcome:
@@ -66,19 +61,14 @@ class CheckReport:
         return (*self.problems, *(problem for report in self.pins for problem in report.problems))
 
 
-def check(
-    root: Path, pins: Iterable[Pin], origin: str | None, every: Iterable[Pin] = ()
-) -> CheckReport:
+def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
     """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be
-    had.
-
-    every: all pinned releases, where `pins` are not; a text's form is looked at where all that it
-    is for are in `pins`.
-    """
+    had."""
     finish_writing(root)
     queue, problems = series.read(root)
     problems += lint(root, queue)
-    pins = list(pins)
+    now = {pin.version: pin for pin in pinning.load(root).all}
+    pins = [now.get(pin.version, pin) for pin in pins]  # a killed run may have been finished above
     lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]
     if len(lacking) > 1:
         LOG.info(
@@ -87,12 +77,8 @@ def check(
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, origin), pins))
     with _processes() as processes:  # reading their directories does not
-        reports = tuple(processes.map(partial(_one, queue), sources))
-    problems += misshapen(
-        queue,
-        [pin.version for pin in every or pins],
-        {report.pin.version: report.texts for report in reports},
-    )
+        carried = any(pin.patched for pin in now.values())
+        reports = tuple(processes.map(partial(_one, queue, carried), sources))
     return CheckReport(reports, tuple(problems))
 
 
@@ -122,7 +108,7 @@ def _end_with(reading: int, writing: int) -> None:
     Thread(target=wait, daemon=True).start()
 
 
-def _one(queue: Queue, pristine: Source) -> PinReport:
+def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
     pin = pristine.pin
     findings = tuple(probe(queue, pin, pristine.read))
     problems = [finding.problem for finding in findings if finding.problem]
@@ -131,24 +117,19 @@ def _one(queue: Queue, pristine: Source) -> PinReport:
     except Refused as refusal:
         return PinReport(pin, (), findings, (*problems, *refusal.problems))
     replayed = selection.replay(pristine.read)
-    other = None if replayed.problems else problem_of(queue, pin, replayed.files)
-    below = {step.patch: step.below for step in replayed.steps}
-    texts = (
-        {}
-        if replayed.problems
-        else {patch.name: widened(patch, below[patch.name]) for patch in selection.patches}
-    )
-    laid = _not_carried(queue, pin, replayed.steps) or replayed.problems
-    every = (*laid, *([other] if other else []), *problems)
-    return PinReport(pin, replayed.steps, findings, every, texts)
+    if replayed.problems or not selection.patches:
+        found = _not_carried(pin, carried, replayed.steps) or replayed.problems
+    else:
+        other = problem_of(pin, tree_with(pristine.listing(), replayed.files))
+        found = (other,) if other else ()
+    return PinReport(pin, replayed.steps, findings, (*found, *problems))
 
 
-def _not_carried(queue: Queue, pin: Pin, steps: Sequence[Step]) -> tuple[Problem, ...]:
-    """One problem in place of one for each hunk, for a pin that no rebase has been to yet: others
-    have a tree of the queue, and it has none."""
-    trees = {version for version, placed in queue.placed.items() if placed.tree}
+def _not_carried(pin: Pin, carried: bool, steps: Sequence[Step]) -> tuple[Problem, ...]:
+    """One problem in place of one for each hunk, for a pin that no rebase has been to yet: it
+    has no patched tree, and others (`carried`) have one."""
     bad = sum(not step.outcome.good for step in steps)
-    if not bad or not trees or pin.version in trees:
+    if not bad or not carried or pin.patched:
         return ()
     what = (
         "is pinned, and the queue is not carried to it:"

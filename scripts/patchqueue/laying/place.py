@@ -1,7 +1,7 @@
-"""Where a patch's hunks stand in a file: one way, for the replay, refresh, rebase and export.
+"""The engine: where a patch's hunks apply, for every command that applies a patch in memory.
 
-A hunk stands where its exact text is: all its context and removed lines, in order, at one place
-behind the hunk before it.
+A hunk applies where its exact text is: all its context and removed lines, in order, at one place
+behind the hunk before it. The line numbers in a patch file are not read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from packaging.version import Version
 
 from ..outcome import Outcome
-from ..queue import placed
-from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Line, Patch
+from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Line, Patch, at_lines, of_files
 
 Read = Callable[[str], "bytes | None"]
 Files = Mapping[str, bytes]  # path in the tree -> content
@@ -44,7 +43,8 @@ class Laid:
 class Row:
     """What became of one patch on a release, and what to know about it.
 
-    outcome: APPLIED as it is, NEEDS_REFRESH, MERGED_UPSTREAM, NOT_SELECTED or CONFLICT.
+    outcome: APPLIED as it is, NEEDS_REFRESH where git or a person made the change, MERGED_UPSTREAM,
+    NOT_SELECTED or CONFLICT.
     before, after: the files it changes on the release, where it was laid. ambiguous: a hunk fits at
     several places. lines: where its own text was laid, a line for each hunk; None where the change
     was made otherwise.
@@ -117,10 +117,7 @@ def lay_patch(patch: Patch, read: Read) -> Row:
             return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
         lines += [spot.lines[0] for spot in laid.spots]
         before[file.path], after[file.path] = content, laid.text.encode("utf-8", "surrogateescape")
-    moved = sum(here != own for here, own in zip(lines, placed.own_lines(patch)))
-    outcome = Outcome.NEEDS_REFRESH if moved else Outcome.APPLIED
-    why = f"{moved} hunk{'s' if moved > 1 else ''} moved" if moved else ""
-    return Row(patch.name, outcome, why, before, after, lines=tuple(lines))
+    return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
 
 
 def _where(spot: Spot) -> str:
@@ -130,13 +127,18 @@ def _where(spot: Spot) -> str:
     return f"nowhere; it begins {first!r}"
 
 
-def widened(patch: Patch, before: Files) -> Patch:
+def rendered(patch: Patch, row: Row) -> Patch:
+    """A patch that `row` applied, with the lines of that tree and three lines of its context."""
+    return _with_context(at_lines(patch, row.lines or ()), row.before)
+
+
+def _with_context(patch: Patch, before: Files) -> Patch:
     """The patch as a release's own tree has it: with three lines of that tree's context.
 
     before: the files below it, on which its hunks stand at their own lines.
     """
     texts = {path: content.decode("utf-8", "surrogateescape") for path, content in before.items()}
-    return placed.of_files(patch, (_widened(file, texts[file.path]) for file in patch.files))
+    return of_files(patch, (_widened(file, texts[file.path]) for file in patch.files))
 
 
 @dataclass(frozen=True)
@@ -213,13 +215,13 @@ def shared(patches: Sequence[Patch]) -> Patch | None:
     """The text that these have in common: the same changes, and the context on which all agree.
 
     Its lines are those of the first. patches: one patch as the own trees of several releases have
-    it (see `widened`). None where they change other lines, or where nothing is left by which
+    it (see `rendered`). None where they change other lines, or where nothing is left by which
     a change's place is found.
     """
     if len({tuple(file.path for file in patch.files) for patch in patches}) != 1:
         return None
     files = [_shared(versions) for versions in zip(*(patch.files for patch in patches))]
-    return None if None in files else placed.of_files(patches[0], [file for file in files if file])
+    return None if None in files else of_files(patches[0], [file for file in files if file])
 
 
 def one_text(texts: Mapping[Version, Patch | None], below: Mapping[Version, Files]) -> Patch | None:
@@ -263,23 +265,11 @@ def _common(several: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0] for lines in same]
 
 
-def lines_of(text: Patch, own: Patch) -> tuple[int, ...]:
-    """Where a text's hunks stand on the release that has the same changes as `own`."""
-    lines = []
-    for file, there in zip(text.files, own.files):
-        runs = (run for hunk in there.hunks for run in _runs(hunk))
-        for hunk in file.hunks:
-            first, *_ = [next(runs) for _ in _runs(hunk)]
-            lines.append(first.start - hunk.leading + 1)
-    return tuple(lines)
-
-
 def edits(patch: Patch) -> str:
-    """What a patch does to the files of one release, without the context that tells its place."""
+    """The lines that a patch removes and adds, by file and in order."""
     runs = ((file.path, run) for file in patch.files for hunk in file.hunks for run in _runs(hunk))
     return "".join(
-        f"{path}:{run.start}\n" + "".join(f"{line.kind}{line.text}" for line in run.lines)
-        for path, run in runs
+        f"{path}\n" + "".join(f"{line.kind}{line.text}" for line in run.lines) for path, run in runs
     )
 
 
@@ -293,7 +283,7 @@ def fitted(patch: Patch, below: Files) -> Patch | None:
     files = [
         _fitted(each, texts[each.path]) if each.path in texts else None for each in patch.files
     ]
-    return None if None in files else placed.of_files(patch, [file for file in files if file])
+    return None if None in files else of_files(patch, [file for file in files if file])
 
 
 def _fitted(file: FileDiff, text: str) -> FileDiff | None:

@@ -20,18 +20,18 @@ from ..files.locking import locked
 from ..files.tree import differing, list_folder, sha256
 from ..hint import some, to_type
 from ..outcome import Refused
-from ..queue import guards, patchfile, placed, series
+from ..queue import guards, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant
-from ..queue.patchfile import Patch
+from ..queue.patchfile import Patch, of_files
 from ..queue.series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
-from . import pinned
+from . import patched
 from . import quilt as quilts
 from .apply import Report, apply, finish_writing, load_queue
-from .pinned import rows_on
-from .place import Files, Row, fitted, in_front, lay_patch, one_text, widened
+from .patched import rows_on
+from .place import Files, Row, fitted, in_front, lay_patch, one_text, rendered
 from .selection import Selection
 from .worktree import State, WorkTree, read_record
 
@@ -93,10 +93,9 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     """Write the edits of work/<tag>/ back; what was written, and the apply that followed (None
     where lint stopped it).
 
-    Without such a tree (or with one that holds no edits) the queue itself is laid, each text at the
-    one place where it stands, and written in its fixed form: that is how a text that has moved gets
-    its line. add: edits of files that are in no patch go into the top one. Raises Refused, with
-    nothing written, where an edit would be lost, or another release broken.
+    Without such a tree (or with one that holds no edits) the trees that the queue makes are written
+    to upstream/pins.toml. add: edits of files that are in no patch go into the top one. Raises
+    Refused, with nothing written, where an edit would be lost, or another release broken.
     """
     finish_writing(root)
     with locked(root / atomic.QUEUE_LOCK):
@@ -105,8 +104,8 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
         edited = _edited(root, pin, add, pristine)
-        changes = pinned.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine))
-        pinned.put(root, changes)
+        changes = patched.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine))
+        patched.put(root, changes)
     try:
         load_queue(root)
     except Refused as refusal:
@@ -198,12 +197,10 @@ def _plan(
     ]
     made, _ = tried(queue, changes)
     changed = [other for other in pins.all if other == pin or _changes(queue, made, other)]
-    found = {
-        other.version: pinned.find(made, other.version, source.fetch(other, None).read, other.tag)
-        for other in changed
+    trees = {
+        other.version: patched.tree_of(made, other, source.fetch(other, None)) for other in changed
     }
-    changes += pinned.plan(made, [other.version for other in pins.all], found)
-    made, _ = tried(queue, changes)
+    changes += patched.changes_of(root, trees)
     selection = Selection(made, pin)
     replayed = selection.replay(pristine.read)
     if replayed.problems:
@@ -302,7 +299,11 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
     old = (root / series.FILE).read_text(encoding="utf-8")
     lines, below, known = Lines.of(old), "", [other.version for other in pins.all]
     rows = rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
-    here = {row.patch: (row, _own_text(queue, row)) for row in rows if row.lines is not None}
+    here = {
+        row.patch: (row, rendered(queue.patches[row.patch], row))
+        for row in rows
+        if row.lines is not None
+    }
     entries = {entry.name: entry for entry in queue.entries}
     for name, head, diff in tree.texts:
         if not diff:
@@ -324,11 +325,6 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
         yield change
     if lines.text != old:
         yield Change(str(series.FILE), lines.text.encode(), "guards")
-
-
-def _own_text(queue: Queue, row: Row) -> Patch:
-    """A patch as the release's own tree has it, where the row laid it."""
-    return widened(placed.at(queue.patches[row.patch], row.lines or ()), row.before)
 
 
 def _is_edited(
@@ -381,7 +377,7 @@ def _shared(
     tags = [other.tag for other in others]
     if text := one_text(texts, below):
         why = f"refreshed, for {' '.join(tags)} too"
-        return Change(f"patches/{entry.name}", placed.of_files(patch, text.files).content, why)
+        return Change(f"patches/{entry.name}", of_files(patch, text.files).content, why)
     broken = [served[version].tag for version in sorted(served) if texts[version] is None] or tags
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
     known = [other.version for other in pins.all]

@@ -12,12 +12,11 @@ from ..files import record
 from ..files.tree import hash_listing, own_listing, sha256
 from ..hint import to_type
 from ..outcome import Outcome, Refused
-from ..queue import placed
 from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from .place import Read, edits, widened
+from .place import Read, rendered
 from .replay import Replay, replay
 
 
@@ -25,44 +24,23 @@ from .replay import Replay, replay
 class Selection:
     """The patches and overlay files of one release, and the hashes that records name them by.
 
-    lines: for a tree that carries edits of others, where each patch's hunks stand there; a patch
-    that is not in it is there already. None on the release itself. The hashes do not depend on it.
+    already_present: patches whose change a tree of others has already, which are not applied to it.
+    The hashes do not depend on it.
     """
 
     queue: Queue
     pin: Pin
-    lines: Mapping[str, tuple[int, ...]] | None = None
+    already_present: tuple[str, ...] = ()
 
     @cached_property
     def _released(self) -> list[Patch]:
-        """Every patch for the release, at the release's own lines."""
+        """Every patch for the release."""
         return self.queue.select(self.pin.version)
 
     @cached_property
     def patches(self) -> list[Patch]:
-        """The patches to lay, in order, at the lines where they are laid."""
-        if self.lines is None:
-            return self._released
-        laid = [patch for patch in self._released if patch.name in self.lines]
-        return [placed.at(patch, self.lines[patch.name]) for patch in laid]
-
-    @cached_property
-    def there(self) -> list[str]:
-        """The patches whose change the tree had already."""
-        return [patch.name for patch in self._released if patch.name not in self.lines_of]
-
-    @property
-    def lines_of(self) -> Mapping[str, tuple[int, ...]]:
-        """Where each patch's hunks stand."""
-        own = {patch.name: placed.own_lines(patch) for patch in self._released}
-        return own if self.lines is None else self.lines
-
-    @property
-    def moved(self) -> int:
-        """How many hunks do not stand at the release's own lines."""
-        own = {patch.name: placed.own_lines(patch) for patch in self._released}
-        pairs = ((own[name], lines) for name, lines in self.lines_of.items())
-        return sum(here != line for old, new in pairs for line, here in zip(old, new))
+        """The patches to apply, in order."""
+        return [patch for patch in self._released if patch.name not in self.already_present]
 
     @property
     def touched(self) -> set[str]:
@@ -120,17 +98,10 @@ class Selection:
         """The same without the overlay's provenance.json, which calls it `queue` in its turn."""
         return _named_hash({OVERLAY_PATCH: as_patch(self._own)} | self._texts)
 
-    @cached_property
+    @property
     def effect_sha256(self) -> str:
-        """The hash of what is done to the release: records and evidence call it `changes`.
-
-        It is over the pinned tree, the overlay's files, and the lines that the patches remove and
-        add, in order. Their headers, names and context are not in it. So a patch can be submitted,
-        described better or shared with another release, and what was measured stays true.
-        """
-        files = [f"{path} {sha256(content)}" for path, content in sorted(self._own.items())]
-        lines = [sha256(edits(patch).encode()) for patch in self._released]
-        return "sha256:" + sha256("\n".join([self.pin.tree, *files, *lines]).encode())
+        """The pinned hash of the release with the whole queue on it: evidence calls it `queue`."""
+        return self.pin.patched
 
     def replay(self, read: Read) -> Replay:
         """The strict replay on the release's files."""
@@ -142,9 +113,9 @@ class Selection:
         Each has the release's own lines and three lines of its own context, as the replay found
         them: at no offset, with no fuzz.
         """
-        below = {step.patch: step.below for step in planned.steps}
+        rows = planned.rows
         return self._overlay_patch | {
-            patch.name: widened(patch, below[patch.name]).content for patch in self.patches
+            patch.name: rendered(patch, rows[patch.name]).content for patch in self.patches
         }
 
     def tree_after(self, pristine: Source) -> str:
@@ -173,7 +144,6 @@ class Selection:
             "tag": self.pin.tag,
             "source": origin,
             "queue": self.stack_sha256,
-            "changes": self.effect_sha256,
             "patches": stacked,
             "overlay": _digests(self.overlay),
             "tree": {

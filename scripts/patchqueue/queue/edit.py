@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from packaging.version import Version
 
 from ..outcome import Problem, Refused
-from . import guards, patchfile, placed, series
+from . import guards, patchfile, series
 from .series import Entry, Queue
 
-OVERLAY = "overlay/"
+OVERLAY, PATCHES = "overlay/", "patches/"
 
 
 @dataclass(frozen=True)
@@ -116,19 +116,17 @@ def with_changes(queue: Queue, changes: Iterable[Change]) -> Queue:
 def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]]:
     """The same, as far as it is readable, with what is wrong with what changed."""
     patches, overlay = dict(queue.patches), dict(queue.overlay)
-    entries, where, problems = queue.entries, queue.placed, []
+    entries, problems = queue.entries, []
     for change in changes:
         wrong: list[Problem] = []
         if change.path == str(series.FILE):
             found, wrong = series.parse(change.content.decode("utf-8"))
             entries = tuple(found)
-        elif change.path == str(placed.FILE):
-            where, wrong = placed.parse(change.content)
         elif change.path.startswith(OVERLAY):
             overlay[change.path.removeprefix(OVERLAY)] = change.content
-        else:
-            name = change.path.removeprefix("patches/")
+        elif change.path.startswith(PATCHES):
+            name = change.path.removeprefix(PATCHES)
             patch, wrong = patchfile.read(name, change.content)
             patches |= {name: patch} if patch else {}
         problems += wrong
-    return replace(queue, entries=entries, patches=patches, overlay=overlay, placed=where), problems
+    return replace(queue, entries=entries, patches=patches, overlay=overlay), problems

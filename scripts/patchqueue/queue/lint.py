@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..outcome import Problem
-from . import imports, placed
+from . import imports
 from .patchfile import Patch
 from .series import FILE, PROVENANCE, Queue, is_named, overlapping
 
@@ -18,17 +18,8 @@ def lint(root: Path, queue: Queue) -> list[Problem]:
     return [
         *_guards(queue),
         *_variants(queue),
-        *_placed(queue),
         *_overlay(root, queue),
         *_tests(root, queue),
-    ]
-
-
-def _placed(queue: Queue) -> list[Problem]:
-    return [
-        Problem("stale-placement", f"{placed.FILE}: {version}, {name}", why, placed.WRITE)
-        for version in sorted(queue.placed)
-        for name, why in queue.stale(version).items()
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -94,6 +94,29 @@ class Patch:
     def diff(self) -> str:
         """What it does, without the header that says so."""
         return split(self.content.decode("utf-8"))[1]
+
+
+def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
+    """The patch with these diffs in place of its own."""
+    files = tuple(files)
+    head, _ = split(patch.content.decode("utf-8"))
+    return replace(patch, content=(head + render(files)).encode(), files=files)
+
+
+def at_lines(patch: Patch, lines: Iterable[int]) -> Patch:
+    """The same text with its hunks at these lines of the old file, one for each hunk."""
+    starts = iter(lines)
+    return of_files(
+        patch,
+        (
+            replace(file, hunks=tuple(_moved(hunk, next(starts)) for hunk in file.hunks))
+            for file in patch.files
+        ),
+    )
+
+
+def _moved(hunk: Hunk, line: int) -> Hunk:
+    return replace(hunk, old_start=line, new_start=hunk.new_start + line - hunk.old_start)
 
 
 def split(text: str) -> tuple[str, str]:
@@ -237,6 +260,7 @@ def _files(where: str, files: Sequence[FileDiff]) -> Iterator[Problem]:
             step = f"{to_type('refresh')} sorts them"
             yield Problem("unsorted-files", at, f"{file.path} comes after {before.path}", step)
         yield from _ends(where, file)
+        yield from _lines(where, file)
         for hunk in file.hunks:
             yield from _context(f"{where}:{hunk.at_line}", hunk)
 
@@ -255,6 +279,26 @@ def _ends(where: str, file: FileDiff) -> Iterator[Problem]:
                 what = f"{line.text!r} has no newline, and is not the file's last line"
                 yield Problem("no-newline", f"{where}:{at_line}", what, LAST_LINE)
                 return
+
+
+def _lines(where: str, file: FileDiff) -> Iterator[Problem]:
+    """Whether the lines that the hunks name agree with each other. They are those of one release,
+    and no hunk is applied by them: it is applied where its text is."""
+    end, moved = 1, 0
+    for hunk in file.hunks:
+        at, step = f"{where}:{hunk.at_line}", f"write patches with {to_type('refresh')}"
+        if not hunk.old or not hunk.new:
+            return  # no line of it is context; that is refused below
+        if hunk.old_start < end:
+            what = f"begins at line {hunk.old_start}, and the hunk before it ends at {end - 1}"
+            yield Problem("overlapping-hunks", at, what, step)
+        if hunk.new_start != hunk.old_start + moved:
+            what = (
+                f"its new side begins at line {hunk.new_start}, but the hunks before it make that"
+            )
+            yield Problem("wrong-hunk-counts", at, f"{what} {hunk.old_start + moved}", step)
+        end = hunk.old_start + len(hunk.old)
+        moved = hunk.new_start - hunk.old_start + len(hunk.new) - len(hunk.old)
 
 
 def _context(at: str, hunk: Hunk) -> Iterator[Problem]:

@@ -4,8 +4,8 @@ need."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,10 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from ..files.tree import is_part_of_tree
-from ..hint import counted
 from ..outcome import Problem
 from . import imports, patchfile
-from . import placed as placing
 from .header import Header
 from .patchfile import Patch
-from .placed import Placed
 
 FILE = Path("series")
 # the overlay, as quilt sees it: one patch that makes new files, generated for each tree
@@ -54,22 +51,17 @@ class Entry:
 @dataclass(frozen=True)
 class Queue:
     """Everything the project lays on a release. patches: each text as its file has it; overlay:
-    path in the tree -> content.
-
-    placed: what is pinned of the queue on each release.
-    """
+    path in the tree -> content."""
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
     overlay: dict[str, bytes]
-    placed: Mapping[Version, Placed] = field(default_factory=dict)
 
     def select(self, version: Version) -> list[Patch]:
-        """The patches for one release, in the series' order, each with the lines that are pinned
-        for that release."""
+        """The patches for one release, in the series' order."""
         if version not in self._selected:
             self._selected[version] = [
-                self.at(entry.name, version)
+                self.patches[entry.name]
                 for entry in self.entries
                 if entry.name in self.patches and entry.is_for(version)
             ]
@@ -79,31 +71,6 @@ class Queue:
     def _selected(self) -> dict[Version, list[Patch]]:
         """By release, what it was asked for: the matrix asks for each of its cells."""
         return {}
-
-    def at(self, patch: str, version: Version) -> Patch:
-        """One patch with a release's lines: every reader of a text that is laid on a release takes
-        it from here."""
-        text = self.patches[patch]
-        lines = self.placed.get(version, Placed()).lines.get(patch, ())
-        # lint names the others
-        return placing.at(text, lines) if len(lines) == len(placing.own_lines(text)) else text
-
-    def stale(self, version: Version) -> dict[str, str]:
-        """What is pinned for a release and no text of it has: patch -> why."""
-        found = {}
-        served = {
-            entry.name
-            for entry in self.entries
-            if entry.name in self.patches and entry.is_for(version)
-        }
-        for name, lines in self.placed.get(version, Placed()).lines.items():
-            if name not in served:
-                found[name] = "the release does not get this patch"
-            elif len(lines) != (count := len(placing.own_lines(self.patches[name]))):
-                found[name] = (
-                    f"has {counted(len(lines), 'line')}, and the patch {counted(count, 'hunk')}"
-                )
-        return found
 
     def base(self, patch: str) -> str:
         """The name that all variants of a patch share."""
@@ -144,9 +111,8 @@ def read(root: Path) -> tuple[Queue, list[Problem]]:
         return Queue((), {}, {}), [problem]
     entries, problems = parse(text)
     patches, wrong = _read_patches(root / "patches", entries)
-    placed, misplaced = placing.read(root)
-    queue = Queue(tuple(entries), patches, read_overlay(root / "overlay"), placed)
-    return queue, [*problems, *wrong, *misplaced]
+    queue = Queue(tuple(entries), patches, read_overlay(root / "overlay"))
+    return queue, [*problems, *wrong]
 
 
 def _read_patches(folder: Path, entries: Sequence[Entry]) -> tuple[dict[str, Patch], list[Problem]]:

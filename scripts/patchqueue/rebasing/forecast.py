@@ -104,9 +104,7 @@ def forecast(
     nearest, behind = nearest_to(pins, release.version), next_after(pins, release.version)
     stages = Stages(queue, nearest)
     tried = candidates(queue, nearest, behind, release)
-    overlay = queue.overlay_for(
-        [queue.patches[entry.name] for one in tried for entry, _ in one.texts]
-    )
+    overlay = queue.overlay_for([queue.patches[entry.name] for one in tried for entry in one.texts])
     taken = [path for path in overlay if release.read(path) is not None]
     if taken:
         what = "upstream has this file"
@@ -124,15 +122,15 @@ def forecast(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A patch to try. texts: its texts in the order in which they are tried, each with the pin
-    whose lines it has; begins: that pin's tag, where no older one has the patch."""
+    """A patch to try. texts: its texts in the order in which they are tried; begins: the tag of the
+    pin that it begins with, where no older one has the patch."""
 
-    texts: tuple[tuple[Entry, Version], ...]
+    texts: tuple[Entry, ...]
     begins: str = ""
 
     @property
     def entry(self) -> Entry:
-        return self.texts[0][0]
+        return self.texts[0]
 
 
 def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release) -> list[Candidate]:
@@ -149,14 +147,14 @@ def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release)
     for entry in readable:
         base, after = entry.base, new.get(entry.base)
         if entry is own.get(base):
-            found.append(Candidate(((entry, version),)))
+            found.append(Candidate((entry,)))
         elif base in own:
             continue
         elif entry is old.get(base):
-            more = ((after, behind.version),) if behind and after and after is not entry else ()
-            found.append(Candidate(((entry, nearest.version), *more)))
+            more = (after,) if behind and after and after is not entry else ()
+            found.append(Candidate((entry, *more)))
         elif base not in old and behind and entry is after and not _known(queue, entry, release):
-            found.append(Candidate(((entry, behind.version),), behind.tag))
+            found.append(Candidate((entry,), behind.tag))
     return found
 
 
@@ -183,7 +181,7 @@ def _rows(
 
 def _laid(queue: Queue, one: Candidate, stages: Stages, read: Read, name: str) -> Row:
     """A patch laid where one of its texts stands; else as git merges it."""
-    rows = [lay_patch(queue.at(entry.name, pinned), read) for entry, pinned in one.texts]
+    rows = [lay_patch(queue.patches[entry.name], read) for entry in one.texts]
     stands = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
     if stands:
         return stands

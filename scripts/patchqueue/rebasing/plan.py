@@ -1,4 +1,4 @@
-"""What a rebase writes to the queue: lines, variants, guards and headers, planned in memory and
+"""What a rebase writes to the queue: variants, guards and headers, planned in memory and
 proved before anything is written."""
 
 from __future__ import annotations
@@ -9,37 +9,33 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ..laying import pinned
-from ..laying.place import Row, edits, lines_of, one_text, widened
+from ..laying import patched
+from ..laying.place import Row, edits, one_text, rendered
 from ..laying.replay import replay
 from ..outcome import Outcome, Problem, Refused
 from ..queue import guards, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes
 from ..queue.lint import lint
-from ..queue.patchfile import Patch
-from ..queue.placed import Placed, at, of_files
+from ..queue.patchfile import Patch, of_files
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pins
 from ..upstream.release import Release
 from .unified import unified
 
-Stands = dict[Version, dict[str, tuple[int, ...]]]  # release -> patch -> a line for each hunk
-
 
 def plan(
-    root: Path, queue: Queue, pins: Pins, version: Version, rows: Iterable[Row], complete: bool
+    root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable[Row], complete: bool
 ) -> list[Change]:
-    """What these rows make of the queue, the file of lines and trees last. complete: they are all
+    """What these rows make of the queue, the release's tree last. complete: they are all
     there are, so that the tree is known.
 
     Raises Refused where a guard cannot be made right.
     """
-    rows, known = list(rows), [pin.version for pin in pins.all]
+    rows, known, version = list(rows), [pin.version for pin in pins.all], release.version
     old = (root / series.FILE).read_text(encoding="utf-8")
     lines = Lines.of(old)
     changes: list[Change] = []
-    stands: dict[Version, dict[str, tuple[int, ...]]] = {}
     for row in rows:
         entry = next(entry for entry in queue.entries if entry.name == row.patch)
         if row.outcome is Outcome.MERGED_UPSTREAM:
@@ -49,37 +45,25 @@ def plan(
         elif row.outcome is Outcome.NEEDS_REFRESH or (
             row.outcome is Outcome.APPLIED and not entry.is_for(version)
         ):
-            changes += _carry(queue, pins, entry, row, version, lines, stands)
+            changes += _carry(queue, pins, entry, row, version, lines)
     changes += (
         [Change(str(series.FILE), lines.text.encode(), "guards")] if lines.text != old else []
     )
-    return changes + _placed(with_changes(queue, changes), version, known, rows, complete, stands)
+    made = with_changes(queue, changes)
+    return changes + (_tree(root, made, pins, release, rows) if complete else [])
 
 
-def _placed(
-    queue: Queue,
-    version: Version,
-    known: list[Version],
-    rows: list[Row],
-    complete: bool,
-    stands: Stands,
+def _tree(
+    root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable[Row]
 ) -> list[Change]:
-    """The lines of the texts that the release takes, and its tree. stands: those of texts that are
-    written anew."""
-    selected = queue.select(version)
-    names = {patch.name for patch in selected}
-    files = dict(queue.overlay_for(selected))
+    """The release's patched tree in upstream/pins.toml, where it is pinned."""
+    if all(pin.version != release.version for pin in pins.all):
+        return []
+    files = dict(queue.overlay_for(queue.select(release.version)))
     for row in rows:
         files |= row.after
-    lines = {row.patch: row.lines for row in rows if row.lines is not None and row.patch in names}
-    tree = pinned.laid_hash(files) if complete else ""
-    others = {
-        other: pinned.Found(where, queue.placed.get(other, Placed()).tree)
-        for other, where in stands.items()
-    }
-    return pinned.plan(
-        queue, known, others | {version: pinned.Found(lines | stands.get(version, {}), tree)}
-    )
+    tree = patched.tree_with(release.listing(), files)
+    return patched.changes_of(root, {release.version: tree})
 
 
 def prove(
@@ -171,28 +155,20 @@ def _end(
 
 
 def _carry(
-    queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, lines: Lines, stands: Stands
+    queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, lines: Lines
 ) -> list[Change]:
     """The patch for the release: its own text where that stands there, with less context if need
-    be; else a variant.
-
-    Where its text is written anew, the lines that it has on each release go into `stands`.
-    """
+    be; else a variant."""
     known = [pin.version for pin in pins.all]
     wider = entry.text if entry.is_for(version) else guards.extended(entry.text, version, known)
     diff = unified(row.before, row.after)
     if wider and _alone(queue, entry, wider):
-        texts: dict[Version, Patch] = {}
-        text = None
-        if row.lines is None:
-            texts, text = _texts(queue, pins, entry, row, version, diff)
+        text = _text(queue, pins, entry, row, version, diff) if row.lines is None else None
         if text is not None or row.lines is not None:
             if not entry.is_for(version):
                 lines.guard(entry.name, wider)
             if text is None:
                 return []
-            for each, own in texts.items():
-                stands.setdefault(each, {})[entry.name] = lines_of(text, own)
             content = of_files(queue.patches[entry.name], text.files).content
             why = f"for {version} too, with the context on which its releases agree"
             return [Change(f"patches/{entry.name}", content, why)]
@@ -200,10 +176,10 @@ def _carry(
     return [variant(queue, entry, version, known, lines, diff, why)]
 
 
-def _texts(
+def _text(
     queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, diff: str
-) -> tuple[dict[Version, Patch], Patch | None]:
-    """A patch as each release's own tree has it, and the new one's; and the one text of all these.
+) -> Patch | None:
+    """One text of a patch for the releases that it serves and for the new one.
 
     Releases that are not cached are not fetched for this: then they cannot.
     """
@@ -215,16 +191,14 @@ def _texts(
     for pin in served if all(map(source.is_cached, served)) else ():
         there = next(
             each
-            for each in pinned.rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
+            for each in patched.rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
             if each.patch == entry.name
         )
         if there.lines is None:
-            return {}, None
-        texts[pin.version], below[pin.version] = (
-            widened(at(queue.patches[entry.name], there.lines), there.before),
-            there.before,
-        )
-    return texts, one_text(texts, below) if len(texts) == 1 + len(served) else None
+            return None
+        texts[pin.version] = rendered(queue.patches[entry.name], there)
+        below[pin.version] = there.before
+    return one_text(texts, below) if len(texts) == 1 + len(served) else None
 
 
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:

@@ -65,7 +65,7 @@ def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], N
         show(found)
         return replace(
             _next(root, queue, release, found, ()),
-            to_write=found.conflict is None and _to_write(root, queue, pins, found),
+            to_write=found.conflict is None and _to_write(root, queue, pins, release, found),
         )
 
 
@@ -177,10 +177,10 @@ def _below(found: Forecast) -> list[Row]:
     return list(found.rows[: found.rows.index(found.conflict)] if found.conflict else found.rows)
 
 
-def _to_write(root: Path, queue: Queue, pins: Pins, found: Forecast) -> bool:
+def _to_write(root: Path, queue: Queue, pins: Pins, release: Release, found: Forecast) -> bool:
     """Whether the rows change the queue. Where that cannot be planned, `proceed` says why."""
     try:
-        return bool(plan(root, queue, pins, found.version, found.rows, True))
+        return bool(plan(root, queue, pins, release, found.rows, True))
     except Refused:
         return True
 
@@ -196,7 +196,7 @@ def _write(
     """Plan, prove, write, go on. first: changes that are decided already."""
     rows = _below(found)
     begun = with_changes(queue, first)
-    changes = (*first, *plan(root, begun, pins, release.version, rows, found.conflict is None))
+    changes = (*first, *plan(root, begun, pins, release, rows, found.conflict is None))
     files = {change.path: change.content for change in changes}
     prove(root, queue, pins, release, rows, changes)
     if files:

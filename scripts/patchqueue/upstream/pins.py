@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from packaging.utils import parse_wheel_filename
@@ -18,6 +20,7 @@ from ..hint import to_type
 from ..outcome import Problem, Refused
 
 FILE = Path("upstream/pins.toml")
+ENTRY = "[[revision]]\n"  # how a release begins in it
 TreeHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 # it names a folder in work/, and an argument of git
 Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z")]
@@ -35,6 +38,7 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=True):
 
     tree: tree hash of the pristine tree of every wheel of the release (see files/tree.py).
     python: tree hash of its Python files alone, which a git checkout at the tag has too.
+    patched: the same of the release with the whole queue on it; empty where it is not known yet.
     resolve_as_of: the revision's environment is resolved as the package index stood on this day.
     no_patches: why the queue has no patch for this revision; empty where it has some.
     """
@@ -46,6 +50,7 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=True):
     tree: TreeHash
     python: TreeHash
     wheels: Annotated[tuple[Wheel, ...], Meta(min_length=1)]
+    patched: TreeHash | Literal[""] = ""
     no_patches: str = ""
 
     def __post_init__(self) -> None:
@@ -153,3 +158,19 @@ def check(entry: Any, number: int = 0) -> Pin:
     """An entry of pins.toml. Raises Refused naming the field that may not stand there so."""
     name = entry.get("version", number) if isinstance(entry, dict) else number
     return record.value(entry, Pin, f"{FILE}: revision {name}", "bad-pins")
+
+
+def with_patched(text: str, trees: Mapping[Version, str]) -> str:
+    """The file's text with these trees as `patched` of their releases. A release that it does not
+    have is left out."""
+    head, *entries = text.split(ENTRY)
+    return ENTRY.join([head, *(_with_patched(entry, trees) for entry in entries)])
+
+
+def _with_patched(entry: str, trees: Mapping[Version, str]) -> str:
+    version = re.search(r'(?m)^version = "([^"]+)"', entry)
+    tree = trees.get(Version(version[1])) if version else None
+    if tree is None:
+        return entry
+    rest = re.sub(r"(?m)^patched = .*\n", "", entry)
+    return re.sub(r"(?m)^(python = .*\n)", rf'\g<1>patched = "{tree}"\n', rest, count=1)
