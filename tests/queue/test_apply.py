@@ -16,7 +16,7 @@ import fakes
 import pytest
 from fakes import RELEASE, RUNNER, TAG, git, numbered
 
-from patchqueue.files.tree import hash_listing, list_folder, own_listing, sha256
+from patchqueue.files.tree import hash_listing, hash_python, list_folder, sha256
 from patchqueue.laying import quilt, worktree
 from patchqueue.laying.apply import apply
 from patchqueue.outcome import Outcome, Refused
@@ -30,6 +30,10 @@ def names(call, *arguments, **options) -> list[str]:
     with pytest.raises(Refused) as caught:
         call(*arguments, **options)
     return [problem.name for problem in caught.value.problems]
+
+
+def listing_of_release(project) -> dict[str, str]:
+    return source.fetch(project.pin, None).listing()
 
 
 def tree_hash(project) -> str:
@@ -56,10 +60,11 @@ def test_apply_makes_the_tree(project):
 def test_provenance_says_what_was_done(applied):
     record = json.loads((applied.tree / "provenance.json").read_text())
     assert record["tree"] == {
-        "before": applied.pin.tree,
+        "before": hash_listing(listing_of_release(applied)),
         "after": tree_hash(applied),
-        "listing": hash_listing(own_listing(list_folder(applied.tree))),
+        "patched": applied.pin.patched,
     }
+    assert applied.pin.patched == hash_python(list_folder(applied.tree))
     assert record["source"] == {
         "kind": "wheel",
         "name": applied.pin.wheels[0].file,
@@ -90,7 +95,9 @@ def test_the_same_queue_makes_the_same_tree_anywhere(applied, tmp_path):
 
 def test_unapply_gives_the_pristine_tree_back(applied):
     report = applied.unapply()
-    assert report.outcome is Outcome.APPLIED and tree_hash(applied) == applied.pin.tree
+    assert report.outcome is Outcome.APPLIED and tree_hash(applied) == hash_listing(
+        listing_of_release(applied)
+    )
     assert not (applied.tree / STEPS).exists() and quilt.applied(applied.tree) == []
     assert applied.unapply().outcome is Outcome.ALREADY_APPLIED
     assert applied.apply().outcome is Outcome.APPLIED and (applied.tree / STEPS).is_file()
@@ -120,7 +127,10 @@ def test_a_tree_that_does_not_become_pristine_is_left_applied(applied, monkeypat
 def test_plain_quilt_takes_everything_off_and_on_again(applied):
     after = tree_hash(applied)
     engine().run(applied.tree, "pop", "-a")
-    assert tree_hash(applied) == applied.pin.tree and not (applied.tree / STEPS).exists()
+    assert (
+        tree_hash(applied) == hash_listing(listing_of_release(applied))
+        and not (applied.tree / STEPS).exists()
+    )
     engine().run(applied.tree, "push", "-a", "--fuzz=0")
     assert tree_hash(applied) == after and applied.apply().outcome is Outcome.ALREADY_APPLIED
 
@@ -300,11 +310,13 @@ def test_no_patch_declared(project):
         "upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"'
     )
     report = project.apply()
-    assert report.outcome is Outcome.EMPTY and tree_hash(project) == project.pin.tree
+    assert report.outcome is Outcome.EMPTY and tree_hash(project) == hash_listing(
+        listing_of_release(project)
+    )
     assert report.pin.no_patches == "has all of it"
     project.apply()
     project.unapply()
-    assert tree_hash(project) == project.pin.tree
+    assert tree_hash(project) == hash_listing(listing_of_release(project))
 
 
 def test_declared_empty_but_patches_selected(project):
@@ -382,7 +394,7 @@ def test_the_users_settings_do_not_matter(project, tmp_path, monkeypatch, variab
         expected / "provenance.json"
     ).read_bytes()
     project.unapply()
-    assert tree_hash(project) == project.pin.tree
+    assert tree_hash(project) == hash_listing(listing_of_release(project))
 
 
 def test_fuzz_is_never_used(project, monkeypatch):

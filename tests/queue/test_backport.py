@@ -15,7 +15,7 @@ import fakes
 import pytest
 
 from patchqueue.commands import cli
-from patchqueue.files.tree import LAID, LISTING, hash_listing, list_folder, python_part
+from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, python_part
 from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
 from patchqueue.laying.apply import load_queue
@@ -160,7 +160,7 @@ def test_a_branch_lists_the_queues_files_and_one_hash_of_the_rest(project, check
         if path.startswith("python/sglang/")
     }
     about = json.loads((packaged / LAID).read_text())
-    assert about["tree"] == hash_listing(whole), "as a wheel's and a work tree's"
+    assert about["tree"] == hash_python(whole), "as a wheel's and a work tree's"
     rest = {path for path in whole if path.endswith(".py") and path not in listed}
     assert about["rest"]["files"] == len(rest) > 0
 
@@ -181,7 +181,7 @@ def test_a_branch_verifies_itself(packaged):
         for path, digest in list_folder(packaged).items()
         if path.startswith("python/sglang/")
     }
-    assert f"tree: {hash_listing(whole)}\n" in said
+    assert f"tree: {hash_python(whole)}\n" in said
 
 
 @pytest.mark.parametrize(

@@ -353,8 +353,7 @@ def test_a_branch_begins_at_a_fork(edited, checkout, name):
     assert checked.before == tuple(found["before"])
     again = inplace.install(edited.root, checkout / "python")
     assert again.notes == ("it was patched by git",)
-    listed = trees.own_listing(trees.list_folder(checkout))
-    assert again.record["tree"]["after"] == trees.hash_listing(listed)
+    assert again.record["tree"]["patched"] == trees.hash_python(trees.list_folder(checkout))
     assert refused(inplace.uninstall, edited.root, checkout / "python")[0] == "patched-by-git"
 
 
@@ -494,7 +493,7 @@ def test_a_line_without_an_end_is_written_as_git_has_it():
 def test_a_change_counts_as_often_as_it_was_laid():
     """A line that stands elsewhere too does not stand for one that was taken away."""
     before, after = b"a\nx\nb\n", b"a\nx\nb\nx\n"
-    rows = laid.rows_in(laid.record({"python/f.py": after}, {"python/f.py": before}.get, laid.NONE))
+    rows = laid.rows_in(laid.record({"python/f.py": after}, {"python/f.py": before}.get, {}))
     assert rows["f.py"][0]["times"] == 2
     assert laid.undone(after, rows["f.py"]) == []
     assert laid.undone(b"a\nx\nmine\nx\n", rows["f.py"]) == []
@@ -504,7 +503,7 @@ def test_a_change_counts_as_often_as_it_was_laid():
 def test_lines_that_were_removed_come_back_seen():
     before, after = b"a\ngone\nb\n", b"a\nb\n"
     read = {"python/f.py": before}.get
-    rows = laid.rows_in(laid.record({"python/f.py": after}, read, laid.NONE))["f.py"]
+    rows = laid.rows_in(laid.record({"python/f.py": after}, read, {}))["f.py"]
     assert laid.undone(after, rows) == [] and laid.undone(before, rows) == [2]
 
 

@@ -8,9 +8,9 @@ import fakes
 import pytest
 from fakes import RELEASE
 
-from patchqueue.files.tree import GENERATED
+from patchqueue.files.tree import hash_python
 from patchqueue.outcome import Refused
-from patchqueue.upstream import pin, pins
+from patchqueue.upstream import pin, pins, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -43,7 +43,7 @@ BAD = [  # what replaces what in a good pins.toml, and what the refusal says
     ("resolve_as_of = 2030-01-05", "", "resolve_as_of"),
     ('tree = "sha256:', 'tree = "', "tree"),
     ('tree = "sha256:', 'tree = "sha256:g', "tree"),
-    ('python = "sha256:', 'python = "sha1:', "python"),
+    ('patched = "sha256:', 'patched = "sha1:', "patched"),
     ('sha256 = "', 'sha256 = "x', "[0-9a-f]{64}"),
     ('sha256 = "', 'sha1 = "', "wheel"),
     ('sha256 = "', 'url = "x", sha256 = "', "wheel"),
@@ -145,7 +145,7 @@ def test_add_describes_the_release(project):
         str(found.resolve_as_of),
         [wheel.file for wheel in found.wheels],
     ) == ("v9.9.1", "2030-01-02", "2030-01-05", [WHEEL])
-    assert found.tree != found.python and GENERATED.endswith("_version.py")
+    assert found.tree == hash_python(source.fetch(found, None).listing())
 
 
 def test_add_keeps_comments_and_order(project):

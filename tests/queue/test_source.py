@@ -21,7 +21,7 @@ from fakes import RELEASE, TAG, git
 
 from patchqueue.commands import cli
 from patchqueue.files import run, tree
-from patchqueue.files.tree import hash_listing, list_folder
+from patchqueue.files.tree import hash_listing, hash_python, list_folder
 from patchqueue.handover.repository import open_repository
 from patchqueue.outcome import Refused
 from patchqueue.upstream import index, pin, pins, release, source
@@ -52,16 +52,14 @@ def test_tree_hash_is_what_sha256sum_says(applied):
     (applied.tree / "python/sglang/srt/__pycache__/runner.cpython-311.pyc").write_text(
         "byte code\n"
     )
-    for expected in (record["after"], record["before"]):
+    for expected in (record["patched"], applied.pin.tree):
         done = subprocess.run(
             command, shell=True, cwd=applied.tree, capture_output=True, text=True, check=True
         )
         assert (
-            "sha256:" + done.stdout.split()[0]
-            == expected
-            == hash_listing(list_folder(applied.tree))
+            "sha256:" + done.stdout.split()[0] == expected == hash_python(list_folder(applied.tree))
         )
-        if expected == record["after"]:
+        if expected == record["patched"]:
             applied.unapply()
 
 
@@ -101,7 +99,7 @@ def test_reads_a_wheel_in_gits_layout(project):
         if name.startswith("sglang/") and not name.endswith(".so")
     }
     assert set(origin.listing()) == expected
-    assert hash_listing(origin.listing()) == project.pin.tree
+    assert hash_python(origin.listing()) == project.pin.tree
 
 
 def test_fetched_by_pip_once_and_offline_after(project, said):
@@ -533,7 +531,7 @@ def test_a_tag_that_was_moved_is_refused(project, checkout):
     git(checkout, "tag", "-f", TAG)
     before = fakes.snapshot(project.cache / "archives")
     name, text = refusal(source.fetch, project.pin, str(checkout))
-    assert name == "tree mismatch" and TAG in text and project.pin.python in text
+    assert name == "tree mismatch" and TAG in text and project.pin.tree in text
     assert fakes.snapshot(project.cache / "archives") == before
 
 
@@ -598,7 +596,7 @@ def test_a_kept_archive_that_is_no_good_is_not_taken(lonely, tmp_path, how, said
         kept.chmod(0o644)
         kept.write_bytes(kept.read_bytes()[:-1] + b"x")
     else:
-        lonely.edit("upstream/pins.toml", lonely.pin.python, "sha256:" + "0" * 64)
+        lonely.edit("upstream/pins.toml", lonely.pin.tree, "sha256:" + "0" * 64)
     assert refusal(source.fetch, lonely.pin, None)[0] == "not-fetched"
     assert kept.exists() == (how == "another tree")
     assert ("is damaged" in said[1]) == (how == "damaged")

@@ -92,12 +92,12 @@ def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog
     )
 
 
-def test_the_listing_is_the_tree_that_the_tool_recorded(tree):
+def test_the_hash_is_the_one_that_the_tool_recorded(tree):
     from sglang.srt.prefill_graph.report import provenance
 
     assert (
         provenance.tree_hash()
-        == json.loads((tree / "provenance.json").read_text())["tree"]["listing"]
+        == json.loads((tree / "provenance.json").read_text())["tree"]["patched"]
     )
 
 

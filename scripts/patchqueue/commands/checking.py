@@ -28,6 +28,8 @@ from . import releases
 from .entry import show_problems
 from .releases import COLOURS, OUT, tell
 
+SHOWN = 12  # digits of a tree's hash, as many as a server logs
+
 
 def add(commands: Any) -> None:
     """Add this module's command to the parser's."""
@@ -86,6 +88,7 @@ def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> Non
         table.add_column(name)
     for name in ("selected", "merged upstream", "not needed", "gaps"):
         table.add_column(name, justify="right")
+    table.add_column("tree")
     for pin in report.pins:
         kinds = [finding.outcome for finding in pin.findings]
         gaps = sum(finding.is_gap for finding in pin.findings)
@@ -99,6 +102,7 @@ def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> Non
             pin.pin.tag,
             Text(str(pin.outcome), COLOURS.get(pin.outcome, "red")),
             *map(str, counts),
+            pin.tree[: len("sha256:") + SHOWN].removeprefix("sha256:"),
         )
     OUT.print(table)
     findings = [finding for pin in report.pins for finding in pin.findings]

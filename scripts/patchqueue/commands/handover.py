@@ -119,6 +119,7 @@ def _backport(options: argparse.Namespace) -> int:
     for commit, subject in zip(made.commits, made.subjects):
         OUT.print(f"  {commit[:12]} {subject}")
     OUT.print(f"{options.onto}: {made.name} {_done(made.outcome)}, at {made.commits[-1]}")
+    OUT.print(f"tree {made.tree}")
     if made.mails:
         OUT.print(f"{options.mails}: {counted(len(made.mails), 'mail')} for `git am`")
     OUT.print(f"next: `git -C {shlex.quote(options.onto)} switch {made.name}`")
@@ -140,6 +141,7 @@ def _patches(options: argparse.Namespace) -> int:
     if made.edited:
         tell.print(f"it is for {options.base}, where others edited {counted(made.edited, 'file')}")
     tell.print(f"sha256 {made.sha256}")
+    tell.print(f"tree {made.tree}")
     file = shlex.quote(str(made.path.absolute()))
     tell.print(f"next: `git apply {file}` in the root of a checkout, or `patch -p1 < {file}`")
     return 0

@@ -125,7 +125,7 @@ def _install(options: argparse.Namespace) -> int:
     _show_edits(report)
     if options.pristine and not report.before:
         OUT.print("without the queue every file is the release's own")
-    _show_trees(report)
+    _show_named(report)
     OUT.print(
         f"next: {launch.advice(Version(record['version']))};"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
@@ -188,8 +188,6 @@ def _uninstall(options: argparse.Namespace) -> int:
     if report.others:
         OUT.print("edits of others, made since the install, were kept:")
         _show_files(report.others)
-    else:
-        OUT.print(f"files {report.record['tree']['before']}")
     for note in report.notes:
         OUT.print(f"note: {note}")
     _show_next_install(report)
@@ -216,8 +214,6 @@ def _verify(options: argparse.Namespace) -> int:
         OUT.print(f"next: {report.next_step}")
         return 1
     pristine = report.outcome is Outcome.EMPTY
-    if pristine:
-        OUT.print(f"files {report.record['tree']['before']}")
     _show_named(report)
     if pristine:
         _say_next(report, "patches it")
@@ -234,12 +230,6 @@ def _state(report: Report) -> str:
     if report.before or report.others:
         return "is patched, every change of the queue in place"
     return "is patched, every file as the queue made it"
-
-
-def _show_trees(report: Report) -> None:
-    found = report.record["tree"]
-    OUT.print(f"files {found['before']} before\n      {found['after']} after")
-    _show_named(report)
 
 
 def _show_named(report: Report) -> None:

@@ -85,7 +85,7 @@ def _unapply(options: argparse.Namespace) -> int:
             if report.outcome is Outcome.ALREADY_APPLIED
             else "is pristine again"
         )
-        tell(f"work/{pin.tag} {done}: tree {report.record['tree']['before']}")
+        tell(f"work/{pin.tag} {done}: tree {pin.tree}")
         OUT.print(f"next: {to_type('apply', pin.tag)} lays the queue on it again")
     return 0
 
@@ -141,8 +141,8 @@ def _show_apply(report: Report, root: Path, seconds: float, whole: bool) -> None
     record = report.record
     tell(f"from {record['source']['name']}")
     if whole:
-        tell(f"untouched {record['tree']['before']}")
-    tell(f"tree {record['tree']['after']}")
+        tell(f"release {report.pin.tree}")
+    tell(f"tree {record['tree']['patched']}")
     if "edits" in record:
         edited = sum(map(len, record["edits"].values()))
         tell(f"edits of others in {counted(edited, 'file')}")

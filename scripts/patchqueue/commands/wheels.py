@@ -145,7 +145,8 @@ def _build(options: argparse.Namespace) -> int:
         )
         OUT.print(
             f"{_shown(options, made.path)}: version {made.version},"
-            f" {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}"
+            f" {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}\n"
+            f"tree {made.record['tree']['patched']}"
         )
         kinds = (("added", made.added), ("changed", made.changed), ("removed", made.removed))
         for name in (

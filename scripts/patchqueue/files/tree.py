@@ -1,10 +1,10 @@
 """The identity of a tree: a hash of its file names and contents.
 
-A *listing* maps a path in upstream's git layout ("python/sglang/version.py") to the sha256 of the
-file's bytes, in hex. The tree hash is the sha256 of `sha256sum`'s own output over the sorted paths,
-so anyone can check it without this tool:
+A *listing* maps a path in upstream's git layout ("python/sglang/srt/utils.py") to the sha256 of the
+file's bytes, in hex. The tree hash is the sha256 of `sha256sum`'s own output over sglang's Python
+files, sorted by path, less the generated one. Anyone can check it without this tool:
 
-    find python -type f ! -name '*.so' ! -name '*.pyc' ! -name tree.sha256 ! -name laid.json | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
+    find python/sglang -name '*.py' ! -path '*/sglang/_version.py' | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
 """  # noqa: E501
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from pathlib import Path
 # what of a work tree is upstream's; everything else there is the queue's or the user's own
 ROOTS = ("python", "test")
 GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git checkout has none
-# which name the version: the wheel of a patched release has its own there
-STAMPED = (GENERATED, "python/sglang/version.py")
 # the tree's own listing, for `--verify` in place: no tree can list it
 LISTING = "python/sglang/srt/prefill_graph/tree.sha256"
 # beside it: what the queue changed in upstream's files, and what others had edited there
@@ -44,7 +42,7 @@ def is_part_of_tree(path: str) -> bool:
 
 
 def hash_listing(listing: Mapping[str, str]) -> str:
-    """The tree hash of a listing, as "sha256:<hex>"."""
+    """The hash of a whole listing, as "sha256:<hex>"."""
     return "sha256:" + sha256(to_sha256sum(listing))
 
 
@@ -80,8 +78,8 @@ def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:
-    """What a release's wheel and its git tag have in common: sglang's Python files, less the
-    generated one."""
+    """What a release's wheels, its git tag and an installed package have in common: sglang's Python
+    files, less the generated one."""
     return {
         path: digest
         for path, digest in listing.items()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..files import disk
 from ..files.run import Failed
-from ..files.tree import hash_listing, python_part, sha256
+from ..files.tree import hash_python, sha256
 from ..hint import to_type
 from ..laying.apply import load_queue
 from ..laying.laid import in_git
@@ -40,7 +40,7 @@ BESIDE = "its lines stand beside those of a patch that is left out: leave it out
 @dataclass(frozen=True)
 class Branch:
     """A branch that was made, or was there. base, commits: full hashes; subjects: one for each
-    commit; edits: what the base has besides the release."""
+    commit; edits: what the base has besides the release; tree: of its last commit."""
 
     name: str
     outcome: Outcome
@@ -50,6 +50,7 @@ class Branch:
     subjects: tuple[str, ...]
     mails: tuple[Path, ...] = ()
     edits: Edits = NO_EDITS
+    tree: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def backport(
     written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()
     outcome = put(repository, name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
-    return Branch(name, outcome, pin, start, tuple(made), subjects, written, edits)
+    tree = hash_python(repository.listing(made[-1], PACKAGE))
+    return Branch(name, outcome, pin, start, tuple(made), subjects, written, edits, tree)
 
 
 def _wanted(
@@ -170,7 +172,7 @@ def _edits(
 ) -> Edits:
     """What a commit has besides its release. Raises Refused where that is another release."""
     pin = selection.pin
-    if hash_listing(python_part(listing)) == pin.python:
+    if hash_python(listing) == pin.tree:
         return NO_EDITS
     tag = f"refs/tags/{pin.tag}"
     whole = _has_tag(repository, pin.tag) and pin == release_of(
@@ -199,8 +201,8 @@ def resolve(repository: Repository, pin: Pin) -> str:
 def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
     """The pinned release whose Python files a commit has, all of them and no other; None where it
     is none."""
-    found = hash_listing(python_part(repository.listing(commit, PACKAGE)))
-    return next((pin for pin in pins.all if pin.python == found), None)
+    found = hash_python(repository.listing(commit, PACKAGE))
+    return next((pin for pin in pins.all if pin.tree == found), None)
 
 
 def commits(

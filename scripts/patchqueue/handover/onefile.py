@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import atomic
-from ..files.tree import sha256
+from ..files.tree import hash_python, sha256
 from ..hint import counted
 from ..laying.apply import begin, load_queue
 from ..laying.laid import NONE, in_git
@@ -32,7 +32,7 @@ NEW = "0" * 40  # git's name for no file
 @dataclass(frozen=True)
 class Written:
     """The file. changed, added: how many files it changes and adds; edited: how many files of its
-    base others had edited."""
+    base others had edited; tree: the hash of the tree with it."""
 
     pin: Pin
     path: Path
@@ -41,6 +41,7 @@ class Written:
     changed: int
     added: int
     edited: int = 0
+    tree: str = ""
 
 
 def write(root: Path, pin: Pin, origin: str | None, base: Path | None, out: Path) -> Written:
@@ -63,7 +64,7 @@ def write(root: Path, pin: Pin, origin: str | None, base: Path | None, out: Path
     content = (_head(selection) + diff(files, tree.read)).encode("utf-8", "surrogateescape")
     atomic.write(out, content)
     new = sum(tree.read(path) is None for path in files)
-    counts = len(selection.patches), len(files) - new, new, len(edits.paths)
+    counts = len(selection.patches), len(files) - new, new, len(edits.paths), hash_python(after)
     return Written(pin, out, sha256(content), *counts)
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import RELEASE
-from ..files.tree import LAID, LISTING, hash_listing, own_listing, sha256, to_sha256sum
+from ..files.tree import (
+    LAID,
+    LISTING,
+    hash_listing,
+    own_listing,
+    sha256,
+    to_sha256sum,
+)
 from ..laying import laid as laying
 from ..laying.selection import Selection
 from ..laying.settled import settle
@@ -44,7 +51,7 @@ def plan(
     }
     after = here.listing | {path: sha256(content) for path, content in files.items()}
     record = _record(selection, here, known, after, selection.stack(laid))
-    about = laying.record(files, files_of, known.edits)
+    about = laying.record(files, files_of, after, known.edits)
     if PROVENANCE in after:
         files[LISTING] = to_sha256sum(own_listing(after))
         files[LAID] = about
@@ -156,10 +163,8 @@ def names(paths: Iterable[str]) -> tuple[str, ...]:
 
 def named_tree(site: Path) -> str:
     """The tree as a server's first line names it and `--require` takes it, "sha256:<hex>"; empty
-    where no queue's listing is there. It counts neither what pip writes nor edits of others."""
-    listing = read(site, LISTING)
-    known = laying.about(ownership.laid_in(site)).get("tree")
-    return known or ("" if listing is None else f"sha256:{sha256(listing)}")
+    where no queue's record is there. It does not count edits of others since then."""
+    return str(laying.about(ownership.laid_in(site)).get("tree", ""))
 
 
 def read(site: Path, path: str) -> bytes | None:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlparse
 from packaging.version import InvalidVersion, Version
 
 from ..files import disk
-from ..files.tree import differing, hash_listing, is_part_of_tree, list_package, python_part
+from ..files.tree import differing, hash_python, is_part_of_tree, list_package
 from ..hint import to_type
 from ..outcome import Problem, Refused
 from ..upstream.edits import PACKAGE, Edits, between, pristine, refuse_other
@@ -49,12 +49,10 @@ class Installed:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which pinned release the files are. exact: all of them, as in its wheel; else its Python
-    files are, which is what a git tag and wheels for other platforms have in common with it. notes:
-    what a reader should know about that. edits: what others edited."""
+    """Which pinned release the files are, by its Python files. notes: what a reader should know
+    about that. edits: what others edited."""
 
     pin: Pin
-    exact: bool
     notes: tuple[str, ...] = ()
     edits: Edits = NO_EDITS
 
@@ -155,10 +153,8 @@ def identify(found: Installed, pins: Pins) -> Identity:
     """The pinned release that these files are, without an edit of a Python file. Raises Refused
     where they are none, or where version and files contradict each other."""
     named = _named(found.version, pins)
-    whole, python = hash_listing(found.listing), hash_listing(python_part(found.listing))
-    pin = next((pin for pin in pins.all if pin.tree == whole), None) or next(
-        (pin for pin in pins.all if pin.python == python), None
-    )
+    tree = hash_python(found.listing)
+    pin = next((pin for pin in pins.all if pin.tree == tree), None)
     if pin is None:
         raise Refused(_unknown(found, pins))
     if named and named != pin:
@@ -166,14 +162,11 @@ def identify(found: Installed, pins: Pins) -> Identity:
         step = f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"
         raise Refused.of("bad-metadata", str(found.info), what, step)
     notes = _notes(found, pin, named)
-    if pin.tree == whole:
-        return Identity(pin, True, notes)
     listed = _recorded(found)
     if listed and differing(listed, found.listing):
-        return Identity(pin, False, notes, between(listed, found.listing, whole=True))
-    others = "as its RECORD lists them" if listed else "taken as they are"
-    note = f"its Python files are those of {pin.tag}; the other files are {others}"
-    return Identity(pin, False, (*notes, note))
+        return Identity(pin, notes, between(listed, found.listing, whole=True))
+    note = f"its Python files are those of {pin.tag}; the other files are taken as they are"
+    return Identity(pin, notes if listed else (*notes, note))
 
 
 def recognise(
@@ -197,7 +190,7 @@ def recognise(
         if pin is None:
             raise
     listed = _recorded(found)
-    whole = hash_listing(python_part(listed)) == pin.python
+    whole = hash_python(listed) == pin.tree
     if not whole:
         archive = pristine(pin, found.site.parent).listing()
         listed = {path: each for path, each in archive.items() if path.startswith(PACKAGE)}
@@ -205,7 +198,7 @@ def recognise(
     refuse_other(str(found), pin, listed, edits, ours(pin))
     taken = f"sglang {found.version} is not pinned: taken as {pin.tag} with other files"
     notes = (taken,) if pin == _sibling(found.version, pins) else _notes(found, pin, named)
-    return Identity(pin, False, notes, edits)
+    return Identity(pin, notes, edits)
 
 
 def _notes(found: Installed, pin: Pin, named: Pin | None) -> tuple[str, ...]:

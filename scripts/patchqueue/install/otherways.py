@@ -55,9 +55,8 @@ def find(here: Installed) -> Patched | None:
         return Patched(True, record)
     try:
         record = json.loads(read(here.site, PROVENANCE) or b"")
-        hashes = {"before": record["tree_before"], "after": named_tree(here.site)}
-        return Patched(False, record | {"tree": hashes})
-    except (ValueError, KeyError, TypeError):
+        return Patched(False, record | {"tree": {"patched": named_tree(here.site)}})
+    except (ValueError, TypeError):
         return None
 
 

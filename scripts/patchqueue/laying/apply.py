@@ -230,7 +230,7 @@ def _build(
     write_record(aside, record)
     if PROVENANCE in after:
         (aside / LISTING).write_bytes(to_sha256sum(own_listing(after)))
-    for path, content in laid.in_tree(planned.files, pristine.read, edits).items():
+    for path, content in laid.in_tree(planned.files, pristine.read, after, edits).items():
         (aside / path).write_bytes(content)
     return record, after
 

@@ -35,12 +35,13 @@ LOG = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class PinReport:
     """One pin: what the replay made of each selected patch, where every patch stands upstream, and
-    all problems."""
+    all problems; tree: the hash of the patched tree."""
 
     pin: Pin
     steps: tuple[Step, ...]
     findings: tuple[Finding, ...]
     problems: tuple[Problem, ...]
+    tree: str = ""
 
     @property
     def outcome(self) -> Outcome:
@@ -117,12 +118,14 @@ def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
     except Refused as refusal:
         return PinReport(pin, (), findings, (*problems, *refusal.problems))
     replayed = selection.replay(pristine.read)
+    tree = ""
     if replayed.problems or not selection.patches:
         found = _not_carried(pin, carried, replayed.steps) or replayed.problems
     else:
-        other = problem_of(pin, tree_with(pristine.listing(), replayed.files))
+        tree = tree_with(pristine.listing(), replayed.files)
+        other = problem_of(pin, tree)
         found = (other,) if other else ()
-    return PinReport(pin, replayed.steps, findings, (*found, *problems))
+    return PinReport(pin, replayed.steps, findings, (*found, *problems), tree)
 
 
 def _not_carried(pin: Pin, carried: bool, steps: Sequence[Step]) -> tuple[Problem, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..files.record import text_of as record_text
-from ..files.tree import LAID, LISTING, hash_listing, own_listing, sha256, to_sha256sum
+from ..files.tree import LAID, LISTING, hash_python, own_listing, sha256, to_sha256sum
 from ..queue.series import PACKAGE, PROVENANCE
 from ..upstream.edits import Edits
 from .place import Read, split_lines
@@ -27,11 +27,16 @@ NONE = Edits()
 
 
 def record(
-    files: Mapping[str, bytes], read: Read, edits: Edits, more: Mapping[str, Any] | None = None
+    files: Mapping[str, bytes],
+    read: Read,
+    listing: Mapping[str, str],
+    edits: Edits = NONE,
+    more: Mapping[str, Any] | None = None,
 ) -> bytes:
     """laid.json for what is laid on a tree.
 
-    files: all of it, as it is then; read: the tree as it was before; more: other keys.
+    files: all of it, as it is then; read: the tree as it was before; listing: the whole tree's,
+    with what is laid, whose hash a server prints; more: other keys.
     """
     changed = ((path, read(path), after) for path, after in sorted(files.items()))
     written = {
@@ -41,13 +46,16 @@ def record(
             if before is not None and before != after
         },
         "edits": edits.as_record(),
+        "tree": hash_python(listing),
     }
     return record_text(written | dict(more or {})).encode()
 
 
-def in_tree(files: Mapping[str, bytes], read: Read, edits: Edits = NONE) -> dict[str, bytes]:
+def in_tree(
+    files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
+) -> dict[str, bytes]:
     """The same by its path in the tree; nothing where the overlay's package is not laid."""
-    return {LAID: record(files, read, edits)} if PROVENANCE in files else {}
+    return {LAID: record(files, read, listing, edits)} if PROVENANCE in files else {}
 
 
 def in_git(
@@ -59,10 +67,9 @@ def in_git(
         return {}
     whole = own_listing(listing)
     ours = {path: digest for path, digest in whole.items() if path in files}
-    more = {"tree": hash_listing(whole), "rest": rest(whole, ours)}
     return {
         LISTING: to_sha256sum(ours),
-        LAID: record(files, read, edits, more),
+        LAID: record(files, read, whole, edits, {"rest": rest(whole, ours)}),
     }
 
 

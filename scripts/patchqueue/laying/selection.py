@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import RELEASE
 from ..files import record
-from ..files.tree import hash_listing, own_listing, sha256
+from ..files.tree import hash_listing, hash_python, sha256
 from ..hint import to_type
 from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
@@ -65,7 +65,6 @@ class Selection:
             "release": RELEASE,
             "queue": self.overlay_sha256,
             "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in self.pin.wheels],
-            "tree_before": self.pin.tree,
             "patches": [
                 {
                     "name": patch.name,
@@ -149,7 +148,7 @@ class Selection:
             "tree": {
                 "before": hash_listing(before),
                 "after": hash_listing(after),
-                "listing": hash_listing(own_listing(after)),
+                "patched": hash_python(after),
             },
         }
 

@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..files import atomic
 from ..files.locking import locked
-from ..files.tree import hash_listing, python_part, sha256
+from ..files.tree import hash_listing, hash_python, sha256
 from ..hint import to_type
 from ..outcome import Refused
 from . import index, pins, source
@@ -92,8 +92,7 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     entry["tag"] = f"v{version}"
     entry["released"] = newest
     entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
-    entry["tree"] = trees[wheels[0].name]
-    entry["python"] = hash_listing(python_part(found[wheels[0].name][0]))
+    entry["tree"] = hash_python(found[wheels[0].name][0])
     entry["wheels"] = tomlkit.array()
     for wheel in wheels:
         item = tomlkit.inline_table()

@@ -36,8 +36,8 @@ class Wheel(Struct, frozen=True, forbid_unknown_fields=True):
 class Pin(Struct, frozen=True, forbid_unknown_fields=True):
     """One pinned revision, as the file has it.
 
-    tree: tree hash of the pristine tree of every wheel of the release (see files/tree.py).
-    python: tree hash of its Python files alone, which a git checkout at the tag has too.
+    tree: tree hash of the release: of its Python files, which each of its wheels and its git tag
+    have (see files/tree.py).
     patched: the same of the release with the whole queue on it; empty where it is not known yet.
     resolve_as_of: the revision's environment is resolved as the package index stood on this day.
     no_patches: why the queue has no patch for this revision; empty where it has some.
@@ -48,7 +48,6 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=True):
     released: datetime.date
     resolve_as_of: datetime.date
     tree: TreeHash
-    python: TreeHash
     wheels: Annotated[tuple[Wheel, ...], Meta(min_length=1)]
     patched: TreeHash | Literal[""] = ""
     no_patches: str = ""
@@ -173,4 +172,4 @@ def _with_patched(entry: str, trees: Mapping[Version, str]) -> str:
     if tree is None:
         return entry
     rest = re.sub(r"(?m)^patched = .*\n", "", entry)
-    return re.sub(r"(?m)^(python = .*\n)", rf'\g<1>patched = "{tree}"\n', rest, count=1)
+    return re.sub(r"(?m)^(tree = .*\n)", rf'\g<1>patched = "{tree}"\n', rest, count=1)

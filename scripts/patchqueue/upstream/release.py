@@ -16,7 +16,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import run
-from ..files.tree import GENERATED, hash_listing, is_part_of_tree, python_part, sha256
+from ..files.tree import GENERATED, hash_python, is_part_of_tree, sha256
 from ..hint import counted, to_type
 from ..outcome import Outcome, Refused
 from . import index, source
@@ -85,7 +85,7 @@ def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
     pin = _pin_of(pins, release.version)
     if pin is None:
         return
-    if hash_listing(python_part(release.listing())) == pin.python:
+    if hash_python(release.listing()) == pin.tree:
         return
     fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
     later = to_type("rebase", "VERSION --from PATH")

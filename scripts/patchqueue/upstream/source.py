@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ..files import disk, run
 from ..files.locking import locked
-from ..files.tree import hash_listing, is_part_of_tree, python_part, sha256
+from ..files.tree import hash_python, is_part_of_tree, sha256
 from ..outcome import Outcome, Refused
 from . import index
 from .pins import Pin, Wheel
@@ -100,11 +100,7 @@ class Source:
 
     def verify(self, listing: dict[str, str]) -> None:
         """Raise Refused unless the listing is what the pin says."""
-        found, pinned = (
-            (hash_listing(listing), self.pin.tree)
-            if self.kind == "wheel"
-            else (hash_listing(python_part(listing)), self.pin.python)
-        )
+        found, pinned = hash_python(listing), self.pin.tree
         if found != pinned:
             what = f"its tree is {found}, pinned is {pinned}"
             step = "it is not the release; take another source"
@@ -241,7 +237,7 @@ def _kept_from_git(pin: Pin, cache: Path) -> Iterator[Source]:
         with zipfile.ZipFile(path) as archive:
             commit = archive.comment.decode("ascii", "replace")
         probe = Source(pin, path, digest, "git", commit)
-        if hash_listing(python_part(probe.listing())) == pin.python:
+        if hash_python(probe.listing()) == pin.tree:
             yield Source(pin, path, digest, "git", commit)  # not open: check sends it to a process
 
 
