@@ -435,6 +435,15 @@ def test_another_source_is_laid_anew(applied, tmp_path):
     )
 
 
+def test_a_tree_whose_record_says_less_is_laid_anew(applied):
+    """A tree of an earlier tool, whose record does not have the hash that is printed."""
+    file = applied.tree / "provenance.json"
+    whole = json.loads(file.read_text())
+    less = {name: value for name, value in whole["tree"].items() if name != "patched"}
+    file.write_text(json.dumps(whole | {"tree": less}))
+    assert applied.apply().outcome is Outcome.APPLIED and json.loads(file.read_text()) == whole
+
+
 def test_two_releases_stand_side_by_side(applied):
     applied.edit("series", "==9.9.1", ">=9.9")
     applied.release("9.9.2")

@@ -109,7 +109,8 @@ def apply(
         found = tree.inspect()
         made_of = selection.stack_sha256, pristine.sha256
         recorded = found.record.get("queue"), found.record.get("source", {}).get("sha256")
-        if found.state is State.APPLIED and made_of == recorded:
+        is_whole = "patched" in found.record.get("tree", {})  # an earlier tool did not record it
+        if found.state is State.APPLIED and is_whole and made_of == recorded:
             return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, found.record)
         refuse_to_lose(tree, found, discard)
         record, listing = _build(tree, selection, pristine, planned, quilt, lock)
