@@ -364,11 +364,11 @@ def test_a_release_is_cut_once(cut, run):
 
 
 def test_a_queue_with_a_problem_is_not_cut(ready, run):
-    placed = ready.root / "upstream/placed.toml"
-    placed.write_text(re.sub("sha256:....", "sha256:0000", placed.read_text()))
+    pins = ready.root / "upstream/pins.toml"
+    pins.write_text(re.sub('patched = "sha256:....', 'patched = "sha256:0000', pins.read_text()))
     fakes.commit(ready)
     code, said = run(ready, "release", "--cut")
-    assert code == 1 and "upstream/placed.toml" in said and not (ready.root / RECORD).exists()
+    assert code == 1 and "upstream/pins.toml" in said and not (ready.root / RECORD).exists()
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ def edit(project, part: str) -> None:
 def test_a_header_can_change_behind_a_run_and_a_hunk_cannot(measured, tmp_path, part, fate):
     found = result(measured)
     edit(measured, part)
+    measured.place()  # a change that is meant: its tree is pinned
     assert take(measured, tmp_path, found).fate is fate
 
 
