@@ -462,6 +462,7 @@ def test_a_release_has_no_news_before_it_has_a_change(cut, run):
     with pytest.raises(Refused, match="has nothing under `## Next`"):
         changelog.entry(changelog.read(cut.root), QUEUE + 1, cut=False)
     cut.edit("overlay/python/sglang/srt/steps/__init__.py", "Steps", "More steps")
+    cut.place()
     assert has_news(cut.root)
 
 

@@ -143,7 +143,7 @@ class Selection:
             "tag": self.pin.tag,
             "source": origin,
             "queue": self.stack_sha256,
-            "changes": self.effect_sha256,
+            "changes": hash_python(after),
             "patches": stacked,
             "overlay": _digests(self.overlay),
             "tree": {
