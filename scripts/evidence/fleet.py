@@ -94,14 +94,17 @@ def jobs(
             for model in models or shape.models:
                 features = [one for one in shape.features if model in one.known(pin.version)]
                 modes = _modes(validity, queue, pin, model, features, proofs)
-                left = {
-                    mode: one
-                    for mode, one in modes.items()
-                    if not stale or _is_left(one[1], f"{now} {gpu} {model} {mode}")
-                }
+                left = _left(modes, f"{now} {gpu} {model}") if stale else modes
                 if left:
                     found.append(_job(root, pin, host, gpu, model, left, seconds))
     return found
+
+
+def _left(
+    modes: Mapping[str, tuple[matrix.State, str]], seed: str
+) -> dict[str, tuple[matrix.State, str]]:
+    """The modes that are to be run."""
+    return {mode: one for mode, one in modes.items() if _is_left(one[1], f"{seed} {mode}")}
 
 
 def _modes(

@@ -17,8 +17,6 @@ from patchqueue import __main__ as program
 from patchqueue.commands import cli, trees, writing
 from patchqueue.files import atomic
 from patchqueue.install import inplace, journal
-from patchqueue.queue import series
-from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,15 +190,13 @@ def test_apply_says_what_it_did(run):
     run("unapply")
     _code, out, _ = run("apply")
     record = run.project.apply().record
-    for text in (
-        "steps/count-once-more",
-        "steps/name-the-cut",
-        "Count the steps once more",
-        "work/v9.9.1",
-        f"tree {record['tree']['patched']}",
-    ):
+    for text in ("work/v9.9.1", f"tree {record['tree']['patched']}"):
         assert text in out
     assert "2 of 2 patches" in out and "1 overlay file" in out
+    assert "steps/count-once-more" not in out and len(out.splitlines()) <= 5
+    _code, out, _ = run("apply", "--verbose")
+    for text in ("steps/count-once-more", "steps/name-the-cut", "Count the steps once more"):
+        assert text in out
 
 
 def test_apply_says_how_many_patches_are_not_for_the_release(run):
@@ -215,7 +211,7 @@ def test_apply_says_how_many_patches_are_not_for_the_release(run):
     code, out, err = run("apply")
     assert (
         code == 0
-        and "not for v9.9.1: 1 not selected (--verbose lists them)" in out
+        and "not for v9.9.1: 1 not selected (--verbose lists all patches)" in out
         and "name-the-cut" not in out
     ), err
     code, out, _ = run("apply", "--verbose")
@@ -238,12 +234,6 @@ def test_apply_of_several_releases_prints_a_line_for_each(run):
     assert "release sha256:" not in run("apply")[1]
     told = run("apply", "--all", "--verbose")[1]
     assert told.count("tree sha256:") == told.count("release sha256:") == 2
-
-
-def test_the_real_queues_apply_is_one_screen():
-    queue, _ = series.read(ROOT)
-    for pin in pins.load(ROOT).all:
-        assert len(queue.select(pin.version)) + 6 <= 50, "the lines below them, and a screen"
 
 
 @pytest.mark.parametrize(
@@ -294,8 +284,8 @@ def test_apply_of_a_release_without_patches_says_so(run):
 @pytest.mark.parametrize("subject", ["Count [steps] once more", "Count steps[/] once more"])
 def test_subjects_are_no_markup(run, subject):
     run.project.edit("patches/steps/count-once-more.patch", "Count the steps once more", subject)
-    code, out, _ = run("apply")
-    assert code == 0 and subject in out
+    code, out, _ = run("apply", "--verbose")
+    assert code == 0 and subject in " ".join(out.split())
 
 
 def test_errors_name_patch_file_hunk_line_and_the_next_command(run):

@@ -63,7 +63,7 @@ def _apply(options: argparse.Namespace) -> int:
         if options.verbose:
             _show_rows(report)
         elif len(chosen) == 1:
-            _show_laid(report)
+            _show_left_out(report)
         if len(chosen) == 1 or options.verbose:
             _show_apply(report, options.root, seconds, options.verbose)
         else:
@@ -119,18 +119,13 @@ def _show_rows(report: Report) -> None:
     OUT.print(table)
 
 
-def _show_laid(report: Report) -> None:
-    """The patches that are in the tree, a line each, and how many are not for the release."""
-    laid = [row for row in report.rows if row.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)]
-    names = [row.patch.removesuffix(".patch") for row in laid]
-    for name, row in zip(names, laid):
-        line = Text(f"{name:<{max(map(len, names))}}  {row.why}")
-        line.truncate(OUT.width, overflow="ellipsis")
-        OUT.print(line)
-    kinds = [row.outcome for row in report.rows if row not in laid]
+def _show_left_out(report: Report) -> None:
+    """How many patches are not for the release."""
+    applied = (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
+    kinds = [row.outcome for row in report.rows if row.outcome not in applied]
     if kinds:
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        OUT.print(f"not for {report.pin.tag}: {counts} (--verbose lists them)")
+        OUT.print(f"not for {report.pin.tag}: {counts} (--verbose lists all patches)")
 
 
 def _show_apply(report: Report, root: Path, seconds: float, whole: bool) -> None:
