@@ -61,6 +61,7 @@ MAINTAINERS = {
     "refresh": ("patchqueue", "Write edits in work/TAG/ back to the queue."),
     "new": ("patchqueue", "Start a patch on top of work/TAG/."),
     "rebase": ("patchqueue", "Carry the queue to another release."),
+    "quilt": ("patchqueue", "Run quilt in work/TAG/."),
     "pin": ("patchqueue", "Add a release to upstream/pins.toml."),
     "upstream-tests": ("patchqueue", "Run upstream's unit tests, patched and not."),
     "bundle": ("patchqueue", "Pack a release for a host without an index."),

@@ -29,6 +29,7 @@ COMMANDS = [
     "new",
     "pin",
     "matrix",
+    "quilt",
     "rebase",
     "build",
     "bundle",
@@ -451,11 +452,14 @@ def test_in_the_wrong_folder(tmp_path):
         "gpu",
         "sweep",
         "bench",
+        "quilt",
     ],
 )
 def test_a_wrong_word_is_refused_before_any_work(run, command):
     before = fakes.snapshot(run.project.root)
-    words = {"new": ("v9.9.7", "steps/go-on")}.get(command, (TAG, "v9.9.7"))
+    words = {"quilt": ("v9.9.7", "push"), "new": ("v9.9.7", "steps/go-on")}.get(
+        command, (TAG, "v9.9.7")
+    )
     code, out, err = run(command, *words)
     assert code == 1 and "'v9.9.7': is not pinned; pinned are v9.9.1" in err and out == ""
     assert fakes.snapshot(run.project.root) == before
@@ -478,10 +482,13 @@ def test_pin_ends_with_the_next_command(run):
     )
 
 
-def test_new_ends_with_the_next_command(run, monkeypatch):
+@pytest.mark.parametrize("there", [True, False])
+def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
+    monkeypatch.setattr(writing.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
     monkeypatch.setattr(writing, "new", lambda root, pin, name: root / "patches/steps/go-on.patch")
     code, out, _ = run("new", TAG, "steps/go-on")
-    assert code == 0 and "In work/v9.9.1, `quilt add FILE` before you edit" in out
+    quilt = "quilt" if there else "scripts/nox quilt v9.9.1"
+    assert code == 0 and f"In work/v9.9.1: `{quilt} add python/sglang/…` before" in out
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,7 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
         Step("quilt pop -a", "No patches applied", "queue/work/v0.5.9"),
         Step("scripts/nox apply", "2 of 2 patches"),
+        Step("scripts/nox quilt v0.5.9 pop -a", "No patches applied"),
         Step("scripts/nox unapply", "pristine"),
         Step(
             "scripts/nox apply v0.5.11 --from PATH",

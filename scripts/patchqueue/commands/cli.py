@@ -33,6 +33,7 @@ EXAMPLES = {  # by command: what a user types behind it
     "new": "v0.5.9 nsa/skip-pointer-check",
     "patches": "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
     "pin": "0.5.24",
+    "quilt": "v0.5.9 add python/sglang/srt/server_args.py",
     "rebase": "0.5.24",
     "refresh": "v0.5.9",
     "release": "v0.5.9 v0.5.10.post1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..hint import counted, to_type
-from ..laying.apply import Report, apply, unapply
+from ..laying import quilt as quilts
+from ..laying.apply import Report, apply, no_tree, unapply
+from ..laying.worktree import State, WorkTree
 from ..outcome import Outcome
 from ..upstream import pins as pinning
+from ..upstream.source import cache_folder
 from . import idle, paths, releases
 from .releases import COLOURS, OUT, relative, tell
 
@@ -35,6 +39,16 @@ def add(commands: Any) -> None:
     made.add_argument("--base", type=paths.path, metavar="PATH", help=text)
     text = "take every patch off work/TAG/ again, back to the pristine release"
     releases.command(commands, "unapply", _unapply, text, paths.DEFAULT, "--all")
+    text = "run quilt in work/TAG/, with the quilt that apply uses"
+    own = commands.add_parser("quilt", help=text)
+    own.set_defaults(run=_quilt)
+    own.add_argument("revision", metavar="VERSION", help="v0.5.9 or 0.5.9")
+    own.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="QUILT COMMAND …",
+        help="what quilt is to do, and its options",
+    )
 
 
 def _apply(options: argparse.Namespace) -> int:
@@ -74,6 +88,21 @@ def _unapply(options: argparse.Namespace) -> int:
         tell(f"work/{pin.tag} {done}: tree {pin.tree}")
         OUT.print(f"next: {to_type('apply', pin.tag)} lays the queue on it again")
     return 0
+
+
+def _quilt(options: argparse.Namespace) -> int:
+    pin = pinning.load(options.root).find(options.revision)
+    tree = WorkTree(options.root, pin.tag)
+    with tree.locked() as lock:
+        if tree.inspect().state is State.ABSENT:
+            raise no_tree(pin)
+        engine = quilts.find(cache_folder())
+        return subprocess.run(
+            [engine.command, *(options.arguments or ["--help"])],
+            cwd=tree.path,
+            env=engine.environment(),
+            pass_fds=(*engine.opened, lock),
+        ).returncode
 
 
 def _show_rows(report: Report) -> None:

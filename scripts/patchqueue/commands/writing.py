@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def _new(options: argparse.Namespace) -> int:
     file = new(options.root, revisions[0], names[0])
     tree = f"work/{revisions[0].tag}"
     OUT.print(f"{relative(file, options.root)} is the top patch now")
-    OUT.print(f"In {tree}, `quilt add FILE` before you edit a file.")
+    quilt = "`quilt" if shutil.which("quilt") else to_type("quilt", revisions[0].tag)[:-1]
+    OUT.print(f"In {tree}: {quilt} add python/sglang/…` before you edit a file.")
     OUT.print(f"next: {to_type('refresh', revisions[0].tag)} then writes it to patches/ and series")
     return 0
 

@@ -191,7 +191,7 @@ def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
     popped = len(found.record["patches"]) - len(quilts.applied(tree.path))
     if popped and not found.edited_patches:
         what = f"misses patches that were popped: {popped} of {len(found.record['patches'])}"
-        step = f"`quilt push -a` in work/{tree.tag}, or {again}"
+        step = f"{to_type('quilt', tree.tag, 'push -a')}, or {again}"
         raise Refused.of("popped-tree", where, what, step)
     files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
     what = f"has edits that the queue does not hold: {some(files) or 'patches partly popped'}"

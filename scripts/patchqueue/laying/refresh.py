@@ -159,7 +159,7 @@ def _edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
         if stray and not add:
             step = (
                 f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-                f" `quilt add FILE` in work/{pin.tag} comes before an edit"
+                f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
             )
             what = f"edited, but in no patch: {' '.join(stray)}"
             raise Refused.of("stray-edits", f"work/{pin.tag}", what, step)
@@ -215,10 +215,8 @@ def _plan(
     # the tree is about to be built anew from the queue: never when that would lose an edit
     if lost:
         what = f"the queue does not make the tree's own {' '.join(lost[:5])}"
-        step = (
-            "the tree stays as it is; say which patch should have the edit: `quilt add FILE` in"
-            f" work/{pin.tag}"
-        )
+        add = to_type("quilt", pin.tag, "add FILE")
+        step = f"the tree stays as it is; say which patch should have the edit: {add}"
         raise Refused.of("edits-not-kept", f"work/{pin.tag}", what, step)
     return changes
 
