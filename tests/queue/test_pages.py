@@ -31,7 +31,7 @@ from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS = [shown for page in PAGES for shown in pages.shown(page)]
 
 # What the small clone has: releases that the pages name, each of a few lines.
