@@ -68,7 +68,6 @@ MAINTAINERS = {
     "upstream-tests": ("patchqueue", "Run upstream's unit tests, patched and not."),
     "bundle": ("patchqueue", "Pack a release for a host without an index."),
     "release": ("patchqueue", "Make the files of a release of the queue."),
-    "index": ("patchqueue", "Make a package index of patched wheels."),
     "export": ("patchqueue", "Make pull requests in a checkout."),
     "matrix": ("evidence", "Print the proofs a fleet has to run."),
     "status": ("evidence", "Make the matrix and the lists of patches."),

@@ -18,7 +18,7 @@ import pytest
 from elffiles import CODE, PTX, fat_binary, linked
 from fakes import TAG
 from packaging.version import Version
-from test_index_clients import Site
+from served import Site
 
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import file_sha256
@@ -180,7 +180,7 @@ def index(tmp_path, project, monkeypatch):
         wheel(simple / name, package, files, requires)
     for folder in simple.iterdir():
         list_files(folder)
-    site = Site(simple, json=True)
+    site = Site(simple)
     Thread(target=site.serve_forever, daemon=True).start()
     monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))

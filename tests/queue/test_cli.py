@@ -37,7 +37,6 @@ COMMANDS = [
     "build",
     "bundle",
     "release",
-    "index",
     "gpu",
     "sweep",
     "bench",

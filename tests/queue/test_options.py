@@ -167,20 +167,6 @@ def compiled(world: World) -> None:
     world.project.place()
 
 
-def to_release(world: World) -> None:
-    fakes.to_release(world.project, world.at / "home")
-
-
-def released(world: World) -> None:
-    to_release(world)
-    assert world.run("release --cut") == 0
-
-
-def compiled_to_release(world: World) -> None:
-    compiled(world)
-    to_release(world)
-
-
 def gpu(world: World) -> None:
     """Scripts that write down how they were called, and a second interpreter."""
     for script, name in gpurun.RESULTS.items():
@@ -419,17 +405,10 @@ CASES: dict[str, Case] = {
     "bundle --carry-torch": Case("bundle --carry-torch", "bundle", to_pack),
     "bundle --flash": Case("bundle --flash", "bundle", to_pack),
     "bundle --peer": Case("bundle --peer vllm==0.26.0", "bundle", to_pack),
-    "release --cut": Case("release --cut", "release", to_release),
-    "release --next": Case("release --next", "release", released),
-    "release --tag": Case(f"release --tag pcg-{fakes.QUEUE}", "release", released),
-    "release --python": Case(
-        f"release 9.9.2 --python {OTHER}", "release 9.9.2", compiled_to_release
-    ),
+    "release --python": Case(f"release 9.9.2 --python {OTHER}", "release 9.9.2", compiled),
     "release --machine": Case(
-        f"release 9.9.2 --machine {OTHER_MACHINE}", "release 9.9.2", compiled_to_release
+        f"release 9.9.2 --machine {OTHER_MACHINE}", "release 9.9.2", compiled
     ),
-    "index --out": Case("index {at}/wheels --out {at}/out", "index {at}/wheels", plain),
-    "index --url": Case("index {at}/wheels --url https://x.org", "index {at}/wheels", plain),
     **gpu_cases("sweep"),
     **gpu_cases("gpu"),
     **gpu_cases("bench"),
@@ -660,9 +639,6 @@ def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, ca
         ("gpu --agree --take x.json", "--take"),
         ("matrix --cpu --gpu H100", "--gpu"),
         ("install --site-packages x --verify --discard", "--discard"),
-        ("release --next --cut", "--cut"),
-        ("release --next --python 3.12", "--python"),
-        ("release --cut --tag x", "--tag"),
         ("install --site-packages x --verify --pristine", "--pristine"),
         ("apply --base x --from y", "--from"),
         ("patches --base x --from y", "--from"),

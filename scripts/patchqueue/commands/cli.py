@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from .. import RELEASE
 from ..hint import PACKAGED, in_wheel
 from . import (
     checking,
     entry,
     handover,
     install,
-    publishing,
     rebase,
     testing,
     trees,
@@ -28,7 +26,6 @@ EXAMPLES = {  # by command: what a user types behind it
     "bundle": "v0.5.9",
     "check": "v0.5.9",
     "export": "--onto ~/sglang --base origin/main breakable",
-    "index": f"dist/release-{RELEASE}",
     "install": "--site-packages /sgl-workspace/sglang/python",
     "lock": "v0.5.9",
     "new": "v0.5.9 nsa/skip-pointer-check",
@@ -47,7 +44,7 @@ EXAMPLES = {  # by command: what a user types behind it
 # in the order of the help's list
 MODULES = (
     *(trees, checking, testing, upstream, writing),
-    *(wheels, publishing, handover, install, rebase),
+    *(wheels, handover, install, rebase),
 )
 
 

@@ -1,14 +1,15 @@
-"""The commands that hand the queue on as commits."""
+"""The commands that hand the queue on: as commits, as patch files, and as wheels."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..handover import backport, claims, export, onefile, prbody, prtest
+from ..handover import backport, claims, export, onefile, prbody, prtest, release
 from ..handover.repository import open_repository
 from ..handover.size import sizes
 from ..hint import counted
@@ -16,9 +17,10 @@ from ..laying.apply import load_queue
 from ..outcome import Outcome, Problem, Refused
 from ..upstream import pins as pinning
 from ..wheels.build import local_version
-from . import idle, paths
+from . import idle, paths, releases
 from .entry import ERR, OUT
 
+MB = 10**6
 DIST = Path("dist")
 OUTPUT = DIST / "pull-requests"
 
@@ -54,6 +56,23 @@ def add(commands: Any) -> None:
     paths.add_origin(one)
 
     _add_export(commands)
+    _add_release(commands)
+
+
+def _add_release(commands: Any) -> None:
+    text = "make the files of a release of the queue in dist/release-N/: wheels, patch files, sums"
+    made = releases.command(commands, "release", _release, text, "every pinned release")
+    for name, kind, what in (
+        ("python", releases.python, "Python, as 3.12"),
+        ("machine", releases.machine, "machine, x86_64 or aarch64"),
+    ):
+        made.add_argument(
+            f"--{name}",
+            type=kind,
+            action="append",
+            default=[],
+            help=f"only wheels for this {what}; more than once for several (default: all)",
+        )
 
 
 def _add_export(commands: Any) -> None:
@@ -144,6 +163,20 @@ def _patches(options: argparse.Namespace) -> int:
     tell.print(f"tree {made.tree}")
     file = shlex.quote(str(made.path.absolute()))
     tell.print(f"next: `git apply {file}` in the root of a checkout, or `patch -p1 < {file}`")
+    return 0
+
+
+def _release(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    chosen = releases.chosen(options, pins, pins.all)
+    started = time.monotonic()
+    made = release.make(options.root, release.Choice(chosen, options.python, options.machine))
+    folder = releases.relative(made.folder, options.root)
+    releases.tell(
+        f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
+        f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
+    )
+    releases.tell(f"next: `pip install --find-links {folder} sglang=={made.versions[0]}`")
     return 0
 
 
