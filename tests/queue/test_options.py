@@ -17,12 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import asked
 import fakes
 import pytest
 import test_help
 from fakes import RUNNER, TAG
-from test_export import tools  # noqa: F401
 from test_fleet import LLAMA, cells_of, keep
 from test_results import result
 
@@ -33,7 +31,6 @@ from patchqueue.commands import testing as testing_command
 from patchqueue.commands import writing
 from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
-from patchqueue.handover import formatting, prtest
 from patchqueue.upstream import pins
 from patchqueue.wheels import bundle, carried, host, peer
 
@@ -266,10 +263,8 @@ def conflict(world: World) -> None:
 
 
 def checkouts(world: World) -> None:
-    """Two checkouts of the release, with another commit on top of it, and upstream's format."""
+    """Two checkouts of the release, with another commit on top of it."""
     (world.at / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
-    shutil.copy(ROOT / "upstream/format.toml", world.project.root / "upstream/format.toml")
-    world.project.edit("upstream/format.toml", ">=0.5.19", ">=9")
     for name in ("sglang", "second"):
         notes = world.at / name / "python/sglang/srt/steps/notes.txt"
         notes.parent.mkdir(parents=True)
@@ -470,26 +465,21 @@ CASES: dict[str, Case] = {
     "patches --base": Case("patches --base {at}/fork --out {at}/f", "patches --out {at}/f", forked),
     "patches --from": Case("patches --from {at}/kept", "patches", lonely),
     "patches --out": Case("patches --out {at}/f", "patches"),
-    "export --onto": Case(
-        "export --no-test --onto {at}/second", "export --no-test --onto {at}/sglang", checkouts
-    ),
+    "export --onto": Case("export --onto {at}/second", "export --onto {at}/sglang", checkouts),
     "export --base": Case(
-        "export --no-test --onto {at}/sglang --base first",
-        "export --no-test --onto {at}/sglang",
+        "export --onto {at}/sglang --base first",
+        "export --onto {at}/sglang",
         checkouts,
     ),
     "export --out": Case(
-        "export --no-test --onto {at}/sglang --out {at}/out",
-        "export --no-test --onto {at}/sglang",
+        "export --onto {at}/sglang --out {at}/out",
+        "export --onto {at}/sglang",
         checkouts,
     ),
     "export --together": Case(
-        "export --no-test --onto {at}/sglang --together",
-        "export --no-test --onto {at}/sglang",
+        "export --onto {at}/sglang --together",
+        "export --onto {at}/sglang",
         checkouts,
-    ),
-    "export --no-test": Case(
-        "export --onto {at}/sglang --no-test", "export --onto {at}/sglang", checkouts
     ),
     "install --site-packages": Case(
         "install --site-packages {at}/second", "install --site-packages {at}/site", sites
@@ -543,11 +533,9 @@ def test_every_option_has_a_case_and_no_other():
 
 
 @pytest.fixture
-def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools) -> World:  # noqa: F811
+def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """What no test has is noted where the tool would start it, with the words that it is started
     with."""
-    for name, value in tools.items():
-        monkeypatch.setenv(name, value)
     made = World(tmp_path, applied)
     root = applied.root
     fakes.program(tmp_path / "driver/nvidia-smi", "echo 'GPU 0: NVIDIA Fake (UUID: GPU-1)'")
@@ -560,8 +548,6 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(testing_command, "test_tool", lambda root: made.note("the tool") or 0)
     monkeypatch.setattr(upstream_tests, "_ended", ended(made))
     monkeypatch.setattr(writing, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
-    monkeypatch.setattr(formatting, "_run", asked.run)
-    monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
     monkeypatch.setattr(peer, "pack", lambda root, pins, what, *_: packed_peer(made, what))
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
     monkeypatch.setattr(bundle.carried, "pack", torch(tmp_path / "cache/torch.tar.xz"))
