@@ -323,8 +323,8 @@ def as_clone(root: Path) -> None:
     (root / "scripts").mkdir()
     for name in ("nox", "requirements.txt"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    for name in ("patchqueue", "evidence", "slurm"):
-        (root / "scripts" / name).symlink_to(ROOT / "scripts" / name)
+    for name in ("scripts/patchqueue", "scripts/slurm", "lab"):
+        (root / name).symlink_to(ROOT / name)
     tools = root / ".nox/tools"
     (tools / "bin").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")

@@ -20,10 +20,10 @@ from fakes import TAG
 from packaging.version import Version
 from served import Site
 
+from bundle import carried, host
+from bundle.carried import Library, Origin
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import file_sha256
-from patchqueue.wheels import carried, host
-from patchqueue.wheels.carried import Library, Origin
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = b"code for sm_90 ", b"code for sm_80 "

@@ -24,6 +24,8 @@ from fakes import RUNNER, TAG
 from test_fleet import LLAMA, cells_of, keep
 from test_results import result
 
+from bundle import carried, host, peer
+from bundle import release as bundle
 from evidence import gpurun, results
 from evidence.pages import bench as benchpage
 from evidence.pages import status
@@ -32,7 +34,6 @@ from patchqueue.commands import writing
 from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
 from patchqueue.upstream import pins
-from patchqueue.wheels import bundle, carried, host, peer
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -29,7 +29,7 @@ from test_carried import (
     wheel,
 )
 
-from patchqueue.wheels import host, peer
+from bundle import host, peer
 
 PLAN = {"model": "m", "watch": ""}
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,6 @@ EXAMPLES = {  # by command: what a user types behind it
     "apply": "v0.5.12.post1",
     "backport": "--onto ~/sglang --base v0.5.9 graphs-on-0.5.9",
     "build": "v0.5.12.post1 --python 3.12",
-    "bundle": "v0.5.9",
     "check": "v0.5.9",
     "export": "--onto ~/sglang --base origin/main breakable",
     "install": "--site-packages /sgl-workspace/sglang/python",
