@@ -16,7 +16,7 @@
 #   "hypothesis>=6.120",
 # ]
 # ///
-"""The sessions: each chooses a command of scripts/patchqueue or scripts/evidence.
+"""The sessions: each chooses a command of scripts/patchqueue or of lab/.
 
 The words behind a session name releases, or say how:
     scripts/nox apply v0.5.9
@@ -26,6 +26,7 @@ Several sessions in one call, with the same words, as nox has it:
 """
 
 import logging
+import os
 import re
 import sys
 
@@ -64,14 +65,16 @@ MAINTAINERS = {
     "quilt": ("patchqueue", "Run quilt in work/TAG/."),
     "pin": ("patchqueue", "Add a release to upstream/pins.toml."),
     "upstream-tests": ("patchqueue", "Run upstream's unit tests, patched and not."),
-    "bundle": ("patchqueue", "Pack a release for a host without an index."),
+    "bundle": ("evidence", "Pack a release for a host without an index."),
     "release": ("patchqueue", "Make the files of a release of the queue."),
-    "index": ("patchqueue", "Make a package index of patched wheels."),
     "export": ("patchqueue", "Make pull requests in a checkout."),
     "matrix": ("evidence", "Print the proofs a fleet has to run."),
     "status": ("evidence", "Make the matrix and the lists of patches."),
     "bench": ("evidence", "Time a release on this host's GPU."),
 }
+
+
+PATH = f"scripts{os.pathsep}lab"  # where the packages of both are
 
 
 def run_tool(session: nox.Session, tool: str, *words: str) -> None:
@@ -83,7 +86,7 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
     """
     drawn = tool == "evidence" and "--plot" in words
     python = [*with_packages("plots"), "python"] if drawn else [sys.executable]
-    env = {"PYTHONPATH": "scripts", "PATCHQUEUE_CALLED_FROM": session.invoked_from}
+    env = {"PYTHONPATH": PATH, "PATCHQUEUE_CALLED_FROM": session.invoked_from}
     try:
         session.run(*python, "-m", tool, *words, env=env, external=True, log=False)
     except nox.command.CommandFailed as failed:
@@ -110,7 +113,7 @@ def with_packages(*names: str) -> list[str]:
 def run_with(session: nox.Session, names: str, *command: str, silent: bool = False) -> None:
     """Run a command with such packages, as `plots coverage`."""
     run = [*with_packages(*names.split()), *command]
-    session.run(*run, env={"PYTHONPATH": "scripts"}, external=True, silent=silent)
+    session.run(*run, env={"PYTHONPATH": PATH}, external=True, silent=silent)
 
 
 LINTS = (

@@ -2,13 +2,12 @@
 done.
 
 Packages, low to high; no module imports from a higher one: files · queue · upstream · laying ·
-rebasing · environments · wheels · install · handover · publishing · commands
+rebasing · environments · wheels · install · handover · commands
 
 Each package's own docstring says what it is for and lists its modules, low to high too. Below them
 all lie outcome.py, what can become of a patch, a tree or an input, and hint.py, how a command is
 written for a user.
 """
 
-# The queue's own release, as in `sglang-0.5.9+pcg.2`: of the work in progress, until
-# releases/N.toml is written. `release --next` then makes it one more.
+# The queue's own release, as in `sglang-0.5.9+pcg.2`. One more after its tag, pcg-2, is pushed.
 RELEASE = 2

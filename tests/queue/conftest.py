@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
-sys.path.insert(0, SCRIPTS)  # the tool is run from the checkout, never installed
-os.environ["PYTHONPATH"] = SCRIPTS  # for the tests that start it as a process
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = [str(ROOT / "scripts"), str(ROOT / "lab")]
+sys.path[:0] = PACKAGES  # the tool is run from the checkout, never installed
+os.environ["PYTHONPATH"] = os.pathsep.join(PACKAGES)  # for the tests that start it as a process
 
 import fakes  # noqa: E402
 import forkedpip  # noqa: E402

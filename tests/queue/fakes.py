@@ -306,21 +306,12 @@ def sessions() -> set[str]:
     return {*made, *re.findall(r'(?m)^    "([\w-]+)": \("', text)}
 
 
-def to_release(project: Project, home: Path) -> None:
-    """Make the project a git repository that a release of the queue can be cut in."""
-    wheel = f"sglang-{VERSION}+{LABEL}-py3-none-any.whl"
-    project.write("CHANGELOG.md", "# Changes\n\n## Next\n\n- More steps.\n\n## 1\n\n- Steps.\n")
-    project.write("releases/about.toml", 'repository = "https://example.org/queue"\n')
+def to_repository(project: Project, home: Path) -> None:
+    """Make the project a git repository with one commit."""
     project.write(".gitignore", "/work/\n/dist/\n")
-    project.write("README.md", f"Take {wheel}: queue release {QUEUE}, all of it.\n")
-    project.write("scripts/patchqueue/__init__.py", f"RELEASE = {QUEUE}\n")
     home.mkdir(exist_ok=True)
     (home / ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
     git(project.root, "init", "-q")
-    commit(project)
-
-
-def commit(project: Project) -> None:
     git(project.root, "add", "-A")
     git(project.root, "commit", "-q", "-m", "state")
 
@@ -332,8 +323,8 @@ def as_clone(root: Path) -> None:
     (root / "scripts").mkdir()
     for name in ("nox", "requirements.txt"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    for name in ("patchqueue", "evidence", "slurm"):
-        (root / "scripts" / name).symlink_to(ROOT / "scripts" / name)
+    for name in ("scripts/patchqueue", "scripts/slurm", "lab"):
+        (root / name).symlink_to(ROOT / name)
     tools = root / ".nox/tools"
     (tools / "bin").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")

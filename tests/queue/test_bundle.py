@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import pytest
 from packaging.version import Version
 
+from bundle import host, packing
+from bundle import release as bundle
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins
-from patchqueue.wheels import bundle, host, packing
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = ROOT / host.DEFAULT

@@ -18,12 +18,12 @@ import pytest
 from elffiles import CODE, PTX, fat_binary, linked
 from fakes import TAG
 from packaging.version import Version
-from test_index_clients import Site
+from served import Site
 
+from bundle import carried, host
+from bundle.carried import Library, Origin
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import file_sha256
-from patchqueue.wheels import carried, host
-from patchqueue.wheels.carried import Library, Origin
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = b"code for sm_90 ", b"code for sm_80 "
@@ -180,7 +180,7 @@ def index(tmp_path, project, monkeypatch):
         wheel(simple / name, package, files, requires)
     for folder in simple.iterdir():
         list_files(folder)
-    site = Site(simple, json=True)
+    site = Site(simple)
     Thread(target=site.serve_forever, daemon=True).start()
     monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))

@@ -34,7 +34,6 @@ COMMANDS = [
     "build",
     "bundle",
     "release",
-    "index",
     "gpu",
     "sweep",
     "bench",

@@ -19,13 +19,13 @@ import fakes
 import pytest
 from fakes import RUNNER, TAG
 
+from bundle import packing
 from patchqueue.commands import cli, trees
 from patchqueue.files import disk, run
 from patchqueue.install import inplace
 from patchqueue.laying.quilt import Quilt
 from patchqueue.outcome import Refused
 from patchqueue.upstream import index, source
-from patchqueue.wheels import packing
 
 CACHE, QUEUE = Path("/cache/queue"), Path("/src/queue")
 PLACES = [

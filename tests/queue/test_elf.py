@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from elffiles import fat_binary, library
 
+from bundle import elf
+from bundle.elf import CODE, PTX, Entry
 from patchqueue.environments.cuda_stubs import shared_library
 from patchqueue.outcome import Refused
-from patchqueue.wheels import elf
-from patchqueue.wheels.elf import CODE, PTX, Entry
 
 LTO = 8  # neither machine code nor PTX: what cuFFT links while it runs
 

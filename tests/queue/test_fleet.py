@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from bundle.host import DEFAULT
 from evidence import cells, fleet, harness, matrix, results
 from evidence.commands.cli import main
 from evidence.footprints import Validity
@@ -24,7 +25,6 @@ from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
-from patchqueue.wheels.host import DEFAULT
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = pins.load(ROOT)

@@ -9,7 +9,7 @@ import pytest
 import tomlkit
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER, ABOVE = ROOT / "scripts/patchqueue", ROOT / "scripts/evidence"
+FOLDER, ABOVE = ROOT / "scripts/patchqueue", ROOT / "lab/evidence"
 
 
 def docstring(package: Path) -> str:
@@ -31,6 +31,7 @@ def floors(package: Path) -> list[list[str]]:
 ROOMS = [room for floor in floors(FOLDER) for room in floor]
 BELOW = [FOLDER / room for room in ROOMS]  # packages without packages of their own
 BELOW += [ABOVE / name for name in ("commands", "pages")]
+BELOW += [ROOT / "lab/bundle"]
 CONTRACTS = {
     ".".join(contract["containers"]): [str(layer).split(" | ") for layer in contract["layers"]]
     for contract in tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
@@ -42,7 +43,7 @@ CONTRACTS = {
 @pytest.mark.parametrize("folder", [*BELOW, ABOVE], ids=lambda folder: folder.name)
 def test_what_is_checked_is_what_the_docstring_says(folder):
     """`scripts/nox lint` holds imports to the contracts in pyproject.toml, with all modules."""
-    name = ".".join(folder.relative_to(ROOT / "scripts").parts)
+    name = ".".join(folder.relative_to(ROOT).parts[1:])
     assert CONTRACTS[name][::-1] == floors(folder)
 
 

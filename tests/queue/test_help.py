@@ -16,7 +16,7 @@ from patchqueue.hint import counted, to_type
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = sorted(
-    path for name in ("patchqueue", "evidence") for path in (ROOT / "scripts" / name).rglob("*.py")
+    path for name in ("scripts/patchqueue", "lab") for path in (ROOT / name).rglob("*.py")
 )
 EXAMPLES = cli.EXAMPLES | proving.EXAMPLES
 
@@ -26,7 +26,7 @@ def test_a_path_in_a_command_can_be_typed():
     assert said == "`scripts/nox install --site-packages '/a folder/x' --verify`"
 
 
-@pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT / "scripts")))
+@pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_in_a_hint_exists(path):
     calls = [
         node

@@ -17,15 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import asked
 import fakes
 import pytest
 import test_help
 from fakes import RUNNER, TAG
-from test_export import tools  # noqa: F401
 from test_fleet import LLAMA, cells_of, keep
 from test_results import result
 
+from bundle import carried, host, peer
+from bundle import release as bundle
 from evidence import gpurun, results
 from evidence.pages import bench as benchpage
 from evidence.pages import status
@@ -33,9 +33,7 @@ from patchqueue.commands import testing as testing_command
 from patchqueue.commands import writing
 from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
-from patchqueue.handover import formatting, prtest
 from patchqueue.upstream import pins
-from patchqueue.wheels import bundle, carried, host, peer
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -167,20 +165,6 @@ def compiled(world: World) -> None:
     world.project.place()
 
 
-def to_release(world: World) -> None:
-    fakes.to_release(world.project, world.at / "home")
-
-
-def released(world: World) -> None:
-    to_release(world)
-    assert world.run("release --cut") == 0
-
-
-def compiled_to_release(world: World) -> None:
-    compiled(world)
-    to_release(world)
-
-
 def gpu(world: World) -> None:
     """Scripts that write down how they were called, and a second interpreter."""
     for script, name in gpurun.RESULTS.items():
@@ -280,10 +264,8 @@ def conflict(world: World) -> None:
 
 
 def checkouts(world: World) -> None:
-    """Two checkouts of the release, with another commit on top of it, and upstream's format."""
+    """Two checkouts of the release, with another commit on top of it."""
     (world.at / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
-    shutil.copy(ROOT / "upstream/format.toml", world.project.root / "upstream/format.toml")
-    world.project.edit("upstream/format.toml", ">=0.5.19", ">=9")
     for name in ("sglang", "second"):
         notes = world.at / name / "python/sglang/srt/steps/notes.txt"
         notes.parent.mkdir(parents=True)
@@ -419,17 +401,10 @@ CASES: dict[str, Case] = {
     "bundle --carry-torch": Case("bundle --carry-torch", "bundle", to_pack),
     "bundle --flash": Case("bundle --flash", "bundle", to_pack),
     "bundle --peer": Case("bundle --peer vllm==0.26.0", "bundle", to_pack),
-    "release --cut": Case("release --cut", "release", to_release),
-    "release --next": Case("release --next", "release", released),
-    "release --tag": Case(f"release --tag pcg-{fakes.QUEUE}", "release", released),
-    "release --python": Case(
-        f"release 9.9.2 --python {OTHER}", "release 9.9.2", compiled_to_release
-    ),
+    "release --python": Case(f"release 9.9.2 --python {OTHER}", "release 9.9.2", compiled),
     "release --machine": Case(
-        f"release 9.9.2 --machine {OTHER_MACHINE}", "release 9.9.2", compiled_to_release
+        f"release 9.9.2 --machine {OTHER_MACHINE}", "release 9.9.2", compiled
     ),
-    "index --out": Case("index {at}/wheels --out {at}/out", "index {at}/wheels", plain),
-    "index --url": Case("index {at}/wheels --url https://x.org", "index {at}/wheels", plain),
     **gpu_cases("sweep"),
     **gpu_cases("gpu"),
     **gpu_cases("bench"),
@@ -492,26 +467,21 @@ CASES: dict[str, Case] = {
     "patches --base": Case("patches --base {at}/fork --out {at}/f", "patches --out {at}/f", forked),
     "patches --from": Case("patches --from {at}/kept", "patches", lonely),
     "patches --out": Case("patches --out {at}/f", "patches"),
-    "export --onto": Case(
-        "export --no-test --onto {at}/second", "export --no-test --onto {at}/sglang", checkouts
-    ),
+    "export --onto": Case("export --onto {at}/second", "export --onto {at}/sglang", checkouts),
     "export --base": Case(
-        "export --no-test --onto {at}/sglang --base first",
-        "export --no-test --onto {at}/sglang",
+        "export --onto {at}/sglang --base first",
+        "export --onto {at}/sglang",
         checkouts,
     ),
     "export --out": Case(
-        "export --no-test --onto {at}/sglang --out {at}/out",
-        "export --no-test --onto {at}/sglang",
+        "export --onto {at}/sglang --out {at}/out",
+        "export --onto {at}/sglang",
         checkouts,
     ),
     "export --together": Case(
-        "export --no-test --onto {at}/sglang --together",
-        "export --no-test --onto {at}/sglang",
+        "export --onto {at}/sglang --together",
+        "export --onto {at}/sglang",
         checkouts,
-    ),
-    "export --no-test": Case(
-        "export --onto {at}/sglang --no-test", "export --onto {at}/sglang", checkouts
     ),
     "install --site-packages": Case(
         "install --site-packages {at}/second", "install --site-packages {at}/site", sites
@@ -565,11 +535,9 @@ def test_every_option_has_a_case_and_no_other():
 
 
 @pytest.fixture
-def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools) -> World:  # noqa: F811
+def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """What no test has is noted where the tool would start it, with the words that it is started
     with."""
-    for name, value in tools.items():
-        monkeypatch.setenv(name, value)
     made = World(tmp_path, applied)
     root = applied.root
     fakes.program(tmp_path / "driver/nvidia-smi", "echo 'GPU 0: NVIDIA Fake (UUID: GPU-1)'")
@@ -582,8 +550,6 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(testing_command, "test_tool", lambda root: made.note("the tool") or 0)
     monkeypatch.setattr(upstream_tests, "_ended", ended(made))
     monkeypatch.setattr(writing, "compile_lock", lambda *words: made.note(f"{words[0]} locked"))
-    monkeypatch.setattr(formatting, "_run", asked.run)
-    monkeypatch.setattr(prtest, "try_tests", lambda *words: made.note("tried") or [])
     monkeypatch.setattr(peer, "pack", lambda root, pins, what, *_: packed_peer(made, what))
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
     monkeypatch.setattr(bundle.carried, "pack", torch(tmp_path / "cache/torch.tar.xz"))
@@ -661,9 +627,6 @@ def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, ca
         ("gpu --agree --take x.json", "--take"),
         ("matrix --cpu --gpu H100", "--gpu"),
         ("install --site-packages x --verify --discard", "--discard"),
-        ("release --next --cut", "--cut"),
-        ("release --next --python 3.12", "--python"),
-        ("release --cut --tag x", "--tag"),
         ("install --site-packages x --verify --pristine", "--pristine"),
         ("apply --base x --from y", "--from"),
         ("patches --base x --from y", "--from"),

@@ -13,6 +13,7 @@ import fakes
 import msgspec
 import pytest
 from elffiles import linked
+from served import Site
 from test_carried import (
     CODES,
     CUBLAS,
@@ -27,9 +28,8 @@ from test_carried import (
     unpack,
     wheel,
 )
-from test_index_clients import Site
 
-from patchqueue.wheels import host, peer
+from bundle import host, peer
 
 PLAN = {"model": "m", "watch": ""}
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def index(tmp_path, project, monkeypatch):
         for file in page["files"]:
             file["upload-time"] = LATE if file["filename"].startswith("plain-2") else EARLY
         (folder / "index.json").write_bytes(msgspec.json.encode(page))
-    site = Site(simple, json=True)
+    site = Site(simple)
     Thread(target=site.serve_forever, daemon=True).start()
     monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))

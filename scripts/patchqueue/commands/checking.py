@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .. import RELEASE
 from ..hint import counted, to_type
 from ..laying import patched
 from ..laying.check import CheckReport, check
 from ..laying.probe import Finding
-from ..outcome import Outcome, Problem, Refused
-from ..publishing import assets
-from ..queue import released
+from ..outcome import Outcome
 from ..queue.header import NOT_NEEDED
 from ..upstream import pins as pinning
-from ..upstream.pins import Pin, Pins
+from ..upstream.pins import Pin
 from . import releases
 from .entry import show_problems
 from .releases import COLOURS, OUT, tell
@@ -54,7 +50,7 @@ def _check(options: argparse.Namespace) -> int:
             tell(f"{change.path}: {change.why}")
         pins = pinning.load(options.root)
         chosen = releases.chosen(options, pins, pins.all)
-    good = show(options.root, chosen, options.origin, pins, options.gaps)
+    good = show(options.root, chosen, options.origin, options.gaps)
     if good:
         tell(
             f"next: {to_type('test', *(pin.tag for pin in chosen if options.words))} runs the tests"
@@ -62,24 +58,13 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def show(root: Path, chosen: Sequence[Pin], origin: str | None, pins: Pins, gaps: bool) -> bool:
+def show(root: Path, chosen: Sequence[Pin], origin: str | None, gaps: bool) -> bool:
     """Check these releases, and print what was found; whether all is well."""
     started = time.monotonic()
     report = check(root, chosen, origin)
-    report = replace(report, problems=(*report.problems, *_not_as_cut(root, pins)))
     _show_check(report, time.monotonic() - started, gaps)
     show_problems(report.all_problems)
     return not report.all_problems
-
-
-def _not_as_cut(root: Path, pins: Pins) -> list[Problem]:
-    """How the queue differs from the release of its number, where that was cut."""
-    if not released.every(root):
-        return []
-    try:
-        return released.differences(root, RELEASE, assets.today(root, pins))
-    except Refused:  # a broken queue: the report has it
-        return []
 
 
 def _show_check(report: CheckReport, seconds: float, with_needless: bool) -> None:

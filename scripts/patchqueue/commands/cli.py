@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from .. import RELEASE
 from ..hint import PACKAGED, in_wheel
 from . import (
     checking,
     entry,
     handover,
     install,
-    publishing,
     rebase,
     testing,
     trees,
@@ -25,10 +23,8 @@ EXAMPLES = {  # by command: what a user types behind it
     "apply": "v0.5.12.post1",
     "backport": "--onto ~/sglang --base v0.5.9 graphs-on-0.5.9",
     "build": "v0.5.12.post1 --python 3.12",
-    "bundle": "v0.5.9",
     "check": "v0.5.9",
     "export": "--onto ~/sglang --base origin/main breakable",
-    "index": f"dist/release-{RELEASE}",
     "install": "--site-packages /sgl-workspace/sglang/python",
     "new": "v0.5.9 nsa/skip-pointer-check",
     "patches": "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
@@ -46,7 +42,7 @@ EXAMPLES = {  # by command: what a user types behind it
 # in the order of the help's list
 MODULES = (
     *(trees, checking, testing, upstream, writing),
-    *(wheels, publishing, handover, install, rebase),
+    *(wheels, handover, install, rebase),
 )
 
 

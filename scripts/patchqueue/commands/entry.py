@@ -42,7 +42,7 @@ LINES = _Lines(console=ERR)
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
     """Run one command. Exit codes: 0 done, 1 refused or problems found, 2 wrong words."""
-    for package in ("patchqueue", "evidence"):
+    for package in ("patchqueue", "bundle", "evidence"):
         top = logging.getLogger(package)
         top.setLevel(logging.INFO)
         top.addHandler(LINES)  # once: it is the same one

@@ -1,24 +1,24 @@
-"""The commands that hand the queue on as commits."""
+"""The commands that hand the queue on: as commits, as patch files, and as wheels."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..handover import backport, claims, export, onefile, prbody, prtest
-from ..handover.repository import open_repository
-from ..handover.size import sizes
+from ..handover import backport, export, onefile, prbody, release
 from ..hint import counted
 from ..laying.apply import load_queue
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome
 from ..upstream import pins as pinning
 from ..wheels.build import local_version
-from . import idle, paths
+from . import idle, paths, releases
 from .entry import ERR, OUT
 
+MB = 10**6
 DIST = Path("dist")
 OUTPUT = DIST / "pull-requests"
 
@@ -54,6 +54,23 @@ def add(commands: Any) -> None:
     paths.add_origin(one)
 
     _add_export(commands)
+    _add_release(commands)
+
+
+def _add_release(commands: Any) -> None:
+    text = "make the files of a release of the queue in dist/release-N/: wheels, patch files, sums"
+    made = releases.command(commands, "release", _release, text, "every pinned release")
+    for name, kind, what in (
+        ("python", releases.python, "Python, as 3.12"),
+        ("machine", releases.machine, "machine, x86_64 or aarch64"),
+    ):
+        made.add_argument(
+            f"--{name}",
+            type=kind,
+            action="append",
+            default=[],
+            help=f"only wheels for this {what}; more than once for several (default: all)",
+        )
 
 
 def _add_export(commands: Any) -> None:
@@ -66,15 +83,8 @@ def _add_export(commands: Any) -> None:
     sent.add_argument("patches", nargs="*", metavar="PATCH", help=text)
     text = "make one branch of all patches of a topic, in place of one for each"
     sent.add_argument("--together", action="store_true", help=text)
-    text = (
-        f"write each one's text here, and mails for `git am --keep-non-patch` (default: {OUTPUT}/)"
-    )
+    text = f"write each one's title and text here (default: {OUTPUT}/)"
     sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=text)
-    text = (
-        "run each one's tests in the release's environment, with and without its changes (the"
-        " default; it takes minutes)"
-    )
-    sent.add_argument("--test", action=argparse.BooleanOptionalAction, default=True, help=text)
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -147,6 +157,20 @@ def _patches(options: argparse.Namespace) -> int:
     return 0
 
 
+def _release(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    chosen = releases.chosen(options, pins, pins.all)
+    started = time.monotonic()
+    made = release.make(options.root, release.Choice(chosen, options.python, options.machine))
+    folder = releases.relative(made.folder, options.root)
+    releases.tell(
+        f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
+        f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
+    )
+    releases.tell(f"next: `pip install --find-links {folder} sglang=={made.versions[0]}`")
+    return 0
+
+
 def _export(options: argparse.Namespace) -> int:
     queue = load_queue(options.root)
     done = export.export(
@@ -155,37 +179,25 @@ def _export(options: argparse.Namespace) -> int:
         options.onto,
         options.patches,
         options.base,
-        options.out,
         options.together,
     )
     _show_base(done, options.base)
-    bad: list[Problem] = []
     for request in done.requests:
-        tried = (
-            prtest.try_tests(options.root, open_repository(options.onto), done, request)
-            if options.test
-            else []
-        )
-        bad += [_untrue(one) for one in tried if not one.good]
         texts = {
             "title.txt": prbody.title(request) + "\n",
-            "body.md": prbody.body(queue, done, request, tried),
-            "claims.md": claims.table(request, tried),
+            "body.md": prbody.body(queue, done, request),
         }
         written = export.write(request, texts, options.out)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
-            f" {paths.shown(written[1])}, {counted(len(written) - len(texts), 'mail')}"
+            f" {paths.shown(written[1])}"
         )
-        _show_parts(request, tried)
-    if bad:
-        raise Refused(bad)
-    if done.requests:
-        first = done.requests[0]
-        OUT.print(
-            f"next: `git -C {shlex.quote(options.onto)} log -p {done.base[:12]}..{first.branch}`,"
-            " and read the texts, before you push"
-        )
+        _show_parts(request)
+    first = done.requests[0]
+    OUT.print(
+        f"next: `git -C {shlex.quote(options.onto)} log -p {done.base[:12]}..{first.branch}`;"
+        " read the texts, and run the tests and upstream's pre-commit, before you push"
+    )
     return 0
 
 
@@ -197,30 +209,18 @@ def _show_base(done: export.Exported, base: str) -> None:
         OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
     if done.template is None:
         OUT.print(f"  warning: it has no {export.TEMPLATE}: fill in upstream's own checklist")
-    for name, why in done.kept:
-        OUT.print(f"  {name}: {done.pin.tag} does not get it: {why}")
-    if done.tidied:
-        names = " ".join(path.rpartition("/")[2] for path in done.tidied)
-        OUT.print(f"  put into upstream's format: {names}")
 
 
-def _untrue(one: prtest.Tried) -> Problem:
-    what = f"with the change: {one.said[0]}; without it: {one.said[1]}"
-    return Problem("test", one.path, what, f"correct pull-requests/{one.patch}/")
-
-
-def _show_parts(request: export.PullRequest, tried: list[prtest.Tried]) -> None:
-    """What a pull request is made of, what its tests said, and what it lacks."""
-    for part, large in zip(request.parts, sizes(request.mails.values())):
-        about = ("" if part.own else " (to stand on)") + (
-            f" ({part.row.why})" if part.row.why else ""
-        )
-        OUT.print(f"  {part.subject}{about}: {large}")
+def _show_parts(request: export.PullRequest) -> None:
+    """What a pull request is made of, and what its sender has to know."""
+    for part in request.parts:
+        about = "" if part.own else " (to stand on)"
+        OUT.print(f"  {part.subject}{about}")
+        for theirs, ours in part.renamed.items():
+            OUT.print(f"  {theirs} is upstream's: our cases are in {ours}")
+        if part.own and part.patch not in request.texts:
+            OUT.print(f"  warning: {part.patch} has no text: the header speaks in its place")
     OUT.print(f"  runs of it are known by {request.hash}")
-    for one in tried:
-        OUT.print(f"  {one.path}: {one.said[0]}; without the change {one.said[1]}")
-    for text in (*request.warnings, *claims.gaps(request, tried)):
-        OUT.print(f"  warning: {text}")
 
 
 def _done(outcome: Outcome) -> str:

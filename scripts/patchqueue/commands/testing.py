@@ -87,7 +87,7 @@ def _checked(root: Path, pins: Pins) -> bool:
     """Check the queue, and meanwhile install what the tests of plots need; whether all is well."""
     with ThreadPoolExecutor(1) as beside:
         beside.submit(matplotlib_folder, root)
-        return checking.show(root, pins.all, None, pins, False)
+        return checking.show(root, pins.all, None, False)
 
 
 def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:

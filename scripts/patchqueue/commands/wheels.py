@@ -1,4 +1,4 @@
-"""The commands that make wheels and bundles."""
+"""The command that makes wheels, and what commands of other packages share with it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ import platform
 import shlex
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..environments import testing
-from ..hint import counted
-from ..outcome import Refused
 from ..upstream import pins as pinning
-from ..wheels import build, bundle, carried, host
-from ..wheels import peer as peers
+from ..wheels import build
 from . import paths, releases
 from .entry import OUT
-
-MIB = 2**20
 
 
 def add(commands: Any) -> None:
@@ -44,63 +37,6 @@ def add(commands: Any) -> None:
     made.add_argument(
         "--verbose", action="store_true", help="list the files that were added, changed and removed"
     )
-    _add_bundle(commands)
-
-
-def _add_bundle(commands: Any) -> None:
-    packed = command(
-        commands,
-        "bundle",
-        _bundle,
-        "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
-    )
-    packed.add_argument(
-        "--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})"
-    )
-    packed.add_argument(
-        "--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)"
-    )
-    packed.add_argument(
-        "--part-size",
-        type=_size,
-        default=60,
-        metavar="MIB",
-        help="the largest size of one part (default 60)",
-    )
-    packed.add_argument(
-        "--carry-torch",
-        action="store_true",
-        help="pack the release's torch, triton and torchvision too, where the host has another",
-    )
-    packed.add_argument(
-        "--flash",
-        action="store_true",
-        help="pack FlashAttention 3 too, which servers choose by themselves on Hopper;"
-        " `run.py --attention fa3` asks for it there",
-    )
-    packed.add_argument(
-        "--peer",
-        type=_peer,
-        metavar="NAME==VERSION",
-        help="pack another engine instead, to be timed beside the release, as vllm==0.33.0",
-    )
-
-
-def _peer(text: str) -> peers.Peer:
-    try:
-        return peers.read(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _size(text: str) -> float:
-    try:
-        size = float(text)
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size in MiB such as 60")
-    return size
 
 
 def command(
@@ -129,7 +65,7 @@ def chosen_of(options: argparse.Namespace) -> tuple[pinning.Pins, list[pinning.P
     return pins, [pins.find(name) for name in options.revisions] or [pins.default]
 
 
-def _shown(options: argparse.Namespace, path: Path) -> str:
+def shown(options: argparse.Namespace, path: Path) -> str:
     return paths.shown(path.relative_to(options.root))
 
 
@@ -144,7 +80,7 @@ def _build(options: argparse.Namespace) -> int:
             options.root / "dist",
         )
         OUT.print(
-            f"{_shown(options, made.path)}: version {made.version},"
+            f"{shown(options, made.path)}: version {made.version},"
             f" {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}\n"
             f"tree {made.record['tree']['patched']}"
         )
@@ -158,76 +94,10 @@ def _build(options: argparse.Namespace) -> int:
             f" {', '.join(f'{len(names)} {what}' for what, names in kinds)}"
             f"{'' if options.verbose else ' (--verbose lists them)'}"
         )
-        wheel = shlex.quote(_shown(options, made.path))
+        wheel = shlex.quote(shown(options, made.path))
         OUT.print(
             f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of}"
             f" --prerelease=allow {wheel}`"
         )
         OUT.print(f"next: `pip install --no-deps {wheel}`, over an installed sglang {pin.version}")
-    return 0
-
-
-def _carried(manifest: dict[str, Any]) -> str:
-    """What is said of a carried torch."""
-    facts, host = manifest["carried"], manifest["host"]
-    if not facts:
-        return f"torch is not carried: the host has {host['torch']}, which the release pins"
-    kinds = Counter(library["from"] for library in facts["libraries"].values())
-    libraries = ", ".join(f"{kinds[one.value]} {one.value}" for one in carried.Origin)
-    return f"torch {facts['torch']} is carried; the host has {host['torch']}. CUDA: {libraries}"
-
-
-def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
-    """What is said where the release's lock names another torch than the host has; else ""."""
-    pinned = testing.pinned_torch(root, pin)
-    if pinned in ("", host_torch):
-        return ""
-    return f"{pin.version} pins torch {pinned}, the host has {host_torch}: `--carry-torch` packs it"
-
-
-def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
-    if options.revisions or options.flash or options.origin:
-        what = "a peer is packed on its own, as the package index has it"
-        step = "leave out VERSION, --flash and --from"
-        raise Refused.of("bad-peer", "bundle --peer", what, step)
-    wanted = bundle.Wanted(options.sm, round(options.part_size * MIB), options.carry_torch)
-    pins = pinning.load(options.root)
-    made = peers.pack(options.root, pins, options.peer, description, wanted)
-    OUT.print(
-        f"{_shown(options, made.path)}: {sum(made.sizes.values()) / MIB:.1f} MiB,"
-        f" {counted(len(made.manifest['packages']), 'package')} as of"
-        f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
-    )
-    if options.carry_torch:
-        OUT.print(_carried(made.manifest))
-    OUT.print(
-        "next: copy that folder to the host, beside a release's bundle; there `./unpack PEER && "
-        f"python3 FOLDER/tests/gpu/gain.py --out RESULTS --peer {options.peer.name}=PEER`"
-    )
-    return 0
-
-
-def _bundle(options: argparse.Namespace) -> int:
-    description = options.host or options.root / host.DEFAULT
-    if options.peer:
-        return _peer_bundle(options, description)
-    pins, chosen = chosen_of(options)
-    size = round(options.part_size * MIB)
-    wanted = bundle.Wanted(options.sm, size, options.carry_torch, options.flash)
-    for pin in chosen:
-        made = bundle.pack(options.root, pins, pin, description, options.origin, wanted)
-        sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
-        OUT.print(
-            f"{_shown(options, made.path)}: {sizes},"
-            f" {counted(len(made.manifest['packages']), 'package')},"
-            f" {counted(len(made.manifest['parts']), 'part')}"
-        )
-        if options.carry_torch:
-            OUT.print(_carried(made.manifest))
-        elif other := _another_torch(options.root, pin, made.manifest["host"]["torch"]):
-            OUT.print(other)
-        OUT.print(
-            "next: copy that folder to the host; there `./unpack FOLDER && python3"
-            " FOLDER/tests/gpu/run.py --out RESULTS`"
-        )
     return 0

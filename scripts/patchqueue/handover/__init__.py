@@ -1,6 +1,5 @@
-"""The queue handed on as commits: a release branch, and pull requests with their tests and texts.
+"""The queue handed on: a release branch, pull requests with tests and texts, a release's files.
 
 Modules, low to high; none imports from its own floor or a higher one:
-cases conventions formatting prtext repository size · additions backport onefile · drafts ·
-export · prtest · claims prbody
+prtext repository · additions backport onefile · drafts release · export · prbody
 """

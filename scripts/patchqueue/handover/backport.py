@@ -129,8 +129,7 @@ def backport(
         signer = f"Signed-off-by: {person.name} <{person.email}>\n"
         wanted = [replace(one, message=one.message + signer) for one in wanted]
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
-    if before not in (None, made[-1]):
-        raise Refused(_taken(repository, name, before, made[-1]))
+    refuse_taken(repository, name, before, made[-1])
     # what can fail comes before the branch
     written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()
     outcome = put(repository, name, before, made[-1])
@@ -274,34 +273,26 @@ def date_of(pin: Pin, repository: Repository, base: str) -> int:
 
 
 def put(repository: Repository, name: str, before: str | None, tip: str) -> Outcome:
-    """The branch at `tip`, where it is not `before`. Raises Refused where it is elsewhere: it may
-    hold work of the user's."""
+    """The branch at `tip`, made unless it is there. Raises Refused where it is elsewhere."""
+    refuse_taken(repository, name, before, tip)
     if before == tip:
         return Outcome.ALREADY_APPLIED
-    if before is not None:
-        raise Refused(_taken(repository, name, before, tip))
     repository.create(name, tip)
     return Outcome.APPLIED
 
 
-def _taken(repository: Repository, name: str, before: str, tip: str) -> Problem:
-    what = f"is there, at {before[:12]}, and the queue makes {tip[:12]}"
+def refuse_taken(repository: Repository, name: str, before: str | None, tip: str) -> None:
+    """Raise Refused where a branch of this name is another: it may hold work of the user's."""
+    if before in (None, tip):
+        return
+    what = f"is there, at {(before or '')[:12]}, and the queue makes {tip[:12]}"
     step = "name another branch, or rename that one: it may hold work of yours"
-    return Problem("branch-exists", f"{repository.shown}: {name}", what, step)
+    raise Refused.of("branch-exists", f"{repository.shown}: {name}", what, step)
 
 
 def write_mails(folder: Path, mails: dict[str, bytes]) -> tuple[Path, ...]:
     """The mails as files. Raises Refused where the folder holds mails that are not these, or cannot
     be written."""
-    refuse_folder(folder, mails)
-    for name, content in mails.items():
-        (folder / name).write_bytes(content)
-    return tuple(folder / name for name in mails)
-
-
-def refuse_folder(folder: Path, mails: Mapping[str, bytes]) -> None:
-    """Make the folder; raise Refused where that cannot be, or where it holds mails that are not
-    these."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -317,6 +308,9 @@ def refuse_folder(folder: Path, mails: Mapping[str, bytes]) -> None:
     if others:
         what = f"holds other mails: {' '.join(others[:3])}"
         raise Refused.of("mails-exist", str(folder), what, "name another folder, or remove them")
+    for name, content in mails.items():
+        (folder / name).write_bytes(content)
+    return tuple(folder / name for name in mails)
 
 
 def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:

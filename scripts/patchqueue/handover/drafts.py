@@ -3,17 +3,16 @@ than these need below them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..hint import counted
 from ..laying.place import Row, in_front, lay_patch
 from ..outcome import Outcome, Refused
-from ..queue.patchfile import Hunk, Patch
+from ..queue.patchfile import Patch
 from ..queue.series import Queue
 from ..upstream.pins import Pin
-from . import additions, cases, prtext
+from . import additions, prtext
 
 Read = Callable[[str], "bytes | None"]
 
@@ -23,21 +22,20 @@ class Part:
     """One commit of a pull request. own: not one that only has to be below it; row: how its patch
     was laid.
 
-    files: path -> content as committed; added: those of them that upstream does not have; subject:
-    of its commit; cases: path -> the names of our own cases in a test file of upstream's.
+    files: path -> content as committed; subject: of its commit; renamed: its tests whose name
+    upstream has already, by that name.
     """
 
     patch: str
     subject: str
     own: bool
     row: Row
-    added: frozenset[str]
     files: dict[str, bytes] = field(repr=False)
-    cases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
 
     @property
     def tests(self) -> list[str]:
-        """The test files that it adds, or adds cases to."""
+        """The test files that it adds."""
         return sorted(path for path in self.files if path.startswith("test/"))
 
 
@@ -64,98 +62,57 @@ class Ground:
 
 
 def draft(ground: Ground, name: str, chosen: list[Patch]) -> Draft:
-    """The chosen patches, and what their headers need, on the base.
-
-    Where a text stands on others of the same files that no header names, it may merely stand beside
-    their lines: then it is laid without them, with less context. Else they come too: on an older
-    release a patch may need some that later ones have.
-    """
-    needed = _standing(ground, chosen)
-    try:
-        return _laid(ground, name, chosen, needed)
-    except Refused as refusal:
-        more = _same_files(chosen, ground.selected)
-        if len(more) == len(needed) or refusal.problems[0].name != str(Outcome.CONFLICT):
-            raise
-    stacked = _laid(ground, name, chosen, more)
-    try:
-        return _laid(ground, name, chosen, needed, beside=True)
-    except Refused:
-        return stacked
-
-
-def _laid(
-    ground: Ground, name: str, chosen: list[Patch], patches: list[Patch], beside: bool = False
-) -> Draft:
+    """The chosen patches, and what their headers and texts need, on the base. Raises Refused where
+    one does not fit."""
+    patches = _standing(ground, chosen)
     laid: dict[str, bytes] = {}
     parts = []
     for patch in patches:
         read = in_front(laid, ground.read)
         stem = additions.stem(ground.queue, patch)
-        row = _row(ground, patch, read, beside)
-        new, joined = _along(ground, patch, stem, laid)
+        row = _row(ground, patch, read)
+        new, renamed = _along(ground, patch, stem, laid)
         files = {**row.after, **new}
         laid |= files
         subject, own = ground.queue.header(patch.name).get("Subject"), patch in chosen
-        parts.append(Part(stem, subject, own, row, frozenset(new) - joined.keys(), files, joined))
+        parts.append(Part(stem, subject, own, row, files, renamed))
     return Draft(name, tuple(parts), tuple(patches))
 
 
-def _row(ground: Ground, patch: Patch, read: Read, beside: bool) -> Row:
-    """A patch where its text stands; beside: with less context, where all of it stands nowhere."""
+def _row(ground: Ground, patch: Patch, read: Read) -> Row:
+    """A patch where its text stands. Raises Refused where that is nowhere, or no one place."""
     row = lay_patch(patch, read)
-    for context in (2, 1) if beside and row.outcome is Outcome.CONFLICT else ():
-        tried = lay_patch(trimmed(patch, context), read)
-        if tried.outcome is not Outcome.CONFLICT:
-            why = f"{counted(context, 'line')} of context: it stands beside another patch"
-            return replace(tried, outcome=Outcome.NEEDS_REFRESH, why=why)
     if row.outcome is not Outcome.CONFLICT:
         return row
     stem = additions.stem(ground.queue, patch)
     text = additions.change(ground.root, stem, ground.pin) or ground.root / "patches" / patch.name
-    step = "write a variant that fits this base, or name another: --base COMMIT"
+    step = (
+        "name what it stands on in `below` of its text, write a variant that fits this base, or"
+        " name another: --base COMMIT"
+    )
     raise Refused.of(str(row.outcome), str(text.relative_to(ground.root)), row.why, step)
-
-
-def trimmed(patch: Patch, context: int) -> Patch:
-    """The patch with no more than so many lines of context round each of its hunks."""
-    files = (
-        replace(file, hunks=tuple(_cut(hunk, context) for hunk in file.hunks))
-        for file in patch.files
-    )
-    return replace(patch, files=tuple(files))
-
-
-def _cut(hunk: Hunk, context: int) -> Hunk:
-    first = max(hunk.leading - context, 0)
-    last = len(hunk.lines) - max(hunk.trailing - context, 0)
-    return replace(
-        hunk,
-        old_start=hunk.old_start + first,
-        new_start=hunk.new_start + first,
-        lines=hunk.lines[first:last],
-    )
 
 
 def _along(
     ground: Ground, patch: Patch, stem: str, laid: dict[str, bytes]
-) -> tuple[dict[str, bytes], dict[str, tuple[str, ...]]]:
-    """(the files that come with a patch, which of them are upstream's tests with cases of ours, by
-    the names of these). Raises Refused for another file that the base has."""
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """(the files that come with a patch, those of its tests that got another name since upstream
+    has theirs, by that). Raises Refused for another file that the base has."""
     new: dict[str, bytes] = {}
-    joined: dict[str, tuple[str, ...]] = {}
+    renamed: dict[str, str] = {}
     for path, content in additions.files(ground.root, ground.queue, patch, ground.pin).items():
         there = laid.get(path, ground.read(path))
         if there is None:
             new[path] = content
         elif path.startswith("test/"):
-            new[path] = cases.join(path, there, content)
-            joined[path] = cases.names(there, new[path])
+            name = f"test_{stem.rpartition('/')[2].replace('-', '_')}.py"
+            renamed[path] = f"{path.rpartition('/')[0]}/{name}"
+            new[renamed[path]] = content
         elif path not in laid:
             what = "the base has a file of this name, and the pull request would add one"
             step = f"rename it below {additions.FOLDER}/{stem}/"
             raise Refused.of("file-exists", path, what, step)
-    return new, joined
+    return new, renamed
 
 
 def _standing(ground: Ground, chosen: list[Patch]) -> list[Patch]:
@@ -198,16 +155,3 @@ def _needs(ground: Ground, patch: Patch) -> tuple[str, ...]:
             what = f"below names no patch: {one.removesuffix('.patch')!r}"
             raise Refused.of(prtext.BAD, where, what, "name it as TOPIC/PATCH")
     return (*ground.queue.header(patch.name).needs, *below)
-
-
-def _same_files(chosen: Iterable[Patch], selected: list[Patch]) -> list[Patch]:
-    """The chosen patches and every earlier one that changes a file of theirs, or of those before
-    them."""
-    kept: list[Patch] = []
-    files: set[str] = set()
-    for patch in reversed(selected):
-        paths = {file.path for file in patch.files}
-        if patch in chosen or paths & files:
-            kept.append(patch)
-            files |= paths
-    return kept[::-1]

@@ -1,20 +1,18 @@
-"""The text of a pull request: upstream's own template, filled in with what its folder says and what
-its tests found.
+"""The text of a pull request: upstream's own template, filled in with what its folder says.
 
 The template is read from the base, so that its headings, boxes and process are upstream's of that
-day. What did not run is one line, the last.
+day. Boxes are left to who sends it. What did not run is one line, the last.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from ..queue.header import Header
 from ..queue.series import Queue
 from .drafts import Part
 from .export import Exported, PullRequest
-from .prtest import Tried
 from .prtext import Run, Text
 
 MOTIVATION, MODIFICATIONS = "Motivation", "Modifications"
@@ -22,35 +20,22 @@ ACCURACY, SPEED = "Accuracy Tests", "Speed Tests and Profiling"
 CHECKLIST, PROCESS = "Checklist", "Review and Merge Process"
 SECTIONS = (MOTIVATION, MODIFICATIONS, ACCURACY, SPEED, CHECKLIST, PROCESS)
 COMMENT = re.compile(r"(?s)<!--.*?-->\n?")
-BOX = re.compile(r"(?m)^- \[ \] (.*)$")
 NO_OUTPUTS = "The change does not touch what a model computes."
 STEADY = "The change is not on the path of a step."
 
-# for a base without a template: the boxes that a program can say something of
-BOXES = "- [ ] Format the code.\n- [ ] Add unit tests.\n- [ ] Follow the code style."
 
-
-def body(
-    queue: Queue, exported: Exported, request: PullRequest, tried: Sequence[Tried] = ()
-) -> str:
-    """Markdown, by upstream's template. tried: what became of the tests, where they were run."""
-    said = {
+def body(queue: Queue, exported: Exported, request: PullRequest) -> str:
+    """Markdown, by upstream's template: our sections filled in, all others as they are there."""
+    template = _sections(exported.template or "")
+    parts = dict.fromkeys(SECTIONS, "") | template
+    parts |= {
         MOTIVATION: _each(queue, request, _motivation),
         MODIFICATIONS: _each(queue, request, _modifications),
-        ACCURACY: _paragraphs(_each(queue, request, _accuracy), _tested(request, tried)),
+        ACCURACY: _paragraphs(_each(queue, request, _accuracy), _tested(request)),
         SPEED: _each(queue, request, _speed),
     }
-    template = _sections(exported.template or "")
-    boxes = template.get(CHECKLIST) or BOXES
-    parts = {name: said.get(name, "") for name in SECTIONS} | {
-        name: text for name, text in template.items() if name not in said
-    }
-    parts[CHECKLIST] = BOX.sub(lambda box: _ticked(box[1], request, tried), boxes)
-    order = [*template] or [*SECTIONS]
-    order = [name for name in SECTIONS if name not in order and name in said] + order
-    order.sort(key=lambda name: SECTIONS.index(name) if name in SECTIONS else len(SECTIONS))
-    whole = [_paragraphs(f"## {name}", parts.get(name, "")) for name in order]
-    return _paragraphs(*whole, _not_run(request, tried)) + "\n"
+    shown = [name for name in parts if parts[name] or name in template]
+    return _paragraphs(*(f"## {name}\n\n{parts[name]}" for name in shown), _not_run(request)) + "\n"
 
 
 def title(request: PullRequest) -> str:
@@ -78,13 +63,13 @@ Words = Callable[[PullRequest, Part, "Text | None", Header], str]
 def _each(queue: Queue, request: PullRequest, words: Words) -> str:
     """What one section says of each patch, under its subject where there are several."""
     own = [part for part in request.parts if part.own]
-    found = []
+    sections = []
     for part in own:
         patch = queue.patches.get(f"{part.patch}.patch")  # a step has none, and a text
         header = patch.header if patch else Header(())
         text = words(request, part, request.texts.get(part.patch), header)
-        found.append(_paragraphs(f"### {part.subject}" if len(own) > 1 and text else "", text))
-    return _paragraphs(*found)
+        sections.append(_paragraphs(f"### {part.subject}" if len(own) > 1 and text else "", text))
+    return _paragraphs(*sections)
 
 
 def _motivation(request: PullRequest, part: Part, text: Text | None, header: Header) -> str:
@@ -145,45 +130,20 @@ def _origin(header: Header) -> str:
     return "" if origin == "own" else f"It builds on {origin}."
 
 
-def _tested(request: PullRequest, tried: Sequence[Tried]) -> str:
+def _tested(request: PullRequest) -> str:
     files = [path for part in request.parts if part.own for path in part.tests]
-    if not files:
-        return ""
     commands = _code("\n".join(f"pytest {path}" for path in files))
-    rows = [f"| `{one.path.rpartition('/')[2]}` | {one.said[0]} | {one.said[1]} |" for one in tried]
-    table = ["| unit tests | with the change | without it |", "|---|---|---|", *rows]
-    return _paragraphs("Unit tests, on a CPU:", commands, "\n".join(table) if rows else "")
+    return _paragraphs("Unit tests, on a CPU:", commands) if files else ""
 
 
-def _ticked(box: str, request: PullRequest, tried: Sequence[Tried]) -> str:
-    """A box of the checklist, with its tick where this tool saw it done."""
-    texts = [request.texts.get(part.patch) for part in request.parts if part.own]
-    measured = all(
-        text and (text.accuracy or not text.outputs) and (text.speed or text.steady)
-        for text in texts
-    )
-    seen: Mapping[str, bool] = {
-        "format": True,  # export puts every file into upstream's form, or refuses it
-        "unit test": bool(tried) and all(one.good for one in tried),
-        "accuracy and speed": measured,
-        "code style": not request.warnings,
-    }
-    done = next((so for word, so in seen.items() if word in box.lower()), False)
-    return f"- [{'x' if done else ' '}] {box}"
-
-
-def _not_run(request: PullRequest, tried: Sequence[Tried]) -> str:
+def _not_run(request: PullRequest) -> str:
     """One line: what the texts say, and what nothing here speaks of."""
-    own = [part for part in request.parts if part.own]
-    texts = {part.patch: request.texts.get(part.patch) for part in own}
-    written = [text.not_run.strip() for text in texts.values() if text and text.not_run]
+    texts = [request.texts.get(part.patch) for part in request.parts if part.own]
+    written = [text.not_run.strip() for text in texts if text and text.not_run]
+    silent = [text for text in texts if text is None or not text.not_run]
     lacking = []
-    if any(part.tests for part in own) and not tried:
-        lacking.append("the unit tests")
-    silent = [text for text in texts.values() if text is None or not text.not_run]
     if any(text is None or (text.outputs and not text.accuracy) for text in silent):
         lacking.append("accuracy of a model")
     if any(text is None or not (text.steady or text.speed) for text in silent):
         lacking.append("speed of a server")
-    written += [f"Not run: {'; '.join(lacking)}."] if lacking else []
-    return " ".join(written)
+    return " ".join([*written, *([f"Not run: {'; '.join(lacking)}."] if lacking else [])])

@@ -19,13 +19,8 @@ from ..queue.header import TREE_PATH
 
 NAME = "pull-request.toml"
 BAD = "bad-pull-request"
-TESTS, FAILURE = "tests", "failure"  # what can show a claim, beside a run
+TESTS = "tests"  # what can show a failure, beside a run
 PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
-READ = re.compile(r"(?:read|thread|model): \S")
-# what a reviewer quotes when a pull request is closed; `not_run` is the one place for it
-UNDERMINES = re.compile(
-    r"\b(?:not|never|nor) (?:been )?(?:run|measured|tested|tried)\b|\buntested\b"
-)
 
 
 class Failure(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,10 +81,6 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True):
     runs: tuple[Run, ...] = ()
     claims: tuple[Claim, ...] = ()
 
-    def run(self, name: str) -> Run | None:
-        """The run of this name."""
-        return next((run for run in self.runs if run.name == name), None)
-
 
 def read(folder: Path, where: str) -> Text | None:
     """The texts of a pull request's folder, None where it has none. where: the file, as it is
@@ -108,32 +99,13 @@ def read(folder: Path, where: str) -> Text | None:
 
 def _wrong(text: Text) -> Iterator[tuple[str, str]]:
     """What is wrong with a text, and what to do about it."""
-    for name, words in _words(text):
-        if odd := re.search(r"[^\x00-\x7f]", words):
-            yield (
-                f"{name} has {odd[0]!r}, which is not ASCII",
-                "write it in ASCII, as upstream does",
-            )
-        if name != "not_run" and (found := UNDERMINES.search(words)):
-            yield f"{name} says {found[0]!r}", "say in not_run, once, what did not run"
     yield from _wrong_step(text)
     if "\n" in text.not_run.strip():
         yield "not_run has several lines", "make it one line: it is the body's last"
-    names = [run.name for run in text.runs]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"two runs are named {name!r}", "name each run once"
-    known = {TESTS, *names}
+    known = {TESTS, *(run.name for run in text.runs)}
     if text.failure and text.failure.run not in known:
-        yield f"failure.run names no run: {text.failure.run!r}", _these(known)
-    for claim in text.claims:
-        if claim.shown_by not in known | {FAILURE} and not READ.match(claim.shown_by):
-            what = f"shown_by of the claim {claim.says!r} names no run: {claim.shown_by!r}"
-            yield (
-                what,
-                f"{_these(known | {FAILURE})}; or begin it with `read:`, `thread:`, `model:`",
-            )
-        if claim.shown_by == FAILURE and not text.failure:
-            yield f"the claim {claim.says!r} is shown by no failure", "add [failure]"
+        step = f"name one of: {' '.join(sorted(known))}"
+        yield f"failure.run names no run: {text.failure.run!r}", step
 
 
 def _wrong_step(text: Text) -> Iterator[tuple[str, str]]:
@@ -144,21 +116,6 @@ def _wrong_step(text: Text) -> Iterator[tuple[str, str]]:
         yield f"a step's probe is {text.probe!r}", "write it as `PATH :: TEXT`"
     if text.probe and not text.step_to:
         yield "it has a probe, and no step_to", "the patch's header has its probes"
-
-
-def _these(known: set[str]) -> str:
-    return f"name one of: {' '.join(sorted(known))}"
-
-
-def _words(text: Text) -> Iterator[tuple[str, str]]:
-    """Every text that goes into the body, by the name of its field."""
-    for name in ("title", "motivation", "modifications", "accuracy", "speed", "not_run"):
-        yield name, getattr(text, name)
-    if text.failure:
-        for name in ("command", "before", "after"):
-            yield f"failure.{name}", getattr(text.failure, name)
-    yield from ((f"related #{one.number}", one.what) for one in text.related)
-    yield from (("a claim", one.says) for one in text.claims)
 
 
 def branch_hash(files: dict[str, bytes]) -> str:

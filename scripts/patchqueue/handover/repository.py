@@ -155,12 +155,6 @@ class Repository:
         is_file = kind == "blob" and mode != LINK
         return self.git("cat-file", "blob", rest[: rest.index("\t")]) if is_file else None
 
-    def folders(self, commit: str, folder: str) -> frozenset[str]:
-        """The names of the folders right below `folder` in a commit's tree."""
-        words = ("ls-tree", "-d", "-z", "--name-only", "--full-tree", f"{commit}:{folder}")
-        said = self.git(*words).decode("utf-8", "surrogateescape")
-        return frozenset(said.split("\0")[:-1])
-
     def contents(self, commit: str, folder: str) -> dict[str, bytes]:
         """The files below `folder` in a commit's tree that count (see files/tree.py), links left
         out."""

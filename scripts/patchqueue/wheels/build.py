@@ -42,7 +42,6 @@ from ..files.tree import (
 from ..hint import to_type
 from ..laying.apply import apply
 from ..outcome import Refused
-from ..queue import released
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.pins import Pin, Wheel
@@ -113,8 +112,8 @@ def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path) -
     not at all.
 
     origin: as for apply; a wheel or a folder of wheels (a git checkout has no wheel to repack).
-    Raises Refused where no patch is for this release, where it has no wheel for `target`, where
-    apply refuses, or where a release of the queue with this number was cut with another content.
+    Raises Refused where no patch is for this release, where it has no wheel for `target`, or
+    where apply refuses.
     """
     if pin.no_patches:
         what = f"no patch is for it: {pin.no_patches}"
@@ -129,7 +128,6 @@ def build_wheel(root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Pat
         step = "give a wheel or a folder of wheels, or leave --from out"
         raise Refused.of("no-wheel", pin.tag, f"{origin} has no wheel to repack", step)
     report = apply(root, pin, None if origin is None else str(archive.archive))
-    released.refuse_other(root, RELEASE, pin.version, report.record["queue"])
     with zipfile.ZipFile(archive.archive) as upstream:
         files = [member for member in upstream.infolist() if not member.is_dir()]
         members = {member.filename: upstream.read(member) for member in files}
@@ -137,7 +135,7 @@ def build_wheel(root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Pat
     record = report.record | {
         "source": {"kind": archive.kind, "name": archive.name, "sha256": archive.sha256}
     }
-    address = released.repository(root)
+    address = notice.repository(root)
     made = repack(members, patched_files(report.path), pin, record, address)
     path = out / name_of(wheel, pin)
     atomic.write(path, _zip(made, _epoch(pin)))

@@ -8,12 +8,35 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from ..files import record
+
+ABOUT = Path("releases/about.toml")
 FILE = "NOTICE.patch-queue.txt"  # upstream's wheels have no NOTICE; one that comes is kept as it is
 QUEUE = "the sglang patch queue"
 # labels of Project-URL that ask for reports: a patched wheel's are none of upstream's business
 REPORTS = ("bugtracker", "bugs", "bugreports", "issues", "issuetracker", "tracker", "support")
 LABEL = re.compile(r"[^a-z0-9]")
+
+
+class About(Struct, frozen=True, forbid_unknown_fields=True):
+    """releases/about.toml. repository: empty, or an address without a slash at its end."""
+
+    repository: Annotated[str, Meta(pattern=r"^(https://\S*[^/\s])?\Z")] = ""
+
+
+def repository(root: Path) -> str:
+    """The queue's own address; empty if it is not published. Raises Refused if about.toml is
+    broken."""
+    try:
+        content = (root / ABOUT).read_bytes()
+    except FileNotFoundError:
+        return ""
+    return record.toml(content, About, str(ABOUT), "bad-releases").repository
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import argparse
 import json
 from typing import Any
 
+from bundle import host
 from patchqueue.commands import idle, paths
 from patchqueue.environments.testing import has_environment
 from patchqueue.upstream import pins as pinning
-from patchqueue.wheels import host
 
 from .. import fleet
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from bundle import command as bundle
 from patchqueue.commands import entry
 
 from . import gpu, matrix, pages
 
 EXAMPLES = {  # by command: what a user types behind it
     "bench": "v0.5.9",
+    "bundle": "v0.5.9",
     "gpu": "v0.5.9 --model llama",
     "matrix": "--stale --gpu H200",
     "status": "--merge results",
@@ -30,5 +32,6 @@ def _parser() -> argparse.ArgumentParser:
     gpu.add(commands)
     matrix.add(commands)
     pages.add(commands)
+    bundle.add(commands)
     entry.finish(commands, EXAMPLES)
     return parser

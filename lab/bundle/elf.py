@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..outcome import Refused
+from patchqueue.outcome import Refused
 
 # the program as it is run, as it is linked, and what cuBLAS and cuDNN load by themselves
 FATBIN = (".nv_fatbin", "__nv_relfatbin", ".cask_resource")
@@ -135,7 +135,7 @@ def zero(file: Path, sm: int) -> Zeroed:
             return _zero(data, sm)
     except (struct.error, ValueError, IndexError) as error:
         what = f"its code for GPUs cannot be read: {error}"
-        step = "pack it as it is: see scripts/patchqueue/wheels/elf.py, or report its name"
+        step = "pack it as it is: see lab/bundle/elf.py, or report its name"
         raise Refused.of("bad-fatbin", file.name, what, step) from None
 
 

@@ -26,14 +26,16 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from .. import RELEASE
-from ..environments import lock
-from ..environments.lock import body, until
-from ..files import atomic, run
-from ..outcome import Refused
-from ..upstream.pins import Pin, Pins
-from ..upstream.source import cache_folder
-from . import build, carried, elf, packing, untouched
+from patchqueue import RELEASE
+from patchqueue.environments import lock
+from patchqueue.environments.lock import body, until
+from patchqueue.files import atomic, run
+from patchqueue.outcome import Refused
+from patchqueue.upstream.pins import Pin, Pins
+from patchqueue.upstream.source import cache_folder
+from patchqueue.wheels import build, untouched
+
+from . import carried, elf, packing
 from .host import Host, with_release_torch
 from .host import load as load_host
 
@@ -335,7 +337,7 @@ def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> st
 
 
 def _refused(what: str, failure: run.Failed) -> Refused:
-    step = "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/bundle.py"
+    step = "see the host description, and LEFT_OUT in lab/bundle/release.py"
     return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
 
 

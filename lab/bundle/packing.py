@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..outcome import Refused
-from ..upstream.source import file_sha256
+from patchqueue.outcome import Refused
+from patchqueue.upstream.source import file_sha256
 
 
 @dataclass(frozen=True)

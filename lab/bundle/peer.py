@@ -21,14 +21,14 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-from ..environments import lock
-from ..environments.testing import pinned_torch
-from ..files import atomic, run
-from ..outcome import Refused
-from ..upstream.pins import Pins
-from ..upstream.source import cache_folder
-from . import bundle, carried, elf, packing
-from .bundle import torch_of
+from patchqueue.environments import lock
+from patchqueue.environments.testing import pinned_torch
+from patchqueue.files import atomic, run
+from patchqueue.outcome import Refused
+from patchqueue.upstream.pins import Pins
+from patchqueue.upstream.source import cache_folder
+
+from . import carried, elf, packing, release
 from .host import Host, with_release_torch
 from .host import load as load_host
 
@@ -39,26 +39,26 @@ DAYS = 3  # after a release, until what its requirements resolve to is fixed
 HIGHEST = Version("9999")  # no host's replacement is for a peer
 
 LEFT_OUT = (
-    bundle.LeftOut(
+    release.LeftOut(
         # xgrammar, llguidance and openai-harmony are imported whatever is served
         "other ways to structured output, and other front ends",
         "lm-format-enforcer mistral-common anthropic mcp grpcio diskcache fastapi-cli"
         " fastapi-cloud-cli sentry-sdk",
         "",
     ),
-    bundle.LeftOut(
+    release.LeftOut(
         "fetching models, audio, images and video",
         "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors instanttensor"
         " soundfile av pycountry",
         "",
     ),
-    bundle.LeftOut(
+    release.LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
         "flashinfer-cubin tilelang quack-kernels tokenspeed-mla tokenspeed-triton humming-kernels"
         " nvidia-cudnn-frontend cuda-tile z3-solver ml-dtypes torch-c-dlpack-ext",
         "",
     ),
-    bundle.LeftOut(
+    release.LeftOut(
         "NCCL for Python, with libraries of its own: a peer runs on one GPU",
         "nccl4py nccl-extensions",
         "",
@@ -74,7 +74,7 @@ TRIMMED = (
         ("vllm/third_party/deep_gemm", "vllm/third_party/fmha_sm100", "vllm/_qutlass_C*"),
     ),
     packing.Trimmed("a front end that the runs do not start", ("vllm/vllm-rs",)),
-    *bundle.TRIMMED,
+    *release.TRIMMED,
 )
 
 
@@ -107,8 +107,8 @@ def read(text: str) -> Peer:
 
 
 def pack(
-    root: Path, pins: Pins, peer: Peer, description: Path, wanted: bundle.Wanted
-) -> bundle.Bundle:
+    root: Path, pins: Pins, peer: Peer, description: Path, wanted: release.Wanted
+) -> release.Bundle:
     """Write dist/bundle/<name>-<version>/ for the host described. Raises Refused with uv's
     reason."""
     host, sm = load_host(description, HIGHEST), wanted.sm
@@ -140,10 +140,10 @@ def pack(
         **facts,
         "carried": torch.facts if torch else None,
     }
-    folder = bundle.emptied(root / "dist/bundle" / peer.tag)
+    folder = release.emptied(root / "dist/bundle" / peer.tag)
     archives = {"site": kept / "site.tar.xz", **({"torch": torch.archive} if torch else {})}
-    sizes = bundle.write(folder, archives, wanted.part_size, manifest)
-    return bundle.Bundle(folder, manifest, sizes)
+    sizes = release.write(folder, archives, wanted.part_size, manifest)
+    return release.Bundle(folder, manifest, sizes)
 
 
 def _torch(root: Path, pins: Pins, requires: str, host: Host, sm: int) -> carried.Carried | None:
@@ -153,7 +153,7 @@ def _torch(root: Path, pins: Pins, requires: str, host: Host, sm: int) -> carrie
     for pin in reversed(pins.all):
         pinned = pinned_torch(root, pin)
         if pinned and _minor(pinned) == _minor(requires):
-            return torch_of(pin, host, sm)
+            return release.torch_of(pin, host, sm)
     what = f"no pinned release has a torch as {requires}, whose archive would serve"
     raise Refused.of("no-peer", "bundle --carry-torch", what, "name another release of the peer")
 
@@ -181,7 +181,7 @@ def _resolve(peer: Peer, host: Host, as_of: datetime.date) -> str:
     words = [*_target(host), "--exclude-newer", lock.until(as_of)]
     left_out = [name for rule in LEFT_OUT for name in rule.packages.split()]
     brought = [name for name in host.brings if name != "torch"]
-    excluded = [*left_out, *brought, *lock.cuda_libraries(bundle.CUDA)]
+    excluded = [*left_out, *brought, *lock.cuda_libraries(release.CUDA)]
     return lock.body(_compile(peer, words, excluded))
 
 
@@ -197,7 +197,7 @@ def _compile(peer: Peer, words: list[str], excluded: list[str]) -> dict[str, Any
 
 
 def _refused(what: str, peer: Peer, failure: run.Failed) -> Refused:
-    step = "see the host description, and LEFT_OUT in scripts/patchqueue/wheels/peer.py"
+    step = "see the host description, and LEFT_OUT in lab/bundle/peer.py"
     return Refused.of("no-peer", f"uv could not {what} {peer.tag}", failure.said, step)
 
 
@@ -210,14 +210,14 @@ def _make(kept: Path, peer: Peer, locked: str, host: Host, sm: int) -> None:
         wanted.write_text(locked)
         where = ["--target", str(site), "--requirement", str(wanted)]
         try:
-            run.uv(*bundle.INSTALL, *_target(host), *where)
+            run.uv(*release.INSTALL, *_target(host), *where)
         except run.Failed as failure:
             raise _refused("install", peer, failure) from None
         trimmed = [packing.trim(site, rule) for rule in TRIMMED]
         zeroed = elf.zero_all(site, sm)
         asks = carried.asks(site, (peer.name, *carried.MADE_FOR_TORCH))
         hostsite = Path(scratch) / "hostsite"
-        bundle.lay_host_files(hostsite, {"stand_ins": [], "shims": []})
+        release.lay_host_files(hostsite, {"stand_ins": [], "shims": []})
         folders = [(site, "site"), (hostsite, "hostsite")]
         packing.archive(Path(scratch) / "site.tar.xz", folders)
         os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")

@@ -12,8 +12,8 @@ from msgspec import Struct, field
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..files import record
-from ..outcome import Refused
+from patchqueue.files import record
+from patchqueue.outcome import Refused
 
 FOLDER = Path("upstream/hosts")
 DEFAULT = FOLDER / "torch-2.11.toml"

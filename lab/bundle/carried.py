@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..environments import cuda_stubs, lock
-from ..environments.lock import body, until
-from ..files import atomic, run
-from ..outcome import Refused
-from ..upstream.source import cache_folder
+from patchqueue.environments import cuda_stubs, lock
+from patchqueue.environments.lock import body, until
+from patchqueue.files import atomic, run
+from patchqueue.outcome import Refused
+from patchqueue.upstream.source import cache_folder
+
 from . import elf, packing
 from .host import Host
 from .packing import Trimmed
@@ -154,7 +155,7 @@ def choose(
     """
     if name not in pinned:
         what = f"torch wants {name}, which none of the packages that it requires has"
-        step = "name its package in LIBRARIES (scripts/patchqueue/wheels/carried.py)"
+        step = "name its package in LIBRARIES (lab/bundle/carried.py)"
         raise Refused.of("no-library", "bundle --carry-torch", what, step)
     lacks = "the host's torch brings none of that name for this CUDA"
     if name in own:
@@ -177,7 +178,7 @@ def check(site: Mapping[str, Any], torch: Carried) -> None:
     missing = sorted(set(site["asks"]) - set(torch.facts["libraries"]))
     if missing:
         what = f"packages made for torch want {', '.join(missing)}, which torch itself does not"
-        step = "settle it as what torch asks for (scripts/patchqueue/wheels/carried.py)"
+        step = "settle it as what torch asks for (lab/bundle/carried.py)"
         raise Refused.of("no-library", "bundle --carry-torch", what, step)
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bundle.host import Host
+from bundle.host import load as load_host
 from patchqueue.environments.testing import lock_file
 from patchqueue.hint import to_type
 from patchqueue.laying.apply import load_queue
@@ -21,8 +23,6 @@ from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin
-from patchqueue.wheels.host import Host
-from patchqueue.wheels.host import load as load_host
 
 from . import cells, harness, matrix, results
 from .cells import Feature
