@@ -6,6 +6,7 @@ import importlib
 import inspect
 import textwrap
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -89,65 +90,35 @@ def test_breaks_of_a_graph_know_how_many_requests_are_the_ranks_own(kind, own):
     assert told[0]._original_batch_size == own
 
 
-class Settled(Exception):
-    """The release has chosen how the ranks lay out their rows."""
-
-
-def laid_out(monkeypatch, rows, rank):
-    """The batch of `rank`, which decodes rows[rank] requests, once the release's own
-    prepare_mlp_sync_batch has decided; some other rank prefills."""
+@pytest.mark.parametrize(
+    "rows, decodes",
+    [pytest.param((REQUEST, 0, 1), True, id="decodes"), pytest.param((REQUEST, 0, 0), False)],
+)
+def test_a_rank_decodes_beside_one_without_requests(layer, monkeypatch, rows, decodes):
+    """Its batch became a prefill, which the release allows an empty one alone: "extend-idle
+    conversion expects an empty rank". The third rank's, up to where it is padded."""
     from host.graph import prefill_batch
     from sglang.srt.layers import dp_attention
     from sglang.srt.model_executor import forward_batch_info as info
 
-    kind = SimpleNamespace(hybrid_override_pattern="M-M*M-", mtp_hybrid_override_pattern=None)
-    if hasattr(dp_attention, "_DP_MAX_LEN_WITH_IDLE"):
-        monkeypatch.setattr(dp_attention, "_DP_MAX_LEN_WITH_IDLE", True)
-    else:
-        monkeypatch.setattr(dp_attention.get_flags().dp, "max_len_with_idle", True)
+    told = MagicMock(**{"cuda_graph_config.prefill.bs": [], "elastic_ep_backend": None})
+    runner = MagicMock(server_args=told, is_draft_worker=False)
+    flag = hasattr(dp_attention, "_DP_MAX_LEN_WITH_IDLE")  # NemotronH's, from its pattern
+    where = (dp_attention,) if flag else (dp_attention.get_flags().dp,)
+    monkeypatch.setattr(*where, "_DP_MAX_LEN_WITH_IDLE" if flag else "max_len_with_idle", True)
     monkeypatch.setattr(dp_attention, "get_attention_dp_size", lambda: len(rows))
-    one_of_them = SimpleNamespace(attn_tp_size=1, attn_dp_rank=rank, attn_cp_size=1)
-    monkeypatch.setattr(info, "get_parallel", lambda: one_of_them)
-    for name in ("set_dp_buffer_len", "set_is_extend_in_batch"):
-        monkeypatch.setattr(info, name, lambda *_: None)
-    if hasattr(info, "mambaish_config"):
-        monkeypatch.setattr(info, "mambaish_config", lambda config: config)
-    if hasattr(info, "get_exec"):
-        graphs = SimpleNamespace(cuda_graph_config=SimpleNamespace(prefill=SimpleNamespace(bs=[])))
-        monkeypatch.setattr(info, "get_exec", lambda: SimpleNamespace(graph=graphs))
-
-    def settled(*_, **__):
-        raise Settled
-
-    monkeypatch.setattr(info.ForwardBatch, "_pad_inputs_to_size", settled)
-    decoding = prefill_batch(rows[rank], forward_mode=info.ForwardMode.DECODE)
-    decoding.batch_size = rows[rank]
-    decoding.seq_lens = decoding.orig_seq_lens = torch.full((rows[rank],), 7)
-    decoding.is_extend_in_batch = True
-    decoding.global_num_tokens_cpu = decoding.global_num_tokens_for_logprob_cpu = list(rows)
-    runner = SimpleNamespace(
-        model_config=SimpleNamespace(hf_config=kind),
-        mambaish_config=kind,
-        is_draft_worker=False,
-        server_args=SimpleNamespace(
-            cuda_graph_config=SimpleNamespace(prefill=SimpleNamespace(bs=[])),
-            elastic_ep_backend=None,
-        ),
-        attn_tp_sequence_sharded=lambda *_, **__: False,
-    )
-    with pytest.raises(Settled):
-        decoding.prepare_mlp_sync_batch(runner)
-    return decoding
-
-
-def test_a_rank_decodes_beside_one_without_requests(layer, monkeypatch):
-    """It became a prefill, which the release allows an empty batch alone: "extend-idle conversion
-    expects an empty rank"."""
-    batch = laid_out(monkeypatch, rows=(REQUEST, 0, 1), rank=2)
-    assert batch.forward_mode.is_decode() and not batch.dp_padding_mode.is_max_len()
-
-
-def test_a_rank_without_requests_gets_rows_beside_one_alone(layer, monkeypatch):
-    batch = laid_out(monkeypatch, rows=(REQUEST, 0, 0), rank=2)
-    assert batch.forward_mode.is_extend() and batch.dp_padding_mode.is_max_len()
-    assert batch.extend_seq_lens.tolist() == [REQUEST]
+    third = SimpleNamespace(attn_tp_size=1, attn_dp_rank=2, attn_cp_size=1)
+    monkeypatch.setattr(info, "get_parallel", lambda: third)
+    monkeypatch.setattr(info, "set_dp_buffer_len", MagicMock())
+    monkeypatch.setattr(info, "set_is_extend_in_batch", MagicMock())
+    monkeypatch.setattr(info, "mambaish_config", MagicMock(), raising=False)
+    monkeypatch.setattr(info, "get_exec", lambda: MagicMock(graph=told), raising=False)
+    monkeypatch.setattr(info.ForwardBatch, "_pad_inputs_to_size", MagicMock(side_effect=EOFError))
+    batch = prefill_batch(rows[2], forward_mode=info.ForwardMode.DECODE, is_extend_in_batch=True)
+    batch.batch_size, batch.seq_lens = rows[2], torch.full((rows[2],), 7)
+    batch.orig_seq_lens = batch.seq_lens
+    batch.global_num_tokens_cpu = batch.global_num_tokens_for_logprob_cpu = list(rows)
+    with pytest.raises(EOFError):
+        batch.prepare_mlp_sync_batch(runner)
+    assert batch.forward_mode.is_decode() == decodes
+    assert batch.dp_padding_mode.is_max_len() != decodes

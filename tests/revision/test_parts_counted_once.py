@@ -22,41 +22,19 @@ def test_a_rank_of_falcon_h1_adds_shares(build_model, monkeypatch, part):
     torch.testing.assert_close(projection(rows)[0], rows @ projection.weight.T)
 
 
-@pytest.fixture
-def granite():
-    """A Granite 4 of one attention layer, whose attention answers half of what it is asked."""
+def test_the_last_norm_of_granite_4_reads_the_last_layer_alone():
+    """It read the layer's residual too, which the layer had added."""
     from host import models
 
     config = importlib.import_module("sglang.srt.configs.granitemoehybrid").GraniteMoeHybridConfig(
-        vocab_size=256,
-        hidden_size=128,
-        intermediate_size=256,
-        shared_intermediate_size=256,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        layer_types=["attention"],
-        num_local_experts=0,
-        mamba_n_heads=16,
-        mamba_d_head=16,
-        embedding_multiplier=1.0,
-        residual_multiplier=0.5,
-        position_embedding_type="nope",
+        **dict(vocab_size=256, hidden_size=128, num_hidden_layers=1, layer_types=["attention"]),
+        **dict(shared_intermediate_size=256, num_local_experts=0, position_embedding_type="nope"),
+        **dict(num_attention_heads=4, num_key_value_heads=2, mamba_n_heads=16, mamba_d_head=16),
     )
     module = importlib.import_module("sglang.srt.models.granitemoehybrid")
-    made = models.construct(module.GraniteMoeHybridForCausalLM, config, "cpu", torch.float32)
+    made = models.construct(module.GraniteMoeHybridForCausalLM, config, "cpu", torch.float32).model
     models._draw_weights(made, 0.1, seed=0)
-
-    class Half(torch.nn.Module):
-        def forward(self, positions, hidden_states, forward_batch):
-            return hidden_states / 2
-
-    made.model.layers[0].self_attn = Half()
-    return made.model
-
-
-def test_the_last_norm_of_granite_4_reads_the_last_layer_alone(granite):
-    """It read the layer's residual too, which the layer had added."""
+    made.layers[0].self_attn.forward = lambda hidden_states, **_: hidden_states / 2
     tokens, positions = torch.tensor([3, 1, 4]), torch.arange(3)
-    rows, _ = granite.layers[0](positions, granite.embed_tokens(tokens), None, None)
-    torch.testing.assert_close(granite(tokens, positions, None), granite.norm(rows))
+    rows, _ = made.layers[0](positions, made.embed_tokens(tokens) * made.embedding_multiplier, None)
+    torch.testing.assert_close(made(tokens, positions, None), made.norm(rows))
