@@ -5,6 +5,8 @@ import ast
 import importlib
 import inspect
 import textwrap
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -86,3 +88,37 @@ def test_breaks_of_a_graph_know_how_many_requests_are_the_ranks_own(kind, own):
     batch._original_batch_size = own
     replayed.Replays(kind, Attention(), told.append).run(batch)
     assert told[0]._original_batch_size == own
+
+
+@pytest.mark.parametrize(
+    "rows, decodes",
+    [pytest.param((REQUEST, 0, 1), True, id="decodes"), pytest.param((REQUEST, 0, 0), False)],
+)
+def test_a_rank_decodes_beside_one_without_requests(layer, monkeypatch, rows, decodes):
+    """Its batch became a prefill, which the release allows an empty one alone: "extend-idle
+    conversion expects an empty rank". The third rank's, up to where it is padded."""
+    from host.graph import prefill_batch
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.model_executor import forward_batch_info as info
+
+    told = MagicMock(**{"cuda_graph_config.prefill.bs": [], "elastic_ep_backend": None})
+    runner = MagicMock(server_args=told, is_draft_worker=False)
+    flag = hasattr(dp_attention, "_DP_MAX_LEN_WITH_IDLE")  # NemotronH's, from its pattern
+    where = (dp_attention,) if flag else (dp_attention.get_flags().dp,)
+    monkeypatch.setattr(*where, "_DP_MAX_LEN_WITH_IDLE" if flag else "max_len_with_idle", True)
+    monkeypatch.setattr(dp_attention, "get_attention_dp_size", lambda: len(rows))
+    third = SimpleNamespace(attn_tp_size=1, attn_dp_rank=2, attn_cp_size=1)
+    monkeypatch.setattr(info, "get_parallel", lambda: third)
+    monkeypatch.setattr(info, "set_dp_buffer_len", MagicMock())
+    monkeypatch.setattr(info, "set_is_extend_in_batch", MagicMock())
+    monkeypatch.setattr(info, "mambaish_config", MagicMock(), raising=False)
+    monkeypatch.setattr(info, "get_exec", lambda: MagicMock(graph=told), raising=False)
+    monkeypatch.setattr(info.ForwardBatch, "_pad_inputs_to_size", MagicMock(side_effect=EOFError))
+    batch = prefill_batch(rows[2], forward_mode=info.ForwardMode.DECODE, is_extend_in_batch=True)
+    batch.batch_size, batch.seq_lens = rows[2], torch.full((rows[2],), 7)
+    batch.orig_seq_lens = batch.seq_lens
+    batch.global_num_tokens_cpu = batch.global_num_tokens_for_logprob_cpu = list(rows)
+    with pytest.raises(EOFError):
+        batch.prepare_mlp_sync_batch(runner)
+    assert batch.forward_mode.is_decode() == decodes
+    assert batch.dp_padding_mode.is_max_len() != decodes
