@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import subprocess
@@ -396,7 +397,8 @@ def test_interrupted_halfway_in_an_installed_sglang(run, monkeypatch, tmp_path, 
 
     for state in (half, journal.State.INSTALLED):
         (tmp_path / "site" / journal.FOLDER).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "site" / journal.FOLDER / journal.STATE).write_text(f"{state}\n")
+        written = json.dumps({"state": state})
+        (tmp_path / "site" / journal.FOLDER / journal.STATE).write_text(written)
         monkeypatch.setattr(inplace, "install", interrupt)
         code, _, err = run("install", "--site-packages", str(tmp_path / "site"))
         words = f"scripts/nox install --site-packages {tmp_path}/site --verify"

@@ -568,7 +568,7 @@ def test_damaged_pre_images_are_not_restored(site, do):
 
 def named(site: Path, path: str, after: bytes = b"secret\n") -> None:
     """A journal whose first change is about another file, which an uninstall would remove."""
-    about = site / journal.FOLDER / journal.RECORD
+    about = site / journal.FOLDER / journal.STATE
     written = json.loads(about.read_text())
     change = {"path": path, "before": "", "after": hashlib.sha256(after).hexdigest()}
     about.write_text(json.dumps(written | {"changes": [change, *written["changes"]]}))
@@ -576,7 +576,7 @@ def named(site: Path, path: str, after: bytes = b"secret\n") -> None:
 
 def overwritten(site: Path) -> None:
     """A change that would put a file of the journal in another's place."""
-    about, kept = site / journal.FOLDER / journal.RECORD, site / journal.FOLDER / "victim"
+    about, kept = site / journal.FOLDER / journal.STATE, site / journal.FOLDER / "victim"
     (site / journal.FOLDER / "before/x").mkdir(parents=True)
     kept.mkdir()
     (kept / "secret").write_text("mine\n")
@@ -587,7 +587,7 @@ def overwritten(site: Path) -> None:
 
 
 def made_folder(site: Path) -> None:
-    about = site / journal.FOLDER / journal.RECORD
+    about = site / journal.FOLDER / journal.STATE
     written = json.loads(about.read_text())
     about.write_text(json.dumps(written | {"folders": ["../victim/empty", *written["folders"]]}))
 
@@ -608,7 +608,8 @@ def moved(state: str):
     """The journal's whole folder is a link."""
 
     def make(site: Path) -> None:
-        (site / journal.FOLDER / journal.STATE).write_text(f"{state}\n")
+        about = site / journal.FOLDER / journal.STATE
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"state": state}))
         victim = site.parent / "victim"
         shutil.copytree(site / journal.FOLDER, victim, dirs_exist_ok=True)
         shutil.rmtree(site / journal.FOLDER)
@@ -667,7 +668,7 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [f"{journal.FOLDER}/state.new", f"{journal.FOLDER}/journal.json.new"]
+    "name", [f"{journal.FOLDER}/journal.json.new", f"{journal.FOLDER}/after/{PATCHED}"]
 )
 def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
     before, secret = (site / PATCHED).read_text(), tmp_path / "secret"
@@ -675,6 +676,7 @@ def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
     with open(site / PATCHED, "a") as file:  # which the journal takes over
         file.write("mine = 1\n")
     secret.write_text("secret\n")
+    (site / name).parent.mkdir(parents=True, exist_ok=True)
     (site / name).symlink_to(secret)
     do["uninstall"]()
     assert secret.read_text() == "secret\n"
@@ -684,7 +686,7 @@ def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
 def test_what_an_install_prepares_goes_through_no_link(site, do, tmp_path):
     before = exactly(site)
     (tmp_path / "victim").mkdir()
-    (site / journal._PREPARING).symlink_to(tmp_path / "victim")
+    (site / journal.PREPARING).symlink_to(tmp_path / "victim")
     do["install"]()
     assert exactly(tmp_path / "victim") == {}
     do["uninstall"]()
@@ -1062,7 +1064,7 @@ def underway(site, do, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(journal, "forward", lambda made: os.kill(os.getpid(), signal.SIGKILL))
         assert in_child(do["install"]) == -signal.SIGKILL
-    assert (site / journal.FOLDER / journal.STATE).read_text() == "installing\n"
+    assert journal.state_of(site) == "installing"
 
 
 def test_byte_code_that_was_written_before_the_recovery_goes(site, do, underway):
@@ -1104,7 +1106,7 @@ def test_a_change_behind_the_last_rename_is_seen(site, do, monkeypatch):
     monkeypatch.setattr(journal, "_touched", beside_another)
     name, text = refused(do["install"])
     assert name == "edited-install" and STEPS in text
-    assert (site / journal.FOLDER / journal.STATE).read_text() == "installing\n"
+    assert journal.state_of(site) == "installing"
 
 
 def test_a_state_is_on_the_disk_before_what_follows_it(site, do, monkeypatch):
@@ -1133,6 +1135,46 @@ def test_edits_in_a_killed_install_are_refused(site, do, monkeypatch):
     before = exactly(site)
     name, text = refused(do["uninstall"])
     assert name == "edited-install" and PATCHED in text and exactly(site) == before
+
+
+def in_the_earlier_form(site: Path) -> None:
+    """The journal as earlier versions of the tool wrote it: with its state in a file of its own."""
+    folder = site / journal.FOLDER
+    written = json.loads((folder / journal.STATE).read_text())
+    (folder / "state").write_text(f"{written.pop('state')}\n")
+    (folder / journal.STATE).write_text(json.dumps(written))
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall", "verify"])
+@pytest.mark.parametrize("place", ["before the renames", "behind them", "on the way back", "whole"])
+def test_a_journal_of_an_earlier_version(site, do, monkeypatch, place, verb):
+    """Whole, and killed on both ways."""
+    before = exactly(site)
+    with monkeypatch.context() as patch:
+        name = {"before the renames": "_put", "behind them": "_touched"}.get(
+            place, "_remove_folder"
+        )
+        if place != "whole":
+            patch.setattr(journal, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        in_child(do["install"])
+        if place == "on the way back":
+            assert in_child(do["uninstall"]) == -signal.SIGKILL
+    in_the_earlier_form(site)
+    do[verb]()
+    do["uninstall"]()
+    assert exactly(site) == before
+
+
+def test_a_journal_of_an_earlier_version_that_is_done(site, do):
+    """Killed while it went: what says so went last."""
+    do["install"]()
+    in_the_earlier_form(site)
+    shutil.rmtree(site / "sglang")
+    shutil.rmtree(site / INFO)
+    fakes.install(site)
+    (site / journal.FOLDER / journal.STATE).unlink()
+    (site / journal.FOLDER / "state").write_text("removed\n")
+    assert do["verify"]().outcome is Outcome.EMPTY and not (site / journal.FOLDER).exists()
 
 
 @pytest.mark.parametrize("verb", ["install", "uninstall"])

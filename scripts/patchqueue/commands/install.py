@@ -89,9 +89,8 @@ def _or_say(run: Callable[[argparse.Namespace], int], options: argparse.Namespac
     try:
         return run(options)
     except KeyboardInterrupt:
-        file = options.site / journal.FOLDER / journal.STATE
-        state = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-        if state not in (journal.State.INSTALLING, journal.State.REMOVING):
+        half = journal.State.INSTALLING, journal.State.REMOVING
+        if journal.state_of(options.site) not in half:
             raise
         verify = to_type("install", "--site-packages", options.site, "--verify")
         what = f"{options.site} is patched in part; {verify} finishes what was begun"

@@ -34,6 +34,16 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def digest(path: Path) -> str:
+    """The sha256 of a file (a link is not followed: it counts by its target's name), "" where there
+    is none, else what it is."""
+    if path.is_symlink():
+        return sha256(b"link to " + os.fsencode(path.readlink()))
+    if not path.exists():
+        return ""
+    return sha256(path.read_bytes()) if path.is_file() else "no plain file"
+
+
 def is_part_of_tree(path: str) -> bool:
     """Compiled extensions differ per platform and byte code per run: neither is part of a tree's
     identity, nor are its own records."""
@@ -94,8 +104,7 @@ def hash_python(listing: Mapping[str, str]) -> str:
 
 
 def list_folder(folder: Path) -> dict[str, str]:
-    """The listing of a work tree on disk (links are not followed: a linked file counts by its
-    target's name)."""
+    """The listing of a work tree on disk."""
     return {name: digest for root in ROOTS for name, digest in _list(folder / root, root)}
 
 
@@ -108,10 +117,8 @@ def list_package(site: Path) -> dict[str, str]:
 def _list(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
     for path in folder.rglob("*"):
         name = f"{prefix}/{path.relative_to(folder).as_posix()}"
-        if path.is_symlink():
-            yield name, sha256(b"link to " + os.fsencode(path.readlink()))
-        elif path.is_file() and is_part_of_tree(name):
-            yield name, sha256(path.read_bytes())
+        if path.is_symlink() or (path.is_file() and is_part_of_tree(name)):
+            yield name, digest(path)
 
 
 def differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:

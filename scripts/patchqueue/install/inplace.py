@@ -23,6 +23,7 @@ from ..files.tree import (
     LAID,
     LISTING,
     differing,
+    digest,
     from_sha256sum,
     hash_listing,
     list_package,
@@ -72,7 +73,7 @@ def install(
     queue, pins = load_queue(root), pinning.load(root)
     wanted = Wanted(discard, release, pristine)
     with _opened(site) as place:
-        found = _recovered(place, pins)
+        found = _recovered(place, pins, discard)
         if found:
             done = _in_place(found, select(queue, pins.find(found.record["version"])), wanted)
             if done:
@@ -139,7 +140,7 @@ def _in_place(found: Journal, selection: Selection, wanted: Wanted) -> Report | 
     if differ.others or differ.both or found.record.get("edits"):
         settle(selection, _left(found, left), str(found.site), resolve(selection.pin.tag))
     LOG.info(f"queue release {found.record['release']} is taken off first")
-    journal.back(journal.adopt(found, left) if left else found, wanted.discard)
+    journal.back(found, wanted.discard, left)
     return None
 
 
@@ -185,12 +186,11 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
             return Report(
                 place, Outcome.ALREADY_APPLIED, {}, notes=("nothing is installed in place here",)
             )
-        before, left = _pristine(found), {}
+        before, left = _pristine(found), dict[str, bytes]()
         if found.state is State.INSTALLED and not discard:
             left = _taken_off(found, _differing(found))
-            found = journal.adopt(found, left) if left else found
             before |= {PREFIX + name: sha256(content) for name, content in left.items()}
-        journal.back(found, discard)
+        journal.back(found, discard, left)
         others = names(differing(before, list_package(place)))
         kept = tuple(sorted({*others, *left}))
         done = Report(place, Outcome.APPLIED, found.record, *_counts(found), others=kept)
@@ -305,9 +305,7 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
 def _any_in_place(found: Journal) -> bool:
     """Whether a file of the package is as the install made it."""
     own = (change for change in found.changes if change.path.startswith("sglang/"))
-    return any(
-        change.after and journal.digest(found.site / change.path) == change.after for change in own
-    )
+    return any(change.after and digest(found.site / change.path) == change.after for change in own)
 
 
 def _drop(found: Journal) -> None:
@@ -317,18 +315,18 @@ def _drop(found: Journal) -> None:
     journal.forget(found)
 
 
-def _recovered(place: Path, pins: pinning.Pins) -> Journal | None:
+def _recovered(place: Path, pins: pinning.Pins, discard: bool = False) -> Journal | None:
     """The journal of an install that is whole, or None: what was begun is finished, in the
     direction in which it was going."""
     found = _current(place, pins)
     if found and found.state is State.INSTALLING:
         LOG.info("an install was cut short here; it is finished")
-        return journal.forward(found)
+        return journal.forward(found, discard)
     if found and found.state is State.REMOVING:
         LOG.info("an uninstall was cut short here; it is finished")
-        journal.back(found)
+        journal.back(found, discard)
         return None
-    return journal.finish(found) if found else None
+    return found
 
 
 def _refuse_edits(found: Journal, edited: tuple[str, ...], discard: bool) -> None:

@@ -1,15 +1,15 @@
-"""Change files of a folder so that a kill at any moment can be made good, and take every change
-back to the last byte.
+"""An undo log for changes of a folder: a kill at any moment can be made good, and every change can
+be taken back to the last byte.
 
-Beside what is changed lies the journal's own folder. It is made aside and renamed into place before
-the first file is touched, and then holds all that is needed to go on or back: every file as it was,
-every file as it will be, their sha256, and the state. Files are never written in place: each is
-renamed over its forerunner, so that a reader sees the one or the other, and a hard link elsewhere
-(uv links from its cache) keeps the old bytes. The file as it was is kept twice: as a hard link
-where that can be, so that it comes back itself, with mode, owner, times and links; and as a copy,
-should somebody write to it.
+The log is a folder beside what is changed. It is made aside and renamed into place before the first
+file is touched. Then it holds every file as it was, every file as it will be, and one state file:
+what is to change, with the sha256 before and after, and how far that has got. Files are never
+written in place: each is renamed over its forerunner, so that a reader sees the one or the other,
+and a hard link elsewhere (uv links from its cache) keeps the old bytes. The file as it was is kept
+twice: as a hard link where one can be made, so that it comes back itself, with mode, owner, times
+and links; and as a copy, should somebody write to it.
 
-planned (aside) -> INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING ->
+made aside -> INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING ->
 each file renamed back -> REMOVED -> gone
 """
 
@@ -19,33 +19,27 @@ import enum
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..files import atomic, disk
-from ..files.tree import sha256
+from ..files.tree import digest, sha256
 from ..hint import some, to_type
 from ..outcome import Refused
 from ..upstream.source import LEAVES_THE_TREE
 
 # beside sglang/; the dot keeps Python from importing it, and a person finds it
 FOLDER = "sglang.patch-queue"
-_PREPARING = f".{FOLDER}.preparing"
-RECORD, STATE, README, BEFORE, LINKS, AFTER, MERGED = (
-    "journal.json",
-    "state",
-    "README",
-    "before",
-    "links",
-    "after",
-    "merged",
-)
+PREPARING = f".{FOLDER}.preparing"
+STATE, README, BEFORE, LINKS, AFTER = "journal.json", "README", "before", "links", "after"
+# journals of earlier versions: the state alone; and files that an uninstall is to restore
+OLD_STATE, MERGED = "state", "merged"
+BY_HAND = "reinstall sglang, then delete that folder"
 ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back.
-before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256). state says how far it got.
-merged/, where it is there, holds files that somebody edited since, with that edit and without the patches.
+before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256), and how far that got.
     {uninstall}
 Deleting this folder makes the patches permanent; reinstalling sglang also removes them.
 """  # noqa: E501
@@ -57,12 +51,7 @@ class State(str, enum.Enum):
     INSTALLING = "installing"  # any number of files are as they will be, the others as they were
     INSTALLED = "installed"
     REMOVING = "removing"  # the same, on the way back
-    REMOVED = (  # every file is as it was, or another's; only the journal itself has still to go
-        "removed"
-    )
-
-    def __str__(self) -> str:
-        return self.value
+    REMOVED = "removed"  # every file is as it was, or another's; the journal has still to go
 
 
 @dataclass(frozen=True)
@@ -76,6 +65,7 @@ class Change:
 
     @property
     def is_byte_code(self) -> bool:
+        """Python writes and removes it at will."""
         return self.path.endswith(".pyc")
 
 
@@ -94,6 +84,16 @@ class Journal:
     def path(self) -> Path:
         return self.site / FOLDER
 
+    def encoded(self) -> bytes:
+        """The state file."""
+        written = {
+            "state": self.state,
+            "changes": [asdict(change) for change in self.changes],
+            "folders": self.folders,
+            "record": self.record,
+        }
+        return (json.dumps(written, indent=1) + "\n").encode()
+
     def way_out(self) -> str:
         """A path of the journal that leads, or could lead, out of the folder that it lies in; empty
         where none does. Who may write that folder need not be who takes the changes back."""
@@ -102,41 +102,43 @@ class Journal:
         if named is not None:
             return repr(named)
         tops = [self.site, *(self.path / name for name in (BEFORE, LINKS, AFTER, MERGED))]
-        inside = {parent for path in paths for parent in Path(path).parents}
-        inside |= set(map(Path, self.folders))
-        folders = [self.path, *sorted(top / each for top in tops for each in inside)]
-        links = (path for path in folders if path != self.site and path.is_symlink())
-        return next((f"{path.relative_to(self.site)} is a link" for path in links), "")
+        parents = {(top / path).parent for top in tops for path in paths}
+        folders = sorted({self.path, *parents, *(self.site / path for path in self.folders)})
+        real = self.site.resolve()
+        others = (
+            path
+            for path in (each.relative_to(self.site) for each in folders)
+            if (self.site / path).resolve() != real / path
+        )
+        return next((f"{path} is a link" for path in others), "")
 
     def faults(self) -> list[str]:
-        """The files that are not as the state INSTALLED has them. Byte code does not count: Python
-        writes it at will."""
-        return [
-            change.path
-            for change in self.changes
-            if not change.is_byte_code and digest(self.site / change.path) != change.after
-        ]
+        """The files that are not as the state INSTALLED has them. Byte code does not count."""
+        return _unlike(self.site, self.installed)
+
+    @property
+    def installed(self) -> dict[str, str]:
+        """By path, the sha256 that a file has in the state INSTALLED; without byte code."""
+        return {each.path: each.after for each in self.changes if not each.is_byte_code}
 
     def untracked(self) -> list[str]:
         """Files in the folders that the changes made which no change put there."""
-        known = {change.path for change in self.changes}
-        found = (
-            path
-            for folder in self.folders
-            for path in (self.site / folder).rglob("*")
+        inside = (path for folder in self.folders for path in (self.site / folder).rglob("*"))
+        names = {
+            path.relative_to(self.site).as_posix()
+            for path in inside
             if not path.is_dir() and path.suffix != ".pyc"
-        )
-        return sorted({path.relative_to(self.site).as_posix() for path in found} - known)
+        }
+        return sorted(names - {change.path for change in self.changes})
 
 
-def digest(path: Path) -> str:
-    """The sha256 of a file (a link counts by its target's name, as in a tree), "" where there is
-    none, else what it is."""
-    if path.is_symlink():
-        return sha256(b"link to " + os.fsencode(path.readlink()))
-    if not path.exists():
-        return ""
-    return sha256(path.read_bytes()) if path.is_file() else "no plain file"
+def state_of(site: Path) -> str:
+    """How far the work on a folder has got; "" where no journal says so."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((site / FOLDER / STATE).read_text(encoding="utf-8"))["state"])
+    with suppress(OSError, ValueError):
+        return (site / FOLDER / OLD_STATE).read_text(encoding="utf-8").strip()
+    return ""
 
 
 def read(site: Path) -> Journal | None:
@@ -146,21 +148,22 @@ def read(site: Path) -> Journal | None:
     if not folder.exists() and not folder.is_symlink():
         return None
     try:
-        written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        state = State((folder / STATE).read_text(encoding="utf-8").strip())
+        written = json.loads((folder / STATE).read_text(encoding="utf-8"))
         changes = tuple(Change(**change) for change in written["changes"])
-        found = Journal(site, state, changes, tuple(written["folders"]), written["record"])
-        if way := found.way_out():
-            what = f"could change files outside of {site}: {way}"
-            step = "find out who wrote that; else reinstall sglang, then delete that folder"
-            raise Refused.of("bad-journal", str(folder), what, step)
-        return found
+        folders, state = tuple(written["folders"]), State(state_of(site))
+        journal = Journal(site, state, changes, folders, written["record"])
+        way = journal.way_out()
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(disk.no_access(error, disk.Place(folder, "run it as root"))) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"is no journal that this tool can read ({type(error).__name__})"
-        step = "reinstall sglang, then delete that folder"
-        raise Refused.of("bad-journal", str(folder), what, step) from None
+        raise Refused.of("bad-journal", str(folder), what, BY_HAND) from None
+    if way:
+        what = f"could change files outside of {site}: {way}"
+        raise Refused.of(
+            "bad-journal", str(folder), what, f"find out who wrote that; else {BY_HAND}"
+        )
+    return journal
 
 
 def own_names(
@@ -168,10 +171,9 @@ def own_names(
 ) -> list[str]:
     """The files that a finished journal consists of, by their paths below the folder: a RECORD
     lists them, so that pip removes them with the package."""
-    kept = [
-        f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in changes if digest(site / path)
-    ]
-    return [f"{FOLDER}/{name}" for name in [RECORD, STATE, README, *notes, *kept]]
+    there = [path for path in changes if digest(site / path)]
+    kept = [f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in there]
+    return [f"{FOLDER}/{name}" for name in [STATE, README, *notes, *kept]]
 
 
 def prepare(
@@ -184,26 +186,28 @@ def prepare(
     the order in which they are to be made). The last act puts it in its place, in state INSTALLING;
     up to then nothing outside of it has been touched.
 
-    notes: further files for the journal's folder. Raises OSError.
+    notes: further files for the journal's folder. Raises OSError, and Refused where a change would
+    go through a link.
     """
-    aside = site / _PREPARING
     listed = tuple(
         Change(path, digest(site / path), "" if content is None else sha256(content))
         for path, content in changes.items()
     )
-    folders = tuple(_missing_folders(site, changes))
-    journal = Journal(site, State.INSTALLING, listed, folders, record)
+    parents = {folder for path in changes for folder in Path(path).parents}
+    folders = sorted(path.as_posix() for path in parents if not (site / path).exists())
+    journal = Journal(site, State.INSTALLING, listed, tuple(folders), record)
     if way := journal.way_out():
         what = f"would change files outside of it: {way}"
         raise Refused.of("linked-install", str(site), what, "reinstall sglang without links")
+    aside, about = site / PREPARING, ABOUT.format(uninstall=_uninstall(site).strip("`"))
     _make_folder(aside, site)
     for change in listed:
         if change.before:
             _keep(aside, site, change)
-        content = changes[change.path]
+    for path, content in changes.items():
         if content is not None:
-            _stage(aside / AFTER / change.path, content, site / change.path, site)
-    for name, content in {**notes, **_own_files(journal)}.items():
+            _stage(aside / AFTER / path, content, site / path, site)
+    for name, content in {**notes, STATE: journal.encoded(), README: about.encode()}.items():
         _stage(aside / name, content, aside / name, site)
     for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
         atomic.sync(folder)
@@ -212,262 +216,215 @@ def prepare(
     return journal
 
 
-def _own_files(journal: Journal) -> dict[str, bytes]:
-    """What the journal's folder says of it."""
-    written = {
-        "changes": [asdict(change) for change in journal.changes],
-        "folders": journal.folders,
-        "record": journal.record,
-    }
-    uninstall = to_type("uninstall", "--site-packages", journal.site).strip("`")
-    return {
-        RECORD: (json.dumps(written, indent=1) + "\n").encode(),
-        STATE: f"{journal.state}\n".encode(),
-        README: ABOUT.format(uninstall=uninstall).encode(),
-    }
-
-
-def forward(journal: Journal) -> Journal:
-    """Make every change that is not made yet. Raises Refused where a file is neither as it was nor
-    as it will be."""
+def forward(journal: Journal, discard: bool = False) -> Journal:
+    """Make every change that is not made yet. discard, and Raises: as for `back`."""
+    wanted = {change.path: change.after for change in journal.changes}
+    step = f"{_uninstall(journal.site)} goes back to the release"
+    _refuse_to_lose(journal, wanted, discard, step)
     for folder in journal.folders:
         if not (journal.site / folder).is_dir():
             _make_folder(journal.site / folder, journal.site)
-    for change in journal.changes:
-        _place(journal, change)
-    for touched in _touched(journal):
-        atomic.sync(touched)
-    if journal.faults():
-        what = f"was changed while it was being patched: {some(journal.faults())}"
-        step = "run it again when nobody else writes there"
-        raise Refused.of("edited-install", str(journal.site), what, step)
-    return finish(_set_state(journal, State.INSTALLED))
-
-
-def finish(journal: Journal) -> Journal:
-    """Remove what an installed journal needs no longer."""
+    for path, after in wanted.items():
+        _put(journal, path, after)
+    _settle(journal, journal.installed, "patched")
     shutil.rmtree(journal.path / AFTER, ignore_errors=True)
-    return journal
+    return _write(replace(journal, state=State.INSTALLED))
 
 
-def adopt(journal: Journal, contents: Mapping[str, bytes]) -> Journal:
-    """Take files that were edited since as what the changes made of them.
+def back(
+    journal: Journal, discard: bool = False, merged: Mapping[str, bytes] | None = None
+) -> None:
+    """Take every change back, and the journal away.
 
-    contents: by path, the same file with those edits alone; it is what `back` then restores.
-    Killed before its last act, a rename, the journal is as it was.
+    discard: also where a file has been edited since. merged: by path, edited files as they are to
+    be: with the edits, and without the changes. Raises Refused, before anything is touched, where
+    another file was edited, where a folder that must go holds an untracked file, or where a file of
+    the journal is damaged.
     """
-    merged = tuple(
-        replace(
-            change,
-            before=sha256(contents[change.path]),
-            after=digest(journal.site / change.path),
-        )
-        if change.path in contents
+    own = [change.path for change in journal.changes]
+    merged = {path: content for path, content in (merged or {}).items() if path in own}
+    wanted = {change.path: change.before for change in journal.changes if change.path not in merged}
+    _refuse_to_lose(journal, wanted, discard, BY_HAND)
+    if journal.untracked():
+        what = f"holds files of yours where a folder must go: {some(journal.untracked())}"
+        raise Refused.of("unknown-files", str(journal.site), what, "move them away")
+    for path, content in merged.items():
+        _stage(journal.path / AFTER / path, content, journal.site / path, journal.site)
+    changes = (
+        Change(change.path, sha256(merged[change.path]), digest(journal.site / change.path))
+        if change.path in merged
         else change
         for change in journal.changes
     )
-    for path in (change.path for change in merged if change.path in contents):
-        _stage(journal.path / MERGED / path, contents[path], journal.site / path, journal.site)
-    made = replace(journal, changes=merged)
-    aside = journal.path / f"{RECORD}.new"
-    atomic.put(aside, _own_files(made)[RECORD])
-    shutil.copystat(journal.path / RECORD, aside)
-    os.replace(aside, journal.path / RECORD)
-    atomic.sync(journal.path)
-    return made
+    journal = _write(replace(journal, state=State.REMOVING, changes=tuple(changes)))
+    wanted = {change.path: change.before for change in reversed(journal.changes)}
+    for path, before in wanted.items():
+        _put(journal, path, before)
+    for folder in reversed(journal.folders):
+        _remove_folder(journal.site / folder)
+    _settle(journal, wanted, "restored")
+    forget(journal)
 
 
 def kept(journal: Journal, path: str) -> bytes | None:
     """A file as it was before the changes; None where there was none, or what was kept is lost."""
-    change = next(change for change in journal.changes if change.path == path)
-    file = _kept(journal, change)
+    before = next(change.before for change in journal.changes if change.path == path)
+    file = _found(journal, path, before)
     return file.read_bytes() if file else None
-
-
-def back(journal: Journal, discard: bool = False) -> None:
-    """Take every change back, and the journal away.
-
-    discard: also where a file has been edited since. Raises Refused, before anything is touched,
-    where a file was edited, where a folder that must go holds an untracked file, or where what was
-    kept is damaged.
-    """
-    _refuse_to_lose(journal, discard)
-    journal = _set_state(journal, State.REMOVING)
-    for change in reversed(journal.changes):
-        target = journal.site / change.path
-        if digest(target) == change.before:
-            continue
-        drop_byte_code(target)
-        if found := _kept(journal, change):
-            os.replace(found, target)
-        else:
-            target.unlink()
-    for folder in reversed(journal.folders):
-        _remove_folder(journal.site / folder)
-    for touched in _touched(journal):
-        atomic.sync(touched)
-    wrong = [
-        change.path
-        for change in journal.changes
-        if digest(journal.site / change.path) != change.before
-    ]
-    if wrong:
-        what = f"was changed while it was being restored: {some(wrong)}"
-        step = "run it again when nobody else writes there"
-        raise Refused.of("edited-install", str(journal.site), what, step)
-    forget(journal)
 
 
 def forget(journal: Journal) -> None:
     """Take the journal away, and leave the files as they are. Not by renaming it: overlayfs cannot
     rename a lower layer's folder."""
-    _set_state(journal, State.REMOVED)
+    _write(replace(journal, state=State.REMOVED))
     sweep(journal.site)
 
 
 def sweep(site: Path) -> None:
     """Remove what a killed run left behind that is of no use any more: a journal not yet in its
     place, or one that has done its work."""
-    folder, preparing = site / FOLDER, site / _PREPARING
+    folder, preparing = site / FOLDER, site / PREPARING
     if preparing.is_symlink():
         preparing.unlink()
     shutil.rmtree(preparing, ignore_errors=True)
-    if folder.is_symlink():
-        return  # what it leads to is not ours; `read` refuses it
-    state = (
-        (folder / STATE).read_text(encoding="utf-8").strip() if (folder / STATE).is_file() else None
-    )
-    if state == State.REMOVED:
-        for path in folder.iterdir():
-            if path.name != STATE:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        (folder / STATE).unlink()
-    if folder.is_dir() and not any(folder.iterdir()):
+    if folder.is_symlink() or not folder.is_dir():
+        return  # what a link leads to is not ours; `read` refuses it
+    if state_of(site) == State.REMOVED:
+        # what says so goes last
+        for path in sorted(
+            folder.iterdir(), key=lambda path: (path.name == STATE, path.name == OLD_STATE)
+        ):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    if not any(folder.iterdir()):
         folder.rmdir()
 
 
 def byte_code(source: Path) -> list[Path]:
     """What Python has compiled of a module, for every interpreter and level of optimisation."""
-    kept = source.parent / "__pycache__"
-    if source.suffix != ".py" or kept.is_symlink():  # a link's files are not the package's
+    cache = source.parent / "__pycache__"
+    if source.suffix != ".py" or cache.is_symlink():  # a link's files are not the package's
         return []
-    return sorted(kept.glob(f"{source.stem}.*.pyc"))
+    return sorted(cache.glob(f"{source.stem}.*.pyc"))
 
 
-def drop_byte_code(source: Path) -> None:
+def _drop_byte_code(source: Path) -> None:
     """Byte code can outlive its source: where it is unchecked, or where size and second of the two
     sources are the same."""
     for path in byte_code(source):
         path.unlink(missing_ok=True)
 
 
-def _place(journal: Journal, change: Change) -> None:
-    target, staged = journal.site / change.path, journal.path / AFTER / change.path
-    now = digest(target)
-    if now == change.after:
+def _put(journal: Journal, path: str, wanted: str) -> None:
+    """Have the file with this sha256 in its place, or none."""
+    target = journal.site / path
+    if digest(target) == wanted:
         return
-    if now != change.before and not change.is_byte_code:
-        what = "was changed while it was being patched"
-        step = (
-            f"{to_type('uninstall', '--site-packages', journal.site, '--discard')} takes the"
-            " rest back"
-        )
-        raise Refused.of("edited-install", change.path, what, step)
-    if not change.after:
+    _drop_byte_code(target)
+    if file := _found(journal, path, wanted):
+        os.replace(file, target)
+    else:
         target.unlink()
-        return
-    if digest(staged) != change.after:
-        what = "is not the file that was written there"
-        step = f"{to_type('uninstall', '--site-packages', journal.site)} goes back to the release"
-        raise Refused.of("bad-journal", f"{FOLDER}/{AFTER}/{change.path}", what, step)
-    drop_byte_code(target)
-    os.replace(staged, target)
 
 
-def _refuse_to_lose(journal: Journal, discard: bool) -> None:
-    now = {change.path: digest(journal.site / change.path) for change in journal.changes}
+def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, step: str) -> None:
+    """Raise Refused where edits would be lost, or where a file that is wanted is.
+
+    wanted: by path, the sha256 that a file is to have; step: what to do without it.
+    """
+    now = {path: digest(journal.site / path) for path in wanted}
+    lost = [
+        path
+        for path, each in wanted.items()
+        if each and now[path] != each and not _found(journal, path, each)
+    ]
+    if lost:
+        what = f"does not hold {some(lost)} as it was put there"
+        raise Refused.of("bad-journal", str(journal.path), what, step)
     edited = [
         change.path
         for change in journal.changes
-        if not change.is_byte_code and now[change.path] not in (change.before, change.after)
+        if change.path in wanted
+        and not change.is_byte_code
+        and now[change.path] not in (change.before, change.after)
     ]
-    gone = [
-        change.path
-        for change in journal.changes
-        if now[change.path] != change.before and change.before and not _kept(journal, change)
-    ]
-    if gone:
-        what = f"does not hold {some(gone)} as it was"
-        step = "reinstall sglang, then delete that folder"
-        raise Refused.of("bad-journal", f"{FOLDER}/{BEFORE}", what, step)
     if edited and not discard:
         what = f"has edits that would be lost: {some(edited)}"
-        step = "keep a copy of them, then the same again with --discard"
+        step = (
+            f"keep a copy of them; {_uninstall(journal.site, '--discard')} goes back without them"
+        )
         raise Refused.of("edited-install", str(journal.site), what, step)
-    if journal.untracked():
-        what = f"holds files of yours where a folder must go: {some(journal.untracked())}"
-        raise Refused.of("unknown-files", str(journal.site), what, "move them away")
 
 
-def _set_state(journal: Journal, state: State) -> Journal:
-    """Durable before it returns: what follows may rely on it."""
+def _uninstall(site: Path, *words: str) -> str:
+    return to_type("uninstall", "--site-packages", site, *words)
+
+
+def _settle(journal: Journal, wanted: Mapping[str, str], how: str) -> None:
+    """Have every name on the disk. Raises Refused where a file is another one than wanted."""
+    for folder in _touched(journal):
+        atomic.sync(folder)
+    if wrong := _unlike(journal.site, wanted):
+        what = f"was changed while it was being {how}: {some(wrong)}"
+        step = "run it again when nobody else writes there"
+        raise Refused.of("edited-install", str(journal.site), what, step)
+
+
+def _unlike(site: Path, wanted: Mapping[str, str]) -> list[str]:
+    return [path for path, each in wanted.items() if digest(site / path) != each]
+
+
+def _touched(journal: Journal) -> list[Path]:
+    folders = {(journal.site / change.path).parent for change in journal.changes}
+    folders |= {(journal.site / folder).parent for folder in journal.folders}
+    return sorted(folder for folder in folders if folder.is_dir())
+
+
+def _write(journal: Journal) -> Journal:
+    """Write the state file, durable before this returns: what follows may rely on it."""
     file, aside = journal.path / STATE, journal.path / f"{STATE}.new"
-    atomic.put(aside, f"{state}\n".encode())
-    shutil.copystat(file, aside)
+    _stage(aside, journal.encoded(), file, journal.site)
     os.replace(aside, file)
     atomic.sync(journal.path)
-    return replace(journal, state=state)
+    return journal
 
 
 def _keep(aside: Path, site: Path, change: Change) -> None:
-    """The file as it was: a copy, and a hard link where links can be made (not across owners, nor
-    on every file system)."""
-    original, copy, link = (
-        site / change.path,
-        aside / BEFORE / change.path,
-        aside / LINKS / change.path,
-    )
-    for kept in (copy, link):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-    atomic.put(copy, original.read_bytes())
-    _own_as(copy, original)
-    shutil.copystat(original, copy)
+    """Keep the file as it was: a copy, and a hard link where links can be made (not across owners,
+    nor on every file system)."""
+    original, copy, link = (top / change.path for top in (site, aside / BEFORE, aside / LINKS))
+    _write_like(copy, original.read_bytes(), original)
     if digest(copy) != change.before:
         raise OSError(f"{original} changed while it was read")
+    link.parent.mkdir(parents=True, exist_ok=True)
     with suppress(OSError):
         os.link(original, link, follow_symlinks=False)
 
 
-def _kept(journal: Journal, change: Change) -> Path | None:
-    """Where the file is as it was: the file itself, unless somebody has written to it since, else
-    the copy."""
-    kept = (journal.path / folder / change.path for folder in (LINKS, BEFORE, MERGED))
-    return next((path for path in kept if change.before and digest(path) == change.before), None)
+def _found(journal: Journal, path: str, wanted: str) -> Path | None:
+    """Where the journal has a file with this sha256: the file itself, unless somebody has written
+    to it since, else a copy."""
+    places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER, MERGED))
+    return next((file for file in places if wanted and digest(file) == wanted), None)
 
 
 def _stage(path: Path, content: bytes, forerunner: Path, site: Path) -> None:
-    """A new file with the mode, owner and extended attributes of the one it follows, else those of
-    the package's own files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.put(path, content)
-    like = forerunner if forerunner.exists() and forerunner != path else _like(site)
-    _own_as(path, like)
-    shutil.copystat(like, path)
+    """A new file with the mode and owner of the one it follows, else of the package's own files."""
+    likely = (forerunner, site / "sglang/__init__.py", site / "sglang")
+    _write_like(path, content, next((each for each in likely if each.exists()), site))
     os.utime(path)
 
 
-def _like(site: Path) -> Path:
-    return next(
-        (path for path in (site / "sglang/__init__.py", site / "sglang") if path.exists()), site
-    )
+def _write_like(path: Path, content: bytes, like: Path) -> None:
+    """A file with the mode, owner, times and extended attributes of another one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.put(path, content)
+    _own_as(path, like)
+    shutil.copystat(like, path)
 
 
 def _own_as(path: Path, like: Path) -> None:
-    owner = like.stat()
-    if os.geteuid() == 0 and (path.stat().st_uid, path.stat().st_gid) != (
-        owner.st_uid,
-        owner.st_gid,
-    ):
+    owner, now = like.stat(), path.stat()
+    if os.geteuid() == 0 and (now.st_uid, now.st_gid) != (owner.st_uid, owner.st_gid):
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
@@ -484,20 +441,3 @@ def _remove_folder(path: Path) -> None:
     shutil.rmtree(path / "__pycache__", ignore_errors=True)
     if path.is_dir():
         path.rmdir()
-
-
-def _missing_folders(site: Path, changes: Mapping[str, bytes | None]) -> Iterator[str]:
-    parents = {
-        parent.as_posix()
-        for path in changes
-        for parent in Path(path).parents
-        if parent != Path(".")
-    }
-    yield from sorted(parent for parent in parents if not (site / parent).exists())
-
-
-def _touched(journal: Journal) -> list[Path]:
-    folders = {(journal.site / change.path).parent for change in journal.changes} | {
-        (journal.site / folder).parent for folder in journal.folders
-    }
-    return sorted(folder for folder in folders if folder.is_dir())
