@@ -248,6 +248,11 @@ def test_a_change_that_the_tree_has_already_is_left_out(edited, site, capsys):
     assert exactly(site) == before
 
 
+def test_a_pinned_release_with_edits_is_not_called_unpinned(edited, site):
+    KINDS["before our hunks"].make(site)
+    assert inplace.install(edited.root, site).notes == ()
+
+
 def test_another_release_is_not_taken_for_edits(edited, site, monkeypatch):
     """So many files differ that the rest says nothing."""
     monkeypatch.setattr(edits, "FEW", 0)

@@ -11,9 +11,9 @@ from packaging.version import Version
 from rich.console import Console
 
 from ..hint import counted, some, to_type
-from ..install import inplace, journal, launch, search
-from ..install.changes import named_tree
-from ..install.report import Report
+from ..install import inplace, journal, launch
+from ..install.installed import Report, site_packages
+from ..install.ownership import named_tree
 from ..outcome import Outcome
 from . import idle, paths
 
@@ -84,7 +84,7 @@ def _command(commands: Any, name: str, run: Any, text: str) -> argparse.Argument
 def _or_say(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Run the command; interrupted, say whether the files are in part as they were."""
     if options.site is None:
-        options.site, python = search.site_packages(options.python)
+        options.site, python = site_packages(options.python)
         OUT.print(f"sglang of {python}: {options.site}")
     try:
         return run(options)
