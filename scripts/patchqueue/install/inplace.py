@@ -91,7 +91,7 @@ def check(root: Path, site: Path, release: str = "", pristine: bool = False) -> 
             return other.report(queue, pins)
         known = _known(here, queue, pins, release, pristine)
         changes, record, _ = plan(select(queue, known.pin), here, known)
-        own = [name for name in changes if name.startswith("sglang/") and not name.endswith(".pyc")]
+        own = list(filter(_is_own, changes))
         added = sum(not (here.site / name).exists() for name in own)
         counts, before = (len(own) - added, added), names(known.edits.paths)
         return Report(here.site, Outcome.EMPTY, record, *counts, known.notes, before=before)
@@ -274,13 +274,16 @@ def _take_off(found: Journal, selection: Selection, differ: Differing, discard: 
         _refuse_edits(found, differ.ours)
     left = _taken_off(found, differ)
     if differ.others or differ.both or found.record.get("edits"):
-        changed = {change.path for change in found.changes}
+        changed = {change.path: change.before for change in found.changes}
 
         def content(path: str) -> bytes | None:
             name = path.removeprefix(PREFIX)
             if name in left:
                 return left[name]
-            return journal.kept(found, name) if name in changed else read(found.site, path)
+            if name not in changed:
+                return read(found.site, path)
+            file = journal.kept(found, name, changed[name])
+            return file.read_bytes() if file else None
 
         settle(selection, content, str(found.site), ownership.resolve(selection.pin.tag))
     LOG.info(f"queue release {found.record['release']} is taken off first")
@@ -327,8 +330,8 @@ def _pristine(found: Journal) -> dict[str, str]:
 def _differing(found: Journal) -> Differing:
     """The files that are not those of the patched tree, or not as RECORD was left, and whose change
     that is."""
-    own = {path: after for path, after in found.installed.items() if path.startswith("sglang/")}
-    wanted = _pristine(found) | {PREFIX + path: after for path, after in own.items()}
+    own = {PREFIX + each.path: each.after for each in found.changes if _is_own(each.path)}
+    wanted = _pristine(found) | own
     for path in (LISTING, LAID):  # a tree does not list them, the journal does
         wanted.pop(path, None)
     differ = {*names(differing(wanted, list_package(found.site))), *found.faults()}
@@ -337,9 +340,13 @@ def _differing(found: Journal) -> Differing:
     return ownership.split(found.site, differ, changed, text)
 
 
+def _is_own(name: str) -> bool:
+    """Whether it is a file of the package itself, and not byte code."""
+    return name.startswith("sglang/") and not name.endswith(journal.PYC)
+
+
 def _report(found: Journal, outcome: Outcome, differ: Differing) -> Report:
-    own = [change for change in found.changes if change.path.startswith("sglang/")]
-    changed = [bool(change.before) for change in own if not change.is_byte_code]
+    changed = [bool(each.before) for each in found.changes if _is_own(each.path)]
     return Report(
         found.site,
         outcome,

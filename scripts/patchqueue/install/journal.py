@@ -1,16 +1,15 @@
 """An undo log for changes of a folder: a kill at any moment can be made good, and every change can
 be taken back to the last byte.
 
-The log is a folder beside what is changed. It is made aside and renamed into place before the first
-file is touched. Then it holds every file as it was, every file as it will be, and one state file:
-what is to change, with the sha256 before and after, and how far that has got. Files are never
-written in place: each is renamed over its forerunner, so that a reader sees the one or the other,
-and a hard link elsewhere (uv links from its cache) keeps the old bytes. The file as it was is kept
-twice: as a hard link where one can be made, so that it comes back itself, with mode, owner, times
-and links; and as a copy, should somebody write to it.
+The log is a folder beside what is changed, made aside and renamed into place before the first
+change. It holds every file as it was and as it will be, and one state file: what is to change, and
+how far that has got. Each file is renamed over its forerunner, so that a reader sees the one or the
+other, and a hard link elsewhere (uv links from its cache) keeps the old bytes. The file as it was
+is kept twice: as a hard link where one can be made, so that it comes back itself, with mode, owner,
+times and links; and as a copy, should somebody write to it.
 
-made aside -> INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING ->
-each file renamed back -> REMOVED -> gone
+INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING -> each file renamed
+back -> REMOVED -> gone
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ PREPARING = f".{FOLDER}.preparing"
 STATE, README, BEFORE, LINKS, AFTER = "journal.json", "README", "before", "links", "after"
 # journals of earlier versions: the state alone; and files that an uninstall is to restore
 OLD_STATE, MERGED = "state", "merged"
+PYC = ".pyc"
+UNINSTALL = partial(to_type, "uninstall", "--site-packages")
 BY_HAND = "reinstall sglang, then delete that folder"
 ABOUT = """The sglang beside this folder has been patched in place by the sglang patch queue. This folder takes that back.
 before/ holds each file as it was (links/ the file itself), journal.json what was changed (sha256), and how far that got.
@@ -63,16 +65,11 @@ class Change:
     before: str
     after: str
 
-    @property
-    def is_byte_code(self) -> bool:
-        """Python writes and removes it at will."""
-        return self.path.endswith(".pyc")
-
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal of one folder. folders: those that the changes make, parents first; record: what
-    its maker says of it."""
+    """The journal of one folder, without links in its path. folders: those that the changes make,
+    parents first; record: what its maker says of it."""
 
     site: Path
     state: State
@@ -104,13 +101,8 @@ class Journal:
         tops = [self.site, *(self.path / name for name in (BEFORE, LINKS, AFTER, MERGED))]
         parents = {(top / path).parent for top in tops for path in paths}
         folders = sorted({self.path, *parents, *(self.site / path for path in self.folders)})
-        real = self.site.resolve()
-        others = (
-            path
-            for path in (each.relative_to(self.site) for each in folders)
-            if (self.site / path).resolve() != real / path
-        )
-        return next((f"{path} is a link" for path in others), "")
+        links = (each for each in folders if os.path.realpath(each) != str(each))
+        return next((f"{each.relative_to(self.site)} is a link" for each in links), "")
 
     def faults(self) -> list[str]:
         """The files that are not as the state INSTALLED has them. Byte code does not count."""
@@ -119,17 +111,14 @@ class Journal:
     @property
     def installed(self) -> dict[str, str]:
         """By path, the sha256 that a file has in the state INSTALLED; without byte code."""
-        return {each.path: each.after for each in self.changes if not each.is_byte_code}
+        return {each.path: each.after for each in self.changes if not each.path.endswith(PYC)}
 
     def untracked(self) -> list[str]:
         """Files in the folders that the changes made which no change put there."""
         inside = (path for folder in self.folders for path in (self.site / folder).rglob("*"))
-        names = {
-            path.relative_to(self.site).as_posix()
-            for path in inside
-            if not path.is_dir() and path.suffix != ".pyc"
-        }
-        return sorted(names - {change.path for change in self.changes})
+        files = (path for path in inside if not path.is_dir() and path.suffix != PYC)
+        names = {path.relative_to(self.site).as_posix() for path in files}
+        return sorted(names.difference(change.path for change in self.changes))
 
 
 def state_of(site: Path) -> str:
@@ -199,14 +188,13 @@ def prepare(
     if way := journal.way_out():
         what = f"would change files outside of it: {way}"
         raise Refused.of("linked-install", str(site), what, "reinstall sglang without links")
-    aside, about = site / PREPARING, ABOUT.format(uninstall=_uninstall(site).strip("`"))
+    aside, about = site / PREPARING, ABOUT.format(uninstall=UNINSTALL(site).strip("`"))
     _make_folder(aside, site)
     for change in listed:
         if change.before:
             _keep(aside, site, change)
-    for path, content in changes.items():
-        if content is not None:
-            _stage(aside / AFTER / path, content, site / path, site)
+        if (content := changes[change.path]) is not None:
+            _stage(aside / AFTER / change.path, content, site / change.path, site)
     for name, content in {**notes, STATE: journal.encoded(), README: about.encode()}.items():
         _stage(aside / name, content, aside / name, site)
     for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
@@ -219,7 +207,7 @@ def prepare(
 def forward(journal: Journal, discard: bool = False) -> Journal:
     """Make every change that is not made yet. discard, and Raises: as for `back`."""
     wanted = {change.path: change.after for change in journal.changes}
-    step = f"{_uninstall(journal.site)} goes back to the release"
+    step = f"{UNINSTALL(journal.site)} goes back to the release"
     _refuse_to_lose(journal, wanted, discard, step)
     for folder in journal.folders:
         if not (journal.site / folder).is_dir():
@@ -241,23 +229,20 @@ def back(
     another file was edited, where a folder that must go holds an untracked file, or where a file of
     the journal is damaged.
     """
-    own = [change.path for change in journal.changes]
+    own = {change.path: change for change in reversed(journal.changes)}
     merged = {path: content for path, content in (merged or {}).items() if path in own}
-    wanted = {change.path: change.before for change in journal.changes if change.path not in merged}
+    wanted = {path: change.before for path, change in own.items() if path not in merged}
     _refuse_to_lose(journal, wanted, discard, BY_HAND)
     if journal.untracked():
         what = f"holds files of yours where a folder must go: {some(journal.untracked())}"
         raise Refused.of("unknown-files", str(journal.site), what, "move them away")
     for path, content in merged.items():
-        _stage(journal.path / AFTER / path, content, journal.site / path, journal.site)
-    changes = (
-        Change(change.path, sha256(merged[change.path]), digest(journal.site / change.path))
-        if change.path in merged
-        else change
-        for change in journal.changes
-    )
-    journal = _write(replace(journal, state=State.REMOVING, changes=tuple(changes)))
-    wanted = {change.path: change.before for change in reversed(journal.changes)}
+        target = journal.site / path
+        _stage(journal.path / AFTER / path, content, target, journal.site)
+        own[path] = Change(path, sha256(content), digest(target))
+    changes = tuple(reversed(own.values()))
+    journal = _write(replace(journal, state=State.REMOVING, changes=changes))
+    wanted = {path: change.before for path, change in own.items()}
     for path, before in wanted.items():
         _put(journal, path, before)
     for folder in reversed(journal.folders):
@@ -266,11 +251,11 @@ def back(
     forget(journal)
 
 
-def kept(journal: Journal, path: str) -> bytes | None:
-    """A file as it was before the changes; None where there was none, or what was kept is lost."""
-    before = next(change.before for change in journal.changes if change.path == path)
-    file = _found(journal, path, before)
-    return file.read_bytes() if file else None
+def kept(journal: Journal, path: str, wanted: str) -> Path | None:
+    """Where the journal has a file with this sha256: the file itself, unless somebody has written
+    to it since, else a copy."""
+    places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER, MERGED))
+    return next((file for file in places if wanted and digest(file) == wanted), None)
 
 
 def forget(journal: Journal) -> None:
@@ -290,10 +275,8 @@ def sweep(site: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         return  # what a link leads to is not ours; `read` refuses it
     if state_of(site) == State.REMOVED:
-        # what says so goes last
-        for path in sorted(
-            folder.iterdir(), key=lambda path: (path.name == STATE, path.name == OLD_STATE)
-        ):
+        rank = {OLD_STATE: 1, STATE: 2}  # what says so goes last
+        for path in sorted(folder.iterdir(), key=lambda path: rank.get(path.name, 0)):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -307,20 +290,14 @@ def byte_code(source: Path) -> list[Path]:
     return sorted(cache.glob(f"{source.stem}.*.pyc"))
 
 
-def _drop_byte_code(source: Path) -> None:
-    """Byte code can outlive its source: where it is unchecked, or where size and second of the two
-    sources are the same."""
-    for path in byte_code(source):
-        path.unlink(missing_ok=True)
-
-
 def _put(journal: Journal, path: str, wanted: str) -> None:
     """Have the file with this sha256 in its place, or none."""
     target = journal.site / path
     if digest(target) == wanted:
         return
-    _drop_byte_code(target)
-    if file := _found(journal, path, wanted):
+    for compiled in byte_code(target):  # unchecked, or of two sources of one size and second
+        compiled.unlink(missing_ok=True)
+    if file := kept(journal, path, wanted):
         os.replace(file, target)
     else:
         target.unlink()
@@ -331,32 +308,21 @@ def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, 
 
     wanted: by path, the sha256 that a file is to have; step: what to do without it.
     """
-    now = {path: digest(journal.site / path) for path in wanted}
-    lost = [
-        path
-        for path, each in wanted.items()
-        if each and now[path] != each and not _found(journal, path, each)
-    ]
+    unlike = _unlike(journal.site, wanted)
+    lost = [path for path in unlike if wanted[path] and not kept(journal, path, wanted[path])]
     if lost:
         what = f"does not hold {some(lost)} as it was put there"
         raise Refused.of("bad-journal", str(journal.path), what, step)
+    own = {change.path: (change.before, change.after) for change in journal.changes}
     edited = [
-        change.path
-        for change in journal.changes
-        if change.path in wanted
-        and not change.is_byte_code
-        and now[change.path] not in (change.before, change.after)
+        path
+        for path in unlike
+        if not path.endswith(PYC) and digest(journal.site / path) not in own[path]
     ]
     if edited and not discard:
         what = f"has edits that would be lost: {some(edited)}"
-        step = (
-            f"keep a copy of them; {_uninstall(journal.site, '--discard')} goes back without them"
-        )
+        step = f"keep a copy of them; {UNINSTALL(journal.site, '--discard')} goes back without them"
         raise Refused.of("edited-install", str(journal.site), what, step)
-
-
-def _uninstall(site: Path, *words: str) -> str:
-    return to_type("uninstall", "--site-packages", site, *words)
 
 
 def _settle(journal: Journal, wanted: Mapping[str, str], how: str) -> None:
@@ -400,13 +366,6 @@ def _keep(aside: Path, site: Path, change: Change) -> None:
         os.link(original, link, follow_symlinks=False)
 
 
-def _found(journal: Journal, path: str, wanted: str) -> Path | None:
-    """Where the journal has a file with this sha256: the file itself, unless somebody has written
-    to it since, else a copy."""
-    places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER, MERGED))
-    return next((file for file in places if wanted and digest(file) == wanted), None)
-
-
 def _stage(path: Path, content: bytes, forerunner: Path, site: Path) -> None:
     """A new file with the mode and owner of the one it follows, else of the package's own files."""
     likely = (forerunner, site / "sglang/__init__.py", site / "sglang")
@@ -415,24 +374,22 @@ def _stage(path: Path, content: bytes, forerunner: Path, site: Path) -> None:
 
 
 def _write_like(path: Path, content: bytes, like: Path) -> None:
-    """A file with the mode, owner, times and extended attributes of another one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.put(path, content)
-    _own_as(path, like)
-    shutil.copystat(like, path)
-
-
-def _own_as(path: Path, like: Path) -> None:
-    owner, now = like.stat(), path.stat()
-    if os.geteuid() == 0 and (now.st_uid, now.st_gid) != (owner.st_uid, owner.st_gid):
-        os.chown(path, owner.st_uid, owner.st_gid)
+    _make_like(path, like)
 
 
 def _make_folder(path: Path, site: Path) -> None:
-    like = site / "sglang"
     path.mkdir(parents=True, exist_ok=True)
-    _own_as(path, like)
-    shutil.copymode(like, path)
+    _make_like(path, site / "sglang")
+
+
+def _make_like(path: Path, like: Path) -> None:
+    """Give a file or a folder the mode, owner, times and extended attributes of another one."""
+    owner, now = like.stat(), path.stat()
+    if os.geteuid() == 0 and (now.st_uid, now.st_gid) != (owner.st_uid, owner.st_gid):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    shutil.copystat(like, path)
 
 
 def _remove_folder(path: Path) -> None:
