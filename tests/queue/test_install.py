@@ -28,7 +28,7 @@ from packaging.version import Version
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
-from patchqueue.files.locking import locked_folder
+from patchqueue.files.locking import locked
 from patchqueue.install import changes, inplace, installed, journal, launch
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.selection import select
@@ -1215,7 +1215,7 @@ def test_killed_at_random_moments(site, do, states, verb):
 
 def test_two_at_once(project, site, do):
     """The second waits, says so, and finds it done."""
-    with locked_folder(site):
+    with locked(site):
         run = subprocess.Popen(
             [
                 sys.executable,

@@ -70,31 +70,24 @@ def to_sha256sum(listing: Mapping[str, str]) -> bytes:
 def from_sha256sum(content: bytes) -> dict[str, str]:
     """The listing that `to_sha256sum` wrote. Lines of another form are left out: the files that
     they were about count as added."""
-    found = LISTED.findall(content.decode("utf-8", "surrogateescape"))
+    rows = LISTED.findall(content.decode("utf-8", "surrogateescape"))
     return {
-        ESCAPED.sub(lambda each: UNESCAPED[each[0]], name) if escaped else name: digest
-        for escaped, digest, name in found
+        ESCAPED.sub(lambda each: UNESCAPED[each[0]], name) if escaped else name: sha256_hex
+        for escaped, sha256_hex, name in rows
     }
 
 
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
     """What of a listing a tree's LISTING file holds: sglang's files, less the generated one, which
     a wheel stamps and git lacks."""
-    return {
-        path: digest
-        for path, digest in listing.items()
-        if path.startswith("python/sglang/") and path != GENERATED
-    }
+    own = (path for path in listing if path.startswith("python/sglang/") and path != GENERATED)
+    return {path: listing[path] for path in own}
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:
     """What a release's wheels, its git tag and an installed package have in common: sglang's Python
     files, less the generated one."""
-    return {
-        path: digest
-        for path, digest in listing.items()
-        if path.startswith("python/sglang/") and path.endswith(".py") and path != GENERATED
-    }
+    return {path: each for path, each in own_listing(listing).items() if path.endswith(".py")}
 
 
 def hash_python(listing: Mapping[str, str]) -> str:

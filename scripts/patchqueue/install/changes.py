@@ -121,22 +121,14 @@ def _records(
 
 def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str]) -> bytes:
     """A RECORD with the rows of `contents` written anew or added, and rows without a hash for
-    `unhashed`; every other line as it was."""
-    lines = list(io.StringIO(text.decode("utf-8", "surrogateescape"), newline=""))
-    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    rows = {name: build.record_row(name, content) for name, content in contents.items()}
-    made = [
-        _line(rows.pop(name), end) if (name := next(csv.reader([line]), [""])[0]) in rows else line
-        for line in lines
-    ]
-    others = [*rows.values(), *([name, "", ""] for name in unhashed)]
-    return "".join([*made, *(_line(row, end) for row in others)]).encode("utf-8", "surrogateescape")
-
-
-def _line(row: list[str], end: str) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator=end).writerow(row)
-    return out.getvalue()
+    `unhashed`."""
+    before = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
+    rows = {row[0]: row for row in csv.reader(before) if row}
+    rows |= {name: build.record_row(name, content) for name, content in contents.items()}
+    rows |= {name: [name, "", ""] for name in unhashed}
+    after, end = io.StringIO(), "\r\n" if b"\r\n" in text else "\n"
+    csv.writer(after, lineterminator=end).writerows(rows.values())
+    return after.getvalue().encode("utf-8", "surrogateescape")
 
 
 def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from ..files import disk
-from ..files.locking import locked_folder
+from ..files.locking import locked
 from ..files.tree import (
     LAID,
     LISTING,
@@ -34,7 +34,7 @@ from ..hint import some, to_type
 from ..laying.apply import load_queue
 from ..laying.selection import Selection, select
 from ..laying.settled import settle
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Refused
 from ..queue.imports import by_line
 from ..queue.series import Queue
 from ..upstream import pins as pinning
@@ -82,7 +82,7 @@ def check(root: Path, site: Path, release: str = "", pristine: bool = False) -> 
     change and add; ALREADY_APPLIED where an install is in place. Raises Refused as `install`
     does."""
     queue, pins = load_queue(root), pinning.load(root)
-    with locked_folder(site.resolve()) if site.is_dir() else nullcontext():
+    with locked(site.resolve()) if site.is_dir() else nullcontext():
         found = journal.read(site.resolve())
         if found and found.state is State.INSTALLED and _any_in_place(found):
             return _report(found, Outcome.ALREADY_APPLIED, _differing(found))
@@ -156,24 +156,15 @@ def _opened(site: Path) -> Iterator[Path]:
         installed.find(site)  # which says so
     place = site.resolve()
     try:
-        with locked_folder(place):
+        with locked(place):
             journal.sweep(place)
             yield place
     except OSError as error:
-        raise Refused(_not_done(error, place)) from error
-
-
-def _not_done(error: OSError, place: Path) -> Problem:
-    """The system's error as a problem: it tells a full disk from a folder that the user may not
-    write."""
-    owner = place.stat().st_uid
-    other_user = error.errno in disk.DENIED and os.geteuid() not in (0, owner)
-    instead = f"run it as user {owner}, or as root" if other_user else ""
-    what = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    step = "run it again: it finishes what was begun"
-    return disk.problem(error, [disk.Place(place, instead)]) or Problem(
-        "not-done", str(place), what, step
-    )
+        owner = place.stat().st_uid
+        other_user = error.errno in disk.DENIED and os.geteuid() not in (0, owner)
+        instead = f"run it as user {owner}, or as root" if other_user else ""
+        places = [disk.Place(place, instead)]
+        raise Refused(disk.problem(error, places) or disk.other(error, places)) from error
 
 
 def _current(place: Path, pins: pinning.Pins) -> Journal | None:
