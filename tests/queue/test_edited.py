@@ -23,7 +23,7 @@ from test_install import exactly, in_child, in_the_earlier_form, killed_at, refu
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.handover import backport, onefile
-from patchqueue.install import inplace, journal
+from patchqueue.install import inplace, undo
 from patchqueue.laying import laid
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.replay import nearest
@@ -323,7 +323,7 @@ def test_killed_while_later_edits_are_taken_over(edited, site, tmp_path):
         assert inplace.verify(edited.root, here).faults == ()
         inplace.uninstall(edited.root, here)
         assert trees.list_package(here) == trees.list_package(alone), f"step {number}"
-        assert not (here / journal.FOLDER).exists()
+        assert not (here / undo.FOLDER).exists()
         shutil.rmtree(here)
         number += 5
     assert number > 40
@@ -338,10 +338,10 @@ def test_an_earlier_version_was_killed_while_it_took_edits_over(
     for place in (alone, site):
         KINDS["behind our hunks"].make(place)
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "_put", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        patch.setattr(undo, "_put", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         killed = in_child(lambda: inplace.uninstall(edited.root, site))
-    assert killed == -signal.SIGKILL and journal.state_of(site) == "removing"
-    (site / journal.FOLDER / journal.AFTER).rename(site / journal.FOLDER / "merged")
+    assert killed == -signal.SIGKILL and undo.state_of(site) == "removing"
+    (site / undo.FOLDER / undo.AFTER).rename(site / undo.FOLDER / "merged")
     in_the_earlier_form(site)
     assert inplace.verify(edited.root, site).outcome is Outcome.EMPTY
     assert trees.list_package(site) == trees.list_package(alone)

@@ -11,7 +11,7 @@ from packaging.version import Version
 from rich.console import Console
 
 from ..hint import counted, some, to_type
-from ..install import inplace, journal, launch
+from ..install import inplace, launch, undo
 from ..install.installed import Report, site_packages
 from ..install.ownership import named_tree
 from ..outcome import Outcome
@@ -89,8 +89,8 @@ def _or_say(run: Callable[[argparse.Namespace], int], options: argparse.Namespac
     try:
         return run(options)
     except KeyboardInterrupt:
-        half = journal.State.INSTALLING, journal.State.REMOVING
-        if journal.state_of(options.site) not in half:
+        half = undo.State.INSTALLING, undo.State.REMOVING
+        if undo.state_of(options.site) not in half:
             raise
         verify = to_type("install", "--site-packages", options.site, "--verify")
         what = f"{options.site} is patched in part; {verify} finishes what was begun"

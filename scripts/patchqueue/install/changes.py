@@ -20,7 +20,7 @@ from ..outcome import Problem, Refused
 from ..queue.series import PROVENANCE
 from ..upstream.edits import PACKAGE
 from ..wheels import build, plugin
-from . import journal, ownership
+from . import ownership, undo
 from .installed import PREFIX, Identity, Installed, read
 
 # in the journal's folder: the listing of what was found; the patches as they were applied; where
@@ -83,7 +83,7 @@ def _ordered(
 ) -> Changes:
     """The changes: byte code goes, the overlay comes (nothing imports it yet), then the patched
     files, pip's own records, and last the file with which a server says that it is patched."""
-    compiled = (path for name in files for path in journal.byte_code(here.site / name))
+    compiled = (path for name in files for path in undo.byte_code(here.site / name))
     changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
     in_order = sorted(files, key=lambda name: ((here.site / name).exists(), name))
     changes |= {name: files[name] for name in in_order if name != LAST}
@@ -115,7 +115,7 @@ def _records(
     own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
     own |= {} if made is None else {f"{name}/{plugin.FILE}": made}
     all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
-    listed = journal.own_names(all_changes, here.site, notes)
+    listed = undo.own_names(all_changes, here.site, notes)
     return own | {f"{name}/RECORD": updated_record(file.read_bytes(), {**files, **own}, listed)}
 
 

@@ -38,11 +38,11 @@ from ..outcome import Outcome, Refused
 from ..queue.imports import by_line
 from ..queue.series import Queue
 from ..upstream import pins as pinning
-from . import installed, journal, ownership
+from . import installed, ownership, undo
 from .changes import ABOUT, PRISTINE, TEXTS, plan
 from .installed import PREFIX, Identity, Installed, Report, names, read
-from .journal import Journal, State
 from .ownership import Differing
+from .undo import Journal, State
 
 LOG = logging.getLogger(__name__)
 
@@ -61,12 +61,12 @@ def install(
     """
     queue, pins = load_queue(root), pinning.load(root)
     with _opened(site) as place:
-        if found := _recovered(place, pins, discard):
-            selection = select(queue, pins.find(found.record["version"]))
-            differ = _differing(found)
-            if found.record["queue"] == selection.stack_sha256 and not differ.ours:
-                return _report(found, Outcome.ALREADY_APPLIED, differ)
-            _take_off(found, selection, differ, discard)
+        if journal := _recovered(place, pins, discard):
+            selection = select(queue, pins.find(journal.record["version"]))
+            differ = _differing(journal)
+            if journal.record["queue"] == selection.stack_sha256 and not differ.ours:
+                return _report(journal, Outcome.ALREADY_APPLIED, differ)
+            _take_off(journal, selection, differ, discard)
         here = installed.find(place)
         if other := ownership.find(here):
             return other.report(queue, pins)
@@ -83,9 +83,9 @@ def check(root: Path, site: Path, release: str = "", pristine: bool = False) -> 
     does."""
     queue, pins = load_queue(root), pinning.load(root)
     with locked(site.resolve()) if site.is_dir() else nullcontext():
-        found = journal.read(site.resolve())
-        if found and found.state is State.INSTALLED and _any_in_place(found):
-            return _report(found, Outcome.ALREADY_APPLIED, _differing(found))
+        journal = undo.read(site.resolve())
+        if journal and journal.state is State.INSTALLED and _any_in_place(journal):
+            return _report(journal, Outcome.ALREADY_APPLIED, _differing(journal))
         here = installed.find(site)
         if other := ownership.find(here):
             return other.report(queue, pins)
@@ -105,21 +105,21 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     or cannot be done.
     """
     with _opened(site) as place:
-        found = _current(place, pinning.load(root))
-        if found is None:
+        journal = _current(place, pinning.load(root))
+        if journal is None:
             if other := ownership.find(installed.find(place)):
                 other.refuse_uninstall()
             note = "nothing is installed in place here"
             return Report(place, Outcome.ALREADY_APPLIED, {}, notes=(note,))
-        before, left = _pristine(found), dict[str, bytes]()
-        if found.state is State.INSTALLED and not discard:
-            left = _taken_off(found, _differing(found))
+        before, left = _pristine(journal), dict[str, bytes]()
+        if journal.state is State.INSTALLED and not discard:
+            left = _without_queue(journal, _differing(journal))
             before |= {PREFIX + name: sha256(content) for name, content in left.items()}
-        journal.back(found, discard, left)
+        undo.back(journal, discard, left)
         others = names(differing(before, list_package(place)))
         kept = tuple(sorted({*others, *left}))
-        notes = tuple(_without_its_import(found, kept))
-        return replace(_report(found, Outcome.APPLIED, Differing(others=kept)), notes=notes)
+        notes = tuple(_without_its_import(journal, kept))
+        return replace(_report(journal, Outcome.APPLIED, Differing(others=kept)), notes=notes)
 
 
 def verify(root: Path, site: Path, release: str = "") -> Report:
@@ -131,14 +131,14 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
     """
     with _opened(site) as place:
         pins = pinning.load(root)
-        if found := _recovered(place, pins):
-            differ = _differing(found)
+        if journal := _recovered(place, pins):
+            differ = _differing(journal)
             step = (
                 f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's"
                 " files anew, from those that it found; keep a copy of edits of yours in them"
             )
             state = Outcome.TREE_MISMATCH if differ.ours else Outcome.APPLIED
-            return replace(_report(found, state, differ), next_step=step)
+            return replace(_report(journal, state, differ), next_step=step)
         here = installed.find(place)
         if other := ownership.find(here):
             return other.verify()
@@ -157,7 +157,7 @@ def _opened(site: Path) -> Iterator[Path]:
     place = site.resolve()
     try:
         with locked(place):
-            journal.sweep(place)
+            undo.sweep(place)
             yield place
     except OSError as error:
         owner = place.stat().st_uid
@@ -174,48 +174,48 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     So it is where a release was installed over the patched one without pip's knowing of the
     journal, or `git restore` was run.
     """
-    found = journal.read(place)
-    if found is None or not found.faults() or not _is_replaced(found, pins):
-        return found
+    journal = undo.read(place)
+    if journal is None or not journal.faults() or not _is_replaced(journal, pins):
+        return journal
     LOG.info(
         "the sglang that was patched here has been replaced since; the journal of it is dropped"
     )
-    journal.forget(found)
+    undo.forget(journal)
     return None
 
 
-def _is_replaced(found: Journal, pins: pinning.Pins) -> bool:
+def _is_replaced(journal: Journal, pins: pinning.Pins) -> bool:
     """Whether no file is as the install made it, or all are a release's again."""
-    if found.state is State.INSTALLED and not _any_in_place(found):
+    if journal.state is State.INSTALLED and not _any_in_place(journal):
         return True
     try:
-        here = installed.find(found.site)
+        here = installed.find(journal.site)
         installed.identify(here, pins)
     except Refused:
         return False
     # cut short before the first file, or behind the last: the journal is still about them
-    is_as_found = hash_listing(here.listing) == found.record["tree"]["before"]
-    return found.state is State.INSTALLED or not is_as_found
+    is_as_found = hash_listing(here.listing) == journal.record["tree"]["before"]
+    return journal.state is State.INSTALLED or not is_as_found
 
 
-def _any_in_place(found: Journal) -> bool:
+def _any_in_place(journal: Journal) -> bool:
     """Whether a file of the package is as the install made it."""
-    own = (change for change in found.changes if change.path.startswith("sglang/"))
-    return any(each.after and digest(found.site / each.path) == each.after for each in own)
+    own = (change for change in journal.changes if change.path.startswith("sglang/"))
+    return any(each.after and digest(journal.site / each.path) == each.after for each in own)
 
 
 def _recovered(place: Path, pins: pinning.Pins, discard: bool = False) -> Journal | None:
     """The journal of an install that is whole, or None: what was begun is finished, in the
     direction in which it was going."""
-    found = _current(place, pins)
-    if found and found.state is State.INSTALLING:
+    journal = _current(place, pins)
+    if journal and journal.state is State.INSTALLING:
         LOG.info("an install was cut short here; it is finished")
-        return journal.forward(found, discard)
-    if found and found.state is State.REMOVING:
+        return undo.forward(journal, discard)
+    if journal and journal.state is State.REMOVING:
         LOG.info("an uninstall was cut short here; it is finished")
-        journal.back(found, discard)
+        undo.back(journal, discard)
         return None
-    return found
+    return journal
 
 
 def _known(
@@ -238,113 +238,113 @@ def _apply(selection: Selection, here: Installed, known: Identity) -> Report:
     the next call."""
     changes, record, notes = plan(selection, here, known)
     try:
-        made = journal.prepare(here.site, changes, record, notes)
+        made = undo.prepare(here.site, changes, record, notes)
     except BaseException:
-        journal.sweep(here.site)
+        undo.sweep(here.site)
         raise
     try:
-        made = journal.forward(made)
+        made = undo.forward(made)
         tree = hash_listing(list_package(here.site))
         if tree != record["tree"]["after"]:
             what = f"is tree {tree}, planned was {record['tree']['after']}; it is as it was again"
             step = "run it again when nobody else writes there"
             raise Refused.of(str(Outcome.TREE_MISMATCH), str(here), what, step)
     except BaseException:
-        journal.back(made)
+        undo.back(made)
         raise
     return replace(_report(made, Outcome.APPLIED, Differing()), notes=known.notes)
 
 
-def _take_off(found: Journal, selection: Selection, differ: Differing, discard: bool) -> None:
+def _take_off(journal: Journal, selection: Selection, differ: Differing, discard: bool) -> None:
     """Take an earlier install off, for the selection to follow it. What others edited since stays.
 
     Raises Refused, with nothing changed, where their edits would be lost, or where the selection
     would not fit what is left.
     """
     if not discard:
-        _refuse_edits(found, differ.ours)
-    left = _taken_off(found, differ)
-    if differ.others or differ.both or found.record.get("edits"):
-        changed = {change.path: change.before for change in found.changes}
+        _refuse_edits(journal, differ.ours)
+    left = _without_queue(journal, differ)
+    if differ.others or differ.both or journal.record.get("edits"):
+        changed = {change.path: change.before for change in journal.changes}
 
         def content(path: str) -> bytes | None:
             name = path.removeprefix(PREFIX)
             if name in left:
                 return left[name]
             if name not in changed:
-                return read(found.site, path)
-            file = journal.kept(found, name, changed[name])
+                return read(journal.site, path)
+            file = undo.kept(journal, name, changed[name])
             return file.read_bytes() if file else None
 
-        settle(selection, content, str(found.site), ownership.resolve(selection.pin.tag))
-    LOG.info(f"queue release {found.record['release']} is taken off first")
-    journal.back(found, discard, left)
+        settle(selection, content, str(journal.site), ownership.resolve(selection.pin.tag))
+    LOG.info(f"queue release {journal.record['release']} is taken off first")
+    undo.back(journal, discard, left)
 
 
-def _taken_off(found: Journal, differ: Differing) -> dict[str, bytes]:
+def _without_queue(journal: Journal, differ: Differing) -> dict[str, bytes]:
     """The files that others edited since, without the queue's changes. Raises Refused."""
-    file = found.path / TEXTS
+    file = journal.path / TEXTS
     if not differ.both:
         return {}
     if not file.is_file():
-        _refuse_edits(found, differ.both)
-    files_of = partial(read, found.site)
-    return ownership.taken_off(file.read_bytes(), differ.both, files_of, str(found.site))
+        _refuse_edits(journal, differ.both)
+    files_of = partial(read, journal.site)
+    return ownership.taken_off(file.read_bytes(), differ.both, files_of, str(journal.site))
 
 
-def _refuse_edits(found: Journal, edited: tuple[str, ...]) -> None:
+def _refuse_edits(journal: Journal, edited: tuple[str, ...]) -> None:
     """Raise Refused where files of the queue itself were edited: they must be taken off first."""
     if edited:
-        again = to_type("install", "--site-packages", found.site, "--discard")
+        again = to_type("install", "--site-packages", journal.site, "--discard")
         what = f"is patched, but has edits of the queue's own lines: {some(edited)}"
         step = f"keep a copy of them; {again} makes the patched files anew"
-        raise Refused.of("edited-install", str(found.site), what, step)
+        raise Refused.of("edited-install", str(journal.site), what, step)
 
 
-def _without_its_import(found: Journal, kept: Sequence[str]) -> Iterator[str]:
+def _without_its_import(journal: Journal, kept: Sequence[str]) -> Iterator[str]:
     """Of the edits of others, the modules that import what went with the queue, as a copy of a
     patched module does: one line each."""
-    gone = {PREFIX + change.path for change in found.changes if not change.before}
+    gone = {PREFIX + change.path for change in journal.changes if not change.before}
     for name in kept:
-        lines = by_line(PREFIX + name, read(found.site, PREFIX + name) or b"")
+        lines = by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
         for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
             what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
             yield f"{name}:{line} {what}: that module cannot be imported any more"
 
 
-def _pristine(found: Journal) -> dict[str, str]:
+def _pristine(journal: Journal) -> dict[str, str]:
     """The listing of the release as it was found; empty where the journal's copy is lost."""
-    file = found.path / PRISTINE
+    file = journal.path / PRISTINE
     return from_sha256sum(file.read_bytes()) if file.is_file() else {}
 
 
-def _differing(found: Journal) -> Differing:
+def _differing(journal: Journal) -> Differing:
     """The files that are not those of the patched tree, or not as RECORD was left, and whose change
     that is."""
-    own = {PREFIX + each.path: each.after for each in found.changes if _is_own(each.path)}
-    wanted = _pristine(found) | own
+    own = {PREFIX + each.path: each.after for each in journal.changes if _is_own(each.path)}
+    wanted = _pristine(journal) | own
     for path in (LISTING, LAID):  # a tree does not list them, the journal does
         wanted.pop(path, None)
-    differ = {*names(differing(wanted, list_package(found.site))), *found.faults()}
-    changed, about = {change.path for change in found.changes}, found.path / ABOUT
+    differ = {*names(differing(wanted, list_package(journal.site))), *journal.faults()}
+    changed, about = {change.path for change in journal.changes}, journal.path / ABOUT
     text = about.read_bytes() if about.is_file() else b""
-    return ownership.split(found.site, differ, changed, text)
+    return ownership.split(journal.site, differ, changed, text)
 
 
 def _is_own(name: str) -> bool:
     """Whether it is a file of the package itself, and not byte code."""
-    return name.startswith("sglang/") and not name.endswith(journal.PYC)
+    return name.startswith("sglang/") and not name.endswith(undo.PYC)
 
 
-def _report(found: Journal, outcome: Outcome, differ: Differing) -> Report:
-    changed = [bool(each.before) for each in found.changes if _is_own(each.path)]
+def _report(journal: Journal, outcome: Outcome, differ: Differing) -> Report:
+    changed = [bool(each.before) for each in journal.changes if _is_own(each.path)]
     return Report(
-        found.site,
+        journal.site,
         outcome,
-        found.record,
+        journal.record,
         sum(changed),
         len(changed) - sum(changed),
         faults=differ.ours,
         others=tuple(sorted((*differ.others, *differ.both))),
-        before=ownership.edited(found.record),
+        before=ownership.edited(journal.record),
     )

@@ -250,27 +250,27 @@ def _version(info: Path | None) -> str:
         raise Refused.of("bad-metadata", str(file), "cannot be read", step) from None
 
 
-def identify(found: Installed, pins: Pins) -> Identity:
+def identify(here: Installed, pins: Pins) -> Identity:
     """The pinned release that these files are, without an edit of a Python file. Raises Refused
     where they are none, or where version and files contradict each other."""
-    named, tree = _named(found.version, pins), hash_python(found.listing)
+    named, tree = _named(here.version, pins), hash_python(here.listing)
     pin = next((pin for pin in pins.all if pin.tree == tree), None)
     if pin is None:
-        raise Refused(_unknown(found, pins))
+        raise Refused(_unknown(here, pins))
     if named and named != pin:
-        what = f"says {found.version}, but the files are those of {pin.tag}"
+        what = f"says {here.version}, but the files are those of {pin.tag}"
         step = f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"
-        raise Refused.of("bad-metadata", str(found.info), what, step)
-    listed, notes = found.recorded(), _notes(found, pin, pins)
+        raise Refused.of("bad-metadata", str(here.info), what, step)
+    listed, notes = here.recorded(), _notes(here, pin, pins)
     if listed:
-        edits = between(listed, found.listing, whole=True)
-        return Identity(pin, notes, edits if differing(listed, found.listing) else NO_EDITS)
+        edits = between(listed, here.listing, whole=True)
+        return Identity(pin, notes, edits if differing(listed, here.listing) else NO_EDITS)
     note = f"its Python files are those of {pin.tag}; the other files are taken as they are"
     return Identity(pin, (*notes, note))
 
 
 def recognise(
-    found: Installed, pins: Pins, ours: Callable[[Pin], Collection[str]], release: str = ""
+    here: Installed, pins: Pins, ours: Callable[[Pin], Collection[str]], release: str = ""
 ) -> Identity:
     """The pinned release that these files are, or are with edits of others.
 
@@ -280,39 +280,39 @@ def recognise(
     cannot be told.
     """
     try:
-        return identify(found, pins)
+        return identify(here, pins)
     except Refused as refusal:
         if refusal.problems[0].name != UNKNOWN:
             raise
-        pin = pins.find(release) if release else _told(found, pins)
+        pin = pins.find(release) if release else _release_of(here, pins)
         if pin is None:
             raise
-    listed = found.recorded()
+    listed = here.recorded()
     whole = hash_python(listed) == pin.tree
     if not whole:
-        archive = pristine(pin, found.site.parent).listing()
+        archive = pristine(pin, here.site.parent).listing()
         listed = {path: each for path, each in archive.items() if path.startswith(PACKAGE)}
-    edits = between(listed, found.listing, whole)
-    refuse_other(str(found), pin, listed, edits, ours(pin))
-    taken = f"sglang {found.version} is not pinned: taken as {pin.tag} with other files"
-    is_sibling = not _named(found.version, pins) and pin == _sibling(found.version, pins)
-    return Identity(pin, (taken,) if is_sibling else _notes(found, pin, pins), edits)
+    edits = between(listed, here.listing, whole)
+    refuse_other(str(here), pin, listed, edits, ours(pin))
+    taken = f"sglang {here.version} is not pinned: taken as {pin.tag} with other files"
+    is_sibling = not _named(here.version, pins) and pin == _sibling(here.version, pins)
+    return Identity(pin, (taken,) if is_sibling else _notes(here, pin, pins), edits)
 
 
-def _notes(found: Installed, pin: Pin, pins: Pins) -> tuple[str, ...]:
-    called = f"calls itself {found.version}" if found.version else "has no .dist-info"
-    named = _named(found.version, pins)
+def _notes(here: Installed, pin: Pin, pins: Pins) -> tuple[str, ...]:
+    called = f"calls itself {here.version}" if here.version else "has no .dist-info"
+    named = _named(here.version, pins)
     return () if named else (f"it {called}; its files are those of {pin.tag}",)
 
 
-def _told(found: Installed, pins: Pins) -> Pin | None:
+def _release_of(here: Installed, pins: Pins) -> Pin | None:
     """The release of edited files: as the .dist-info says, else the package's own source, else the
     nearest tag of the checkout; else the pinned one of nearly that number."""
     return (
-        _named(found.version, pins)
-        or _self_named(found, pins)
-        or _named(described(found.site.parent)[0], pins)
-        or _sibling(found.version, pins)
+        _named(here.version, pins)
+        or _self_named(here, pins)
+        or _named(described(here.site.parent)[0], pins)
+        or _sibling(here.version, pins)
     )
 
 
@@ -323,10 +323,10 @@ def _named(version: str, pins: Pins) -> Pin | None:
         return None
 
 
-def _self_named(found: Installed, pins: Pins) -> Pin | None:
+def _self_named(here: Installed, pins: Pins) -> Pin | None:
     """Without a .dist-info: the release that the package names in its own source."""
-    sources = (read(found.site, f"{PACKAGE}{name}.py") for name in ("_version", "version"))
-    texts = [] if found.info else [(text or b"").decode("utf-8", "replace") for text in sources]
+    sources = (read(here.site, f"{PACKAGE}{name}.py") for name in ("_version", "version"))
+    texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
     versions = [said[1] for text in texts if (said := re.search(OWN_VERSION, text))]
     return next(filter(None, (_named(version, pins) for version in versions)), None)
 
@@ -342,13 +342,13 @@ def _sibling(version: str, pins: Pins) -> Pin | None:
     return near[-1] if near else None
 
 
-def _unknown(found: Installed, pins: Pins) -> Problem:
+def _unknown(here: Installed, pins: Pins) -> Problem:
     known = " ".join(pin.tag for pin in pins.all)
     what = (
-        f"is {found.version or 'of no stated version'}, and its files are those of no pinned"
+        f"is {here.version or 'of no stated version'}, and its files are those of no pinned"
         f" release; pinned are {known}"
     )
-    return Problem(UNKNOWN, str(found.site), what, _next_step(found.version, found.site, pins))
+    return Problem(UNKNOWN, str(here.site), what, _next_step(here.version, here.site, pins))
 
 
 def _next_step(version: str, site: Path, pins: Pins) -> str:

@@ -26,7 +26,7 @@ from ..upstream.edits import between
 from ..upstream.pins import Pins
 from ..wheels import build
 from .installed import PREFIX, Installed, Report, names, read
-from .journal import FOLDER
+from .undo import FOLDER
 
 REST = "sglang/… (files that the queue leaves alone)"
 
