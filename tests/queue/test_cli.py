@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import subprocess
@@ -16,7 +17,7 @@ from evidence.commands import cli as proving
 from patchqueue import __main__ as program
 from patchqueue.commands import cli, trees, writing
 from patchqueue.files import atomic
-from patchqueue.install import inplace, journal
+from patchqueue.install import inplace, undo
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -384,14 +385,15 @@ def test_interrupted(run, monkeypatch):
     assert (code, err) == (130, f"interrupted; {what}\n")
 
 
-@pytest.mark.parametrize("half", [journal.State.INSTALLING, journal.State.REMOVING])
+@pytest.mark.parametrize("half", [undo.State.INSTALLING, undo.State.REMOVING])
 def test_interrupted_halfway_in_an_installed_sglang(run, monkeypatch, tmp_path, half):
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    for state in (half, journal.State.INSTALLED):
-        (tmp_path / "site" / journal.FOLDER).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "site" / journal.FOLDER / journal.STATE).write_text(f"{state}\n")
+    for state in (half, undo.State.INSTALLED):
+        (tmp_path / "site" / undo.FOLDER).mkdir(parents=True, exist_ok=True)
+        written = json.dumps({"state": state})
+        (tmp_path / "site" / undo.FOLDER / undo.STATE).write_text(written)
         monkeypatch.setattr(inplace, "install", interrupt)
         code, _, err = run("install", "--site-packages", str(tmp_path / "site"))
         words = f"scripts/nox install --site-packages {tmp_path}/site --verify"

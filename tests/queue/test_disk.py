@@ -386,7 +386,7 @@ def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_
     read = Path.read_text
 
     def denied(self, *arguments, **options):
-        if self.name == inplace.journal.RECORD:
+        if self.name == inplace.undo.STATE:
             raise error(errno.EACCES, str(self))
         return read(self, *arguments, **options)
 

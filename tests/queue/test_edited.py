@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -17,12 +18,12 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER
-from test_install import exactly, in_child, killed_at, refused
+from test_install import exactly, in_child, in_the_earlier_form, killed_at, refused
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.handover import backport, onefile
-from patchqueue.install import inplace, journal
+from patchqueue.install import inplace, undo
 from patchqueue.laying import laid
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.replay import nearest
@@ -247,6 +248,11 @@ def test_a_change_that_the_tree_has_already_is_left_out(edited, site, capsys):
     assert exactly(site) == before
 
 
+def test_a_pinned_release_with_edits_is_not_called_unpinned(edited, site):
+    KINDS["before our hunks"].make(site)
+    assert inplace.install(edited.root, site).notes == ()
+
+
 def test_another_release_is_not_taken_for_edits(edited, site, monkeypatch):
     """So many files differ that the rest says nothing."""
     monkeypatch.setattr(edits, "FEW", 0)
@@ -317,10 +323,28 @@ def test_killed_while_later_edits_are_taken_over(edited, site, tmp_path):
         assert inplace.verify(edited.root, here).faults == ()
         inplace.uninstall(edited.root, here)
         assert trees.list_package(here) == trees.list_package(alone), f"step {number}"
-        assert not (here / journal.FOLDER).exists()
+        assert not (here / undo.FOLDER).exists()
         shutil.rmtree(here)
         number += 5
     assert number > 40
+
+
+def test_an_earlier_version_was_killed_while_it_took_edits_over(
+    edited, site, tmp_path, monkeypatch
+):
+    """It kept the files to restore in a folder of their own."""
+    alone = fakes.install(tmp_path / "alone")
+    inplace.install(edited.root, site)
+    for place in (alone, site):
+        KINDS["behind our hunks"].make(place)
+    with monkeypatch.context() as patch:
+        patch.setattr(undo, "_put", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        killed = in_child(lambda: inplace.uninstall(edited.root, site))
+    assert killed == -signal.SIGKILL and undo.state_of(site) == "removing"
+    (site / undo.FOLDER / undo.AFTER).rename(site / undo.FOLDER / "merged")
+    in_the_earlier_form(site)
+    assert inplace.verify(edited.root, site).outcome is Outcome.EMPTY
+    assert trees.list_package(site) == trees.list_package(alone)
 
 
 # --- by git

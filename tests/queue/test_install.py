@@ -28,8 +28,8 @@ from packaging.version import Version
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
-from patchqueue.files.locking import locked_folder
-from patchqueue.install import changes, inplace, installed, journal, launch
+from patchqueue.files.locking import locked
+from patchqueue.install import changes, inplace, installed, launch, undo
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
@@ -140,14 +140,14 @@ def test_verify_tells_the_three_states_apart(site, do):
 
 def test_a_tree_that_is_not_the_planned_one_is_taken_back(site, do, monkeypatch):
     """Somebody else writes there: their file stays, and those of the queue go."""
-    before, forward = exactly(site), journal.forward
+    before, forward = exactly(site), undo.forward
 
     def beside_another(made):
         done = forward(made)
         (site / "sglang/srt/mine.py").write_text("mine\n")
         return done
 
-    monkeypatch.setattr(journal, "forward", beside_another)
+    monkeypatch.setattr(undo, "forward", beside_another)
     name, text = refused(do["install"])
     assert (
         name == "tree mismatch"
@@ -481,7 +481,7 @@ BAD = {
     ),
     "no METADATA": (gone(f"{INFO}/METADATA"), "bad-metadata", "cannot be read"),
     "a journal of nobody's": (
-        edit(f"{journal.FOLDER}/notes.txt"),
+        edit(f"{undo.FOLDER}/notes.txt"),
         "bad-journal",
         "no journal that this tool can read",
     ),
@@ -544,7 +544,7 @@ def test_one_damaged_pre_image_is_no_harm(site, do, damaged):
     cache."""
     pristine = contents(site)
     do["install"]()
-    (site / journal.FOLDER / damaged / PATCHED).write_text("damaged\n")
+    (site / undo.FOLDER / damaged / PATCHED).write_text("damaged\n")
     do["uninstall"]()
     assert contents(site) == pristine
 
@@ -552,7 +552,7 @@ def test_one_damaged_pre_image_is_no_harm(site, do, damaged):
 def test_damaged_pre_images_are_not_restored(site, do):
     do["install"]()
     for folder in ("links", "before"):
-        (site / journal.FOLDER / folder / PATCHED).write_text("damaged\n")
+        (site / undo.FOLDER / folder / PATCHED).write_text("damaged\n")
     before = exactly(site)
     name, text = refused(do["uninstall"])
     assert (
@@ -568,7 +568,7 @@ def test_damaged_pre_images_are_not_restored(site, do):
 
 def named(site: Path, path: str, after: bytes = b"secret\n") -> None:
     """A journal whose first change is about another file, which an uninstall would remove."""
-    about = site / journal.FOLDER / journal.RECORD
+    about = site / undo.FOLDER / undo.STATE
     written = json.loads(about.read_text())
     change = {"path": path, "before": "", "after": hashlib.sha256(after).hexdigest()}
     about.write_text(json.dumps(written | {"changes": [change, *written["changes"]]}))
@@ -576,8 +576,8 @@ def named(site: Path, path: str, after: bytes = b"secret\n") -> None:
 
 def overwritten(site: Path) -> None:
     """A change that would put a file of the journal in another's place."""
-    about, kept = site / journal.FOLDER / journal.RECORD, site / journal.FOLDER / "victim"
-    (site / journal.FOLDER / "before/x").mkdir(parents=True)
+    about, kept = site / undo.FOLDER / undo.STATE, site / undo.FOLDER / "victim"
+    (site / undo.FOLDER / "before/x").mkdir(parents=True)
     kept.mkdir()
     (kept / "secret").write_text("mine\n")
     digests = [hashlib.sha256(text).hexdigest() for text in (b"mine\n", b"secret\n")]
@@ -587,7 +587,7 @@ def overwritten(site: Path) -> None:
 
 
 def made_folder(site: Path) -> None:
-    about = site / journal.FOLDER / journal.RECORD
+    about = site / undo.FOLDER / undo.STATE
     written = json.loads(about.read_text())
     about.write_text(json.dumps(written | {"folders": ["../victim/empty", *written["folders"]]}))
 
@@ -608,11 +608,12 @@ def moved(state: str):
     """The journal's whole folder is a link."""
 
     def make(site: Path) -> None:
-        (site / journal.FOLDER / journal.STATE).write_text(f"{state}\n")
+        about = site / undo.FOLDER / undo.STATE
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"state": state}))
         victim = site.parent / "victim"
-        shutil.copytree(site / journal.FOLDER, victim, dirs_exist_ok=True)
-        shutil.rmtree(site / journal.FOLDER)
-        (site / journal.FOLDER).symlink_to(victim)
+        shutil.copytree(site / undo.FOLDER, victim, dirs_exist_ok=True)
+        shutil.rmtree(site / undo.FOLDER)
+        (site / undo.FOLDER).symlink_to(victim)
 
     return make
 
@@ -627,8 +628,8 @@ HOSTILE = {
     "another's content": overwritten,
     "a folder to remove": made_folder,
     "a linked folder": linked("sglang/out", "sglang/out/secret"),
-    "linked links": linked(f"{journal.FOLDER}/links"),
-    "linked before": linked(f"{journal.FOLDER}/before"),
+    "linked links": linked(f"{undo.FOLDER}/links"),
+    "linked before": linked(f"{undo.FOLDER}/before"),
     "a linked journal": moved("installed"),
     "a linked journal that is done": moved("removed"),
 }
@@ -655,7 +656,7 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     do["install"]()
     secret.parent.mkdir()
     secret.write_text("secret\n")
-    folder = site / journal.FOLDER
+    folder = site / undo.FOLDER
     with open(folder / changes.PRISTINE, "a") as file:
         file.write(f"{'0' * 64}  python/{secret}\n")
     about = json.loads((folder / changes.ABOUT).read_text())
@@ -667,7 +668,7 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [f"{journal.FOLDER}/state.new", f"{journal.FOLDER}/journal.json.new"]
+    "name", [f"{undo.FOLDER}/journal.json.new", f"{undo.FOLDER}/after/{PATCHED}"]
 )
 def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
     before, secret = (site / PATCHED).read_text(), tmp_path / "secret"
@@ -675,6 +676,7 @@ def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
     with open(site / PATCHED, "a") as file:  # which the journal takes over
         file.write("mine = 1\n")
     secret.write_text("secret\n")
+    (site / name).parent.mkdir(parents=True, exist_ok=True)
     (site / name).symlink_to(secret)
     do["uninstall"]()
     assert secret.read_text() == "secret\n"
@@ -684,7 +686,7 @@ def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
 def test_what_an_install_prepares_goes_through_no_link(site, do, tmp_path):
     before = exactly(site)
     (tmp_path / "victim").mkdir()
-    (site / journal._PREPARING).symlink_to(tmp_path / "victim")
+    (site / undo.PREPARING).symlink_to(tmp_path / "victim")
     do["install"]()
     assert exactly(tmp_path / "victim") == {}
     do["uninstall"]()
@@ -708,12 +710,12 @@ def test_a_folder_of_the_package_that_is_a_link_is_not_patched(site, do, tmp_pat
     before = exactly(tmp_path / "srt")
     name, text = refused(do["install"], release="9.9.1")
     assert name == "linked-install" and "sglang/srt is a link" in text
-    assert exactly(tmp_path / "srt") == before and not (site / journal.FOLDER).exists()
+    assert exactly(tmp_path / "srt") == before and not (site / undo.FOLDER).exists()
 
 
 def test_a_lost_journal_is_said(site, do):
     do["install"]()
-    shutil.rmtree(site / journal.FOLDER)
+    shutil.rmtree(site / undo.FOLDER)
     for verb in ("install", "uninstall"):
         name, text = refused(do[verb])
         assert (
@@ -794,7 +796,7 @@ def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, event)
     monkeypatch.setattr(os, name, fail)
     if name == "link":
         monkeypatch.setattr(
-            journal,
+            undo,
             "_stage",
             lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "x")),
         )
@@ -893,7 +895,7 @@ def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, s
     if verb == "install":
         assert report.outcome is Outcome.APPLIED and do["verify"]().outcome is Outcome.APPLIED
     else:
-        assert contents(site / "sglang") == before and not (site / journal.FOLDER).exists()
+        assert contents(site / "sglang") == before and not (site / undo.FOLDER).exists()
 
 
 def test_a_release_that_was_put_over_a_killed_install_is_left_alone(project, site, do, underway):
@@ -904,7 +906,7 @@ def test_a_release_that_was_put_over_a_killed_install_is_left_alone(project, sit
     fakes.install(site, version="9.9.2")
     before = contents(site / "sglang")
     assert do["verify"]().outcome is Outcome.EMPTY
-    assert contents(site / "sglang") == before and not (site / journal.FOLDER).exists()
+    assert contents(site / "sglang") == before and not (site / undo.FOLDER).exists()
 
 
 def test_a_journal_without_faults_is_kept_where_the_python_files_are_a_releases(project, tmp_path):
@@ -1008,7 +1010,7 @@ def own_files(site: Path) -> dict[str, bytes]:
     return {
         name: content
         for name, content in contents(site).items()
-        if not name.startswith((journal.FOLDER, f".{journal.FOLDER}")) and not name.endswith(".pyc")
+        if not name.startswith((undo.FOLDER, f".{undo.FOLDER}")) and not name.endswith(".pyc")
     }
 
 
@@ -1060,9 +1062,9 @@ def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
 def underway(site, do, monkeypatch):
     """An install that was killed before its first rename."""
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "forward", lambda made: os.kill(os.getpid(), signal.SIGKILL))
+        patch.setattr(undo, "forward", lambda made: os.kill(os.getpid(), signal.SIGKILL))
         assert in_child(do["install"]) == -signal.SIGKILL
-    assert (site / journal.FOLDER / journal.STATE).read_text() == "installing\n"
+    assert undo.state_of(site) == "installing"
 
 
 def test_byte_code_that_was_written_before_the_recovery_goes(site, do, underway):
@@ -1074,11 +1076,11 @@ def test_byte_code_that_was_written_before_the_recovery_goes(site, do, underway)
 
 
 def test_a_damaged_new_file_is_not_put_in_place(site, do, underway):
-    (site / journal.FOLDER / "after" / PATCHED).write_text("damaged\n")
+    (site / undo.FOLDER / "after" / PATCHED).write_text("damaged\n")
     name, text = refused(do["install"])
     assert name == "bad-journal" and "scripts/nox uninstall" in text
     do["uninstall"]()
-    assert do["verify"]().outcome is Outcome.EMPTY and not (site / journal.FOLDER).exists()
+    assert do["verify"]().outcome is Outcome.EMPTY and not (site / undo.FOLDER).exists()
 
 
 def test_an_edit_before_the_recovery_is_not_overwritten(site, do, underway):
@@ -1093,18 +1095,24 @@ def test_an_edit_before_the_recovery_is_not_overwritten(site, do, underway):
     assert do["verify"]().outcome is Outcome.EMPTY
 
 
+def test_an_edit_before_the_recovery_can_be_discarded(site, do, underway):
+    (site / PATCHED).write_text("edited\n")
+    assert do["install"](discard=True).outcome is Outcome.ALREADY_APPLIED
+    assert do["verify"]().faults == ()
+
+
 def test_a_change_behind_the_last_rename_is_seen(site, do, monkeypatch):
     """An install ends with every file as it was planned, or it is taken back."""
-    touched = journal._touched
+    touched = undo._touched
 
     def beside_another(made):
         (site / STEPS).write_text("mine\n")
         return touched(made)
 
-    monkeypatch.setattr(journal, "_touched", beside_another)
+    monkeypatch.setattr(undo, "_touched", beside_another)
     name, text = refused(do["install"])
     assert name == "edited-install" and STEPS in text
-    assert (site / journal.FOLDER / journal.STATE).read_text() == "installing\n"
+    assert undo.state_of(site) == "installing"
 
 
 def test_a_state_is_on_the_disk_before_what_follows_it(site, do, monkeypatch):
@@ -1113,12 +1121,12 @@ def test_a_state_is_on_the_disk_before_what_follows_it(site, do, monkeypatch):
     def noted(function, name):
         return lambda *words: done.append((name, Path(words[-1]))) or function(*words)
 
-    for module, name in ((os, "replace"), (journal.atomic, "sync"), (journal, "digest")):
+    for module, name in ((os, "replace"), (undo.atomic, "sync"), (undo, "digest")):
         monkeypatch.setattr(module, name, noted(getattr(module, name), name))
     do["install"]()
     do["uninstall"]()
-    folder = site / journal.FOLDER
-    states = [at for at, each in enumerate(done) if each == ("replace", folder / journal.STATE)]
+    folder = site / undo.FOLDER
+    states = [at for at, each in enumerate(done) if each == ("replace", folder / undo.STATE)]
     assert len(states) == 3
     assert all(done[at + 1] == ("sync", folder) for at in states)
 
@@ -1126,13 +1134,53 @@ def test_a_state_is_on_the_disk_before_what_follows_it(site, do, monkeypatch):
 def test_edits_in_a_killed_install_are_refused(site, do, monkeypatch):
     """Which of its files are whole is not known yet."""
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "_touched", lambda made: os.kill(os.getpid(), signal.SIGKILL))
+        patch.setattr(undo, "_touched", lambda made: os.kill(os.getpid(), signal.SIGKILL))
         assert in_child(do["install"]) == -signal.SIGKILL
     with open(site / PATCHED, "a") as file:
         file.write("mine = 1\n")
     before = exactly(site)
     name, text = refused(do["uninstall"])
     assert name == "edited-install" and PATCHED in text and exactly(site) == before
+
+
+def in_the_earlier_form(site: Path) -> None:
+    """The journal as earlier versions of the tool wrote it: with its state in a file of its own."""
+    folder = site / undo.FOLDER
+    written = json.loads((folder / undo.STATE).read_text())
+    (folder / "state").write_text(f"{written.pop('state')}\n")
+    (folder / undo.STATE).write_text(json.dumps(written))
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall", "verify"])
+@pytest.mark.parametrize("place", ["before the renames", "behind them", "on the way back", "whole"])
+def test_a_journal_of_an_earlier_version(site, do, monkeypatch, place, verb):
+    """Whole, and killed on both ways."""
+    before = exactly(site)
+    with monkeypatch.context() as patch:
+        name = {"before the renames": "_put", "behind them": "_touched"}.get(
+            place, "_remove_folder"
+        )
+        if place != "whole":
+            patch.setattr(undo, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        in_child(do["install"])
+        if place == "on the way back":
+            assert in_child(do["uninstall"]) == -signal.SIGKILL
+    in_the_earlier_form(site)
+    do[verb]()
+    do["uninstall"]()
+    assert exactly(site) == before
+
+
+def test_a_journal_of_an_earlier_version_that_is_done(site, do):
+    """Killed while it went: what says so went last."""
+    do["install"]()
+    in_the_earlier_form(site)
+    shutil.rmtree(site / "sglang")
+    shutil.rmtree(site / INFO)
+    fakes.install(site)
+    (site / undo.FOLDER / undo.STATE).unlink()
+    (site / undo.FOLDER / "state").write_text("removed\n")
+    assert do["verify"]().outcome is Outcome.EMPTY and not (site / undo.FOLDER).exists()
 
 
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
@@ -1173,7 +1221,7 @@ def test_killed_at_random_moments(site, do, states, verb):
 
 def test_two_at_once(project, site, do):
     """The second waits, says so, and finds it done."""
-    with locked_folder(site):
+    with locked(site):
         run = subprocess.Popen(
             [
                 sys.executable,
@@ -1190,7 +1238,7 @@ def test_two_at_once(project, site, do):
             text=True,
         )
         assert "waiting for it" in run.stdout.readline()
-        assert not (site / journal.FOLDER).exists()
+        assert not (site / undo.FOLDER).exists()
     said = run.communicate(timeout=60)[0]
     assert run.returncode == 0, said
     assert do["install"]().outcome is Outcome.ALREADY_APPLIED
@@ -1221,7 +1269,7 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
         }.items()
     )
     assert trees.hash_listing(trees.list_package(site)) == report.record["tree"]["after"]
-    assert journal.read(site).changes[-1].path == changes.LAST, (
+    assert undo.read(site).changes[-1].path == changes.LAST, (
         "a server would call itself patched before it is"
     )
     found = _provenance(site, monkeypatch)

@@ -11,9 +11,9 @@ from packaging.version import Version
 from rich.console import Console
 
 from ..hint import counted, some, to_type
-from ..install import inplace, journal, launch, search
-from ..install.changes import named_tree
-from ..install.report import Report
+from ..install import inplace, launch, undo
+from ..install.installed import Report, site_packages
+from ..install.ownership import named_tree
 from ..outcome import Outcome
 from . import idle, paths
 
@@ -84,14 +84,13 @@ def _command(commands: Any, name: str, run: Any, text: str) -> argparse.Argument
 def _or_say(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Run the command; interrupted, say whether the files are in part as they were."""
     if options.site is None:
-        options.site, python = search.site_packages(options.python)
+        options.site, python = site_packages(options.python)
         OUT.print(f"sglang of {python}: {options.site}")
     try:
         return run(options)
     except KeyboardInterrupt:
-        file = options.site / journal.FOLDER / journal.STATE
-        state = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-        if state not in (journal.State.INSTALLING, journal.State.REMOVING):
+        half = undo.State.INSTALLING, undo.State.REMOVING
+        if undo.state_of(options.site) not in half:
             raise
         verify = to_type("install", "--site-packages", options.site, "--verify")
         what = f"{options.site} is patched in part; {verify} finishes what was begun"

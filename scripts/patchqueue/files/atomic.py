@@ -23,18 +23,17 @@ JOURNAL = Path("work/.patchqueue/rebase.journal")
 QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 
 
-def write(path: Path, content: bytes, aside: Path | None = None) -> None:
+def write(path: Path, content: bytes) -> None:
     """Write a file: whoever reads it finds the old content or the new, whenever this is killed.
 
     A link is followed, and stays. A pipe, a terminal and /dev/null take the content as it comes.
-    aside: where it is written first, in the same folder; a name of this process's own otherwise.
     Raises Refused for a disk or a socket.
     """
     if path.exists() and not path.is_dir() and (is_output(path) or not path.is_file()):
         return _pass_on(path, content)
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = aside or _aside(path)
+    aside = _aside(path)
     try:
         put(aside, content)
         os.replace(aside, path)
@@ -120,9 +119,7 @@ def recover(root: Path, journal: Path) -> list[str]:
         return []
     names: list[str] = json.loads((journal / MANIFEST).read_text(encoding="utf-8"))
     for number, name in enumerate(names):
-        path = Path(os.path.realpath(root / name))
-        # by one name: what a killed run left of it is written again
-        write(path, (journal / str(number)).read_bytes(), path.with_name(path.name + ".new"))
+        write(root / name, (journal / str(number)).read_bytes())
     # removed under another name: half a journal must never be recovered
     done = journal.with_name(journal.name + ".done")
     shutil.rmtree(done, ignore_errors=True)

@@ -34,19 +34,21 @@ class Place:
 def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
     """What the error means, where it is one of a disk or of access; None where it is any other.
 
-    places: where the tool writes, of which one is named where the error names no path.
+    places: where the tool writes. A write that fails in the middle of a file names no path: then
+    the place with the least space is named.
     """
     error = _first(error)
     if error.errno in FULL:
-        place = _around(error.filename, places) or _fullest(places)
-        return _full(str(error.filename or place.path), place)
+        place = _around(error.filename, places) or min(places, key=lambda each: _free(each.path))
+        spare = f" ({place.spare})" if place.spare else ""
+        where, what = str(error.filename or place.path), "the disk is full, or your quota of it"
+        return Problem("disk-full", where, what, f"free some space{spare}, {AGAIN}")
     if error.errno == errno.EROFS or error.errno in DENIED:
         return no_access(error, _around(error.filename, places))
     if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):
         what = "no folder for temporary files can be written"
-        return Problem(
-            "no-temporary-folder", "TMPDIR", what, "free some space, or name one: TMPDIR=FOLDER"
-        )
+        step = "free some space, or name one: TMPDIR=FOLDER"
+        return Problem("no-temporary-folder", "TMPDIR", what, step)
     return None
 
 
@@ -80,12 +82,6 @@ def said(text: str) -> str:
     return ""
 
 
-def _full(where: str, place: Place) -> Problem:
-    spare = f" ({place.spare})" if place.spare else ""
-    what = "the disk is full, or your quota of it"
-    return Problem("disk-full", where, what, f"free some space{spare}, {AGAIN}")
-
-
 def no_access(error: OSError, place: Place | None) -> Problem:
     """What an error of access means; place: where the tool reads or writes."""
     where = str(error.filename or (place.path if place else "a file"))
@@ -93,10 +89,9 @@ def no_access(error: OSError, place: Place | None) -> Problem:
     if error.errno == errno.EROFS:
         step = f"mount it so that it can be written{instead}"
         return Problem("read-only", where, "is on a file system that is read-only", step)
-    user = os.geteuid()
-    return Problem(
-        "no-access", where, f"user {user} has no access to it", f"give user {user} access{instead}"
-    )
+    user = f"user {os.geteuid()}"
+    step = f"give {user} access{instead}"
+    return Problem("no-access", where, f"{user} has no access to it", step)
 
 
 def _around(name: str | bytes | int | None, places: Sequence[Place]) -> Place | None:
@@ -108,14 +103,7 @@ def _around(name: str | bytes | int | None, places: Sequence[Place]) -> Place | 
     return max(around, key=lambda place: len(place.path.absolute().parts), default=None)
 
 
-def _fullest(places: Sequence[Place]) -> Place:
-    """The place with the least space: a write that fails in the middle of a file names no path."""
-    return min(places, key=lambda place: _free(place.path))
-
-
 def _free(path: Path) -> int:
     """Bytes that are free there, or where the folder would be made."""
-    there = next(
-        (folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/")
-    )
-    return shutil.disk_usage(there).free
+    there = (folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(next(there)).free

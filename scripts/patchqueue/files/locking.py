@@ -8,7 +8,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -23,36 +23,28 @@ _COUNTING = Lock()
 def locked(path: Path) -> Iterator[int]:
     """Hold an exclusive lock on `path`, waiting (and saying so, once) while another process has it.
 
+    path: a file, made where there is none; or a folder itself, where no file may be left behind.
     Yields the descriptor. A child started with it in `pass_fds` keeps the lock until it ends, so a
-    run that was killed while its child still writes does not let the next one in too early.
+    run that was killed while its child still writes does not let the next one in too early. Raises
+    OSError where it cannot be locked (a folder on NFS).
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _held(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), str(path)) as descriptor:
-        yield descriptor
-
-
-@contextmanager
-def locked_folder(path: Path) -> Iterator[int]:
-    """The same on a folder itself, for places where no file may be left behind. Raises OSError
-    where it cannot be locked (NFS)."""
-    with _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY), str(path)) as descriptor:
-        yield descriptor
-
-
-@contextmanager
-def _held(descriptor: int, name: str) -> Iterator[int]:
+    if path.is_dir():
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     status = os.fstat(descriptor)
     file = status.st_dev, status.st_ino
-    with _COUNTING:
-        is_first = not _WITHIN[file]
-        _WITHIN[file] += 1
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if is_first:  # else it is this run's own, or it was said
-                LOG.info(f"another run holds {name}; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with _COUNTING:  # no other thread of this run takes the lock between
+            is_news = not _WITHIN[file]  # else the lock is this run's own, or it was said
+            _WITHIN[file] += 1
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_news = False
+        if is_news:
+            LOG.info(f"another run holds {path}; waiting for it")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -34,6 +34,16 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def digest(path: Path) -> str:
+    """The sha256 of a file (a link is not followed: it counts by its target's name), "" where there
+    is none, else what it is."""
+    if path.is_symlink():
+        return sha256(b"link to " + os.fsencode(path.readlink()))
+    if not path.exists():
+        return ""
+    return sha256(path.read_bytes()) if path.is_file() else "no plain file"
+
+
 def is_part_of_tree(path: str) -> bool:
     """Compiled extensions differ per platform and byte code per run: neither is part of a tree's
     identity, nor are its own records."""
@@ -60,31 +70,24 @@ def to_sha256sum(listing: Mapping[str, str]) -> bytes:
 def from_sha256sum(content: bytes) -> dict[str, str]:
     """The listing that `to_sha256sum` wrote. Lines of another form are left out: the files that
     they were about count as added."""
-    found = LISTED.findall(content.decode("utf-8", "surrogateescape"))
+    rows = LISTED.findall(content.decode("utf-8", "surrogateescape"))
     return {
-        ESCAPED.sub(lambda each: UNESCAPED[each[0]], name) if escaped else name: digest
-        for escaped, digest, name in found
+        ESCAPED.sub(lambda each: UNESCAPED[each[0]], name) if escaped else name: sha256_hex
+        for escaped, sha256_hex, name in rows
     }
 
 
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
     """What of a listing a tree's LISTING file holds: sglang's files, less the generated one, which
     a wheel stamps and git lacks."""
-    return {
-        path: digest
-        for path, digest in listing.items()
-        if path.startswith("python/sglang/") and path != GENERATED
-    }
+    own = (path for path in listing if path.startswith("python/sglang/") and path != GENERATED)
+    return {path: listing[path] for path in own}
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:
     """What a release's wheels, its git tag and an installed package have in common: sglang's Python
     files, less the generated one."""
-    return {
-        path: digest
-        for path, digest in listing.items()
-        if path.startswith("python/sglang/") and path.endswith(".py") and path != GENERATED
-    }
+    return {path: each for path, each in own_listing(listing).items() if path.endswith(".py")}
 
 
 def hash_python(listing: Mapping[str, str]) -> str:
@@ -94,8 +97,7 @@ def hash_python(listing: Mapping[str, str]) -> str:
 
 
 def list_folder(folder: Path) -> dict[str, str]:
-    """The listing of a work tree on disk (links are not followed: a linked file counts by its
-    target's name)."""
+    """The listing of a work tree on disk."""
     return {name: digest for root in ROOTS for name, digest in _list(folder / root, root)}
 
 
@@ -108,10 +110,8 @@ def list_package(site: Path) -> dict[str, str]:
 def _list(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
     for path in folder.rglob("*"):
         name = f"{prefix}/{path.relative_to(folder).as_posix()}"
-        if path.is_symlink():
-            yield name, sha256(b"link to " + os.fsencode(path.readlink()))
-        elif path.is_file() and is_part_of_tree(name):
-            yield name, sha256(path.read_bytes())
+        if path.is_symlink() or (path.is_file() and is_part_of_tree(name)):
+            yield name, digest(path)
 
 
 def differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:

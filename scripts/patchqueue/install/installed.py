@@ -7,11 +7,16 @@ import base64
 import csv
 import io
 import json
+import os
 import re
-from collections.abc import Callable, Collection
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from email import message_from_string
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 from packaging.version import InvalidVersion, Version
@@ -19,17 +24,25 @@ from packaging.version import InvalidVersion, Version
 from ..files import disk
 from ..files.tree import differing, hash_python, is_part_of_tree, list_package
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Outcome, Problem, Refused
 from ..upstream.edits import PACKAGE, Edits, between, pristine, refuse_other
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import described
 
+PREFIX = "python/"  # a wheel's sglang/ lies under it in git
 UNKNOWN = "unknown-release"
 NO_EDITS = Edits()
 NAME_IT = (
     'name the folder that holds sglang/: python -c "import sysconfig;'
     " print(sysconfig.get_path('purelib'))\""
 )
+ASK = (
+    "import importlib.util as util; spec = util.find_spec('sglang');"
+    " print(next(iter(spec.submodule_search_locations)) if spec else '')"
+)
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # name the folder of an activated environment
+SECONDS = 60  # that a Python may take to answer
+OWN_VERSION = r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)"
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,20 @@ class Installed:
     def __str__(self) -> str:
         return f"sglang {self.version or 'without a .dist-info'} in {self.site}"
 
+    def recorded(self) -> dict[str, str]:
+        """The listing that the installer left in RECORD; empty where it left none (a checkout)."""
+        record = self.info / "RECORD" if self.info else None
+        if record is None or not record.is_file():
+            return {}
+        text = record.read_bytes().decode("utf-8", "surrogateescape")
+        rows = csv.reader(io.StringIO(text, newline=""))  # a quoted name may hold a line end
+        listed = {
+            f"{PREFIX}{row[0]}": base64.urlsafe_b64decode(row[1].removeprefix("sha256=") + "=")
+            for row in rows
+            if len(row) == 3 and row[0].startswith("sglang/") and row[1].startswith("sha256=")
+        }
+        return {name: digest.hex() for name, digest in listed.items() if is_part_of_tree(name)}
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -57,13 +84,99 @@ class Identity:
     edits: Edits = NO_EDITS
 
 
+@dataclass(frozen=True)
+class Report:
+    """What became of an installed sglang. record: its provenance; changed, added: the number of
+    files; notes: what to know.
+
+    faults: files of the queue that are not as it made them, by their names below the folder.
+    others: files that others edited since, where every change of the queue is still in place;
+    before: files that others had edited before. next_step: what puts faults right.
+    """
+
+    site: Path
+    outcome: Outcome
+    record: dict[str, Any]
+    changed: int = 0
+    added: int = 0
+    notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    next_step: str = ""
+
+
+def names(paths: Iterable[str]) -> tuple[str, ...]:
+    """Files in git's layout by their names below the folder that holds sglang/."""
+    return tuple(path.removeprefix(PREFIX) for path in paths)
+
+
+def read(site: Path, path: str) -> bytes | None:
+    """A file of the package by its path in git's layout, or None where there is none."""
+    file = site / path.removeprefix(PREFIX)
+    return file.read_bytes() if path.startswith(PACKAGE) and file.is_file() else None
+
+
+def site_packages(python: str = "") -> tuple[Path, str]:
+    """(the folder that holds sglang/, the Python that imports it from there): of `python`, else of
+    the activated environment, else of the Pythons on PATH. Raises Refused for none, and for
+    several."""
+    tried = [python] if python else _pythons()
+    sites: dict[Path, str] = {}
+    for each in tried:
+        if site := _site_of(each):
+            sites.setdefault(site, each)
+    if not sites:
+        what = f"no sglang is installed for {' or '.join(tried) or 'any Python on PATH'}"
+        step = (
+            "activate its environment, or name its Python or its folder:"
+            f" {to_type('install', '--python PATH')}, {_install_in('DIR')}"
+        )
+        raise Refused.of("no-sglang", "install", what, step)
+    if len(sites) > 1:
+        what = "several are installed: " + ", ".join(map(str, sites))
+        steps = (to_type("install", "--python", each) for each in sites.values())
+        raise Refused.of("several-sglang", "install", what, f"name one: {' or '.join(steps)}")
+    return next(iter(sites.items()))
+
+
+def _pythons() -> list[str]:
+    """The activated environment's; else all on PATH, less the one that runs this."""
+    for name in ACTIVE:
+        python = Path(os.environ.get(name) or "/nowhere") / "bin/python"
+        if python.is_file():
+            return [str(python)]
+    own = os.path.realpath(Path(sys.prefix) / "bin")
+    on_path = os.environ.get("PATH", "").split(os.pathsep)
+    folders = [folder for folder in on_path if os.path.realpath(folder) != own]
+    names = [(name, folder) for folder in folders for name in ("python", "python3")]
+    pythons = (shutil.which(name, path=folder) for name, folder in names)
+    return list(dict.fromkeys(filter(None, pythons)))
+
+
+def _site_of(python: str) -> Path | None:
+    """The folder from which a Python imports sglang. Raises Refused where there is no such
+    Python."""
+    own = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    words = [python, "-c", ASK]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=SECONDS, cwd="/", env=own
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = getattr(error, "strerror", None) or "does not answer"
+        step = "name the Python of the environment that has sglang"
+        raise Refused.of("no-python", python, f"cannot be run: {why}", step) from None
+    package = done.stdout.strip()
+    return Path(package).resolve().parent if package else None
+
+
 def find(named: Path) -> Installed:
     """The sglang in the folder that a user named. Raises Refused, with the folder that was probably
     meant, where there is none."""
     where = str(named)
     if not named.is_dir():
-        what = "is no folder"
-        raise Refused.of("no-folder", where, what, NAME_IT)
+        raise Refused.of("no-folder", where, "is no folder", NAME_IT)
     site = named.resolve()
     infos = sorted(site.glob("sglang-*.dist-info"))
     if len(infos) > 1:
@@ -73,63 +186,53 @@ def find(named: Path) -> Installed:
             " left of the other"
         )
         raise Refused.of("two-installs", where, what, step)
-    package = site / "sglang"
+    package, info = site / "sglang", infos[0] if infos else None
     if package.is_symlink():
-        what = f"is a link to {package.resolve()}"
-        step = _install_in(package.resolve().parent)
-        raise Refused.of("linked-install", str(package), what, step)
+        target = package.resolve()
+        step = _install_in(target.parent)
+        raise Refused.of("linked-install", str(package), f"is a link to {target}", step)
     if not package.is_dir():
-        raise Refused(_elsewhere(where, site, infos))
-    links = next((path for path in package.rglob("*.py") if path.is_symlink()), None)
-    if links:
-        raise Refused(_linked(links, _version(infos[0] if infos else None)))
-    info = infos[0] if infos else None
-    return Installed(site, info, _version(info), list_package(site))
-
-
-def _linked(file: Path, version: str) -> Problem:
-    """A file that is a link: sglang alone is to be installed once more, and not all that it depends
-    on."""
-    step = (
-        "`uv pip install --reinstall-package sglang --no-deps --link-mode=copy"
-        f" sglang=={version or 'VERSION'}`"
-    )
-    what = "is a link, to a cache as it seems; a patched file would not stay apart from it"
-    return Problem("linked-install", str(file), what, step)
+        raise Refused(_elsewhere(where, site, info))
+    version = _version(info)
+    if link := next((path for path in package.rglob("*.py") if path.is_symlink()), None):
+        what = "is a link, to a cache as it seems; a patched file would not stay apart from it"
+        step = (  # sglang alone, and not all that it depends on
+            "`uv pip install --reinstall-package sglang --no-deps --link-mode=copy"
+            f" sglang=={version or 'VERSION'}`"
+        )
+        raise Refused.of("linked-install", str(link), what, step)
+    return Installed(site, info, version, list_package(site))
 
 
 def _install_in(folder: Path | str) -> str:
     return to_type("install", "--site-packages", folder)
 
 
-def _elsewhere(where: str, site: Path, infos: list[Path]) -> Problem:
+def _elsewhere(where: str, site: Path, info: Path | None) -> Problem:
     """Why there is no sglang/ in the folder, and where it may be instead."""
-    checkout = _editable(infos[0]) if infos else None
-    if checkout:
+    if checkout := _editable(info) if info else None:
         what = f"has an editable install; its files are those of the checkout {checkout}"
         step = (
             f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way"
             " where it is your own"
         )
         return Problem("editable", where, what, step)
-    if infos or any(site.glob("__editable__*sglang*")) or any(site.glob("sglang.egg-link")):
+    if info or any(site.glob("__editable__*sglang*")) or any(site.glob("sglang.egg-link")):
         what = "has an editable install, or what is left of one: no sglang/ is in it"
         return Problem("editable", where, what, _install_in("CHECKOUT/python"))
     if site.name == "sglang" and (site / "srt").is_dir():
         return Problem("no-sglang", where, "is the package itself", _install_in(site.parent))
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
-    what = "has no sglang in it"
     step = _install_in(inside[0].parent) if inside else NAME_IT
-    return Problem("no-sglang", where, what, step)
+    return Problem("no-sglang", where, "has no sglang in it", step)
 
 
 def _editable(info: Path) -> Path | None:
     """The folder that an editable install points to."""
     try:
         origin = json.loads((info / "direct_url.json").read_text(encoding="utf-8"))
-        return (
-            Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
-        )
+        is_editable = origin["dir_info"]["editable"]
+        return Path(unquote(urlparse(origin["url"]).path)) if is_editable else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -137,73 +240,95 @@ def _editable(info: Path) -> Path | None:
 def _version(info: Path | None) -> str:
     if info is None:
         return ""
+    file = info / "METADATA"
     try:
-        return str(
-            message_from_string((info / "METADATA").read_text(encoding="utf-8"))["Version"] or ""
-        )
+        return str(message_from_string(file.read_text(encoding="utf-8"))["Version"] or "")
     except PermissionError as error:
         raise Refused(disk.no_access(error, disk.Place(info, "run it as root"))) from None
     except (OSError, ValueError):
-        raise Refused.of(
-            "bad-metadata", str(info / "METADATA"), "cannot be read", "reinstall sglang"
-        ) from None
+        step = "reinstall sglang"
+        raise Refused.of("bad-metadata", str(file), "cannot be read", step) from None
 
 
-def identify(found: Installed, pins: Pins) -> Identity:
+def identify(here: Installed, pins: Pins) -> Identity:
     """The pinned release that these files are, without an edit of a Python file. Raises Refused
     where they are none, or where version and files contradict each other."""
-    named = _named(found.version, pins)
-    tree = hash_python(found.listing)
+    named, tree = _named(here.version, pins), hash_python(here.listing)
     pin = next((pin for pin in pins.all if pin.tree == tree), None)
     if pin is None:
-        raise Refused(_unknown(found, pins))
+        raise Refused(_unknown(here, pins))
     if named and named != pin:
-        what = f"says {found.version}, but the files are those of {pin.tag}"
+        what = f"says {here.version}, but the files are those of {pin.tag}"
         step = f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"
-        raise Refused.of("bad-metadata", str(found.info), what, step)
-    notes = _notes(found, pin, named)
-    listed = _recorded(found)
-    if listed and differing(listed, found.listing):
-        return Identity(pin, notes, between(listed, found.listing, whole=True))
+        raise Refused.of("bad-metadata", str(here.info), what, step)
+    listed, notes = here.recorded(), _notes(here, pin, pins)
+    if listed:
+        edits = between(listed, here.listing, whole=True)
+        return Identity(pin, notes, edits if differing(listed, here.listing) else NO_EDITS)
     note = f"its Python files are those of {pin.tag}; the other files are taken as they are"
-    return Identity(pin, notes if listed else (*notes, note))
+    return Identity(pin, (*notes, note))
 
 
 def recognise(
-    found: Installed, pins: Pins, ours: Callable[[Pin], Collection[str]], release: str = ""
+    here: Installed, pins: Pins, ours: Callable[[Pin], Collection[str]], release: str = ""
 ) -> Identity:
     """The pinned release that these files are, or are with edits of others.
 
-    It is told by what it calls itself, or by the nearest tag of a checkout, or by `release`; and
-    the files that the queue does not touch must be that release's, but for a few. What it looked
-    like its RECORD says, else the release's own archive. ours: the files that the queue touches.
-    Raises Refused where that is no pinned release, or cannot be told.
+    release: what a user says it is made of. The files that the queue does not touch must be that
+    release's, but for a few. What it looked like its RECORD says, else the release's own archive.
+    ours: the files that the queue touches. Raises Refused where that is no pinned release, or
+    cannot be told.
     """
     try:
-        return identify(found, pins)
+        return identify(here, pins)
     except Refused as refusal:
         if refusal.problems[0].name != UNKNOWN:
             raise
-        named = _named(found.version, pins)
-        pin = pins.find(release) if release else named or _told(found, pins)
-        pin = pin or _sibling(found.version, pins)
+        pin = pins.find(release) if release else _release_of(here, pins)
         if pin is None:
             raise
-    listed = _recorded(found)
+    listed = here.recorded()
     whole = hash_python(listed) == pin.tree
     if not whole:
-        archive = pristine(pin, found.site.parent).listing()
+        archive = pristine(pin, here.site.parent).listing()
         listed = {path: each for path, each in archive.items() if path.startswith(PACKAGE)}
-    edits = between(listed, found.listing, whole)
-    refuse_other(str(found), pin, listed, edits, ours(pin))
-    taken = f"sglang {found.version} is not pinned: taken as {pin.tag} with other files"
-    notes = (taken,) if pin == _sibling(found.version, pins) else _notes(found, pin, named)
-    return Identity(pin, notes, edits)
+    edits = between(listed, here.listing, whole)
+    refuse_other(str(here), pin, listed, edits, ours(pin))
+    taken = f"sglang {here.version} is not pinned: taken as {pin.tag} with other files"
+    is_sibling = not _named(here.version, pins) and pin == _sibling(here.version, pins)
+    return Identity(pin, (taken,) if is_sibling else _notes(here, pin, pins), edits)
 
 
-def _notes(found: Installed, pin: Pin, named: Pin | None) -> tuple[str, ...]:
-    called = f"calls itself {found.version}" if found.version else "has no .dist-info"
+def _notes(here: Installed, pin: Pin, pins: Pins) -> tuple[str, ...]:
+    called = f"calls itself {here.version}" if here.version else "has no .dist-info"
+    named = _named(here.version, pins)
     return () if named else (f"it {called}; its files are those of {pin.tag}",)
+
+
+def _release_of(here: Installed, pins: Pins) -> Pin | None:
+    """The release of edited files: as the .dist-info says, else the package's own source, else the
+    nearest tag of the checkout; else the pinned one of nearly that number."""
+    return (
+        _named(here.version, pins)
+        or _self_named(here, pins)
+        or _named(described(here.site.parent)[0], pins)
+        or _sibling(here.version, pins)
+    )
+
+
+def _named(version: str, pins: Pins) -> Pin | None:
+    try:
+        return pins.find(version)
+    except Refused:
+        return None
+
+
+def _self_named(here: Installed, pins: Pins) -> Pin | None:
+    """Without a .dist-info: the release that the package names in its own source."""
+    sources = (read(here.site, f"{PACKAGE}{name}.py") for name in ("_version", "version"))
+    texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
+    versions = [said[1] for text in texts if (said := re.search(OWN_VERSION, text))]
+    return next(filter(None, (_named(version, pins) for version in versions)), None)
 
 
 def _sibling(version: str, pins: Pins) -> Pin | None:
@@ -217,42 +342,13 @@ def _sibling(version: str, pins: Pins) -> Pin | None:
     return near[-1] if near else None
 
 
-def _told(found: Installed, pins: Pins) -> Pin | None:
-    """What the package's own source says, else the nearest tag of the checkout it lies in."""
-    return _self_named(found, pins) or _named(described(found.site.parent)[0], pins)
-
-
-def _named(version: str, pins: Pins) -> Pin | None:
-    try:
-        return pins.find(version)
-    except Refused:
-        return None
-
-
-def _self_named(found: Installed, pins: Pins) -> Pin | None:
-    """Without a .dist-info: the release that the package names in its own source."""
-    for name in ("sglang/_version.py", "sglang/version.py"):
-        file = found.site / name
-        said = (
-            re.search(
-                r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)",
-                file.read_text(encoding="utf-8", errors="replace"),
-            )
-            if not found.info and file.is_file()
-            else None
-        )
-        if said and (pin := _named(said[1], pins)):
-            return pin
-    return None
-
-
-def _unknown(found: Installed, pins: Pins) -> Problem:
+def _unknown(here: Installed, pins: Pins) -> Problem:
     known = " ".join(pin.tag for pin in pins.all)
     what = (
-        f"is {found.version or 'of no stated version'}, and its files are those of no pinned"
+        f"is {here.version or 'of no stated version'}, and its files are those of no pinned"
         f" release; pinned are {known}"
     )
-    return Problem(UNKNOWN, str(found.site), what, _next_step(found.version, found.site, pins))
+    return Problem(UNKNOWN, str(here.site), what, _next_step(here.version, here.site, pins))
 
 
 def _next_step(version: str, site: Path, pins: Pins) -> str:
@@ -264,10 +360,7 @@ def _next_step(version: str, site: Path, pins: Pins) -> str:
             steps = f"{to_type('pin', version)}, then {to_type('rebase', version)}"
             if near := pins.near(parsed):
                 steps = f"install sglang {near[-1].version}, which is pinned; or {steps}"
-            return (
-                f"{steps} carries the queue to it; {to_type('install', '--site-packages', site)}"
-                " then takes it"
-            )
+            return f"{steps} carries the queue to it; {_install_in(site)} then takes it"
     except InvalidVersion:
         pass
     again = to_type("install", "--site-packages", site, "--release v0.5.9")
@@ -275,31 +368,3 @@ def _next_step(version: str, site: Path, pins: Pins) -> str:
         f"say which release it is made of, as in {again}; what fits a checkout of another commit,"
         f" {to_type('rebase', 'VERSION --from CHECKOUT')} says"
     )
-
-
-def unlike_record(found: Installed) -> tuple[str, ...]:
-    """The package's files, below the folder, that are not as RECORD lists them, or not listed;
-    RECORD where it lists none."""
-    listed = _recorded(found)
-    if not listed:
-        return (f"{found.info.name if found.info else '*.dist-info'}/RECORD",)
-    return tuple(path.removeprefix("python/") for path in differing(listed, found.listing))
-
-
-def _recorded(found: Installed) -> dict[str, str]:
-    """The listing that the installer left in RECORD; empty where it left none (a checkout)."""
-    record = found.info / "RECORD" if found.info else None
-    if record is None or not record.is_file():
-        return {}
-    text = record.read_bytes().decode("utf-8", "surrogateescape")
-    rows = csv.reader(io.StringIO(text, newline=""))  # a quoted name may hold a line end
-    digests = {
-        row[0]: row[1]
-        for row in rows
-        if len(row) == 3 and row[0].startswith("sglang/") and row[1].startswith("sha256=")
-    }
-    listed = {
-        f"python/{name}": base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
-        for name, digest in digests.items()
-    }
-    return {name: digest for name, digest in listed.items() if is_part_of_tree(name)}

@@ -1,5 +1,9 @@
-"""Whose change it is: of the files that are not as an install left them, those of the queue and
-those that others edited; and the queue's changes taken off a file that others edited since."""
+"""What others did to an installed sglang: their edits, told from the queue's changes; and the queue
+itself, applied by other means than an install in place.
+
+A patched wheel has the queue's record in its .dist-info. A branch, and the file for `git apply`,
+leave the tree's own record alone.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,24 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..files.tree import LAID
-from ..hint import in_clone
+from ..files.tree import LAID, LISTING, differing, from_sha256sum, own_listing
+from ..hint import in_clone, to_type
 from ..laying import laid
 from ..laying.place import Read, lay
-from ..laying.selection import Selection
+from ..laying.selection import Selection, select
 from ..laying.settled import inverted
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import FileDiff, parse_diff
-from ..queue.series import PACKAGE
+from ..queue.series import PACKAGE, PROVENANCE, Queue
+from ..upstream.edits import between
+from ..upstream.pins import Pins
+from ..wheels import build
+from .installed import PREFIX, Installed, Report, names, read
+from .undo import FOLDER
 
-PREFIX = "python/"
+REST = "sglang/… (files that the queue leaves alone)"
 
 
 @dataclass(frozen=True)
@@ -34,58 +44,59 @@ class Differing:
     both: tuple[str, ...] = ()
 
 
-def split(site: Path, names: Iterable[str], own: Collection[str], text: bytes) -> Differing:
+def split(site: Path, paths: Iterable[str], own: Collection[str], text: bytes) -> Differing:
     """Whose the differences are. own: files that the queue changed or added; text: laid.json."""
-    rows, kinds = laid.rows_in(text), Differing()
-    found: dict[str, list[str]] = {name: [] for name in vars(kinds)}
-    for name in sorted(names):
+    rows = laid.rows_in(text)
+    ours, others, both = list[str](), list[str](), list[str]()
+    for name in sorted(paths):
         file = site / name
         if name in rows and file.is_file() and not laid.undone(file.read_bytes(), rows[name]):
-            found["both"].append(name)
+            both.append(name)
         elif name in own or name in rows or f"{PREFIX}{name}".startswith(PACKAGE):
-            found["ours"].append(name)
+            ours.append(name)
         else:
-            found["others"].append(name)
-    return Differing(**{kind: tuple(names) for kind, names in found.items()})
+            others.append(name)
+    return Differing(tuple(ours), tuple(others), tuple(both))
 
 
-def laid_in(site: Path) -> bytes:
+def _about(site: Path) -> dict[str, Any]:
     """laid.json of the tree itself; empty where it has none."""
-    file = site / LAID.removeprefix(PREFIX)
-    return file.read_bytes() if file.is_file() else b""
+    return laid.about(read(site, LAID) or b"")
 
 
-def edited_before(site: Path) -> tuple[str, ...]:
-    """The files that others had edited before the queue was laid, as the tree itself says."""
+def named_tree(site: Path) -> str:
+    """The tree as a server's first line names it and `--require` takes it, "sha256:<hex>"; empty
+    where no queue's record is there. It does not count edits of others since then."""
+    return str(_about(site).get("tree", ""))
+
+
+def edited(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files that others had edited before the queue was applied, as a record of that says."""
     try:
-        edits = json.loads(laid_in(site))["edits"]
-        return tuple(sorted(name for names in edits.values() for name in names))
-    except (ValueError, KeyError, TypeError):
+        return tuple(sorted(name for paths in record["edits"].values() for name in paths))
+    except (KeyError, TypeError, AttributeError):
         return ()
 
 
 def texts(selection: Selection, stack: Mapping[str, bytes]) -> bytes:
-    """The patches as they were laid, for a journal: each with its own context, and with three lines
-    of the tree's."""
+    """The patches as they were applied, for a journal: each with its own context, and with three
+    lines of the tree's."""
+    begin = "--- a/"
     written = [
-        {"name": patch.name, "forms": [_diff(stack[patch.name]), patch.diff]}
+        {"name": patch.name, "forms": [begin + text.partition(begin)[2], patch.diff]}
         for patch in selection.patches
+        for text in [stack[patch.name].decode("utf-8")]
     ]
     return (json.dumps(written, indent=1) + "\n").encode()
 
 
-def _diff(content: bytes) -> str:
-    text = content.decode("utf-8")
-    return text[text.index("--- a/") :]
-
-
-def taken_off(text: bytes, names: Collection[str], read: Read, where: str) -> dict[str, bytes]:
+def taken_off(text: bytes, paths: Collection[str], read: Read, where: str) -> dict[str, bytes]:
     """Files without the queue's changes, and with all that others made of them since.
 
-    text: what `texts` wrote; names: below the folder; read: the files as they are, in git's layout.
+    text: what `texts` wrote; paths: below the folder; read: the files as they are, in git's layout.
     Raises Refused, naming patch and file, where a change has no one place from which to take it.
     """
-    now = {name: read(PREFIX + name) or b"" for name in names}
+    now = {name: read(PREFIX + name) or b"" for name in paths}
     problems: list[Problem] = []
     for patch in reversed(json.loads(text)):
         forms = [{file.path: file for file in parse_diff(form)} for form in patch["forms"]]
@@ -93,8 +104,8 @@ def taken_off(text: bytes, names: Collection[str], read: Read, where: str) -> di
             name = path.removeprefix(PREFIX)
             if name not in now:
                 continue
-            done = next(_without(now[name], [form[path] for form in forms]), None)
-            if done is None:
+            without = next(_without(now[name], [form[path] for form in forms]), None)
+            if without is None:
                 what = "lines were edited since beside those of the queue, or among them"
                 step = (
                     "what was laid last comes off first: take that edit off, then the same again,"
@@ -103,7 +114,7 @@ def taken_off(text: bytes, names: Collection[str], read: Read, where: str) -> di
                 at = f"patches/{patch['name']} on {where}: {name}"
                 problems.append(Problem(str(Outcome.CONFLICT), at, what, step))
             else:
-                now[name] = done
+                now[name] = without
     if problems:
         raise Refused(problems)
     return now
@@ -121,3 +132,115 @@ def resolve(tag: str) -> str:
     """What to do about a conflict with the edits of others: both are kept."""
     branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
     return f"change one side so that both fit; or {branch}, and `git merge BRANCH` lays both out"
+
+
+@dataclass(frozen=True)
+class Patched:
+    """An sglang that carries the queue, but not by an install in place. wheel: from a patched
+    wheel; else by git, from a branch or a file."""
+
+    here: Installed
+    wheel: bool
+    record: dict[str, Any]
+
+    def report(self, queue: Queue, pins: Pins) -> Report:
+        """Of one that has this very queue. Raises Refused where it has another."""
+        pin = pins.find(self.record["version"])
+        selection = select(queue, pin)
+        wanted = selection.stack_sha256 if self.wheel else selection.overlay_sha256
+        if self.wheel and self.record["queue"] != wanted:
+            what = "was installed from a wheel of another queue"
+            step = f"{to_type('build', pin.tag)}, and install that wheel"
+            raise Refused.of("patched-wheel", str(self.here), what, step)
+        if self.record["queue"] != wanted:
+            what = "was patched by git, with a branch or file of another queue"
+            step = f"take that one off by git, then lay what {to_type('patches', pin.tag)} writes"
+            raise Refused.of("patched-by-git", str(self.here), what, step)
+        note = f"it was {'installed from the patched wheel' if self.wheel else 'patched by git'}"
+        return Report(self.here.site, Outcome.ALREADY_APPLIED, self.record, notes=(note,))
+
+    def refuse_uninstall(self) -> None:
+        """Raise Refused: what applied it has to take it off."""
+        where = str(self.here)
+        if self.wheel:
+            what = "was installed from a patched wheel, not in place"
+            step = f"{_reinstall(self.here)}; keep a copy of edits of yours first"
+            raise Refused.of("patched-wheel", where, what, step)
+        what = "was patched by git, not in place"
+        step = "switch to the branch before it; or `git apply --reverse` with the file that laid it"
+        raise Refused.of("patched-by-git", where, what, step)
+
+    def verify(self) -> Report:
+        """Every file against what was applied: a wheel's RECORD, or the tree's own listing."""
+        here = self.here
+        if self.wheel:
+            differ = _unlike_record(here)
+            step = (
+                f"{to_type('build', 'v' + self.record['version'])}, then `pip install"
+                " --force-reinstall --no-deps` with that wheel; keep a copy of edits of yours"
+            )
+        else:
+            differ = _unlike_listing(here)
+            step = "`git diff` shows them; lay the branch or the file anew"
+        own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
+        own |= {name for name in differ if ".dist-info/" in name}
+        whose = split(here.site, differ, own, read(here.site, LAID) or b"")
+        return Report(
+            here.site,
+            Outcome.TREE_MISMATCH if whose.ours else Outcome.APPLIED,
+            self.record,
+            faults=whose.ours,
+            others=tuple(sorted((*whose.others, *whose.both))),
+            before=edited(_about(here.site)),
+            next_step=step,
+        )
+
+
+def find(here: Installed) -> Patched | None:
+    """What patched it, None where nothing did. Raises Refused where an install in place did, and
+    the journal of that is gone: nothing can be taken back then."""
+    try:
+        file = here.info / build.PROVENANCE if here.info else None
+        record = json.loads(file.read_text(encoding="utf-8")) if file else None
+    except (OSError, ValueError):
+        record = None
+    if record and f"+{build.LABEL}." not in here.version:
+        what = f"is patched in place, but {FOLDER}/ is gone: it cannot be taken back"
+        step = f"{_reinstall(here)}; keep a copy of edits of yours first"
+        raise Refused.of("no-journal", str(here), what, step)
+    if record:
+        return Patched(here, True, record)
+    try:
+        record = json.loads(read(here.site, PROVENANCE) or b"")
+        return Patched(here, False, record | {"tree": {"patched": named_tree(here.site)}})
+    except (ValueError, TypeError):
+        return None
+
+
+def _reinstall(here: Installed) -> str:
+    public = here.version.partition(f"+{build.LABEL}.")[0]
+    return f"`pip install --force-reinstall --no-deps sglang=={public}`"
+
+
+def _unlike_record(here: Installed) -> tuple[str, ...]:
+    """The package's files, below the folder, that are not as RECORD lists them, or not listed;
+    RECORD where it lists none."""
+    if listed := here.recorded():
+        return names(differing(listed, here.listing))
+    return (f"{here.info.name if here.info else '*.dist-info'}/RECORD",)
+
+
+def _unlike_listing(here: Installed) -> tuple[str, ...]:
+    """The names of what is not as the tree's own listing has it; one for all that a branch's
+    listing has not, and knows by one hash."""
+    listed = from_sha256sum(read(here.site, LISTING) or b"")
+    rest = _about(here.site).get("rest")
+    if not rest:
+        return names(between(listed, here.listing, whole=False).paths)
+    ours = {
+        path: digest
+        for path, digest in here.listing.items()
+        if path in listed or path.startswith(PACKAGE)
+    }
+    is_same = laid.rest(own_listing(here.listing), listed) == rest
+    return names(between(listed, ours, whole=False).paths) + (() if is_same else (REST,))
