@@ -4,7 +4,7 @@ an unpacked bundle.
 
 A patched engine starts, and is asked for until it has answered prompts; its counts must name them.
 Then an engine of the release's own tree joins it, and in the end both are gone. Writes
-RESULTS/ready.json. Exit code 0: every exit code was the one that docs/install.md names.
+RESULTS/ready.json. Exit code 0: every exit code was the one that docs/operate.md names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import modes
 HERE = Path(__file__).resolve().parent
 RESULT, MODEL = "ready.json", "nemotron-h"
 POLL_S, COUNTS_S, KERNELS_S = 2.0, 7.0, 150
-RUNS, OTHER, UNREADY, NONE = 0, 1, 3, 4  # exit codes of --require, as docs/install.md lists them
+RUNS, OTHER, UNREADY, NONE = 0, 1, 3, 4  # exit statuses of --require, as docs/operate.md lists them
 # beside another engine, and without a prefix cache: a cached prompt is prefilled for its last token
 ENGINE = dict(mem_fraction_static=0.3, max_total_tokens=16384, disable_radix_cache=True)
 PROMPTS, TOKENS = 6, 40  # prompts of 40, 80, … tokens, one after the other

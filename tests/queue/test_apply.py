@@ -602,6 +602,18 @@ NAMES = (
 )
 
 
+def test_the_descriptor_of_an_unpacked_quilt_is_none_that_its_scripts_open(quilt_home):
+    """scripts/backup-files has `exec 4> /dev/null`. In a new process 4 was the folder of quilt."""
+    if quilt_home is None:
+        pytest.skip("quilt is installed: the tool unpacks none")
+    program = (
+        "from pathlib import Path; from patchqueue.laying import quilt;"
+        f" print(*quilt.find(Path({str(quilt_home.parent)!r})).opened)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert int(said.stdout) > 9
+
+
 @pytest.mark.parametrize("name", [*NAMES, "two\nlines", "*?["])
 def test_no_name_of_a_folder_is_shell_text(quilt_home, tmp_path, monkeypatch, name):
     """quilt's scripts paste where they lie into shell text: it was another path, or a command."""

@@ -26,7 +26,6 @@ EXAMPLES = {  # by command: what a user types behind it
     "check": "v0.5.9",
     "export": "--onto ~/sglang --base origin/main breakable",
     "install": "--site-packages /sgl-workspace/sglang/python",
-    "lock": "v0.5.9",
     "new": "v0.5.9 nsa/skip-pointer-check",
     "patches": "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
     "pin": "0.5.24",

@@ -6,6 +6,7 @@ removed), messages are in English, no hunk is ever applied with fuzz.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -24,6 +25,7 @@ LOG = logging.getLogger(__name__)
 
 # how a refreshed patch is written: the same bytes every time
 FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
+FIRST_DESCRIPTOR = 64
 NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of the series"
 
 
@@ -173,8 +175,13 @@ def _unpacked(home: Path) -> Quilt:
 @kept
 def _opened(folder: Path, inode: int) -> int:
     """A descriptor of the folder, for as long as this process lives. inode: `_fetch` may have put
-    another folder there."""
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    another folder there. The number is above those that quilt's scripts open themselves, as
+    `exec 4> /dev/null` in scripts/backup-files."""
+    low = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
+    finally:
+        os.close(low)
 
 
 def _fetch(home: Path, cache: Path) -> None:
