@@ -3,8 +3,8 @@ tree."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,11 +14,11 @@ import pytest
 from fakes import TAG
 
 from patchqueue.commands import cli
-from patchqueue.environments import suite, testing, upstream_tests, verdicts
+from patchqueue.environments import suite, testing, upstream_tests
 from patchqueue.environments.environment import Environment
-from patchqueue.environments.verdicts import Case, State
 
 UNIT = "test/registered/unit"
+NAMED = "registered/unit"  # as pytest names files from where it runs, test/
 MARK = "def register_cpu_ci(**_): pass\n\n\nregister_cpu_ci(est_time=1, suite='cpu')\n"
 # what both trees have, and what the queue adds to one
 STEPS = f"""import os, time
@@ -38,14 +38,6 @@ def test_steps_count():
 
 """
 BROKEN = "class TestSteps:\n    def test_there_are_forty(self):\n        assert not PATCHED\n"
-FLAKY = """
-def test_fails_the_first_time():
-    ran = Path(__file__).with_suffix(".ran")
-    first = not ran.exists()
-    ran.touch()
-    assert not (PATCHED and first)
-"""
-LUCKY = FLAKY.replace("fails", "passes").replace("not (PATCHED and", "(PATCHED or not")
 NEITHER = """
 def test_writes_beside_itself():
     Path(__file__).with_name("written").touch()
@@ -85,40 +77,26 @@ def ran(project, tmp_path, monkeypatch, capsys):
     return call
 
 
-def count(said: str, what: str) -> int:
-    """A row of the table."""
-    return int(next(line.split()[-1] for line in said.splitlines() if line.startswith(what)))
+def counts(said: str) -> tuple[int, int]:
+    """How many tests passed on both trees, and on the pristine tree alone."""
+    found = re.findall(r"(\d+) tests? passed on both trees, (\d+) on the pristine", said)
+    return int(found[-1][0]), int(found[-1][1])
 
 
 def test_a_test_that_the_patch_breaks_is_listed(ran):
     code, said = ran({"test_steps.py": STEPS + BROKEN})
     assert code == 1, said
     listed = said[said.index("Passed on the pristine tree alone:") :]
-    name = f"{UNIT}/test_steps.py::TestSteps::test_there_are_forty"
-    assert f"  {name}\n      failed: AssertionError" in listed or f"  {name}\n" in listed
-    assert count(said, "passed on the pristine tree alone") == 1, said
-    assert count(said, "passed on both") == 1
+    name = f"{NAMED}/test_steps.py::TestSteps::test_there_are_forty"
+    assert f"  {name}\n      FAILED {name} - assert not True" in listed
+    assert counts(said) == (1, 1)
 
 
-def test_all_is_well_where_none_is(ran, tmp_path):
+def test_all_is_well_where_none_is(ran):
     before = fakes.snapshot(ran.checkout)
-    code, said = ran({"test_steps.py": STEPS + NEITHER}, "--out", str(tmp_path / "found.json"))
+    code, said = ran({"test_steps.py": STEPS + NEITHER})
     assert code == 0, said
-    rows = ("passed on both", "passed on the pristine", "passed on the patched", "flaky")
-    assert [count(said, row) for row in rows] == [2, 0, 1, 0]
-    assert [count(said, row) for row in ("skipped on both", "passed on neither")] == [1, 1]
-    assert "      1  needs a GPU" in said
-    assert max(map(len, said[said.index("\nPassed on neither") :].splitlines())) <= 80
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["passed on neither"] == {
-        f"{UNIT}/test_steps.py::test_on_a_gpu": {
-            "state": "failed",
-            "reason": "RuntimeError: No CUDA GPUs are available",
-        }
-    }
-    assert list(found["passed on the patched tree alone"]) == [
-        f"{UNIT}/test_steps.py::test_of_the_queue"
-    ]
+    assert counts(said) == (2, 0) and "Passed on the pristine tree alone" not in said
     after = fakes.snapshot(ran.checkout)
     changed = {name for name in after if after[name] != before.get(name)}
     written = {str(ran.checkout / UNIT / "test_steps.py")}
@@ -126,31 +104,26 @@ def test_all_is_well_where_none_is(ran, tmp_path):
     assert changed - folders == written, "the tool writes nothing into the checkout"
 
 
-def test_flaky_ones_are_told_apart(ran):
-    code, said = ran({"test_steps.py": STEPS + FLAKY, "test_lucky.py": STEPS + LUCKY})
-    assert code == 0, said
-    assert said.count("once more, alone: ") == 2
-    rows = ("flaky", "passed on the pristine tree alone", "passed on the patched tree alone")
-    assert [count(said, row) for row in rows] == [2, 0, 0]
-    listed = said[said.index("Flaky:") :]
-    assert f"{UNIT}/test_steps.py::test_fails_the_first_time" in listed
-    assert f"{UNIT}/test_lucky.py::test_passes_the_first_time" in listed
-
-
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        ("if PATCHED:\n    import gone", "error: ModuleNotFoundError: No module named 'gone'"),
-        ("if PATCHED:\n    os.kill(os.getpid(), 11)", "error: killed by SIGSEGV"),
-        ("if PATCHED:\n    time.sleep(60)", "timed out: timed out after 5 s"),
-        ("if PATCHED:\n    pytest.skip('as yet', allow_module_level=True)", "skipped: as yet"),
+        (
+            "if PATCHED:\n    import gone",
+            "ERROR registered/unit/test_steps.py: ModuleNotFoundError: No module named 'gone'",
+        ),
+        ("if PATCHED:\n    os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
+        ("if PATCHED:\n    time.sleep(60)", "timed out after 5 s"),
+        (
+            "if PATCHED:\n    pytest.skip('as yet', allow_module_level=True)",
+            "exit code 5: 1 skipped",
+        ),
     ],
 )
 def test_a_file_that_ends_early_breaks_all_its_tests(ran, broken, why):
     code, said = ran({"test_steps.py": STEPS + broken}, "--limit", "5")
     assert code == 1
-    assert f"{UNIT}/test_steps.py::test_steps_count\n      not run: {why}" in said
-    assert count(said, "passed on the pristine tree alone") == 1, said
+    reason = said.partition(f"{NAMED}/test_steps.py::test_steps_count\n")[2].splitlines()[0]
+    assert why in reason and counts(said) == (0, 1)
 
 
 def test_what_a_file_leaves_running_is_ended(ran, tmp_path):
@@ -175,7 +148,7 @@ def test_an_interrupted_run_ends_what_it_has_started(ran):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    ran.monkeypatch.setattr(upstream_tests, "_compared", interrupted)
+    ran.monkeypatch.setattr(upstream_tests, "compare", interrupted)
     started = time.monotonic()
     files = {"test_a.py": STEPS, "test_b.py": STEPS + "time.sleep(300)\n"}
     code, said = ran(files, "--limit", "300")
@@ -203,8 +176,7 @@ def test_finds_its_release():
     assert 30000 + int(os.environ["CUDA_VISIBLE_DEVICES"][0]) == 30009
 """
     code, said = ran({"test_steps.py": STEPS + beside})
-    assert code == 0 and count(said, "passed on both") == 3, said
-    assert "      1  needs a package that is not installed" in said
+    assert code == 0 and counts(said) == (3, 0), said
 
 
 def test_only_some_files(ran):
@@ -338,73 +310,24 @@ def test_before_there_were_folders_of_unit_tests_all_are_looked_at(tmp_path):
     assert found.chosen == ("test/registered/radix_cache/test_cache.py", "test/srt/test_old.py")
 
 
-XML = b"""<testsuites><testsuite>
-<testcase classname="test.registered.unit.a.test_x.TestOne" name="test_b[1-2]" />
-<testcase classname="registered.unit.a.test_x" name="test_plain">
-<failure message="boom">x = 1
-E       assert 1 == 2
-E       ValueError: at 0x7f00deadbeef</failure>
-</testcase>
-<testcase classname="test_x" name="test_twice" />
-<testcase classname="test_x" name="test_twice"><error message="at teardown">lost</error></testcase>
-<testcase classname="test_x" name="test_retried"><failure message="Exception: retry()">
-E   KeyError: 'a'
-E   Exception: retry() exceed maximum number of retries.</failure></testcase>
-<testcase classname="" name="test.registered.unit.a.test_x"><error message="collection failure"
->E   ModuleNotFoundError: No module named 'y'</error></testcase>
-<testcase classname="test_x" name="test_off"><skipped message="later">no</skipped></testcase>
-</testsuite></testsuites>"""
+SAID = """.F
+= 1 failed, 2 passed =
+=========== short test summary info ============
+PASSED registered/unit/test_x.py::TestOne::test_b[1-2]
+PASSED registered/unit/test_x.py::test_twice
+ERROR registered/unit/test_x.py::test_twice - at teardown
+FAILED registered/unit/test_x.py::test_plain - ValueError: a - b
+1 failed, 1 error in 0.1s
+"""
 
 
-def test_junit_files_are_read_by_test():
-    file = f"{UNIT}/a/test_x.py"
-    assert verdicts.read(XML, file) == {
-        f"{file}::TestOne::test_b[1-2]": Case(State.PASSED),
-        f"{file}::test_plain": Case(State.FAILED, "ValueError: at 0x…"),
-        f"{file}::test_twice": Case(State.ERROR, "at teardown"),
-        f"{file}::test_retried": Case(State.FAILED, "KeyError: 'a'"),
-        file: Case(State.ERROR, "ModuleNotFoundError: No module named 'y'"),
-        f"{file}::test_off": Case(State.SKIPPED, "later"),
-    }
-    with pytest.raises(ValueError):
-        verdicts.read(XML[:100], file)
-
-
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("AssertionError: Torch not compiled with CUDA enabled", "needs a GPU"),
-        ("ImportError: cannot import name 'a' from 'b'", "needs a package that is not installed"),
-        ("OSError: We couldn't connect to 'https://hf'", "needs a model or the network"),
-        ("FileNotFoundError: [Errno 2] docs/a.md", "needs a file that the checkout lacks"),
-        ("timed out after 300 s", "took too long"),
-        ("AssertionError: 1 != 2", "AssertionError"),
-        ("msgspec.ValidationError: x", "ValidationError"),
-        ("assert 1 == 2", "another reason"),
-    ],
-)
-def test_reasons_are_counted_by_kind(reason, kind):
-    assert verdicts.kind(reason) == kind
-
-
-def test_both_trees_are_compared_by_test():
-    good, bad = Case(State.PASSED), Case(State.FAILED, "no")
-    off, lost = Case(State.SKIPPED, "off"), Case(State.TIMED_OUT, "late")
-    found = verdicts.compare(
-        {"f::a": good, "f::b": good, "f::c": bad, "f::d": off, "f::e": bad},
-        {"f::a": good, "f::b": off, "f::c": good, "f::d": off, "f::e": off},
-        "f",
+def test_the_summary_is_read_by_test():
+    file = "registered/unit/test_x.py"
+    found = upstream_tests.read(SAID, 1, 5)
+    assert found.passed == {f"{file}::TestOne::test_b[1-2]"} and found.ended == ""
+    assert found.reason(f"{file}::test_plain") == f"FAILED {file}::test_plain - ValueError: a - b"
+    assert "not among" in found.reason(f"{file}::test_pl")
+    assert upstream_tests.read("Segmentation fault\n", -11, 5).ended == (
+        "killed by SIGSEGV: Segmentation fault"
     )
-    assert found.both == 1 and found.tests == 5
-    assert (found.pristine_only, found.patched_only) == ({"f::b": off}, {"f::c": bad})
-    assert (found.skipped, found.failed) == ({"f::d": off}, {"f::e": bad})
-    assert verdicts.compare({"f::a": good}, {"f": lost}, "f").pristine_only == {
-        "f::a": Case(State.NOT_RUN, "timed out: late")
-    }
-    assert verdicts.compare({"f": lost}, {"f": lost}, "f").failed == {"f": lost}
-    again = verdicts.compare({"f::a": good, "f::c": good}, {"f::c": bad}, "f")
-    assert verdicts.settle(found, again) == verdicts.Verdict(
-        1, {}, {}, {**found.pristine_only, **found.patched_only}, found.skipped, found.failed
-    ), "what only the second run finds is no finding, and what it does not find is flaky"
-    gone = verdicts.compare({"f::a": good}, {"f::b": good}, "f")
-    assert list(gone.pristine_only) == ["f::a"] and list(gone.patched_only) == ["f::b"]
+    assert upstream_tests.read(SAID, None, 5).passed == frozenset()

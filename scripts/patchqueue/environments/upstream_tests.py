@@ -1,20 +1,20 @@
 """Run upstream's unit tests for CPUs on a release's pristine tree and on the patched one, in the
-release's environment, and compare."""
+release's environment: which pass unpatched and do not pass patched."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
@@ -23,28 +23,20 @@ from ..files.tree import list_folder
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from . import suite, verdicts
+from . import suite
 from .environment import Environment
 from .suite import Suite
 from .testing import Prepared
-from .verdicts import Case, State, Verdict
-
-LOG = logging.getLogger(__name__)
 
 LIMIT = 300  # seconds for a file; upstream's own limit for one is 1200
 TICK = 0.5  # seconds until an interrupted run ends what it has started
 PROCESSES = 4  # at most: each imports torch and sglang, which takes 10 s and 1 GB
-NO_TESTS = 5  # pytest's exit code where it ran no test: there is none, or the file skips itself
-GOOD = (0, 1, 2, NO_TESTS)  # passed, some failed, what was not collected interrupted it
 # A device that no host has: sglang's helpers for tests make a number of the first character, and
 # fail where there is none (python/sglang/test/test_utils.py).
 NO_DEVICE = "99"
+SUMMARY = " short test summary info "  # pytest's heading: a line for each test follows
 # what those helpers import at their top, and no lock has (LEFT_OUT in environments/lock.py)
 IMPORTED = ("datasets",)
-LACKED = (
-    "import sys\nfrom importlib.util import find_spec\n"
-    "print(*[name for name in sys.argv[1:] if find_spec(name) is None])"
-)
 STAND_IN = '''"""In place of a package that the environment lacks: it imports, and no more."""
 
 
@@ -69,26 +61,37 @@ class Side:
     the tree's own python/ first.
     """
 
-    name: str
     folder: Path
     path: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One file on one tree. cases: by test id; seconds: of its process."""
+class Outcome:
+    """One file on one tree. passed: test ids, as pytest prints them; lines: pytest's lines about
+    the others; ended: why the file has no results, "" where it has."""
 
-    cases: verdicts.Cases
-    seconds: float
+    passed: frozenset[str]
+    lines: tuple[str, ...] = ()
+    ended: str = ""
+
+    def reason(self, test: str) -> str:
+        """Why a test did not pass."""
+        marks = (f"{kind} {test}" for kind in ("FAILED", "ERROR"))
+        own = [
+            line for mark in marks for line in self.lines if f"{line} - ".startswith(f"{mark} - ")
+        ]
+        return (own or [self.ended or "it is skipped, or not among the file's tests"])[0]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One file on both trees. seconds: of all its processes."""
+    """One file on both trees. both: how many tests passed on both; broken: what passed on the
+    pristine tree alone, with what became of it on the patched one; ended: on the pristine tree."""
 
     file: str
-    verdict: Verdict
-    seconds: float
+    both: int
+    broken: Mapping[str, str]
+    ended: str
 
 
 @dataclass(frozen=True)
@@ -102,33 +105,19 @@ class Run:
     limit: float
     stop: Event = field(default_factory=Event)
 
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.pristine, self.patched
-
 
 @contextmanager
 def laid(prepared: Prepared, checkout: Path, pristine: Path, limit: float) -> Iterator[Run]:
-    """Both trees with the checkout's tests beside them, in a folder that is removed again.
-
-    pristine: the folder of the pristine tree. Nothing is written into the checkout.
-    """
+    """Both trees with the checkout's tests beside them, in a folder that is removed again. Nothing
+    is written into the checkout. pristine: the folder of the pristine tree."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-upstream-") as name:
-        space = Path(name)
-        more = _stand_ins(prepared.environment, space / "stand-ins")
-        before = _side(checkout, space / "pristine", pristine / "python", more)
-        after = _side(checkout, space / "patched", prepared.tree / "python", more)
+        more = Path(name) / "stand-ins"
+        more.mkdir()
+        for package in IMPORTED:
+            (more / f"{package}.py").write_text(STAND_IN)
+        before = _side(checkout, Path(name) / "pristine", pristine / "python", more)
+        after = _side(checkout, Path(name) / "patched", prepared.tree / "python", more)
         yield Run(before, after, prepared.environment, limit)
-
-
-def _stand_ins(environment: Environment, folder: Path) -> Path:
-    """A folder with a stand-in for each package of IMPORTED that the environment lacks."""
-    words = [str(environment.python), "-c", LACKED, *IMPORTED]
-    told = subprocess.run(words, cwd=folder.parent, capture_output=True, text=True, check=True)
-    folder.mkdir()
-    for name in told.stdout.split():
-        (folder / f"{name}.py").write_text(STAND_IN)
-    return folder
 
 
 def _side(checkout: Path, folder: Path, python: Path, more: Path) -> Side:
@@ -137,20 +126,17 @@ def _side(checkout: Path, folder: Path, python: Path, more: Path) -> Side:
     left = shutil.ignore_patterns("__pycache__", ".pytest_cache")
     shutil.copytree(checkout / "test", folder / "test", symlinks=True, ignore=left)
     (folder / "python").symlink_to(python)
-    return Side(folder.name, folder, (python, more))
+    return Side(folder, (python, more))
 
 
-def pristine_tree(root: Path, pin: Pin, pristine: Source) -> Path:
-    """The unpatched release as a folder, kept beside the trees in work/, so that its byte code is
-    kept too. It is made anew where a file of it is not the release's."""
+def _pristine_tree(root: Path, pin: Pin, pristine: Source) -> Path:
+    """The unpatched release as a folder, kept beside the trees in work/ since its byte code is kept
+    by its place. It is made anew where a file of it is not the release's."""
     folder = root / "work/.patchqueue" / f"{pin.tag}.pristine"
-    aside = folder.with_suffix(".unpacking")
     with locked(folder.with_suffix(".pristine-lock")):
-        shutil.rmtree(aside, ignore_errors=True)
         if not folder.is_dir() or list_folder(folder) != pristine.listing():
             shutil.rmtree(folder, ignore_errors=True)
-            pristine.unpack(aside)
-            aside.rename(folder)
+            pristine.unpack(folder)
     return folder.absolute()
 
 
@@ -162,58 +148,61 @@ def release_of(root: Path, pin: Pin, checkout: Path) -> tuple[Suite, Path]:
     suite.refuse_no_checkout(checkout, pin)
     pristine = source.fetch(pin, None)
     suite.refuse_other_release(checkout, pin, pristine.listing())
-    return suite.find(checkout), pristine_tree(root, pin, pristine)
+    return suite.find(checkout), _pristine_tree(root, pin, pristine)
 
 
 def run_all(run: Run, files: Sequence[str], processors: int) -> Iterator[Compared]:
-    """Every file on both trees, several at once; a file as soon as it and all before it are done.
-
-    Where a test passes on one tree alone, its file is run again on both trees when the others are
-    done, with nothing beside it: what does not come again is flaky.
-    """
-    doubtful: list[Compared] = []
+    """Every file on both trees, several at once; each as soon as it and all before it are done."""
     with ThreadPoolExecutor(max(1, min(processors, PROCESSES))) as pool:
         try:
-            jobs = [
-                [pool.submit(run_file, run, side, file) for side in run.sides] for file in files
-            ]
-            for file, job in zip(files, jobs):
-                compared = _compared(file, *(one.result() for one in job))
-                if compared.verdict.doubtful:
-                    doubtful.append(compared)
-                else:
-                    yield compared
+            sides = (run.pristine, run.patched)
+            jobs = [[pool.submit(run_file, run, side, file) for side in sides] for file in files]
+            for file, (before, after) in zip(files, jobs):
+                yield compare(file, before.result(), after.result())
         except BaseException:
             run.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    for first in doubtful:
-        LOG.info(f"once more, alone: {first.file}")
-        again = _compared(first.file, *(run_file(run, side, first.file) for side in run.sides))
-        verdict = verdicts.settle(first.verdict, again.verdict)
-        yield replace(first, verdict=verdict, seconds=first.seconds + again.seconds)
 
 
-def _compared(file: str, pristine: Ran, patched: Ran) -> Compared:
-    verdict = verdicts.compare(pristine.cases, patched.cases, file)
-    return Compared(file, verdict, pristine.seconds + patched.seconds)
+def compare(file: str, pristine: Outcome, patched: Outcome) -> Compared:
+    """What passed on the pristine tree alone, and why not on the patched one."""
+    broken = {test: patched.reason(test) for test in sorted(pristine.passed - patched.passed)}
+    return Compared(file, len(pristine.passed & patched.passed), broken, pristine.ended)
 
 
-def run_file(run: Run, side: Side, file: str) -> Ran:
+def run_file(run: Run, side: Side, file: str) -> Outcome:
     """Run one file in a process of its own. Its processes are killed when it ends, or at the limit.
 
     pytest is started where upstream starts its tests: in test/.
     """
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=side.folder / "tmp", prefix="file-") as name:
-        space = Path(name)
-        command = [str(run.environment.python), "-m", "pytest", str(side.folder / file)]
-        command += ["-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"]
-        command += [f"--rootdir={side.folder}", f"--junitxml={space / 'junit.xml'}"]
-        with (space / "log").open("wb") as log:
-            code = _ended(command, side, run, log.fileno())
-        cases = _read(space, file, code, run.limit)
-    return Ran(cases, time.monotonic() - started)
+    command = [str(run.environment.python), "-m", "pytest", str(side.folder / file)]
+    command += ["-q", "-rpfE", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider"]
+    command += [f"--rootdir={side.folder}"]
+    with tempfile.TemporaryFile(dir=side.folder / "tmp") as log:
+        code = _ended(command, side, run, log.fileno())
+        log.seek(0)
+        said = log.read().decode("utf-8", "replace")
+    return read(said, code, run.limit)
+
+
+def read(said: str, code: int | None, limit: float) -> Outcome:
+    """A file's results from what pytest printed. code: its exit code, None where it was killed at
+    the limit of `limit` seconds."""
+    if code is None:
+        return Outcome(frozenset(), ended=f"timed out after {limit:g} s")
+    lines = [line for line in said.rpartition(SUMMARY)[2].splitlines() if line.strip()]
+    bad = tuple(line for line in lines if line.startswith(("FAILED ", "ERROR ")))
+    passed = {line.partition(" ")[2] for line in lines if line.startswith("PASSED ")}
+    # an error at its end counts: such a test has two lines
+    passed -= {line.partition(" ")[2].partition(" - ")[0] for line in bad}
+    if passed or bad:
+        # where the file itself has an error it is the reason of all its tests
+        whole = next((line for line in bad if "::" not in line.partition(" - ")[0]), "")
+        marked = re.findall(r"(?m)^E {2,}(\S.*)$", said) if whole else []
+        return Outcome(frozenset(passed), bad, ": ".join([whole, *marked[-1:]]))
+    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return Outcome(frozenset(), ended=f"{ended}: {(said.strip().splitlines() or [''])[-1][:150]}")
 
 
 def _variables(side: Side, run: Run) -> dict[str, str]:
@@ -229,6 +218,7 @@ def _variables(side: Side, run: Run) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": NO_DEVICE,
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(side.folder / "tmp"),
+        "COLUMNS": "240",  # of a line in the summary
     }
     return {**kept, **run.environment.variables, **own}
 
@@ -254,20 +244,3 @@ def _ended(command: Sequence[str], side: Side, run: Run, log: int) -> int | None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _read(space: Path, file: str, code: int | None, limit: float) -> dict[str, Case]:
-    """The file's results; what became of it as a whole where it has none."""
-    if code is None:
-        return {file: Case(State.TIMED_OUT, f"timed out after {limit:g} s")}
-    try:
-        found = verdicts.read((space / "junit.xml").read_bytes(), file)
-    except (OSError, ValueError):
-        found = {}
-    if found and code in GOOD:
-        return found
-    if code == NO_TESTS:
-        return {file: Case(State.NOT_RUN, "pytest finds no test in it")}
-    lines = (space / "log").read_text("utf-8", "replace").strip().splitlines() or [""]
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return {**found, file: Case(State.ERROR, f"{ended}: {lines[-1][:150]}")}
