@@ -40,7 +40,6 @@ LATER = (
     "breakable/activate-kda-beta.patch",
     "breakable/return-result-when-no-size-fits.patch",
     "compile/compile-sizes-once.patch",
-    "nemotron-h/trace-moe-on-one-stream.patch",
 )
 
 # Its older text stands there too, with a hunk that 0.5.18 does not need: a person left that out.

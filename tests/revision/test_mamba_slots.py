@@ -50,20 +50,6 @@ def test_the_first_request_after_a_capture_starts_from_an_empty_state(pool):
     assert all(not states[:, slot].any() for states in state_pool.states_of(pool))
 
 
-@pytest.mark.revision("<0.5.7")
-@pytest.mark.parametrize("emptied", [False, True], ids=["at start", "after a flush"])
-def test_no_request_gets_a_state_that_a_capture_writes(pool, emptied):
-    written = set(capture(pool))
-    if emptied:
-        admit(pool, SLOTS)
-        pool.clear()
-    assert pool.mamba_pool.available_size() == SLOTS
-    slots = admit(pool, SLOTS)
-    assert len(set(slots)) == SLOTS and pool.mamba_pool.available_size() == 0
-    assert not written & set(slots)
-    assert max(slots) < min(states.shape[1] for states in state_pool.states_of(pool))
-
-
 def test_a_flush_writes_no_state_and_a_request_gets_an_empty_one(pool):
     """A flush follows a pause: the memory of states is away then, and undefined after a wake."""
     for states in state_pool.states_of(pool):

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 DENSE, MOE = "M-M*M-", "ME*E"
 WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 TOKENS, REAL = 8, 5
-MAMBA2, GDN, ATTENTION = (
-    f"sglang.{name}_with_output" for name in ("nemotron_mamba2", "gdn", "unified_attention")
+MAMBA2, ATTENTION = (
+    f"sglang.{name}_with_output" for name in ("nemotron_mamba2", "unified_attention")
 )
 PATTERN_OPS = {"M": MAMBA2, "*": ATTENTION}
 
@@ -142,28 +142,6 @@ def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced,
     for output in result.outputs:
         torch.testing.assert_close(output[:REAL], eager)
         assert output.isfinite().all()
-
-
-@pytest.mark.revision("<0.5.6")
-def test_qwen3_next_is_split_at_its_gated_delta_nets_too(build_model, traced, monkeypatch):
-    import torch
-    from sglang.srt.models.qwen3_next import Qwen3GatedDeltaNet
-
-    rows = []
-
-    def eager(self, hidden_states, forward_batch):
-        rows.append((self.layer_id, len(hidden_states)))
-        return mean_of_all(hidden_states)
-
-    monkeypatch.setattr(Qwen3GatedDeltaNet.forward, "__wrapped__", eager)
-    model = build_model("qwen3_next", device="cpu", dtype=torch.float32, num_hidden_layers=4)
-    result, _ = traced(model)
-    assert [piece.op for piece in result.pieces] == [
-        "",
-        *(op for op in [GDN] * 3 + [ATTENTION] for op in (op, "")),
-    ]
-    assert rows == 3 * [(i, REAL) for i in range(3)]
-    assert all(output.isfinite().all() for output in result.outputs)
 
 
 @pytest.fixture

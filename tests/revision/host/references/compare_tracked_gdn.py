@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from host import graph, replayed, waits
-from host.references import compare_gdn, gdn
+from host.references import gdn, gdn_layer
 from host.served import published
 from packaging.version import Version
 
-LAYERS, CHUNK, WIDTH, TYPE = 2, 64, 3, compare_gdn.TYPE
+LAYERS, CHUNK, WIDTH, TYPE = 2, 64, 3, gdn_layer.TYPE
 CONTEXTS = {"get_forward_context", "get_tc_piecewise_forward_context"}  # the latter from 0.5.14
 # Its pool holds [heads, value, key].
 TRANSPOSED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.10")
@@ -103,8 +103,8 @@ def _same(pool: Any, before: Any, slot: int) -> bool:
 
 
 def layer_on_one_stream(**changes: Any) -> Any:
-    """compare_gdn.layer; up to 0.5.9 a short batch is projected on two, of which a CPU has none."""
-    layer = compare_gdn.layer(**changes)
+    """gdn_layer.layer; up to 0.5.9 a short batch is projected on two, of which a CPU has none."""
+    layer = gdn_layer.layer(**changes)
     layer._forward_input_proj = lambda rows: (
         layer.in_proj_qkvz(rows)[0],
         layer.in_proj_ba(rows)[0],
@@ -162,7 +162,7 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
     else:  # the op that a graph breaks at does as eager layers do, with the batch that it looks up
         for name in CONTEXTS & set(vars(radix_linear_attention)):
             setattr(radix_linear_attention, name, lambda: None)
-    fla = compare_gdn.fla()
+    fla = gdn_layer.fla()
     norm = importlib.import_module(f"{fla}.layernorm_gated")
     norm._get_sm_count = lambda device: 1  # from 0.5.9; it asks CUDA
     arguments = SimpleNamespace(mamba_cache_chunk_size=step)

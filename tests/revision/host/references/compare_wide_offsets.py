@@ -15,7 +15,7 @@ import importlib.util
 from unittest import mock
 
 import torch
-from host.references import compare_gdn
+from host.references import gdn_layer
 from triton.runtime.interpreter import interpreter_builder
 
 
@@ -52,7 +52,7 @@ def spread(rows, stride):
 
 def norm(stride):
     """Five rows of two groups, their gates `stride` elements apart, as in a projection's output."""
-    layernorm_gated = importlib.import_module(f"{compare_gdn.fla()}.layernorm_gated")
+    layernorm_gated = importlib.import_module(f"{gdn_layer.fla()}.layernorm_gated")
     layernorm_gated._get_sm_count = lambda device: 1  # 0.5.8 and later ask
     x, gate = torch.randn(5, 32).half(), torch.randn(5, 32).half()
     weight = torch.rand(32).half()
@@ -120,8 +120,8 @@ def ended(stride):
 
 def carried(heads):
     """One head's states before three chunks of 64 rows, of a layer of `heads` heads of 64 by 64."""
-    chunk_delta_h = importlib.import_module(f"{compare_gdn.fla()}.chunk_delta_h")
-    interpreted.resolve_late(compare_gdn.fla())
+    chunk_delta_h = importlib.import_module(f"{gdn_layer.fla()}.chunk_delta_h")
+    interpreted.resolve_late(gdn_layer.fla())
     kernel = chunk_delta_h.chunk_gated_delta_rule_fwd_kernel_h_blockdim64
     while not hasattr(kernel, "arg_names") or hasattr(kernel, "configs"):
         kernel = kernel.fn

@@ -6,7 +6,7 @@ Modules, low to high:
     rows             which rows of a split op's tensors are real, and zero in the others
     op_function      what stands for a split op's function
     split_op         how a layer method becomes an op at which the graph is split
-    mamba2, gdn      the split op of each kind of layer
+    mamba2           the split op of a Mamba2 mixer
     bypassed_topk    MoE kernels that keep the graph off
     with_states      the piecewise graph with layers with recurrent states inside
     sparse           server arguments that keep sparse attention out of the graph
@@ -14,7 +14,7 @@ Modules, low to high:
 
 A patch calls:
 
-    admission.admits, bypassed_topk.keep_bypassed_topk_eager, gdn.split_in_graph, mamba2.ran_as_split_op,
+    admission.admits, bypassed_topk.keep_bypassed_topk_eager, mamba2.ran_as_split_op,
     nsa.attend, nsa.is_traced, nsa.select, op_function.at_op, reach.has_layer_stack,
     sparse.admits_sparse_attention, split_op.in_prefill_graph, split_op.on_one_stream.
-"""  # noqa: E501
+"""
