@@ -109,14 +109,13 @@ def test_a_rank_decodes_beside_one_without_requests(layer, monkeypatch, rows, de
     monkeypatch.setattr(dp_attention, "get_attention_dp_size", lambda: len(rows))
     third = SimpleNamespace(attn_tp_size=1, attn_dp_rank=2, attn_cp_size=1)
     monkeypatch.setattr(info, "get_parallel", lambda: third)
-    monkeypatch.setattr(info, "set_dp_buffer_len", MagicMock())
-    monkeypatch.setattr(info, "set_is_extend_in_batch", MagicMock())
-    monkeypatch.setattr(info, "mambaish_config", MagicMock(), raising=False)
+    for name in ("set_dp_buffer_len", "set_is_extend_in_batch", "mambaish_config"):
+        monkeypatch.setattr(info, name, MagicMock(), raising=False)
     monkeypatch.setattr(info, "get_exec", lambda: MagicMock(graph=told), raising=False)
     monkeypatch.setattr(info.ForwardBatch, "_pad_inputs_to_size", MagicMock(side_effect=EOFError))
     batch = prefill_batch(rows[2], forward_mode=info.ForwardMode.DECODE, is_extend_in_batch=True)
-    batch.batch_size, batch.seq_lens = rows[2], torch.full((rows[2],), 7)
-    batch.orig_seq_lens = batch.seq_lens
+    batch.batch_size = rows[2]
+    batch.seq_lens = batch.orig_seq_lens = torch.full((rows[2],), 7)
     batch.global_num_tokens_cpu = batch.global_num_tokens_for_logprob_cpu = list(rows)
     with pytest.raises(EOFError):
         batch.prepare_mlp_sync_batch(runner)
