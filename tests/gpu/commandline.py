@@ -27,9 +27,9 @@ def count(word: str) -> int:
     return int(word)
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """The options that place_of reads."""
-    parser.add_argument("--out", type=Path, required=True, help="where results go")
+def add_place(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """The options that place_of reads. required: whether --out is."""
+    parser.add_argument("--out", type=Path, required=required, help="where results go")
     parser.add_argument(
         "--tree",
         type=Path,

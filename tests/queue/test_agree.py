@@ -1,33 +1,20 @@
 """tests/gpu/agree.py: what two engines of one tree, and a tree and its release, must have in
 common; tests/gpu/sweep.py's order."""
 
-import importlib
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import gpumodules
 import pytest
-
-GPU = Path(__file__).parents[1] / "gpu"
 
 
 @pytest.fixture
 def agree(monkeypatch):
-    return _module(monkeypatch, "agree")
+    return gpumodules.load(monkeypatch, "agree")
 
 
 @pytest.fixture
 def sweep(monkeypatch):
-    return _module(monkeypatch, "sweep")
-
-
-def _module(monkeypatch, name):
-    """A module of tests/gpu, whose neighbours' names are as plain as `run`: gone again after the
-    test."""
-    monkeypatch.syspath_prepend(str(GPU))
-    for file in GPU.glob("*.py"):
-        monkeypatch.delitem(sys.modules, file.stem, raising=False)
-    return importlib.import_module(name)
+    return gpumodules.load(monkeypatch, "sweep")
 
 
 def answers(*tokens, off=0.0):
