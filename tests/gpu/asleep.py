@@ -47,12 +47,8 @@ from experiment import (
 
 CHUNK = 4096
 CAPTURE = (16, 64, 256, 1024, CHUNK)  # large enough that a graph's memory shows
-LLAMA = models.LLAMA | dict(
-    hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=4
-)
-MODELS = {"llama": LLAMA} | {
-    name: models.MODELS[name] for name in ("nemotron-h", "qwen3-next", "qwen3-next-triton")
-}
+# wide, so that a graph's memory shows
+MODELS = models.MODELS | {"llama": models.OTHERS["llama-wide"]}
 SLEEP, REBIND, ROUNDS = "sleep", "rebind", "rounds"
 NUMBERS = (1, 2, 3)  # of the rounds
 DECODED = 32  # tokens of an answer in them

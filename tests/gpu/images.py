@@ -61,49 +61,8 @@ NATIVE = (
 )
 ROTATED = "rotated"
 
-_AXES = dict(
-    rope_type="default",
-    type="default",
-    mrope_section=[11, 11, 10],
-    mrope_interleaved=True,
-    rope_theta=1e7,
-    partial_rotary_factor=0.5,
-)
-_VISION = dict(
-    model_type="qwen3_5",
-    deepstack_visual_indexes=[],
-    depth=2,
-    hidden_act="gelu_pytorch_tanh",
-    hidden_size=128,
-    in_channels=3,
-    initializer_range=0.02,
-    intermediate_size=256,
-    num_heads=2,
-    num_position_embeddings=256,
-    out_hidden_size=512,
-    patch_size=16,
-    spatial_merge_size=2,
-    temporal_patch_size=2,
-)
-_TEXT = {
-    name: value
-    for name, value in models.QWEN3_NEXT.items()
-    if not name.startswith(
-        (
-            "architectures",
-            "num_experts",
-            "moe_",
-            "shared_",
-            "router_",
-            "norm_topk",
-            "mlp_only",
-            "decoder_",
-            "output_router",
-        )
-    )
-} | dict(
-    model_type="qwen3_5_text", rope_parameters=_AXES, rope_scaling=_AXES, partial_rotary_factor=0.5
-)
+CONFIG = models.OTHERS["qwen3-5"]
+_TEXT, _VISION = CONFIG["text_config"], CONFIG["vision_config"]
 
 
 def vocabulary() -> dict[str, int]:
@@ -117,23 +76,6 @@ def vocabulary() -> dict[str, int]:
     hidden = [code for code in range(256) if code not in shown]
     letters = [chr(code) for code in shown] + [chr(256 + number) for number in range(len(hidden))]
     return {letter: number for number, letter in enumerate([*letters, *SPECIAL])}
-
-
-def config() -> dict:
-    """config.json of the model."""
-    known = vocabulary()
-    return dict(
-        architectures=["Qwen3_5ForConditionalGeneration"],
-        model_type="qwen3_5",
-        torch_dtype="bfloat16",
-        tie_word_embeddings=False,
-        text_config=_TEXT,
-        vision_config=_VISION,
-        image_token_id=known["<|image_pad|>"],
-        video_token_id=known["<|video_pad|>"],
-        vision_start_token_id=known["<|vision_start|>"],
-        vision_end_token_id=known["<|vision_end|>"],
-    )
 
 
 def shapes() -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -228,7 +170,7 @@ def write_small(folder: Path) -> Path:
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers import models as kinds
 
-    models.write_config(folder, config())
+    models.write_config(folder, CONFIG)
     known = vocabulary()
     letters = {token: number for token, number in known.items() if token not in SPECIAL}
     tokenizer = Tokenizer(kinds.BPE(vocab=letters, merges=[]))
