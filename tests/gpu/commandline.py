@@ -87,16 +87,6 @@ def other_attention(options: argparse.Namespace) -> dict:
     return {} if usual else {"attention": options.attention}
 
 
-def add_port_base(parser: argparse.ArgumentParser, first: int) -> None:
-    """first: of the ports, by default. Scripts that run side by side need ranges of their own."""
-    parser.add_argument(
-        "--port-base",
-        type=int,
-        default=first,
-        help=f"first of the engines' ports (default {first})",
-    )
-
-
 def place_of(options: argparse.Namespace) -> launch.Place:
     """Where things lie: the options, else the unpacked bundle around this file."""
     tree, sites = tree_of(options), sites_of(options)
